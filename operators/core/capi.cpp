@@ -1,0 +1,108 @@
+// The C interface to the kernels, for tests and benchmarks; gluon_gc/kernels.py declares it to Python.
+// `isa` is a value of gluon_gc::Isa that is at most gluon_gc_best_isa().
+#include "core/framing.h"
+#include "core/half.h"
+#include "core/isa.h"
+#include "core/limits.h"
+#include "core/onebit.h"
+
+using namespace gluon_gc;
+using std::size_t;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
+
+size_t gluon_gc_onebit_payload_bytes_f32(size_t n) { return onebit_payload_bytes<float>(n); }
+size_t gluon_gc_onebit_payload_bytes_f64(size_t n) { return onebit_payload_bytes<double>(n); }
+
+double gluon_gc_onebit_compress_f32(const float* gradient, size_t n, float gradient_scale, int scaling,
+                                    float* momentum, float mu, float* corrected, float* scale, float ratio,
+                                    void* payload, int threads, int isa) {
+  return onebit_compress<float>(gradient, n, gradient_scale, scaling, {momentum, mu, corrected, scale, ratio},
+                                payload, threads, Isa(isa));
+}
+double gluon_gc_onebit_compress_f64(const double* gradient, size_t n, double gradient_scale, int scaling,
+                                    double* momentum, double mu, double* corrected, double* scale,
+                                    double ratio, void* payload, int threads, int isa) {
+  return onebit_compress<double>(gradient, n, gradient_scale, scaling,
+                                 {momentum, mu, corrected, scale, ratio}, payload, threads, Isa(isa));
+}
+
+void gluon_gc_onebit_decompress_f32(const void* payload, size_t n, float* out, int threads, int isa) {
+  onebit_decompress(payload, n, out, threads, Isa(isa));
+}
+void gluon_gc_onebit_decompress_f64(const void* payload, size_t n, double* out, int threads, int isa) {
+  onebit_decompress(payload, n, out, threads, Isa(isa));
+}
+
+void gluon_gc_onebit_decompress_add_f32(const void* payload, size_t n, float* out, int threads, int isa) {
+  onebit_decompress_add(payload, n, out, threads, Isa(isa));
+}
+void gluon_gc_onebit_decompress_add_f64(const void* payload, size_t n, double* out, int threads, int isa) {
+  onebit_decompress_add(payload, n, out, threads, Isa(isa));
+}
+
+void gluon_gc_onebit_decompress_sum_f32(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                        float* out, int threads, int isa) {
+  onebit_decompress_sum(payloads, stride_bytes, count, n, out, threads, Isa(isa));
+}
+void gluon_gc_onebit_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                        double* out, int threads, int isa) {
+  onebit_decompress_sum(payloads, stride_bytes, count, n, out, threads, Isa(isa));
+}
+
+void gluon_gc_onebit_residual_f32(const float* corrected, float scale, size_t n, float* residual, int isa) {
+  onebit_residual(corrected, scale, n, residual, Isa(isa));
+}
+void gluon_gc_onebit_residual_f64(const double* corrected, double scale, size_t n, double* residual,
+                                  int isa) {
+  onebit_residual(corrected, scale, n, residual, Isa(isa));
+}
+
+void gluon_gc_half_from_float(const float* x, size_t n, float scale, std::uint16_t* out, int threads,
+                              int isa) {
+  half_from_float(x, n, scale, out, threads, Isa(isa));
+}
+void gluon_gc_float_from_half(const std::uint16_t* x, size_t n, float* out, int threads, int isa) {
+  float_from_half(x, n, out, threads, Isa(isa));
+}
+
+size_t gluon_gc_frame_words(size_t nbytes) { return frame_words(nbytes); }
+void gluon_gc_frame(const std::uint8_t* payload, size_t nbytes, std::uint32_t* words, int threads, int isa) {
+  frame(payload, nbytes, words, threads, Isa(isa));
+}
+void gluon_gc_unframe(const std::uint32_t* words, size_t nbytes, std::uint8_t* payload, int threads,
+                      int isa) {
+  unframe(words, nbytes, payload, threads, Isa(isa));
+}
+int gluon_gc_framed(const std::uint32_t* words, size_t n, int isa) { return framed(words, n, Isa(isa)); }
+
+float gluon_gc_limit_sum(const float* a, size_t n, int threads, int isa) {
+  return dispatch(Isa(isa), [&](auto chosen) { return LimitKernels<chosen>::sum(a, n, threads); });
+}
+void gluon_gc_limit_fill(float* a, size_t n, int threads, int isa) {
+  dispatch(Isa(isa), [&](auto chosen) { LimitKernels<chosen>::fill(a, n, threads); });
+}
+void gluon_gc_limit_copy(const float* a, float* b, size_t n, int threads, int isa) {
+  dispatch(Isa(isa), [&](auto chosen) { LimitKernels<chosen>::copy(a, b, n, threads); });
+}
+void gluon_gc_limit_add_constant(float* a, size_t n, int threads, int isa) {
+  dispatch(Isa(isa), [&](auto chosen) { LimitKernels<chosen>::add_constant(a, n, threads); });
+}
+void gluon_gc_limit_add(float* a, const float* b, size_t n, int threads, int isa) {
+  dispatch(Isa(isa), [&](auto chosen) { LimitKernels<chosen>::add(a, b, n, threads); });
+}
+void gluon_gc_limit_add_twice(float* a, float* b, const float* c, size_t n, int threads, int isa) {
+  dispatch(Isa(isa), [&](auto chosen) { LimitKernels<chosen>::add_twice(a, b, c, n, threads); });
+}
+void gluon_gc_limit_narrow(const std::uint32_t* a, std::uint16_t* b, size_t n, int threads, int isa) {
+  dispatch(Isa(isa), [&](auto chosen) { LimitKernels<chosen>::narrow(a, b, n, threads); });
+}
+void gluon_gc_limit_widen(const std::uint16_t* a, std::uint32_t* b, size_t n, int threads, int isa) {
+  dispatch(Isa(isa), [&](auto chosen) { LimitKernels<chosen>::widen(a, b, n, threads); });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

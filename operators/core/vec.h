@@ -1,0 +1,160 @@
+// Sixteen lanes of T, for kernel sources only (see isa.h). The portable version below is the
+// specification; vec_avx2.h and vec_avx512.h overload it for float, where they give the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/half_bits.h"
+#include "core/isa.h"
+
+namespace gluon_gc {
+namespace {
+
+constexpr Isa this_isa = Isa::GLUON_GC_ISA;
+
+constexpr std::size_t lanes = 16;
+
+// How many lanes are in memory: all of them, or at the end of an array the first `count`.
+struct All {
+  All part(std::size_t) const { return {}; }
+};
+struct First {
+  // What is left for the given sixteen of a larger group.
+  First part(std::size_t index) const {
+    const std::size_t before = index * lanes;
+    const std::size_t left = count > before ? count - before : 0;
+    return {left < lanes ? left : lanes};
+  }
+  std::size_t count;
+};
+
+// Calls step(i, All) for each whole group of elements in [begin, end), then step(i, First) for the rest.
+template <std::size_t group, typename Step>
+inline void sweep(std::size_t begin, std::size_t end, Step step) {
+  std::size_t i = begin;
+  for (; end - i >= group; i += group) step(i, All{});
+  if (i < end) step(i, First{end - i});
+}
+
+template <typename T>
+struct Vec {
+  T lane[lanes];
+};
+
+template <typename T, typename Function>
+inline Vec<T> generate(Function value) {
+  Vec<T> result;
+  for (std::size_t i = 0; i < lanes; ++i) result.lane[i] = value(i);
+  return result;
+}
+
+template <typename T>
+inline Vec<T> load(const T* from, All) {
+  Vec<T> result;
+  std::memcpy(result.lane, from, sizeof(result.lane));
+  return result;
+}
+
+// Lanes that are not in memory are zero.
+template <typename T>
+inline Vec<T> load(const T* from, First present) {
+  Vec<T> result = {};
+  std::memcpy(result.lane, from, present.count * sizeof(T));
+  return result;
+}
+
+template <typename T>
+inline void store(const Vec<T>& v, T* to, All) {
+  std::memcpy(to, v.lane, sizeof(v.lane));
+}
+
+template <typename T>
+inline void store(const Vec<T>& v, T* to, First present) {
+  std::memcpy(to, v.lane, present.count * sizeof(T));
+}
+
+template <typename T>
+inline Vec<T> broadcast(T x) {
+  return generate<T>([=](std::size_t) { return x; });
+}
+
+template <typename T>
+inline Vec<T> operator+(const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return a.lane[i] + b.lane[i]; });
+}
+
+template <typename T>
+inline Vec<T> operator-(const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return a.lane[i] - b.lane[i]; });
+}
+
+template <typename T>
+inline Vec<T> operator*(const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return a.lane[i] * b.lane[i]; });
+}
+
+// Bit i of the result: lane i < 0, which neither -0.0 nor a NaN is.
+template <typename T>
+inline std::uint32_t negative(const Vec<T>& v) {
+  std::uint32_t bits = 0;
+  for (std::size_t i = 0; i < lanes; ++i) bits |= std::uint32_t{v.lane[i] < 0} << i;
+  return bits;
+}
+
+// Lane i of a where bit i is set, else of b.
+template <typename T>
+inline Vec<T> choose(std::uint32_t bits, const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return bits >> i & 1 ? a.lane[i] : b.lane[i]; });
+}
+
+template <typename T>
+inline Vec<T> keep(const Vec<T>& v, All) {
+  return v;
+}
+
+// Zero in the lanes that are not in memory.
+template <typename T>
+inline Vec<T> keep(const Vec<T>& v, First present) {
+  return generate<T>([&](std::size_t i) { return i < present.count ? v.lane[i] : T{0}; });
+}
+
+inline double sum_lanes(const double (&lane)[lanes]) {
+  double sum = 0;
+  for (std::size_t i = 0; i < lanes; ++i) sum += lane[i];
+  return sum;
+}
+
+// Sixteen float64 sums, one a lane.
+template <Isa isa>
+struct LaneSums {
+  template <typename T>
+  void add_magnitude(const Vec<T>& v) {
+    for (std::size_t i = 0; i < lanes; ++i) lane[i] += __builtin_fabs(static_cast<double>(v.lane[i]));
+  }
+  // In the order of the lanes.
+  double total() const { return sum_lanes(lane); }
+
+  double lane[lanes] = {};
+};
+
+// Conversion of lanes of T, which is float, from and to the bits of float16.
+template <typename T>
+struct Half {
+  static Vec<std::uint16_t> from(const Vec<T>& v) {
+    return generate<std::uint16_t>([&](std::size_t i) { return half_bits(v.lane[i]); });
+  }
+  static Vec<T> to(const Vec<std::uint16_t>& v) {
+    return generate<T>([&](std::size_t i) { return half_value(v.lane[i]); });
+  }
+};
+
+}  // namespace
+}  // namespace gluon_gc
+
+#if defined(__AVX512F__)
+#include "core/vec_avx512.h"
+#elif defined(__AVX2__)
+#include "core/vec_avx2.h"
+#endif

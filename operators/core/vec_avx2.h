@@ -1,0 +1,102 @@
+// Sixteen floats in two AVX registers. Included by vec.h.
+#pragma once
+
+#include <immintrin.h>
+
+namespace gluon_gc {
+namespace {
+
+template <>
+struct Vec<float> {
+  __m256 low, high;
+};
+
+inline Vec<float> load(const float* from, All) {
+  return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)};
+}
+inline Vec<float> load(const float* from, First present) {
+  float lane[lanes] = {};
+  std::memcpy(lane, from, present.count * sizeof(float));
+  return load(lane, All{});
+}
+inline void store(Vec<float> a, float* to, All) {
+  _mm256_storeu_ps(to, a.low);
+  _mm256_storeu_ps(to + 8, a.high);
+}
+inline void store(Vec<float> a, float* to, First present) {
+  float lane[lanes];
+  store(a, lane, All{});
+  std::memcpy(to, lane, present.count * sizeof(float));
+}
+inline Vec<float> keep(Vec<float> a, First present) {
+  float lane[lanes];
+  store(a, lane, All{});
+  return load(lane, present);
+}
+
+inline Vec<float> broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec<float> operator+(Vec<float> a, Vec<float> b) {
+  return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+inline Vec<float> operator-(Vec<float> a, Vec<float> b) {
+  return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline Vec<float> operator*(Vec<float> a, Vec<float> b) {
+  return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+
+inline __m256 below_zero(__m256 a) { return _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_LT_OQ); }
+
+inline std::uint32_t negative(Vec<float> a) {
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(below_zero(a.low)) |
+                                    _mm256_movemask_ps(below_zero(a.high)) << 8);
+}
+inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
+  const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+  const __m256i low = _mm256_cmpeq_epi32(_mm256_and_si256(all, one), one);
+  const __m256i high = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_srli_epi32(all, 8), one), one);
+  return {_mm256_blendv_ps(b.low, a.low, _mm256_castsi256_ps(low)),
+          _mm256_blendv_ps(b.high, a.high, _mm256_castsi256_ps(high))};
+}
+
+template <>
+struct LaneSums<Isa::avx2> {
+  void add_magnitude(Vec<float> a) {
+    add(0, _mm256_cvtps_pd(_mm256_castps256_ps128(a.low)));
+    add(1, _mm256_cvtps_pd(_mm256_extractf128_ps(a.low, 1)));
+    add(2, _mm256_cvtps_pd(_mm256_castps256_ps128(a.high)));
+    add(3, _mm256_cvtps_pd(_mm256_extractf128_ps(a.high, 1)));
+  }
+  void add_magnitude(const Vec<double>& a) {
+    for (int k = 0; k < 4; ++k) add(k, _mm256_loadu_pd(a.lane + 4 * k));
+  }
+  double total() const {
+    double lane[lanes];
+    for (int k = 0; k < 4; ++k) _mm256_storeu_pd(lane + 4 * k, sums[k]);
+    return sum_lanes(lane);
+  }
+  void add(int k, __m256d a) {
+    sums[k] = _mm256_add_pd(sums[k], _mm256_andnot_pd(_mm256_set1_pd(-0.0), a));
+  }
+
+  __m256d sums[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
+};
+
+template <>
+struct Half<float> {
+  static Vec<std::uint16_t> from(Vec<float> a) {
+    Vec<std::uint16_t> halves;
+    __m128i* const to = reinterpret_cast<__m128i*>(halves.lane);
+    _mm_storeu_si128(to, _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(to + 1, _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
+    return halves;
+  }
+  static Vec<float> to(const Vec<std::uint16_t>& a) {
+    const __m128i* const from = reinterpret_cast<const __m128i*>(a.lane);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from + 1))};
+  }
+};
+
+}  // namespace
+}  // namespace gluon_gc
