@@ -11,8 +11,8 @@ constexpr std::size_t unroll = 4;
 // Calls step(i, All) for each sixteen elements, four of them an iteration, and step(i, First) for the rest.
 template <typename Step>
 void for_each(std::size_t n, int threads, Step step) {
-  Blocks<16384>(n).run(threads, [&](std::size_t, std::size_t begin, std::size_t end) {
-    sweep<unroll * lanes>(begin, end, [&](std::size_t i, auto present) {
+  Blocks<16384>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+    sweep<unroll * lanes>(begin, end, [=](std::size_t i, auto present) {
       for (std::size_t part = 0; part < unroll; ++part) step(i + part * lanes, present.part(part));
     });
   });

@@ -38,6 +38,15 @@ inline void sweep(std::size_t begin, std::size_t end, Step step) {
   if (i < end) step(i, First{end - i});
 }
 
+// Asks for the cache line this far ahead of `at`: a loop that computes much between its loads does not run
+// far enough ahead by itself to keep memory busy.
+constexpr std::size_t prefetch_bytes = 1536;
+
+template <typename T>
+inline void prefetch_ahead(const T* at) {
+  __builtin_prefetch(reinterpret_cast<const char*>(at) + prefetch_bytes);
+}
+
 template <typename T>
 struct Vec {
   T lane[lanes];
@@ -126,10 +135,9 @@ inline double sum_lanes(const double (&lane)[lanes]) {
   return sum;
 }
 
-// Sixteen float64 sums, one a lane.
-template <Isa isa>
+// Sixteen float64 sums of magnitudes, one a lane.
+template <typename T>
 struct LaneSums {
-  template <typename T>
   void add_magnitude(const Vec<T>& v) {
     for (std::size_t i = 0; i < lanes; ++i) lane[i] += __builtin_fabs(static_cast<double>(v.lane[i]));
   }

@@ -61,15 +61,12 @@ inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
 }
 
 template <>
-struct LaneSums<Isa::avx2> {
+struct LaneSums<float> {
   void add_magnitude(Vec<float> a) {
     add(0, _mm256_cvtps_pd(_mm256_castps256_ps128(a.low)));
     add(1, _mm256_cvtps_pd(_mm256_extractf128_ps(a.low, 1)));
     add(2, _mm256_cvtps_pd(_mm256_castps256_ps128(a.high)));
     add(3, _mm256_cvtps_pd(_mm256_extractf128_ps(a.high, 1)));
-  }
-  void add_magnitude(const Vec<double>& a) {
-    for (int k = 0; k < 4; ++k) add(k, _mm256_loadu_pd(a.lane + 4 * k));
   }
   double total() const {
     double lane[lanes];
