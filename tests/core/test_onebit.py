@@ -1,0 +1,272 @@
+"""onebit: the kernels against a replay in NumPy, against each other, and against BytePS's numbers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gluon_gc import kernels
+
+from . import arrays
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GRAIN, MAX_BLOCKS, LANES, WORD = 16384, 128, 16, 32
+
+
+def sum_of_magnitudes(p):
+    """In float64, in the kernel's order: lanes of a block, then the lanes, then the blocks."""
+    total = 0.0
+    block = GRAIN * (p.size // (GRAIN * MAX_BLOCKS) + 1)
+    for start in range(0, p.size, block):
+        part = np.abs(p[start : start + block].astype(np.float64))
+        rows = np.pad(part, (0, -part.size % WORD)).reshape(-1, WORD)
+        lanes = np.add.accumulate(rows, axis=0)[-1]
+        total += np.add.accumulate(lanes[:LANES])[-1] + np.add.accumulate(lanes[LANES:])[-1]
+    return total
+
+
+def decode(p, scale):
+    return np.where(p < 0, -scale, scale)
+
+
+class Replay:
+    """onebit in NumPy, the residual kept as such."""
+
+    def __init__(self, size, dtype, mu=None, feedback=False):
+        self.dtype, self.mu = np.dtype(dtype).type, mu
+        self.momentum = None if mu is None else np.zeros(size, dtype)
+        self.residual = np.zeros(size, dtype) if feedback else None
+
+    def step(self, gradient, gradient_scale=1.0, ratio=1.0, scaling=True):
+        """Returns p and the scale."""
+        T = self.dtype
+        p = gradient * T(gradient_scale)
+        if self.momentum is not None:
+            self.momentum = T(self.mu) * self.momentum + p
+            p = p + T(self.mu) * self.momentum
+        if self.residual is not None:
+            p = p + T(ratio) * self.residual
+        mean = sum_of_magnitudes(p) / p.size if p.size else 0.0
+        scale = T(mean) if scaling else T(1)
+        if self.residual is not None:
+            self.residual = p - decode(p, scale)
+        return p, scale
+
+
+def payload_of(p, scale):
+    bits = np.packbits(np.pad(p < 0, (0, -p.size % WORD)), bitorder="little")
+    return np.concatenate([bits, np.array([scale]).view(np.uint8)])
+
+
+class State:
+    """The arrays that the kernel keeps between calls."""
+
+    def __init__(self, size, dtype, mu=None, feedback=False, copy=np.copy):
+        self.keywords = {}
+        if mu is not None:
+            self.keywords |= {"momentum": copy(np.zeros(size, dtype)), "mu": mu}
+        if feedback:
+            self.keywords |= {"corrected": copy(np.zeros(size, dtype)), "scale": copy(np.zeros(1, dtype))}
+
+    def residual(self):
+        return kernels.onebit_residual(self.keywords["corrected"], self.keywords["scale"])
+
+
+momenta = st.sampled_from([None, 0.9])
+
+
+@given(arrays.sizes, arrays.dtypes, arrays.seeds, momenta, st.booleans(), st.booleans(),
+       st.sampled_from([1.0, 0.25, 1 / 3]), arrays.isas, arrays.threads, arrays.offsets)
+def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
+        size, dtype, seed, mu, feedback, scaling, gradient_scale, isa, threads, offset):
+    guarded = arrays.Guarded(offset)
+    replay = Replay(size, dtype, mu, feedback)
+    state = State(size, dtype, mu, feedback, guarded.copy)
+    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+        gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
+        payload = guarded.empty(kernels.onebit_payload_bytes(size, dtype), np.uint8)
+        p, scale = replay.step(gradient, gradient_scale, ratio, scaling)
+
+        _, magnitude = kernels.onebit_compress(
+            gradient, gradient_scale=gradient_scale, scaling=scaling, ratio=ratio, payload=payload,
+            threads=threads, isa=isa, **state.keywords)
+
+        assert np.array_equal(payload, payload_of(p, scale))
+        assert magnitude == sum_of_magnitudes(p)
+        if mu is not None:
+            assert arrays.same_bits(state.keywords["momentum"], replay.momentum)
+        if feedback:
+            assert arrays.same_bits(state.keywords["corrected"], p)
+            assert state.keywords["scale"][0] == scale
+            assert arrays.same_bits(state.residual(), replay.residual)
+    guarded.check()
+
+
+@given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.isas, arrays.threads, arrays.offsets)
+def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(size, dtype, seed, isa, threads, offset):
+    guarded = arrays.Guarded(offset)
+    x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
+    payload = guarded.copy(kernels.onebit_compress(x)[0])
+    expected = decode(x, payload[payload.size - x.itemsize :].copy().view(dtype)[0]).astype(dtype)
+
+    out = kernels.onebit_decompress(payload, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa)
+    added = kernels.onebit_decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
+
+    assert arrays.same_bits(out, expected)
+    assert arrays.same_bits(added, start + expected)
+    guarded.check()
+
+
+@given(arrays.sizes, arrays.dtypes, arrays.seeds, st.integers(0, 5), st.sampled_from([0, 4, 60]), arrays.isas,
+       arrays.threads, arrays.offsets)
+def test_summing_payloads_equals_decoding_the_first_and_adding_the_others_in_order(
+        size, dtype, seed, count, padding, isa, threads, offset):
+    guarded = arrays.Guarded(offset)
+    stride = -(-kernels.onebit_payload_bytes(size, dtype) // 4) * 4 + padding
+    payloads = np.zeros((count, stride), np.uint8)
+    expected = np.zeros(size, dtype)
+    for k in range(count):
+        payload, _ = kernels.onebit_compress(arrays.awkward(size, dtype, seed + k))
+        payloads[k, : payload.size] = payload
+        decoded = kernels.onebit_decompress(payload, size, dtype)
+        expected = decoded if k == 0 else expected + decoded
+
+    out = kernels.onebit_decompress_sum(payloads, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa)
+
+    assert arrays.same_bits(out, expected)
+    guarded.check()
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_a_sum_starts_from_the_first_payload_itself_so_that_minus_zero_stays(isa):
+    payload, _ = kernels.onebit_compress(np.full(40, -1, np.float32))
+    payload.view(np.float32)[-1] = 0
+    out = kernels.onebit_decompress_sum(payload[None], 40, isa=isa)
+    assert np.signbit(out).all() and (out == 0).all()
+
+
+@given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.isas)
+def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped(size, dtype, seed, isa):
+    gradients = [arrays.awkward(size, dtype, seed + step) for step in range(4)]
+    ratios = [1.0, 1.0, 0.5, 2.0]
+    straight, stopped = State(size, dtype, 0.9, True), State(size, dtype, 0.9, True)
+    for gradient, ratio in zip(gradients, ratios):
+        residual = stopped.residual()
+        stopped.keywords["corrected"][:], stopped.keywords["scale"][:] = residual, 0
+        payloads = [kernels.onebit_compress(gradient, ratio=ratio, isa=isa, **state.keywords)[0]
+                    for state in (straight, stopped)]
+        assert np.array_equal(*payloads)
+        assert arrays.same_bits(straight.keywords["corrected"], stopped.keywords["corrected"])
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 15, 16, 40, 98])
+def test_a_value_that_is_not_finite_shows_in_the_sum_and_the_scale(isa, dtype, bad, at):
+    x = np.ones(99, dtype)
+    x[at] = bad
+    payload, magnitude = kernels.onebit_compress(x, isa=isa)
+    out = kernels.onebit_decompress(payload, x.size, dtype, isa=isa)
+    assert np.isnan(magnitude) if np.isnan(bad) else magnitude == np.inf
+    assert not np.isfinite(out).any()
+    assert payload[at // 8] == (1 << at % 8 if bad < 0 else 0)
+    assert not np.isfinite(kernels.onebit_compress(x, scaling=False, isa=isa)[1])
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_zeros_of_both_signs_and_nans_decode_to_plus_the_scale(isa, dtype):
+    x = np.array([0.0, -0.0, np.nan, -np.nan, -1.0], dtype)
+    payload, _ = kernels.onebit_compress(x, scaling=False, isa=isa)
+    assert kernels.onebit_decompress(payload, x.size, dtype, isa=isa).tolist() == [1, 1, 1, 1, -1]
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_the_largest_floats_do_not_overflow_the_sum_and_the_smallest_are_not_lost(isa):
+    for value in np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal:
+        payload, magnitude = kernels.onebit_compress(np.full(100_000, -value), isa=isa)
+        assert magnitude == 100_000 * float(value)
+        assert (kernels.onebit_decompress(payload, 100_000, isa=isa) == -value).all()
+
+
+@pytest.mark.parametrize("scaling, scale", [(True, 0.0), (False, 1.0)])
+def test_a_payload_of_no_elements_is_its_scale_alone(scaling, scale):
+    payload, magnitude = kernels.onebit_compress(np.empty(0, np.float32), scaling=scaling)
+    assert payload.view(np.float32).tolist() == [scale] and magnitude == 0
+
+
+def test_blocks_that_grow_with_the_size_keep_the_sum_independent_of_threads():
+    x = np.random.default_rng(0).standard_normal(GRAIN * MAX_BLOCKS + 12345, np.float32)
+    payload, magnitude = kernels.onebit_compress(x, isa="scalar")
+    assert magnitude == sum_of_magnitudes(x)
+    for isa in kernels.isas():
+        for threads in (2, 3):
+            assert np.array_equal(kernels.onebit_compress(x, threads=threads, isa=isa)[0], payload)
+
+
+def golden(name):
+    with np.load(GOLDEN / f"onebit_{name}.npz") as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_a_single_compression_decodes_to_byteps_numbers(isa):
+    vectors = golden("compress")
+    checked = 0
+    for key, expected in vectors.items():
+        compressor, _, rest = key.partition("|")
+        if compressor != "onebit":
+            continue
+        scaling, kind = rest.split("|")
+        x = vectors["input|" + kind]
+        payload, _ = kernels.onebit_compress(x, scaling=scaling == "scaling=True", isa=isa)
+        np.testing.assert_array_max_ulp(kernels.onebit_decompress(payload, x.size, isa=isa), expected, 2)
+        checked += 1
+    assert checked == 32
+
+
+FEEDBACK = golden("feedback")
+RUNS = sorted({key.rpartition("|")[0] for key in FEEDBACK})
+
+
+def steps_of(run):
+    """The vectors of each step by their letter (gradient, p, decoded, residual e, momentum) and its ratio."""
+    rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in run else [1.0] * 4
+    for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
+        vectors = {name: FEEDBACK.get(f"{run}|{name}{step}") for name in "gpdem"}
+        yield vectors, previous / rate if "ef=corrected" in run else 1.0
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("run", RUNS)
+def test_four_steps_with_feedback_decode_to_byteps_numbers(run, isa):
+    n = FEEDBACK[run + "|g0"].size
+    state = State(n, np.float32, 0.9 if "nesterov" in run else None, feedback=True)
+    for expected, ratio in steps_of(run):
+        payload, _ = kernels.onebit_compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
+        np.testing.assert_array_max_ulp(kernels.onebit_decompress(payload, n, isa=isa), expected["d"], 2)
+        if "nesterov" not in run:
+            np.testing.assert_array_max_ulp(state.keywords["corrected"], expected["p"], 2)
+            np.testing.assert_array_max_ulp(state.residual(), expected["e"], 2)
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("run", [run for run in RUNS if "nesterov" in run])
+def test_a_step_of_momentum_from_byteps_state_differs_by_rounding_only(run, isa):
+    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum cancel, that
+    # is many ulp of what is left, so it is measured in ulp of the largest term.
+    n = FEEDBACK[run + "|g0"].size
+    state = State(n, np.float32, 0.9, feedback=True)
+    before = {"e": np.zeros(n, np.float32), "m": np.zeros(n, np.float32)}
+    for expected, ratio in steps_of(run):
+        kernels.onebit_compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
+        got = {"p": state.keywords["corrected"], "e": state.residual(), "m": state.keywords["momentum"]}
+        terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
+        for name, values in got.items():
+            assert (np.abs(values - expected[name]) <= 2 * np.spacing(terms.astype(np.float32))).all(), name
+        before = expected
+        state.keywords["corrected"][:], state.keywords["scale"][:] = expected["e"], 0
+        state.keywords["momentum"][:] = expected["m"]
