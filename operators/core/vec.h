@@ -55,6 +55,7 @@ struct Vec {
 template <typename T, typename Function>
 inline Vec<T> generate(Function value) {
   Vec<T> result;
+#pragma omp simd
   for (std::size_t i = 0; i < lanes; ++i) result.lane[i] = value(i);
   return result;
 }
@@ -104,18 +105,26 @@ inline Vec<T> operator*(const Vec<T>& a, const Vec<T>& b) {
   return generate<T>([&](std::size_t i) { return a.lane[i] * b.lane[i]; });
 }
 
+// A table, since not every instruction set shifts each lane by its own count.
+constexpr std::uint32_t lane_bit[lanes] = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                                           1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+
 // Bit i of the result: lane i < 0, which neither -0.0 nor a NaN is.
 template <typename T>
 inline std::uint32_t negative(const Vec<T>& v) {
   std::uint32_t bits = 0;
-  for (std::size_t i = 0; i < lanes; ++i) bits |= std::uint32_t{v.lane[i] < 0} << i;
+#pragma omp simd reduction(| : bits)
+  for (std::size_t i = 0; i < lanes; ++i) bits |= v.lane[i] < 0 ? lane_bit[i] : 0;
   return bits;
 }
 
 // Lane i of a where bit i is set, else of b.
 template <typename T>
 inline Vec<T> choose(std::uint32_t bits, const Vec<T>& a, const Vec<T>& b) {
-  return generate<T>([&](std::size_t i) { return bits >> i & 1 ? a.lane[i] : b.lane[i]; });
+  return generate<T>([&](std::size_t i) {
+    const T set = a.lane[i], clear = b.lane[i];  // both loaded, so that it vectorises
+    return bits & lane_bit[i] ? set : clear;
+  });
 }
 
 template <typename T>
@@ -139,6 +148,7 @@ inline double sum_lanes(const double (&lane)[lanes]) {
 template <typename T>
 struct LaneSums {
   void add_magnitude(const Vec<T>& v) {
+#pragma omp simd
     for (std::size_t i = 0; i < lanes; ++i) lane[i] += __builtin_fabs(static_cast<double>(v.lane[i]));
   }
   // In the order of the lanes.
