@@ -29,6 +29,7 @@ float LimitKernels<isa>::sum(const float* a, std::size_t n, int threads) {
     for (Vec<float>& sum : sums) sum = broadcast(0.0f);
     sweep<unroll * lanes>(begin, end, [&](std::size_t i, auto present) {
       for (std::size_t part = 0; part < unroll; ++part) {
+        prefetch_ahead(a + i + part * lanes);
         sums[part] = sums[part] + load(a + i + part * lanes, present.part(part));
       }
     });
@@ -62,6 +63,8 @@ void LimitKernels<isa>::add_constant(float* a, std::size_t n, int threads) {
 template <Isa isa>
 void LimitKernels<isa>::add(float* a, const float* b, std::size_t n, int threads) {
   for_each(n, threads, [=](std::size_t i, auto present) {
+    prefetch_ahead(a + i);
+    prefetch_ahead(b + i);
     store(load(a + i, present) + load(b + i, present), a + i, present);
   });
 }

@@ -8,7 +8,8 @@
 
 namespace gluon_gc {
 
-// One pass over each array; the comment is the bytes read and written an element.
+// One pass over each array; the comment is the bytes read and written an element. They ask for memory
+// ahead where that makes them faster.
 template <Isa isa>
 struct LimitKernels {
   static float sum(const float* a, std::size_t n, int threads);                      // 4 + 0

@@ -36,7 +36,8 @@ def test_values_between_two_halves_go_to_the_nearer_one_and_ties_to_even(isa):
 def test_too_large_values_become_infinite_and_nans_stay_nans(isa):
     x = np.array([65519.996, 65520, -65520, 65536, 1e38, -np.inf, np.nan, -np.nan], np.float32)
     out = kernels.half_from_float(x, isa=isa)
-    assert arrays.same_bits(out, np.array([65504, np.inf, -np.inf, np.inf, np.inf, -np.inf, np.nan, np.nan], np.float16))
+    expected = [65504, np.inf, -np.inf, np.inf, np.inf, -np.inf, np.nan, np.nan]
+    assert arrays.same_bits(out, np.array(expected, np.float16))
     signalling = np.array([0x7F800001, 0xFF800001, 0x7F802000], np.uint32).view(np.float32)
     assert np.isnan(kernels.half_from_float(signalling, isa=isa)).all()
 
