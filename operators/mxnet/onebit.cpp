@@ -1,0 +1,56 @@
+// onebit as MXNet operators.
+#include "../core/onebit.h"
+
+#include "compressor.h"
+
+namespace gluon_gc {
+namespace {
+
+struct Onebit {
+  static constexpr const char* kName = "onebit";
+  static constexpr int kMemory = 2;  // the last corrected gradient (n), its decoded scale (1)
+
+  bool scaling;
+
+  explicit Onebit(const Attributes& attributes) : scaling(attributes.flag("scaling")) {}
+
+  template <typename T>
+  std::size_t payload_bytes(std::size_t n) const {
+    return onebit_payload_bytes<T>(n);
+  }
+
+  template <typename T>
+  void compress(const T* x, std::size_t n, const Feedback<T>& f, std::uint8_t* payload,
+                int threads) const {
+    OnebitState<T> state{};
+    state.momentum = f.momentum;
+    state.mu = f.mu;
+    state.ratio = f.ratio;
+    if (f.memory != nullptr) {
+      state.corrected = f.memory[0];
+      state.scale = f.memory[1];
+    }
+    onebit_compress(x, n, f.gradient_scale, scaling, state, payload, threads);
+  }
+
+  template <typename T>
+  void decompress(const std::uint8_t* payload, std::size_t n, T* out, int threads) const {
+    onebit_decompress(payload, n, out, threads);
+  }
+
+  template <typename T>
+  void decompress_sum(const std::uint8_t* payloads, std::size_t stride, std::size_t count,
+                      std::size_t n, T* out, int threads) const {
+    onebit_decompress_sum(payloads, stride, count, n, out, threads);
+  }
+
+  template <typename T>
+  void residual(T* const* memory, std::size_t n, T* out) const {
+    onebit_residual(memory[0], *memory[1], n, out);
+  }
+};
+
+const bool added = CompressorOperators<Onebit>::add();
+
+}  // namespace
+}  // namespace gluon_gc

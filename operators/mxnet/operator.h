@@ -1,0 +1,68 @@
+// What every operator's registration shares: typed tensors, shapes, and errors that MXNet reports.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attributes.h"
+#include "mxnet/lib_api.h"
+
+namespace gluon_gc {
+
+using mxnet::ext::MXReturnValue;
+using mxnet::ext::MXTensor;
+using mxnet::ext::OpResource;
+using Shape = std::vector<unsigned int>;
+
+inline void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// Runs the body of a callback; an exception becomes the operator's error in MXNet.
+template <typename Body>
+MXReturnValue guarded(Body&& body) {
+  try {
+    body();
+    return mxnet::ext::MX_SUCCESS;
+  } catch (const std::exception& error) {
+    MX_ERROR_MSG << "gluon_gc: " << error.what();
+    return mxnet::ext::MX_FAIL;
+  }
+}
+
+inline std::size_t elements(const Shape& shape) {
+  std::size_t n = 1;
+  for (unsigned int dimension : shape) n *= dimension;
+  return n;
+}
+
+template <typename T>
+constexpr mxnet::ext::MXDType dtype_of();
+template <>
+constexpr mxnet::ext::MXDType dtype_of<float>() { return mxnet::ext::kFloat32; }
+template <>
+constexpr mxnet::ext::MXDType dtype_of<double>() { return mxnet::ext::kFloat64; }
+
+// Calls body with a value of the floating-point type that dtype names.
+template <typename Body>
+void with_dtype(int dtype, Body&& body) {
+  if (dtype == mxnet::ext::kFloat32) return body(float{});
+  if (dtype == mxnet::ext::kFloat64) return body(double{});
+  throw std::invalid_argument("the dtype must be float32 or float64");
+}
+
+inline int dtype_named(const std::string& name) {
+  if (name == "float32") return mxnet::ext::kFloat32;
+  if (name == "float64") return mxnet::ext::kFloat64;
+  throw std::invalid_argument("dtype must be float32 or float64, got " + name);
+}
+
+inline mxnet::ext::CustomOp& add_operator(const std::string& name) {
+  const auto& kept = *new std::string(name);  // the registry keeps the pointer for good
+  return mxnet::ext::Registry<mxnet::ext::CustomOp>::get()->add(kept.c_str());
+}
+
+}  // namespace gluon_gc
