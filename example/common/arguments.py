@@ -1,0 +1,45 @@
+"""Command-line arguments that every training example takes, named as in BytePS's examples."""
+
+import argparse
+from typing import Any, Dict
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of plain SGD training; an example sets its own defaults with `set_defaults`."""
+    group = parser.add_argument_group("training")
+    group.add_argument("--num-epochs", type=int, default=20, help="passes over the training data")
+    group.add_argument("--batch-size", type=int, default=32, help="images a step on each worker")
+    group.add_argument("--lr", type=float, default=0.1, help="learning rate")
+    group.add_argument("--momentum", type=float, default=0.9)
+    group.add_argument("--wd", type=float, default=1e-4, help="weight decay")
+    group.add_argument("--seed", type=int, default=0, help="seed of the initial weights and the shuffling")
+    group.add_argument("--logging-file", default="", help="rank 0 writes one line of JSON an epoch to it")
+
+
+def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose how gradients are compressed. All of them are off by default."""
+    group = parser.add_argument_group("gradient compression")
+    group.add_argument("--compressor", default="", help="name of the compressor, e.g. onebit")
+    group.add_argument("--ef", default="", help="error feedback: vanilla or corrected")
+    group.add_argument("--compress-momentum", default="", help="momentum before compression: nesterov")
+    group.add_argument("--onebit-scaling", action="store_true", help="onebit: send the mean magnitude too")
+    group.add_argument("--k", type=float, default=None, help="topk, randomk: elements kept; dithering: levels")
+    group.add_argument("--fp16-pushpull", action="store_true", help="send float16")
+
+
+def compression_params(args: argparse.Namespace) -> Dict[str, Any]:
+    """Turn parsed arguments into the `compression_params` of `DistributedTrainer`.
+
+    Returns
+    -------
+    dict
+        An empty string, None or False means that the feature is off. The trainer checks the values.
+    """
+    return {
+        "compressor": args.compressor,
+        "ef": args.ef,
+        "momentum": args.compress_momentum,
+        "scaling": args.onebit_scaling,
+        "k": args.k,
+        "fp16": args.fp16_pushpull,
+    }

@@ -1,0 +1,60 @@
+"""scikit-learn's handwritten digits, split into training and validation images and sharded by rank."""
+
+from typing import Iterator, NamedTuple, Tuple
+
+import mxnet as mx
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+SPLIT_SEED = 0  # the same split on all workers and in all runs, whatever their --seed
+
+
+class Images(NamedTuple):
+    """Images with their labels."""
+
+    pixels: np.ndarray  # (n, 1, 8, 8) float32 in [0, 1]
+    labels: np.ndarray  # (n,) float32, 0 to 9
+
+
+def load_images() -> Tuple[Images, Images]:
+    """Return 1437 training images and 360 validation images, each digit equally frequent in both."""
+    digits = load_digits()
+    pixels = (digits.images / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
+    labels = digits.target.astype(np.float32)
+    train_x, val_x, train_y, val_y = train_test_split(
+        pixels, labels, test_size=0.2, stratify=labels, random_state=SPLIT_SEED)
+    return Images(train_x, train_y), Images(val_x, val_y)
+
+
+def steps_per_epoch(images: Images, batch_size: int, size: int) -> int:
+    """Return the number of batches that each of `size` workers gets; the few images left over wait."""
+    steps = len(images.labels) // (batch_size * size)
+    if steps == 0:
+        raise ValueError(f"--batch-size must be at most {len(images.labels) // size} "
+                         f"with {size} workers, got {batch_size}")
+    return steps
+
+
+def batches(images: Images, batch_size: int, rank: int, size: int,
+            seed: Tuple[int, int]) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+    """Yield one epoch of worker `rank`: no image twice, none that another worker has.
+
+    Parameters
+    ----------
+    images : Images
+        All training images, the same on every worker.
+    batch_size, rank, size : int
+        Images a batch; this worker; the number of workers.
+    seed : tuple of int
+        (run's seed, epoch): the order of the images. Must be the same on all workers.
+
+    Yields
+    ------
+    tuple of NDArray
+        Pixels (batch_size, 1, 8, 8) and labels (batch_size,).
+    """
+    steps = steps_per_epoch(images, batch_size, size)
+    order = np.random.default_rng(seed).permutation(len(images.labels))
+    for chosen in order[rank::size][:steps * batch_size].reshape(steps, batch_size):
+        yield mx.nd.array(images.pixels[chosen]), mx.nd.array(images.labels[chosen])

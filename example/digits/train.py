@@ -1,0 +1,88 @@
+"""Train a small convolutional network on handwritten digits, on one worker or on a cluster."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import gluon_gc as bps
+import mxnet as mx
+from mxnet import autograd, gluon
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
+
+from common.arguments import add_compression_arguments, add_training_arguments, compression_params
+from common.checksum import parameter_checksum
+from common.log import EpochLog
+from data import Images, batches, load_images, steps_per_epoch
+from network import digits_network
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_training_arguments(parser)
+    add_compression_arguments(parser)
+    return parser.parse_args()
+
+
+def accuracy(net: gluon.Block, images: Images) -> float:
+    """Return the share of images that the network labels rightly."""
+    predicted = net(mx.nd.array(images.pixels)).argmax(axis=1)
+    return float((predicted.asnumpy() == images.labels).mean())
+
+
+def main() -> None:
+    args = parse_arguments()
+    bps.init()
+    rank, size = bps.rank(), bps.size()
+    train_images, val_images = load_images()
+    steps = steps_per_epoch(train_images, args.batch_size, size)
+
+    mx.random.seed(args.seed)
+    net = digits_network()
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True, static_shape=True)
+    softmax_loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    trainer = bps.DistributedTrainer(
+        net.collect_params(), "sgd",
+        {"learning_rate": args.lr, "momentum": args.momentum, "wd": args.wd},
+        compression_params=compression_params(args))
+
+    log = EpochLog(args.logging_file if rank == 0 else "")
+    bar = tqdm(total=args.num_epochs * steps, unit="step", mininterval=1, disable=rank != 0)
+    for epoch in range(1, args.num_epochs + 1):
+        start = time.perf_counter()
+        losses = []
+        for pixels, labels in batches(train_images, args.batch_size, rank, size, (args.seed, epoch)):
+            with autograd.record():
+                loss = softmax_loss(net(pixels), labels)
+            loss.backward()
+            trainer.step(args.batch_size)
+            losses.append(loss.mean())  # not read here: that would wait for the step to end
+            bar.update()
+        step_loss = mx.nd.concat(*losses, dim=0).asnumpy()
+        mx.nd.waitall()
+        seconds = time.perf_counter() - start
+
+        if rank == 0:
+            traffic = trainer.compression_stats()["total"]
+            record = {
+                "epoch": epoch,
+                "train_loss": float(step_loss.mean()),
+                "validation_accuracy": accuracy(net, val_images),
+                "seconds": seconds,
+                "pushed_bytes": traffic["pushed_bytes"] * steps * epoch,
+                "pulled_bytes": traffic["pulled_bytes"] * steps * epoch,
+                "step_loss": step_loss.tolist(),
+            }
+            log.write(record)
+            bar.set_postfix(epoch=epoch, loss=f"{record['train_loss']:.4f}",
+                            accuracy=f"{record['validation_accuracy']:.4f}")
+    bar.close()
+    print(f"rank {rank} of {size}: checksum of the parameters {parameter_checksum(net)}", flush=True)
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
