@@ -1,0 +1,41 @@
+"""Compression: casts for hand-written exchanges, as byteps.mxnet has them."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import numpy as np
+from mxnet.ndarray import NDArray
+
+
+class NoneCompressor:
+    """Leaves tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: NDArray) -> Tuple[NDArray, Optional[type]]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: NDArray, ctx: Optional[type]) -> NDArray:
+        return tensor
+
+
+class FP16Compressor:
+    """Casts floating-point tensors to float16, and back to the dtype that they had."""
+
+    @staticmethod
+    def compress(tensor: NDArray) -> Tuple[NDArray, Optional[type]]:
+        if not np.issubdtype(tensor.dtype, np.floating):
+            return tensor, None
+        return tensor.astype("float16", copy=False), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: NDArray, ctx: Optional[type]) -> NDArray:
+        return tensor if ctx is None else tensor.astype(ctx, copy=False)
+
+
+class Compression:
+    """The casts by name: ``Compression.none`` and ``Compression.fp16``."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor

@@ -1,0 +1,8 @@
+"""The compressors, what they are told, and the state that error feedback keeps."""
+
+from . import onebit  # noqa: F401  (registers the compressor)
+from .base import Compressor, registry
+from .codec import Codec
+from .params import CompressionParams, options, parse
+
+__all__ = ["Codec", "CompressionParams", "Compressor", "options", "parse", "registry"]

@@ -1,0 +1,83 @@
+"""A compressor at work on one chunk: with its error feedback, its momentum, and their state."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import operators
+from .params import CompressionParams
+
+
+class Codec:
+    """Compresses and decompresses the gradients of one chunk, step after step.
+
+    Parameters
+    ----------
+    params : CompressionParams
+        With a compressor.
+    n : int
+        Number of elements.
+    dtype : str
+        "float32" or "float64": of the gradient, the arithmetic and the state.
+    """
+
+    def __init__(self, params: CompressionParams, n: int, dtype: str) -> None:
+        self._compressor = params.compressor
+        self._name = params.compressor.name
+        self._n = n
+        self._decoding = dict(params.compressor.attributes(), dtype=dtype)
+        self._encoding = dict(self._decoding)
+        self._momentum: Optional[NDArray] = None
+        self._memory: List[NDArray] = []
+        if params.ef:
+            self._decoding["ef"] = self._encoding["ef"] = params.ef
+            sizes = params.compressor.memory_sizes(n)
+            self._memory = [mx.nd.zeros(size, dtype=dtype) for size in sizes]
+        if params.mu is not None:
+            self._encoding["mu"] = repr(params.mu)
+            self._momentum = mx.nd.zeros(n, dtype=dtype)
+        self.payload_bytes = params.payload_bytes(n, dtype)
+
+    @property
+    def _state(self) -> List[NDArray]:
+        return ([] if self._momentum is None else [self._momentum]) + self._memory
+
+    def compress(self, gradient: NDArray, scale: float = 1.0, ratio: float = 1.0) -> NDArray:
+        """The payload of scale * gradient, shape (n,), after momentum and feedback.
+
+        `ratio` is the previous learning rate over the current one, for corrected feedback.
+        """
+        return operators.compress(
+            self._name, gradient, self._state, self._encoding, scale, ratio
+        )
+
+    def aggregate(self, payloads: NDArray, threads: int = 1) -> NDArray:
+        """The payload of the sum of all workers' payloads, shape (workers, payload_bytes)."""
+        return operators.aggregate(
+            self._name, payloads, self._state, self._encoding, self._n, threads
+        )
+
+    def decompress(self, payload: NDArray, out: Optional[NDArray] = None) -> NDArray:
+        """The n elements of a payload, in `out` if given."""
+        return operators.decompress(self._name, payload, self._decoding, self._n, out)
+
+    def state(self) -> Dict[str, np.ndarray]:
+        """What a checkpoint keeps: "residual" and "momentum", where there are any."""
+        state = {}
+        if self._memory:
+            state["residual"] = operators.residual(self._name, self._memory).asnumpy()
+        if self._momentum is not None:
+            state["momentum"] = self._momentum.asnumpy()
+        return state
+
+    def load_state(self, state: Dict[str, np.ndarray]) -> None:
+        """Go on from what `state` returned."""
+        if self._memory:
+            residual = mx.nd.array(state["residual"], dtype=state["residual"].dtype)
+            self._compressor.restore(self._memory, residual)
+        if self._momentum is not None:
+            self._momentum[:] = state["momentum"]

@@ -1,0 +1,1 @@
+"""The backends: how compressed gradients travel."""

@@ -1,0 +1,252 @@
+"""What every backend shares: compress, hand over to the engine, decompress into the gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from .. import env, operators
+from ..compression import Codec, CompressionParams, parse
+from . import plan
+from .plan import Chunk, Slice, Tensor
+
+Arrays = Union[NDArray, Sequence[NDArray]]
+
+
+def _as_list(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+class _Gradient:
+    """The copies of one tensor (one a context) as a flat CPU array of the worker's own sum."""
+
+    def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        self._targets = targets
+        first = arrays[0] if arrays[0].stype == "default" else arrays[0].tostype("default")
+        cpu = mx.cpu() if first.context.device_type != "cpu" else first.context
+        local = [array.tostype("default").as_in_context(cpu) for array in arrays[1:]]
+        self._sum = mx.nd.add_n(first.as_in_context(cpu), *local) if local else first
+        self._sum = self._sum.as_in_context(cpu)
+        self.flat = self._sum.reshape((-1,))
+
+    def __getitem__(self, piece: Slice) -> NDArray:
+        """The elements of a slice; writing to it writes to the gradient."""
+        if piece.size == self.flat.size:
+            return self.flat
+        return self.flat[piece.begin : piece.end]
+
+    def finish(self) -> None:
+        """Copy the result to every context's array."""
+        for target in self._targets:
+            if target is not self._sum:
+                self._sum.tostype(target.stype).copyto(target)
+
+
+class CompressingKVStore(KVStoreBase):
+    """Base of the backends: a `KVStoreBase` plug-in whose pushpull compresses.
+
+    A backend supplies `_open`, `_reduce` and `_sum`. All calls are collective: every worker makes
+    them with the same keys in the same order. `pushpull` returns at once; the result is there when
+    the arrays are next read.
+
+    Attributes
+    ----------
+    gradient_scale : float
+        Multiplies what is pushed, before compression.
+    learning_rate_ratio : float
+        Previous learning rate over the current one, for corrected error feedback.
+    """
+
+    def __init__(self) -> None:
+        self.gradient_scale = 1.0
+        self.learning_rate_ratio = 1.0
+        self._params = CompressionParams()
+        self._tensors: Dict[str, Tensor] = {}
+        self._chunks: List[Chunk] = []
+        self._codecs: Dict[Chunk, Codec] = {}
+
+    # What a backend supplies
+
+    def _open(self, chunks: Sequence[Chunk]) -> None:
+        """Make ready to exchange these chunks."""
+        raise NotImplementedError
+
+    def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
+        """Exchange a compressed chunk: from this worker's payload to that of the sum."""
+        raise NotImplementedError
+
+    def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
+        """Exchange a plain chunk: from this worker's values to their sum."""
+        raise NotImplementedError
+
+    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays with those of the worker whose ps-lite or Horovod rank is root_rank."""
+        raise NotImplementedError
+
+    # MXNet's KVStoreBase
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Compress what is declared from now on; see `DistributedTrainer`.
+
+        Raises
+        ------
+        ValueError
+            Also for "momentum", whose value a plain Trainer does not tell.
+        """
+        self._params = parse(compression_params)
+
+    def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:
+        """Overwrite `out` with rank 0's `value`, and expect gradients of its shape under `key`."""
+        result = value.copy()
+        self.broadcast_all([result], root_rank=0)
+        for array in _as_list(out):
+            result.copyto(array)
+        if not self.declared(str(key)):
+            self.declare([Tensor(str(key), value.size, np.dtype(value.dtype).name, self._params)])
+
+    def pushpull(
+        self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0
+    ) -> None:
+        """Sum each value over contexts and workers, into `out` if given, else in place.
+
+        Parameters
+        ----------
+        key : key or list of keys
+            As declared.
+        value : NDArray or list of NDArray; for a list of keys, a list of those
+            One array a context.
+        priority : int
+            Of the first chunk; later chunks have lower ones.
+        """
+        keys, values, outs = [key], [value], [out]
+        if isinstance(key, (list, tuple)):
+            keys, values = list(key), list(value)
+            outs = list(out) if out is not None else [None] * len(keys)
+        gradients = {}
+        for name, arrays, targets in zip(keys, values, outs):
+            if not self.declared(str(name)):
+                raise KeyError(f"key {name!r} was not declared or broadcast")
+            arrays = _as_list(arrays)
+            targets = arrays if targets is None else _as_list(targets)
+            gradients[str(name)] = _Gradient(arrays, targets)
+        for chunk in self._chunks:
+            if any(piece.tensor in gradients for piece in chunk.slices):
+                exchange = self._exchange_plain if chunk.params is None else self._exchange
+                exchange(chunk, gradients, priority)
+                priority -= 1
+        for gradient in gradients.values():
+            gradient.finish()
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the optimizer can run in the store: no."""
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return False
+        raise ValueError(f"Unknown capability: {capability}")
+
+    # The trainer's
+
+    def declare(self, tensors: Iterable[Tensor]) -> None:
+        """Expect pushpull of these tensors; those declared together may travel fused.
+
+        Raises
+        ------
+        ValueError
+            A tensor of that name exists already.
+        """
+        tensors = list(tensors)
+        for tensor in tensors:
+            if self.declared(tensor.name):
+                raise ValueError(f"tensor '{tensor.name}' is declared already")
+            self._tensors[tensor.name] = tensor
+        chunks = plan.cut(
+            tensors, env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        )
+        for chunk in chunks:
+            if chunk.params is not None:
+                self._codecs[chunk] = Codec(chunk.params, chunk.size, chunk.dtype)
+        self._open(chunks)
+        self._chunks.extend(chunks)
+
+    def message_bytes(self) -> Dict[str, float]:
+        """Bytes that this worker pushes (and as many that it pulls) for each tensor in a step."""
+        sent = dict.fromkeys(self._tensors, 0.0)
+        for chunk in self._chunks:
+            for piece in chunk.slices:
+                sent[piece.tensor] += chunk.message_bytes * piece.size / chunk.size
+        return sent
+
+    def declared(self, name: str) -> bool:
+        """Whether a tensor of that name can be exchanged."""
+        return name in self._tensors
+
+    def state(self, names: Collection[str]) -> List[Dict[str, np.ndarray]]:
+        """Residuals and momentum of these tensors, chunk by chunk, for a checkpoint."""
+        return [self._chunk_state(chunk) for chunk in self._compressed(names)]
+
+    def load_state(self, names: Collection[str], state: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what `state` returned for tensors of the same shapes.
+
+        Raises
+        ------
+        ValueError
+            The state is of other chunks.
+        """
+        chunks = self._compressed(names)
+        if len(chunks) != len(state):
+            raise ValueError(f"the state is of {len(state)} chunks, but there are {len(chunks)}")
+        for chunk, arrays in zip(chunks, state):
+            self._load_chunk_state(chunk, arrays)
+
+    def _compressed(self, names: Collection[str]) -> List[Chunk]:
+        return [chunk for chunk in self._codecs if chunk.slices[0].tensor in names]
+
+    def _chunk_state(self, chunk: Chunk) -> Dict[str, Any]:
+        return {"worker": self._codecs[chunk].state()}
+
+    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
+        self._codecs[chunk].load_state(state["worker"])
+
+    # One chunk's way
+
+    def _exchange(self, chunk: Chunk, gradients: Mapping[str, _Gradient], priority: int) -> None:
+        (piece,) = chunk.slices
+        gradient = gradients[piece.tensor][piece]
+        codec = self._codecs[chunk]
+        is_half = gradient.dtype == np.float16
+        values = operators.float_from_half(gradient) if is_half else gradient
+        payload = codec.compress(values, self.gradient_scale, self.learning_rate_ratio)
+        payload = self._reduce(chunk, payload, priority)
+        if is_half:
+            operators.half_from_float(codec.decompress(payload)).copyto(gradient)
+        else:
+            codec.decompress(payload, out=gradient)
+
+    def _exchange_plain(
+        self, chunk: Chunk, gradients: Mapping[str, _Gradient], priority: int
+    ) -> None:
+        def values(piece: Slice) -> NDArray:
+            if piece.tensor in gradients:
+                return self._to_wire(gradients[piece.tensor][piece], chunk.dtype)
+            return mx.nd.zeros(piece.size, dtype=chunk.dtype)
+
+        pieces = [values(piece) for piece in chunk.slices]
+        fused = mx.nd.concat(*pieces, dim=0) if len(pieces) > 1 else pieces[0]
+        summed = self._sum(chunk, fused, priority)
+        begin = 0
+        for piece in chunk.slices:
+            end = begin + piece.size
+            if piece.tensor in gradients:
+                target = gradients[piece.tensor][piece]
+                part = summed if len(pieces) == 1 else summed[begin:end]
+                part.astype(target.dtype, copy=False).copyto(target)
+            begin = end
+
+    def _to_wire(self, values: NDArray, dtype: str) -> NDArray:
+        if dtype == "float16" and values.dtype == np.float32:
+            return operators.half_from_float(values, self.gradient_scale)
+        return values.astype(dtype) * self.gradient_scale

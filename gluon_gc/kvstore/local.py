@@ -1,0 +1,53 @@
+"""The backend without a network: one process, which is its own aggregator."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Sequence
+
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from .aggregator import Aggregator
+from .base import CompressingKVStore
+from .plan import Chunk
+
+
+@KVStoreBase.register
+class GluonGCLocal(CompressingKVStore):
+    """One worker that compresses, aggregates, compresses and decompresses as a cluster would.
+
+    One worker with it gets bit for bit what one worker with one server gets.
+    """
+
+    type = "local"
+    rank = 0
+    num_workers = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aggregator = Aggregator()
+        self._keys: Dict[Chunk, int] = {}
+
+    def _open(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            key = self._keys[chunk] = len(self._keys)
+            if chunk.params is not None:
+                self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype)
+
+    def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
+        return self._aggregator.reduce(self._keys[chunk], payload.reshape((1, -1)))
+
+    def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
+        return array
+
+    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        if root_rank != 0:
+            raise ValueError(f"root_rank must be 0 with one worker, got {root_rank}")
+
+    def _chunk_state(self, chunk: Chunk) -> Dict[str, Any]:
+        aggregated = self._aggregator.state(self._keys[chunk])
+        return {**super()._chunk_state(chunk), "aggregator": aggregated}
+
+    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
+        super()._load_chunk_state(chunk, state)
+        self._aggregator.load_state(self._keys[chunk], state["aggregator"])

@@ -1,0 +1,191 @@
+"""The backend over MXNet's parameter server (dist_sync), unmodified.
+
+A worker pushes its payload as the row of a row_sparse array whose id is its rank. The server's
+union of the rows is all payloads side by side; row 0 of what it stores is the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import socket
+import threading
+import time
+from typing import Any, Dict, List, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
+
+from .. import env, kernels, operators
+from . import handshake, plan
+from .base import CompressingKVStore
+from .plan import Chunk
+from .watch import SCHEDULER_ID, Watch, is_dead
+
+_CONTROLLER = 0  # the command that MXNet's server hands to its controller
+
+
+def _await_scheduler(host: str, port: int, timeout: float) -> None:
+    """Wait until something listens at the scheduler's address: roles start in any order."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(1.0, timeout)).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise ConnectionError(
+                    f"no scheduler at {host}:{port} within {timeout:g} s ({error}); "
+                    "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
+                ) from None
+            time.sleep(0.2)
+
+
+@KVStoreBase.register
+class GluonGCParameterServer(CompressingKVStore):
+    """Compressed gradients through the parameter server that the DMLC variables describe.
+
+    Raises
+    ------
+    ConnectionError
+        No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
+    RuntimeError
+        A server is not gluon_gc's, or workers and servers differ in version or settings.
+    """
+
+    type = "dist_sync"
+
+    def __init__(self) -> None:
+        super().__init__()
+        cluster = env.cluster()
+        self.rank = cluster.rank
+        _await_scheduler(cluster.root_uri, cluster.root_port, env.get("GLUON_GC_CONNECT_TIMEOUT"))
+        env.export_for_ps_lite(cluster)
+        address = f"{cluster.root_uri}:{cluster.root_port}"
+        notice = threading.Timer(30, print, (
+            f"gluon_gc: worker {self.rank} waits at {address} until all {cluster.total_workers} "
+            f"workers and {cluster.num_server} servers are there",))
+        notice.daemon = True
+        notice.start()
+        self._kv = mx.kv.create("dist_sync")
+        notice.cancel()
+        self.num_workers = self._kv.num_workers
+        self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
+        self._row0 = mx.nd.zeros(1, dtype="int64")
+        self._servers = cluster.num_server
+        self._allocator = plan.KeyAllocator(self._servers)
+        self._keys: Dict[Chunk, int] = {}
+        self._pulled: Dict[int, RowSparseNDArray] = {}
+        timeout = env.get("PS_HEARTBEAT_TIMEOUT")
+        self._watch = Watch(lambda: is_dead(self._kv, SCHEDULER_ID, timeout) and (
+            f"worker {self.rank}: the scheduler at {address} is gone; "
+            "it leaves when a worker or server dies, and says which"))
+        self._greetings = [self._allocator.key(server) for server in range(self._servers)]
+        self._configure([])
+        self._init_rows(self._greetings, handshake.MESSAGE_BYTES)
+
+    def close(self) -> None:
+        """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
+        mx.nd.waitall()
+        self._watch.stop()
+        del self._kv
+
+    # Set-up: every worker comes here with the same chunks
+
+    def _open(self, chunks: Sequence[Chunk]) -> None:
+        self._greet(chunks)
+        servers = plan.spread([chunk.message_bytes for chunk in chunks], self._servers)
+        compressed, keys, zeros = [], [], []
+        for chunk, server in zip(chunks, servers):
+            key = self._keys[chunk] = self._allocator.key(server)
+            keys.append(key)
+            if chunk.params is None:
+                zeros.append(mx.nd.zeros(chunk.size, dtype=chunk.dtype))
+            else:
+                zeros.append(self._rows(key, chunk.params.payload_bytes(chunk.size, chunk.dtype)))
+                compressed.append({"key": key, "size": chunk.size, "dtype": chunk.dtype,
+                                   "params": chunk.params.describe()})
+        self._configure(compressed)
+        if keys:
+            self._kv.init(keys, zeros)
+
+    def _rows(self, key: int, num_bytes: int) -> RowSparseNDArray:
+        """Zeros as the server first stores them for framed messages of `num_bytes`."""
+        shape = (self.num_workers, operators.framed_words(num_bytes))
+        self._pulled[key] = mx.nd.sparse.zeros("row_sparse", shape)
+        return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
+
+    def _init_rows(self, keys: List[int], num_bytes: int) -> None:
+        self._kv.init(keys, [self._rows(key, num_bytes) for key in keys])
+
+    def _configure(self, compressed: List[Dict[str, Any]]) -> None:
+        if self._row == 0:
+            command = json.dumps({"gluon_gc": compressed})
+            self._kv._send_command_to_servers(_CONTROLLER, command)
+
+    def _greet(self, chunks: Sequence[Chunk]) -> None:
+        """Make sure that all workers have these chunks, and that all servers are ours."""
+        described = [(chunk.dtype, chunk.message_bytes, [(p.begin, p.end) for p in chunk.slices])
+                     for chunk in chunks]
+        params = sorted({json.dumps([chunk.params.describe(), chunk.params.mu])
+                         for chunk in chunks if chunk.params})
+        hello = handshake.hello(self.rank, {
+            "BYTEPS_PARTITION_BYTES": env.get("BYTEPS_PARTITION_BYTES"),
+            "BYTEPS_MIN_COMPRESS_BYTES": env.get("BYTEPS_MIN_COMPRESS_BYTES"),
+            "compression_params": params[0] if len(params) == 1 else _digest(params),
+            "gradients (digest of shapes)": _digest(described),
+        })
+        for server, key in enumerate(self._greetings):
+            handshake.check(self._exchange_row(key, hello, priority=0), server)
+
+    # What travels
+
+    def _exchange_row(self, key: int, payload: NDArray, priority: int) -> NDArray:
+        row = operators.frame(payload, row=self._row, rows=self.num_workers)
+        self._kv.push(key, row, priority)
+        self._kv.row_sparse_pull(key, out=self._pulled[key], row_ids=self._row0, priority=priority)
+        return operators.unframe(self._pulled[key], payload.size).reshape((-1,))
+
+    def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
+        return self._exchange_row(self._keys[chunk], payload, priority)
+
+    def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
+        self._kv.pushpull(self._keys[chunk], array, out=array, priority=priority)
+        return array
+
+    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
+
+        The bytes travel framed as floats; everybody else adds zeros to them.
+        """
+        if not 0 <= root_rank < self.num_workers:
+            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
+        host = [array.asnumpy() for array in arrays]
+        data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
+        words = kernels.frame(data).view(np.float32)
+        lane = min(env.get("BYTEPS_PARTITION_BYTES") // 4, -(-words.size // self._servers))
+        keys = [self._allocator.key(server) for server in range(self._servers)]
+        self._kv.init(keys, [mx.nd.zeros(lane)] * len(keys))
+        pieces = []
+        for begin, key in zip(range(0, words.size, lane), itertools.cycle(keys)):
+            piece = np.zeros(lane, np.float32)
+            if self.rank == root_rank:
+                part = words[begin : begin + lane]
+                piece[: part.size] = part
+            pieces.append(mx.nd.array(piece))
+            self._kv.pushpull(key, pieces[-1], out=pieces[-1])
+        received = np.concatenate([piece.asnumpy() for piece in pieces])[: words.size]
+        data = kernels.unframe(received.view(np.uint32), data.size)
+        begin = 0
+        for array, old in zip(arrays, host):
+            new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
+            array[:] = mx.nd.array(new, dtype=old.dtype)
+            begin += old.nbytes
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -1,0 +1,164 @@
+"""Cuts tensors into the chunks that travel, and spreads them over servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..compression import CompressionParams
+from ..operators import framed_words
+
+_HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A gradient as the plan sees it: `size` elements of `dtype`, and how to compress them."""
+
+    name: str
+    size: int
+    dtype: str
+    params: CompressionParams
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements `begin` to `end` of a tensor."""
+
+    tensor: str
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is compressed and sent as one.
+
+    Parameters
+    ----------
+    slices : tuple of Slice
+        One slice if compressed; a plain chunk may fuse several tensors.
+    dtype : str
+        Of the values at work (compressed) or on the wire (plain).
+    params : CompressionParams, optional
+        How it is compressed; None: a plain sum.
+    message_bytes : int
+        What one worker sends one way.
+    """
+
+    slices: Tuple[Slice, ...]
+    dtype: str
+    params: Optional[CompressionParams]
+    message_bytes: int
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.slices)
+
+
+def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
+    step = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
+    for begin in range(0, tensor.size, step):
+        yield Slice(tensor.name, begin, min(begin + step, tensor.size))
+
+
+def working_dtype(dtype: str) -> str:
+    """The dtype that a compressor computes in: float64 for float64, else float32."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _wire_dtype(tensor: Tensor) -> str:
+    """The dtype in which a plain sum travels; the server sums floats only."""
+    if not tensor.dtype.startswith("float"):
+        return "float64"
+    return "float16" if tensor.params.fp16 else tensor.dtype
+
+
+def _compressed(tensor: Tensor, partition_bytes: int) -> Iterator[Chunk]:
+    dtype = working_dtype(tensor.dtype)
+    for piece in _pieces(tensor, partition_bytes):
+        payload = tensor.params.payload_bytes(piece.size, dtype)
+        yield Chunk((piece,), dtype, tensor.params, 4 * framed_words(payload))
+
+
+def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> Iterator[Chunk]:
+    limit = max(1, partition_bytes // np.dtype(dtype).itemsize)
+    fused: List[Slice] = []
+    total = 0
+
+    def chunk() -> Chunk:
+        return Chunk(tuple(fused), dtype, None, total * np.dtype(dtype).itemsize)
+
+    for tensor in tensors:
+        for piece in _pieces(tensor, partition_bytes):
+            if fused and total + piece.size > limit:
+                yield chunk()
+                fused, total = [], 0
+            fused.append(piece)
+            total += piece.size
+    if fused:
+        yield chunk()
+
+
+def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
+    """Cut tensors into chunks of at most `partition_bytes` of values.
+
+    A tensor with a compressor and at least `min_compress_bytes` is compressed chunk by chunk; the
+    others are fused, by the dtype in which they travel.
+    """
+    chunks: List[Chunk] = []
+    plain: Dict[str, List[Tensor]] = {}
+    for tensor in tensors:
+        if travels_compressed(tensor, min_compress_bytes):
+            chunks.extend(_compressed(tensor, partition_bytes))
+        else:
+            plain.setdefault(_wire_dtype(tensor), []).append(tensor)
+    for dtype, group in plain.items():
+        chunks.extend(_fused(group, dtype, partition_bytes))
+    return chunks
+
+
+def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
+    """Whether a tensor is compressed: a float one, with a compressor, and large enough."""
+    return (
+        tensor.params.compressor is not None
+        and tensor.dtype.startswith("float")
+        and tensor.num_bytes >= min_compress_bytes
+    )
+
+
+class KeyAllocator:
+    """Hands out KVStore keys, each such that MXNet's hash sends it to the server wanted."""
+
+    def __init__(self, num_servers: int) -> None:
+        self._next = [0] * num_servers
+
+    def key(self, server: int) -> int:
+        servers = len(self._next)
+        key = self._next[server]
+        while key * _HASH % servers != server:
+            key += 1
+        self._next[server] = key + 1
+        return key
+
+
+def spread(loads: Sequence[int], num_servers: int) -> List[int]:
+    """The server of each load, so that servers carry even bytes: the largest first, each to the
+    server that has the least so far."""
+    carried = [0] * num_servers
+    servers = [0] * len(loads)
+    for index in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):
+        server = carried.index(min(carried))
+        servers[index] = server
+        carried[server] += loads[index]
+    return servers

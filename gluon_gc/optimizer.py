@@ -1,0 +1,59 @@
+"""DistributedOptimizer: any MXNet optimizer, with gradients averaged over all workers first."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Union
+
+from mxnet.ndarray import NDArray
+from mxnet.optimizer import Optimizer
+
+from . import runtime
+
+
+class DistributedOptimizer(Optimizer):
+    """Wraps an optimizer for the Module API or for hand-written updates.
+
+    Gradients travel uncompressed; Gluon users want `DistributedTrainer`.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Applies the averaged gradients. Its attributes are reachable through this object.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be an mxnet Optimizer, got {optimizer!r}")
+        self._optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def create_state(self, index: Any, weight: NDArray) -> Any:
+        return self._optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: NDArray) -> Any:
+        return self._optimizer.create_state_multi_precision(index, weight)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: Any) -> None:
+        self._optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Any) -> None:
+        self._optimizer.set_wd_mult(args_wd_mult)
+
+    @staticmethod
+    def _average(index: Union[Any, Sequence[Any]], grad: Union[NDArray, List[NDArray]]) -> None:
+        many = isinstance(index, (list, tuple))
+        for i, gradient in zip(index, grad) if many else [(index, grad)]:
+            runtime.byteps_push_pull(gradient, name=f"gradient_{i}")

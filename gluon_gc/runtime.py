@@ -1,0 +1,196 @@
+"""The process in its cluster: init, shutdown, ranks, and push-pull of single tensors."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter, ParameterDict
+from mxnet.ndarray import NDArray
+
+from . import env
+from .compression import parse
+from .kvstore.base import CompressingKVStore
+from .kvstore.local import GluonGCLocal
+from .kvstore.plan import Tensor
+
+_default: Optional[CompressingKVStore] = None
+_declared: Dict[str, Mapping[str, Any]] = {}
+
+
+def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> CompressingKVStore:
+    """The backend that a name means.
+
+    Parameters
+    ----------
+    kvstore : None, "local", "dist_sync" or a backend object
+        None: the parameter server if the environment describes one (`env.distributed`), else
+        local. A process has one connection to its parameter server, which all trainers share.
+
+    Raises
+    ------
+    ValueError
+        Another name.
+    TypeError
+        An object that is not a backend.
+    """
+    if isinstance(kvstore, CompressingKVStore):
+        return kvstore
+    if kvstore is None:
+        kvstore = "dist_sync" if env.distributed() else "local"
+    if not isinstance(kvstore, str):
+        raise TypeError(
+            f"kvstore must be 'local', 'dist_sync' or a CompressingKVStore, got {kvstore!r}"
+        )
+    if kvstore == "local":
+        return GluonGCLocal()
+    if kvstore != "dist_sync":
+        raise ValueError(f"kvstore must be 'local' or 'dist_sync', got '{kvstore}'")
+    from .kvstore.parameter_server import GluonGCParameterServer
+
+    if not isinstance(_default, GluonGCParameterServer):
+        return GluonGCParameterServer()
+    return _default
+
+
+def init() -> None:
+    """Join the cluster that the environment describes; alone, be a cluster of one.
+
+    Once joined, an uncaught exception ends the process at once, so that the others hear of it.
+    Calling it again does nothing.
+
+    Raises
+    ------
+    ConfigurationError
+        A DMLC or BYTEPS variable is missing or wrong.
+    ConnectionError
+        The scheduler cannot be reached.
+    """
+    global _default
+    if _default is not None:
+        return
+    _default = create_kvstore()
+    if hasattr(_default, "close"):
+        sys.excepthook = _die_of
+    atexit.register(shutdown)
+
+
+def _die_of(kind: type, error: BaseException, trace: Any) -> None:
+    """Leave without the farewell that waits for the other workers, who wait for this one."""
+    sys.stdout.flush()
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def shutdown() -> None:
+    """Finish what is under way and leave the cluster, when all workers have come here."""
+    global _default
+    store, _default = _default, None
+    _declared.clear()
+    if hasattr(store, "close"):
+        store.close()
+
+
+def default_kvstore() -> CompressingKVStore:
+    """The backend that `init` chose; RuntimeError before `init`."""
+    if _default is None:
+        raise RuntimeError("gluon_gc has not been initialized; call bps.init() first")
+    return _default
+
+
+def rank() -> int:
+    """This worker's number, from 0 to `size` - 1: DMLC_WORKER_ID and BYTEPS_LOCAL_RANK."""
+    return default_kvstore().rank
+
+
+def size() -> int:
+    """Number of workers."""
+    return default_kvstore().num_workers
+
+
+def local_rank() -> int:
+    """This worker's number on its machine."""
+    default_kvstore()
+    return env.get("BYTEPS_LOCAL_RANK")
+
+
+def local_size() -> int:
+    """Number of workers on this machine."""
+    default_kvstore()
+    return env.get("BYTEPS_LOCAL_SIZE")
+
+
+def byteps_declare_tensor(name: str, **compression_params: Any) -> None:
+    """Name a tensor that `byteps_push_pull` will exchange.
+
+    Parameters
+    ----------
+    name : str
+        The same on all workers, which must declare their tensors in the same order.
+    **compression_params
+        As `DistributedTrainer` takes them, without "momentum".
+    """
+    parse(compression_params)
+    _declared.setdefault(name, compression_params)
+
+
+def byteps_push_pull(
+    tensor: NDArray,
+    version: int = 0,
+    priority: int = 0,
+    name: Optional[str] = None,
+    is_average: bool = True,
+) -> None:
+    """Replace `tensor` by its sum or average over all workers; returns at once.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Any shape; the same shape and dtype whenever the name is used.
+    version : int
+        Ignored, as in BytePS.
+    priority : int
+        Larger ones are sent first.
+    name : str
+        Which tensor this is, on all workers.
+    is_average : bool
+        Average if true, else sum.
+    """
+    if name is None:
+        raise ValueError("byteps_push_pull needs the name of the tensor")
+    store = default_kvstore()
+    key = f"byteps.{name}"
+    if not store.declared(key):
+        params = parse(_declared.get(name, {}))
+        store.declare([Tensor(key, tensor.size, np.dtype(tensor.dtype).name, params)])
+    store.gradient_scale = 1.0 / store.num_workers if is_average else 1.0
+    store.pushpull(key, tensor, priority=priority)
+
+
+def broadcast_parameters(
+    params: Union[ParameterDict, Mapping[str, Any], Sequence[Any]], root_rank: int = 0
+) -> None:
+    """Overwrite parameters on all workers with those of one, bit for bit.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict or list
+        Of Parameters or NDArrays, initialized, the same on all workers.
+    root_rank : int
+        The worker that has the right ones.
+    """
+    if isinstance(params, (dict, ParameterDict)):
+        params = [params[name] for name in sorted(params.keys())]
+    copies = [p.list_data() if isinstance(p, Parameter) else [p] for p in params]
+    if not copies:
+        return
+    default_kvstore().broadcast_all([arrays[0] for arrays in copies], root_rank)
+    for first, *others in copies:
+        for other in others:
+            first.copyto(other)

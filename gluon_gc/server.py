@@ -1,0 +1,111 @@
+"""What the server and the scheduler run: ``python -m gluon_gc.server ROLE``.
+
+Importing MXNet with DMLC_ROLE set to one of these roles would turn the process into MXNet's own
+server, half initialised. So `bpslaunch` takes DMLC_ROLE away, and it is put back here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import traceback
+
+import mxnet as mx
+from mxnet.base import _LIB, check_call
+from mxnet.kvstore.kvstore import KVStore
+from mxnet.ndarray import NDArray
+
+from . import compression, env, operators
+from .kvstore import handshake
+from .kvstore.aggregator import Aggregator
+from .kvstore.watch import SCHEDULER_ID, Watch, die, is_dead
+
+_CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class Server:
+    """Answers the workers' pushes.
+
+    A key that was configured as compressed is aggregated, the rows of a key that was not are
+    workers' hellos, and dense arrays are sums that MXNet has made already.
+    """
+
+    def __init__(self, kv: KVStore, threads: int) -> None:
+        self._kv = kv
+        self._aggregator = Aggregator(threads)
+        self._serving = False
+
+    def control(self, command: int, body: bytes, _: object) -> None:
+        """Take a JSON configuration; anything else, such as a pickled optimizer, is refused."""
+        try:
+            chunks = json.loads(body)["gluon_gc"]
+        except (ValueError, KeyError, TypeError):
+            print("gluon_gc server: refused a command that is not a gluon_gc configuration; "
+                  "is a worker using MXNet's own KVStore?", file=sys.stderr, flush=True)
+            return
+        try:
+            for chunk in chunks:
+                params = compression.parse(chunk["params"])
+                self._aggregator.add(chunk["key"], params, chunk["size"], chunk["dtype"])
+            if not self._serving:  # MXNet takes an updater only once the server runs
+                self._kv._set_updater(self.update)
+                self._serving = True
+        except Exception:
+            traceback.print_exc()
+            die("server: cannot use the configuration that worker 0 sent")
+
+    def update(self, key: int, received: NDArray, stored: NDArray) -> None:
+        """Called by MXNet once every worker has pushed `key`."""
+        try:
+            if received.stype == "default":
+                received.copyto(stored)
+                return
+            workers = received.shape[0]
+            if key in self._aggregator:
+                length = self._aggregator.payload_bytes(key)
+                payloads = operators.unframe(received, length, workers)
+                reply = self._aggregator.reduce(key, payloads)
+            else:
+                hellos = operators.unframe(received, handshake.MESSAGE_BYTES, workers)
+                reply = handshake.answer(hellos)
+            operators.frame(reply, row=0, rows=workers).copyto(stored)
+            stored.wait_to_read()
+        except Exception as error:
+            die(f"server: key {key}: {error}")
+
+
+def _watch_nodes(kv: KVStore, cluster: env.Cluster) -> Watch:
+    """The scheduler's watch: names the node that died."""
+    timeout = env.get("PS_HEARTBEAT_TIMEOUT")
+    nodes = {8 + 2 * rank: f"server {rank}" for rank in range(cluster.num_server)}
+    nodes.update({9 + 2 * rank: f"worker {rank}" for rank in range(cluster.total_workers)})
+
+    def problem() -> str:
+        dead = [name for node, name in nodes.items() if is_dead(kv, node, timeout)]
+        if not dead:
+            return ""
+        return f"scheduler: no heartbeat for {timeout} s from {', '.join(dead)} (ps-lite's rank)"
+
+    return Watch(problem)
+
+
+def main(role: str) -> None:
+    """Serve as `role`, "server" or "scheduler", until all workers are done."""
+    cluster = env.cluster(role)
+    env.export_for_ps_lite(cluster)
+    kv = mx.kv.create("dist")
+    if role == "scheduler":
+        watch = _watch_nodes(kv, cluster)
+        controller = _CONTROLLER_TYPE(lambda *_: None)
+    else:
+        timeout = env.get("PS_HEARTBEAT_TIMEOUT")
+        watch = Watch(lambda: is_dead(kv, SCHEDULER_ID, timeout) and "server: the scheduler is gone")
+        controller = _CONTROLLER_TYPE(Server(kv, env.get("OMP_NUM_THREADS") or os.cpu_count()).control)
+    check_call(_LIB.MXKVStoreRunServer(kv.handle, controller, None))
+    watch.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

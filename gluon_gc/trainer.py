@@ -1,0 +1,304 @@
+"""DistributedTrainer: gluon.Trainer whose gradients travel compressed."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
+
+import numpy as np
+from mxnet.gluon import Parameter, ParameterDict, Trainer
+from mxnet.ndarray import NDArray
+from mxnet.optimizer import Optimizer
+
+from . import env, runtime
+from .amp import AgreedLossScaler
+from .compression import CompressionParams, parse
+from .kvstore.base import CompressingKVStore
+from .kvstore.plan import Tensor, travels_compressed
+from .momentum import Momentum
+
+_numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
+
+
+class DistributedTrainer(Trainer):
+    """Applies an optimizer to parameters, with gradients averaged over all workers.
+
+    Every worker makes its trainers, and calls their methods, in the same order.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict or list
+        The parameters to optimize, as in gluon.Trainer. A Parameter's attribute
+        ``compression_params`` (a dict, or None: not compressed) wins over the argument below.
+    optimizer : str or Optimizer
+        As in gluon.Trainer.
+    optimizer_params : dict, optional
+        As in gluon.Trainer; not changed.
+    root_rank : int
+        The worker whose initial parameters all others get.
+    compression_params : dict, optional
+        How gradients are compressed; `gluon_gc.compression.options` lists the keys.
+    kvstore : None, "local", "dist_sync" or a CompressingKVStore
+        What carries them; None: chosen from the environment.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        Wrong compression_params, before anything is sent.
+    RuntimeError
+        `init` was not called.
+    """
+
+    def __init__(
+        self,
+        params: Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]],
+        optimizer: Union[str, Optimizer],
+        optimizer_params: Optional[Mapping[str, Any]] = None,
+        root_rank: int = 0,
+        compression_params: Optional[Mapping[str, Any]] = None,
+        kvstore: Union[None, str, CompressingKVStore] = None,
+    ) -> None:
+        optimizer_params = dict(optimizer_params or {})
+        self._compression = parse(compression_params, optimizer_params)
+        self._momentum: Optional[Momentum] = None
+        if self._compression.mu is not None:
+            self._momentum = Momentum(self._compression.mu)
+            del optimizer_params["momentum"]  # this copy: the compressor applies it instead
+        self._store = runtime.default_kvstore() if kvstore is None else runtime.create_kvstore(
+            kvstore)
+        if not 0 <= root_rank < self._store.num_workers:
+            raise ValueError(
+                f"root_rank must be in [0, {self._store.num_workers}), got {root_rank}"
+            )
+        super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        self._overrides = {
+            i: parse(param.compression_params, dict(momentum=self._compression.mu))
+            for i, param in enumerate(self._params)
+            if hasattr(param, "compression_params")
+        }
+        self._root_rank = root_rank
+        self._number = next(_numbers)
+        self._declared: Dict[int, Tensor] = {}
+        self._learning_rate: Optional[float] = None
+        self._broadcast_parameters()
+
+    # Parameters
+
+    def _broadcast_parameters(self) -> None:
+        """Give all workers root_rank's parameters, those not yet initialized as soon as they are."""
+        ready = [p for p in self._params if p._deferred_init == () and p._data is not None]
+        self._broadcast(ready)
+        for param in self._params:
+            if param._deferred_init:
+                self._broadcast_when_initialized(param)
+
+    def _broadcast_when_initialized(self, param: Parameter) -> None:
+        initialize = param._init_impl
+
+        def initialize_and_broadcast(*args: Any, **kwargs: Any) -> None:
+            del param._init_impl  # back to the class's method: this happens once
+            initialize(*args, **kwargs)
+            self._broadcast([param])
+
+        param._init_impl = initialize_and_broadcast
+
+    def _broadcast(self, params: Sequence[Parameter]) -> None:
+        copies = [p.list_data() for p in params]
+        if not copies:
+            return
+        self._store.broadcast_all([arrays[0] for arrays in copies], self._root_rank)
+        for first, *others in copies:
+            for other in others:
+                first.copyto(other)
+
+    def _init_kvstore(self) -> None:
+        """gluon.Trainer's hook: our store was made in the constructor, and holds no weights."""
+        self._update_on_kvstore = False
+        self._kv_initialized = True
+
+    def _init_params(self) -> None:
+        """gluon.Trainer's hook: parameters were broadcast in the constructor."""
+        self._params_to_init = []
+
+    # A step
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Average the gradients over all workers and update the parameters; returns at once.
+
+        Parameters
+        ----------
+        batch_size : int
+            Of this worker. Gradients are divided by batch_size * size() before momentum and
+            compression.
+        ignore_stale_grad : bool
+            As in gluon.Trainer.
+        """
+        self._reduce(batch_size)
+        self._apply(1.0, ignore_stale_grad)
+
+    def allreduce_grads(self) -> None:
+        """Average the gradients over all workers, without dividing by the batch size.
+
+        `update` does that; in between, gradients may be looked at or changed.
+        """
+        self._reduce(1)
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Update the parameters from the gradients that `allreduce_grads` left.
+
+        Parameters
+        ----------
+        batch_size : int
+            Of this worker; gradients are divided by it.
+        ignore_stale_grad : bool
+            As in gluon.Trainer.
+        """
+        self._apply(1.0 / batch_size, ignore_stale_grad)
+
+    def _reduce(self, batch_size: int) -> None:
+        if self._amp_loss_scaler is not None and self._amp_loss_scaler.check(self._params):
+            return  # all workers leave this step out
+        indices = self._declare_all()
+        store = self._store
+        store.gradient_scale = self._scale / (batch_size * store.num_workers)
+        store.learning_rate_ratio = self._next_learning_rate_ratio()
+        gradients = [self._params[i].list_grad() for i in indices]
+        store.pushpull([self._declared[i].name for i in indices], gradients)
+        if self._amp_loss_scaler is not None:
+            self._scale = 1.0  # the loss scale is divided out
+        for i, arrays in zip(indices, gradients):
+            if self._momentum is not None and not self._has_momentum(i):
+                self._momentum.add_to_gradient(i, arrays)
+
+    def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
+        self._optimizer.rescale_grad = rescale
+        skipped = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow([])
+        if self._momentum is not None and not skipped:
+            for i, param in enumerate(self._params):
+                wd = self._optimizer._get_wd(i)
+                if wd and param.grad_req != "null":
+                    self._momentum.add_weight_decay(
+                        i, wd, param.list_data(), param.list_grad(), rescale
+                    )
+        self._init_kvstore()
+        self._update(ignore_stale_grad)
+
+    def _next_learning_rate_ratio(self) -> float:
+        """Previous learning rate over that of the update to come; 1 at first or after a zero."""
+        optimizer = self._optimizer
+        rate = optimizer.learning_rate
+        if optimizer.lr_scheduler is not None:
+            rate = optimizer.lr_scheduler(optimizer.num_update + 1)
+        previous = self._learning_rate
+        if rate:
+            self._learning_rate = rate
+        return previous / rate if previous and rate else 1.0
+
+    # Gradients
+
+    def _declare_all(self) -> List[int]:
+        """The indices of the parameters that have gradients, all of them known to the store."""
+        indices = [i for i, param in enumerate(self._params) if param.grad_req != "null"]
+        new = [i for i in indices if i not in self._declared]
+        tensors = []
+        for i in new:
+            grad = self._params[i].list_grad()[0]
+            params = self._overrides.get(i, self._compression)
+            if grad.stype != "default":
+                params = CompressionParams(fp16=params.fp16)
+            tensors.append(Tensor(
+                f"trainer{self._number}.{i}", grad.size, np.dtype(grad.dtype).name, params))
+        if tensors:
+            self._store.declare(tensors)
+            self._declared.update(zip(new, tensors))
+        return indices
+
+    def _names(self) -> Set[str]:
+        return {tensor.name for tensor in self._declared.values()}
+
+    def _has_momentum(self, index: int) -> bool:
+        """Whether the compressor applies momentum to this gradient."""
+        tensor = self._declared[index]
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        return tensor.params.mu is not None and travels_compressed(tensor, minimum)
+
+    def compression_stats(self) -> Dict[str, Any]:
+        """What one step moves, by parameter name under "tensors", and in all under "total".
+
+        Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
+        messages that this worker sends and receives), and ratio (raw_bytes / pushed_bytes).
+        """
+        sent = self._store.message_bytes()
+        tensors = {
+            self._params[i].name: _traffic(tensor.num_bytes, sent[tensor.name])
+            for i, tensor in self._declared.items()
+        }
+        raw = sum(tensor["raw_bytes"] for tensor in tensors.values())
+        pushed = sum(tensor["pushed_bytes"] for tensor in tensors.values())
+        return {"tensors": tensors, "total": _traffic(raw, pushed)}
+
+    # AMP: amp.init_trainer sets this attribute
+
+    @property
+    def _amp_loss_scaler(self) -> Optional[AgreedLossScaler]:
+        return self.__dict__.get("_agreed_loss_scaler")
+
+    @_amp_loss_scaler.setter
+    def _amp_loss_scaler(self, scaler: Any) -> None:
+        name = f"trainer{self._number}.overflow"
+        self._store.declare([Tensor(name, 1, "float32", CompressionParams())])
+
+        def total(flag: NDArray) -> None:
+            self._store.gradient_scale = 1.0
+            self._store.pushpull(name, flag)
+
+        self._agreed_loss_scaler = AgreedLossScaler(scaler, total)
+
+    # Checkpoints
+
+    def save_states(self, fname: str) -> None:
+        """Save the optimizer's state with this worker's residuals and momentum.
+
+        Residuals differ between workers, so each saves its own file. What the servers of a
+        cluster carry over is not in it.
+        """
+        self._declare_all()
+        state = {
+            "optimizer": self._updaters[0].get_states(dump_optimizer=True),
+            "compression": self._store.state(self._names()),
+            "momentum": self._momentum.state() if self._momentum is not None else {},
+            "learning_rate": self._learning_rate,
+        }
+        with open(fname, "wb") as file:
+            pickle.dump(state, file)
+
+    def load_states(self, fname: str) -> None:
+        """Go on from what `save_states` saved, with the same parameters and compression.
+
+        Raises
+        ------
+        ValueError
+            The file is of other parameters or another compression.
+        """
+        self._declare_all()
+        with open(fname, "rb") as file:
+            state = pickle.load(file)
+        self._store.load_state(self._names(), state["compression"])
+        if self._momentum is not None:
+            self._momentum.load_state(state["momentum"])
+        self._learning_rate = state["learning_rate"]
+        for updater in self._updaters:
+            updater.set_states(state["optimizer"])
+            updater.optimizer = self._updaters[0].optimizer
+        self._optimizer = self._updaters[0].optimizer
+        self._optimizer.param_dict = dict(enumerate(self._params))
+
+
+def _traffic(raw_bytes: float, sent_bytes: float) -> Dict[str, float]:
+    return {
+        "raw_bytes": raw_bytes,
+        "pushed_bytes": sent_bytes,
+        "pulled_bytes": sent_bytes,
+        "ratio": raw_bytes / sent_bytes if sent_bytes else 0.0,
+    }
