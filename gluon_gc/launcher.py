@@ -1,0 +1,195 @@
+"""bpslaunch: starts this machine's part of a cluster, or with --local a whole cluster on this machine.
+
+The role comes from the environment, as BytePS reads it (`gluon_gc.env` lists the variables). Imports
+no MXNet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import List, NoReturn, Optional, Sequence
+
+from . import env, supervisor
+from .supervisor import Task
+
+_REDIRECTION = re.compile(r"\d*(<|>>?)(&\d+|\S+)")
+_NODES = Path("/sys/devices/system/node")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise env.ConfigurationError(message)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="bpslaunch",
+        usage="bpslaunch COMMAND...\n       bpslaunch --local -n WORKERS -s SERVERS COMMAND...",
+        description="Without --local, DMLC_ROLE and its like say what to start: a scheduler or a server, "
+        "which do not need COMMAND, or workers, which run COMMAND once for every visible device.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--local", action="store_true", help="a whole cluster on this machine")
+    parser.add_argument("-n", type=int, metavar="WORKERS", help="with --local: worker processes (default 1)")
+    parser.add_argument("-s", type=int, metavar="SERVERS", help="with --local: server processes (default 1)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each worker runs")
+    arguments = parser.parse_args(argv)
+    if arguments.command[:1] == ["--"]:
+        del arguments.command[0]
+    for name in ("n", "s"):
+        value = getattr(arguments, name)
+        if value is not None and not arguments.local:
+            raise env.ConfigurationError(f"-{name} goes with --local")
+        if value is not None and value < 1:
+            raise env.ConfigurationError(f"-{name} must be a positive whole number, got {value}")
+    return arguments
+
+
+def runnable(command: Sequence[str]) -> List[str]:
+    """COMMAND as a program and its arguments.
+
+    BytePS hands COMMAND to a shell, and published scripts rely on it: a single word is a shell
+    command, and words such as ``2>&1`` are redirections. Every other word is taken as it is.
+    """
+    if not command:
+        raise env.ConfigurationError("a worker needs a COMMAND to run")
+    if len(command) == 1:
+        return ["/bin/sh", "-c", command[0]]
+    if shutil.which(command[0]) is None:
+        raise env.ConfigurationError(f"COMMAND must be a program, got {command[0]!r}")
+    if any(_REDIRECTION.fullmatch(word) for word in command):
+        words = (word if _REDIRECTION.fullmatch(word) else shlex.quote(word) for word in command)
+        return ["/bin/sh", "-c", "exec " + " ".join(words)]
+    return list(command)
+
+
+def _service(role: str) -> List[str]:
+    return [sys.executable, "-m", "gluon_gc.server", role]
+
+
+def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
+    """The command on its share of the NUMA nodes, where BYTEPS_NUMA_ON asks for it and there are several."""
+    if not env.get("BYTEPS_NUMA_ON") or shutil.which("numactl") is None:
+        return command
+    nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
+    if len(nodes) < 2:
+        return command
+    node = nodes[local_rank * len(nodes) // local_size]
+    return ["numactl", f"--cpunodebind={node}", "--localalloc", *command]
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuse an address that the scheduler could not listen on."""
+    try:
+        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+    except socket.gaierror as error:
+        raise env.ConfigurationError(f"DMLC_PS_ROOT_URI must be an address, got {host!r}: {error.strerror}") from None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen()
+        except OSError as error:
+            raise env.ConfigurationError(_why_not(error, host, port)) from None
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"DMLC_PS_ROOT_URI must be an address of the scheduler's own machine, got {host!r}"
+    return f"cannot listen on port {port} of {host}: {error.strerror}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
+    """The processes of a cluster on this machine, in which every worker counts as a machine."""
+    program = runnable(command)
+    cluster = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(_free_port()),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_ROLE": None,
+        "DMLC_WORKER_ID": None,
+        "BYTEPS_LOCAL_RANK": "0",
+        "BYTEPS_LOCAL_SIZE": "1",
+        "BYTEPS_FORCE_DISTRIBUTED": "1",
+        "OMP_NUM_THREADS": str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers)),
+    }
+    tasks = [Task("scheduler", _service("scheduler"), env.for_child(cluster), service=True)]
+    for index in range(servers):
+        tasks.append(Task(f"server {index}", _service("server"), env.for_child(cluster), service=True))
+    for rank in range(workers):
+        environ = env.for_child({**cluster, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)})
+        tasks.append(Task(f"worker {rank}", program, environ))
+    return tasks
+
+
+def _devices() -> List[str]:
+    """The devices that NVIDIA_VISIBLE_DEVICES lists; none where it says all or nothing."""
+    listed = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
+    return [] if listed in ("all", "none", "void") else [device.strip() for device in listed.split(",")]
+
+
+def worker_tasks(command: Sequence[str]) -> List[Task]:
+    """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them."""
+    program = runnable(command)
+    devices = _devices()
+    size = len(devices) or env.get("BYTEPS_LOCAL_SIZE")
+    first = (env.cluster().worker_id if size > 1 or env.distributed() else 0) * size
+    tasks = []
+    for local_rank in range(size):
+        changes = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
+        if len(devices) > 1:
+            changes["NVIDIA_VISIBLE_DEVICES"] = changes["CUDA_VISIBLE_DEVICES"] = devices[local_rank]
+        bound = _bound_to_numa_node(program, local_rank, size)
+        tasks.append(Task(f"worker {first + local_rank}", bound, env.for_child(changes)))
+    return tasks
+
+
+def _become(command: Sequence[str], environ: dict) -> NoReturn:
+    """Turn into the command: its signals, terminal and exit code need no forwarding."""
+    os.execvpe(command[0], list(command), environ)
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    if arguments.local:
+        return supervisor.run(local_tasks(arguments.command, arguments.n or 1, arguments.s or 1))
+    role = env.get("DMLC_ROLE")
+    if role == "worker":
+        tasks = worker_tasks(arguments.command)
+        if len(tasks) > 1:
+            return supervisor.run(tasks)
+        _become(tasks[0].command, tasks[0].environ)
+    cluster = env.cluster()
+    if role == "scheduler":
+        _check_port(cluster.root_uri, cluster.root_port)
+    _become(_service(role), env.for_child({"DMLC_ROLE": None}))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run bpslaunch with these arguments, by default the command line's; returns the exit code."""
+    try:
+        return _start(_parse(sys.argv[1:] if argv is None else argv))
+    except env.ConfigurationError as error:
+        print(f"bpslaunch: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

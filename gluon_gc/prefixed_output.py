@@ -1,0 +1,91 @@
+"""Merges the output of several processes line by line, each line prefixed with its process's name.
+
+A progress bar is a line that a carriage return starts over. On a terminal the newest bar stays on the
+last row, below the lines that scroll by; elsewhere only its final state is written.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import BinaryIO, List
+
+_ERASE = "\r\x1b[K"
+
+
+class LineSplitter:
+    """Cuts one process's output into lines, whatever pieces it arrives in."""
+
+    def __init__(self) -> None:
+        self._open = b""
+
+    def feed(self, data: bytes) -> List[str]:
+        """The lines that `data` ends, as they would stand on a terminal."""
+        *ended, self._open = (self._open + data).split(b"\n")
+        if b"\r" in self._open:  # what was overwritten is never needed again
+            restarted = b"\r" if self._open.endswith(b"\r") else b""
+            self._open = b"\r" + _visible(self._open) + restarted
+        return [_text(line) for line in ended]
+
+    def close(self) -> List[str]:
+        """The last line, where no newline ended it."""
+        text = _text(self._open)
+        self._open = b""
+        return [text] if text.strip() else []
+
+    @property
+    def bar(self) -> str:
+        """The progress bar that is being drawn, or nothing."""
+        return _text(self._open).strip() if b"\r" in self._open else ""
+
+
+def _visible(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+
+
+def _text(line: bytes) -> str:
+    return _visible(line).decode(errors="replace")
+
+
+class PrefixedOutput:
+    """Writes lines and bars to a stream.
+
+    Parameters
+    ----------
+    stream : binary file
+    terminal : bool
+        Whether it is a terminal, on which bars are drawn.
+    """
+
+    def __init__(self, stream: BinaryIO, terminal: bool) -> None:
+        self.broken = False
+        """Whether the reader has gone; what is written then is lost."""
+        self._stream = stream
+        self._terminal = terminal
+        self._owner = ""
+        self._bar = ""
+
+    def line(self, name: str, text: str) -> None:
+        """Write a finished line of the process `name`."""
+        erase = _ERASE if self._bar else ""
+        if name == self._owner:
+            self._bar = ""
+        self._write(f"{erase}[{name}] {text}\n{self._bar}")
+
+    def bar(self, name: str, text: str) -> None:
+        """Draw the progress bar of the process `name`; an empty one takes it away."""
+        if not self._terminal or (not text and name != self._owner):
+            return
+        columns = os.get_terminal_size(self._stream.fileno()).columns
+        bar = f"[{name}] {text}"[: columns - 1] if text else ""
+        if bar != self._bar:
+            self._owner, self._bar = name, bar
+            self._write(_ERASE + bar)
+
+    def _write(self, text: str) -> None:
+        if self.broken:
+            return
+        try:
+            self._stream.write(text.encode())
+            self._stream.flush()
+        except BrokenPipeError:
+            self.broken = True

@@ -1,0 +1,242 @@
+"""Runs the processes of a cluster together: prefixes their output, ends all of them when one fails.
+
+One thread does everything: it sleeps in select until there is output, a child ends or a signal comes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Iterable, Mapping, Optional, Sequence
+
+from .prefixed_output import LineSplitter, PrefixedOutput
+
+GRACE = 5.0
+"""Seconds from a signal that asks a process to end to the one that makes it."""
+LEAVE = 10.0
+"""Seconds that servers and scheduler have to leave once the workers are done."""
+_TAIL = 20
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A process to run.
+
+    Parameters
+    ----------
+    name : str
+        What its output is prefixed with.
+    command : sequence of str
+        The program and its arguments.
+    environ : mapping
+        Its whole environment.
+    service : bool
+        A server or scheduler: it must outlive the workers, and leaves by itself after them.
+    """
+
+    name: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    service: bool = False
+
+
+class _Child:
+    """A running task, in a process group of its own that dies with this process."""
+
+    def __init__(self, task: Task, output: PrefixedOutput) -> None:
+        self.task = task
+        self.code: Optional[int] = None
+        self.tail: deque = deque(maxlen=_TAIL)
+        self._splitter = LineSplitter()
+        self._output = output
+        launcher = os.getpid()
+
+        def die_with_launcher() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+
+        self._process = subprocess.Popen(
+            task.command,
+            env={"PYTHONUNBUFFERED": "1", **task.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=die_with_launcher,  # safe: this process has one thread
+        )
+        self.pipe = self._process.stdout
+        os.set_blocking(self.pipe.fileno(), False)
+
+    def signal(self, number: int) -> None:
+        if self.code is None:
+            os.killpg(self._process.pid, number)
+
+    def read(self) -> bool:
+        """Pass on what there is to read; False at the end of the output."""
+        while True:
+            data = self.pipe.read(65536)
+            if data is None:
+                return True
+            if not data:
+                return False
+            self._show(self._splitter.feed(data))
+
+    def reap(self) -> bool:
+        """Note the exit code if the process has ended, and end what it left in its group."""
+        if self.code is not None:
+            return True
+        pid = self._process.pid
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+        os.killpg(pid, signal.SIGKILL)  # before the wait, while the group's number cannot be another's
+        self.code = self._process.wait()
+        self.read()
+        self._show(self._splitter.close())
+        return True
+
+    def _show(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.tail.append(line)
+            self._output.line(self.task.name, line)
+        self._output.bar(self.task.name, self._splitter.bar)
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell would say it."""
+        return 128 - self.code if self.code < 0 else self.code
+
+    def obituary(self) -> str:
+        if self.code < 0:
+            return f"{self.task.name} was killed by {signal.Signals(-self.code).name}"
+        return f"{self.task.name} exited with code {self.code}"
+
+
+class _Supervisor:
+    def __init__(self) -> None:
+        self.children: list = []
+        self.signals: list = []
+        self._output = PrefixedOutput(sys.stdout.buffer, sys.stdout.isatty())
+        self._selector = selectors.DefaultSelector()
+        self._wakeup, waker = socket.socketpair()
+        for end in (self._wakeup, waker):
+            end.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._waker = waker
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *_FORWARDED):
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)  # its number arrives at the wake-up socket
+
+    def start(self, task: Task) -> None:
+        child = _Child(task, self._output)
+        self.children.append(child)
+        self._selector.register(child.pipe, selectors.EVENT_READ, child)
+
+    def poll(self, timeout: Optional[float]) -> None:
+        """Sleep until something happens, then take in all of it."""
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                numbers = self._wakeup.recv(4096)
+                self.signals += [n for n in numbers if n in _FORWARDED]
+            elif not key.data.read():
+                self._selector.unregister(key.fileobj)
+        for child in self.children:
+            child.reap()
+
+    def wait(self, children: Sequence[_Child], seconds: float) -> None:
+        """Wait for these to end, at most so long, and not beyond a signal."""
+        deadline = time.monotonic() + seconds
+        while any(child.code is None for child in children) and not self.signals:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.poll(left)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End the workers with this signal, then, as workers may still need them, the services."""
+        for service, polite in ((False, number), (True, signal.SIGTERM)):
+            group = [child for child in self.children if child.task.service == service]
+            for how, seconds in ((polite, GRACE), (signal.SIGKILL, GRACE)):
+                for child in group:
+                    child.signal(how)
+                self.signals.clear()
+                self.wait(group, seconds)
+
+    def run(self, tasks: Sequence[Task]) -> int:
+        for task in tasks:
+            self.start(task)
+        while not self.signals:
+            working = any(child.code is None for child in self.children if not child.task.service)
+            for child in self.children:
+                if child.code or (working and child.task.service and child.code == 0):
+                    return self._failed(child)
+            if self._output.broken:
+                return 128 + signal.SIGPIPE
+            if working:
+                self.poll(None)
+            else:
+                self.wait([child for child in self.children if child.task.service], LEAVE)
+                if not self.signals:
+                    return self._done()
+        number = self.signals[0]
+        self.stop(number)
+        return 128 + number
+
+    def _failed(self, child: _Child) -> int:
+        self.stop()
+        last_lines = "".join(f"\n  {line}" for line in child.tail)
+        early = " before the workers were done" if child.task.service and child.code == 0 else ""
+        _say(child.obituary() + early + (f"; its last lines:{last_lines}" if child.tail else ""))
+        return child.exit_code or 1
+
+    def _done(self) -> int:
+        """The workers are done, and the services have had time to leave."""
+        for child in self.children:
+            if child.code:
+                return self._failed(child)
+            if child.code is None:
+                _say(f"{child.task.name} did not leave within {LEAVE:.0f} s of the last worker; ended")
+                child.signal(signal.SIGKILL)
+        return 0
+
+    def close(self) -> None:
+        self.stop()
+        signal.set_wakeup_fd(-1)
+        for end in (self._wakeup, self._waker, self._selector):
+            end.close()
+
+
+def _say(message: str) -> None:
+    print(f"bpslaunch: {message}", file=sys.stderr, flush=True)
+
+
+def run(tasks: Sequence[Task]) -> int:
+    """Run tasks until the workers among them are done and the services have left.
+
+    A worker that fails, a service that ends before the workers, or a SIGINT, SIGTERM or SIGHUP to
+    this process ends all of them, with their process groups. Nothing outlives this process, except
+    that a child's own children may if it is killed with SIGKILL.
+
+    Returns
+    -------
+    int
+        0, or the exit code of the task that failed, or 128 plus the number of the signal.
+    """
+    supervisor = _Supervisor()
+    try:
+        return supervisor.run(tasks)
+    finally:
+        supervisor.close()
