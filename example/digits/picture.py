@@ -1,0 +1,63 @@
+"""The demo's picture: training loss against steps, and against the bytes that a worker moved."""
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = {"uncompressed": "#b0461e", "onebit": "#1f5fa8"}
+WINDOW = 11  # steps that a running mean covers: one batch's loss alone is noise
+
+
+def _loss_curves(runs: List[List[Dict[str, Any]]]) -> np.ndarray:
+    """Return the running mean of the loss at every step, shape (runs, steps)."""
+    losses = np.array([np.concatenate([record["step_loss"] for record in run]) for run in runs])
+    padded = np.pad(losses, ((0, 0), (WINDOW - 1, 0)), mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW, axis=1)
+    return windows.mean(axis=2)
+
+
+def _megabytes(run: List[Dict[str, Any]], steps: int) -> np.ndarray:
+    """Return the megabytes pushed and pulled after each step, shape (steps,)."""
+    total = (run[-1]["pushed_bytes"] + run[-1]["pulled_bytes"]) / 1e6
+    return np.arange(1, steps + 1) * total / steps
+
+
+def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
+    """Write the picture.
+
+    Parameters
+    ----------
+    runs : dict
+        By name of the setting, the logs of its runs.
+    path : Path
+        File to write.
+    """
+    figure, (by_step, by_byte) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
+    for name, of_setting in runs.items():
+        curves = _loss_curves(of_setting)
+        steps = curves.shape[1]
+        for axes, x in ((by_step, np.arange(1, steps + 1)),
+                        (by_byte, _megabytes(of_setting[0], steps))):
+            axes.fill_between(x, curves.min(axis=0), curves.max(axis=0),
+                              color=COLOURS[name], alpha=0.18, linewidth=0)
+            axes.plot(x, curves.mean(axis=0), color=COLOURS[name], linewidth=1.8, label=name)
+    by_byte.set_xscale("log")
+    by_step.set_yscale("log")
+    by_step.set_xlabel("step")
+    by_byte.set_xlabel("pushed and pulled by one worker (MB, log scale)")
+    by_step.set_ylabel("training loss (cross-entropy, log scale)")
+    by_step.set_title("The same steps")
+    by_byte.set_title("far fewer bytes")
+    for axes in (by_step, by_byte):
+        axes.grid(True, which="major", color="#dddddd")
+        axes.spines[["top", "right"]].set_visible(False)
+    by_step.legend(frameon=False, title=f"mean of {len(next(iter(runs.values())))} seeds, "
+                                        f"range shaded")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
