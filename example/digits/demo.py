@@ -5,7 +5,6 @@ does, or if one-bit training does not keep its accuracy while sending far less.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,18 +35,13 @@ Run = List[Dict[str, Any]]  # the records that train.py logs, one an epoch
 def train(name: str, seed: int) -> Run:
     """Run train.py on a cluster of this machine and return its log; exit if it fails."""
     log = OUTPUT / f"{name}-{seed}.jsonl"
-    command = ["bpslaunch", "--local", "-n", str(WORKERS), "-s", str(SERVERS),
-               "python", str((HERE / "train.py").relative_to(ROOT)), *SETTINGS[name],
-               "--seed", str(seed), "--logging-file", str(log.relative_to(ROOT))]
-    print(f"\n$ {' '.join(command)}", flush=True)
-    # This Python's own bpslaunch and python come first; one thread a process, for two cores.
-    bin_dir = Path(sys.executable).parent
-    path = os.pathsep.join([str(bin_dir), os.environ.get("PATH", os.defpath)])
-    launcher = shutil.which("bpslaunch", path=path)
-    if launcher is None:
-        sys.exit(f"demo: there is no bpslaunch in {bin_dir}; `pip install .` puts it there")
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **os.environ, "PATH": path}
-    done = subprocess.run([launcher, *command[1:]], cwd=ROOT, env=environment, check=False)
+    cluster = ["--local", "-n", str(WORKERS), "-s", str(SERVERS)]
+    script = [str((HERE / "train.py").relative_to(ROOT)), *SETTINGS[name],
+              "--seed", str(seed), "--logging-file", str(log.relative_to(ROOT))]
+    print(f"\n$ bpslaunch {' '.join(cluster)} python {' '.join(script)}", flush=True)
+    command = [sys.executable, "-m", "bpslaunch", *cluster, sys.executable, *script]
+    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", **os.environ}  # MXNet's, about NumPy
+    done = subprocess.run(command, cwd=ROOT, env=quiet, check=False)
     if done.returncode != 0:
         sys.exit(f"demo: the {name} run with seed {seed} failed with exit code {done.returncode}")
     return read_log(str(log))

@@ -46,18 +46,22 @@ def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
             axes.fill_between(x, curves.min(axis=0), curves.max(axis=0),
                               color=COLOURS[name], alpha=0.18, linewidth=0)
             axes.plot(x, curves.mean(axis=0), color=COLOURS[name], linewidth=1.8, label=name)
+        by_byte.annotate(f"{x[-1]:,.0f} MB", (x[-1], curves.mean(axis=0)[-1]), color=COLOURS[name],
+                         xytext=(4, -14), textcoords="offset points", ha="right", va="top")
     by_byte.set_xscale("log")
+    by_byte.xaxis.set_major_formatter("{x:,g}")
     by_step.set_yscale("log")
+    by_step.set_title("Loss against steps")
     by_step.set_xlabel("step")
-    by_byte.set_xlabel("pushed and pulled by one worker (MB, log scale)")
     by_step.set_ylabel("training loss (cross-entropy, log scale)")
-    by_step.set_title("The same steps")
-    by_byte.set_title("far fewer bytes")
+    by_byte.set_title("Loss against bytes")
+    by_byte.set_xlabel("pushed and pulled by one worker (MB, log scale)")
     for axes in (by_step, by_byte):
-        axes.grid(True, which="major", color="#dddddd")
+        axes.grid(True, color="#dddddd")
         axes.spines[["top", "right"]].set_visible(False)
-    by_step.legend(frameon=False, title=f"mean of {len(next(iter(runs.values())))} seeds, "
-                                        f"range shaded")
+    seeds = len(next(iter(runs.values())))
+    by_step.legend(frameon=False, alignment="left",
+                   title=f"running mean over {WINDOW} steps,\n{seeds} seeds: mean and range")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
