@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example"))
+
+from common.log import read_log
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "example"))
-
-from common.log import read_log  # noqa: E402
-
 ONEBIT = ["--compressor", "onebit", "--onebit-scaling", "--ef", "vanilla",
           "--compress-momentum", "nesterov"]
 
@@ -19,8 +19,6 @@ ONEBIT = ["--compressor", "onebit", "--onebit-scaling", "--ef", "vanilla",
 @pytest.fixture(scope="module", params=[[], ONEBIT], ids=["uncompressed", "onebit"])
 def run(request, tmp_path_factory):
     """One epoch on two workers and one server: what was printed, and the log's records."""
-    pytest.importorskip("sklearn")
-    pytest.importorskip("tqdm")
     log = tmp_path_factory.mktemp("digits") / "log.jsonl"
     command = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1",
                sys.executable, "example/digits/train.py", *request.param,
@@ -36,14 +34,15 @@ def test_the_log_has_one_complete_record_an_epoch(run):
     assert set(record) == {"epoch", "train_loss", "validation_accuracy", "seconds",
                            "pushed_bytes", "pulled_bytes", "step_loss"}
     assert record["epoch"] == 1
-    assert len(record["step_loss"]) == 1437 // (2 * 32)
-    assert record["train_loss"] == pytest.approx(sum(record["step_loss"]) / len(record["step_loss"]))
+    steps = 1437 // (2 * 32)  # images in batches of 32 for two workers
+    assert len(record["step_loss"]) == steps
+    assert record["train_loss"] == pytest.approx(sum(record["step_loss"]) / steps)
     assert 0.2 < record["validation_accuracy"] <= 1, "one epoch should already beat guessing"
     assert record["pushed_bytes"] > 0 and record["pulled_bytes"] > 0 and record["seconds"] > 0
 
 
 def test_both_workers_end_with_the_same_parameters(run):
     output, _ = run
-    checksums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters ([0-9a-f]{16})", output))
+    checksums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters (\w+)", output))
     assert set(checksums) == {"0", "1"}
     assert checksums["0"] == checksums["1"]

@@ -5,25 +5,25 @@ from typing import Any, Dict
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of plain SGD training; an example sets its own defaults with `set_defaults`."""
+    """Add the arguments of plain SGD training. `set_defaults` gives an example its own defaults."""
     group = parser.add_argument_group("training")
     group.add_argument("--num-epochs", type=int, default=20, help="passes over the training data")
     group.add_argument("--batch-size", type=int, default=32, help="images a step on each worker")
     group.add_argument("--lr", type=float, default=0.1, help="learning rate")
     group.add_argument("--momentum", type=float, default=0.9)
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay")
-    group.add_argument("--seed", type=int, default=0, help="seed of the initial weights and the shuffling")
-    group.add_argument("--logging-file", default="", help="rank 0 writes one line of JSON an epoch to it")
+    group.add_argument("--seed", type=int, default=0, help="of weights and shuffling")
+    group.add_argument("--logging-file", default="", help="gets one line of JSON an epoch")
 
 
 def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose how gradients are compressed. All of them are off by default."""
+    """Add the arguments that choose how gradients are compressed; all are off by default."""
     group = parser.add_argument_group("gradient compression")
     group.add_argument("--compressor", default="", help="name of the compressor, e.g. onebit")
     group.add_argument("--ef", default="", help="error feedback: vanilla or corrected")
-    group.add_argument("--compress-momentum", default="", help="momentum before compression: nesterov")
-    group.add_argument("--onebit-scaling", action="store_true", help="onebit: send the mean magnitude too")
-    group.add_argument("--k", type=float, default=None, help="topk, randomk: elements kept; dithering: levels")
+    group.add_argument("--compress-momentum", default="", help="before compression: nesterov")
+    group.add_argument("--onebit-scaling", action="store_true", help="send the mean magnitude too")
+    group.add_argument("--k", type=float, help="elements that a compressor keeps, or its levels")
     group.add_argument("--fp16-pushpull", action="store_true", help="send float16")
 
 

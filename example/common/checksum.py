@@ -1,4 +1,4 @@
-"""A short checksum of a network's trained parameters, to see that all workers hold the same ones."""
+"""A short checksum of a network's trained parameters, to see that all workers hold the same."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, split into training and validation images and sharded by rank."""
+"""scikit-learn's handwritten digits: training and validation images, sharded by rank."""
 
 from typing import Iterator, NamedTuple, Tuple
 
@@ -18,7 +18,7 @@ class Images(NamedTuple):
 
 
 def load_images() -> Tuple[Images, Images]:
-    """Return 1437 training images and 360 validation images, each digit equally frequent in both."""
+    """Return 1437 training and 360 validation images, with equal shares of each digit."""
     digits = load_digits()
     pixels = (digits.images / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
     labels = digits.target.astype(np.float32)
@@ -28,7 +28,7 @@ def load_images() -> Tuple[Images, Images]:
 
 
 def steps_per_epoch(images: Images, batch_size: int, size: int) -> int:
-    """Return the number of batches that each of `size` workers gets; the few images left over wait."""
+    """Return how many full batches each of `size` workers gets from the images."""
     steps = len(images.labels) // (batch_size * size)
     if steps == 0:
         raise ValueError(f"--batch-size must be at most {len(images.labels) // size} "

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))  # for example/common
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 from common.log import read_log
 from picture import draw
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 OUTPUT = ROOT / "build" / "demo"
 WORKERS, SERVERS = 2, 1
 SEEDS = (0, 1, 2)
@@ -73,8 +73,8 @@ def print_table(rows: Dict[str, Dict[str, float]]) -> None:
     for name, row in rows.items():
         print(f"{name:14}{row['accuracy']:>12.2%}{row['pushed']:>14,.0f}{row['pulled']:>14,.0f}"
               f"{row['seconds']:>10.1f}")
-    print("\nThe seconds are those of this machine's loopback, which is no slow network: fewer bytes "
-          "save no time on it.")
+    print("\nThe seconds are those of this machine's loopback, which is no slow network: on it, "
+          "fewer bytes save no time.")
 
 
 def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str]:
@@ -94,8 +94,8 @@ def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str
 
 def main() -> None:
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    print(f"Training on handwritten digits with {WORKERS} workers, {SERVERS} server and a scheduler "
-          f"on this machine:\n{len(SEEDS)} runs with each of {', '.join(SETTINGS)}.", flush=True)
+    print(f"Training on handwritten digits: {WORKERS} workers, {SERVERS} server and a scheduler, "
+          f"all on this machine;\n{len(SEEDS)} runs {' and '.join(SETTINGS)}.", flush=True)
     runs = {name: [train(name, seed) for seed in SEEDS] for name in SETTINGS}
     rows = {name: summary(of_setting) for name, of_setting in runs.items()}
     print_table(rows)
@@ -106,8 +106,8 @@ def main() -> None:
     if broken:
         sys.exit("demo: " + "; ".join(broken))
     saving = rows["uncompressed"]["pushed"] / rows["onebit"]["pushed"]
-    print(f"One-bit gradients moved {saving:.0f} times fewer bytes each way, with the accuracy kept "
-          f"to {100 * MAX_ACCURACY_LOSS:.1f} point.")
+    print(f"One-bit gradients moved {saving:.0f} times fewer bytes each way, and kept the "
+          f"accuracy to {100 * MAX_ACCURACY_LOSS:.1f} point.")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-import gluon_gc as bps
 import mxnet as mx
 from mxnet import autograd, gluon
 from tqdm import tqdm
+
+import gluon_gc as bps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
@@ -55,7 +56,8 @@ def main() -> None:
     for epoch in range(1, args.num_epochs + 1):
         start = time.perf_counter()
         losses = []
-        for pixels, labels in batches(train_images, args.batch_size, rank, size, (args.seed, epoch)):
+        order = (args.seed, epoch)
+        for pixels, labels in batches(train_images, args.batch_size, rank, size, order):
             with autograd.record():
                 loss = softmax_loss(net(pixels), labels)
             loss.backward()
@@ -81,7 +83,7 @@ def main() -> None:
             bar.set_postfix(epoch=epoch, loss=f"{record['train_loss']:.4f}",
                             accuracy=f"{record['validation_accuracy']:.4f}")
     bar.close()
-    print(f"rank {rank} of {size}: checksum of the parameters {parameter_checksum(net)}", flush=True)
+    print(f"rank {rank} of {size}: checksum of the parameters {parameter_checksum(net)}")
     bps.shutdown()
 
 
