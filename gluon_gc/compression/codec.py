@@ -51,6 +51,8 @@ class Codec:
 
         `ratio` is the previous learning rate over the current one, for corrected feedback.
         """
+        if self._encoding.get("ef") != "corrected":
+            ratio = 1.0
         return operators.compress(
             self._name, gradient, self._state, self._encoding, scale, ratio
         )

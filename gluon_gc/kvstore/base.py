@@ -61,6 +61,9 @@ class CompressingKVStore(KVStoreBase):
         Previous learning rate over the current one, for corrected error feedback.
     """
 
+    rank = 0
+    num_workers = 1
+
     def __init__(self) -> None:
         self.gradient_scale = 1.0
         self.learning_rate_ratio = 1.0

@@ -20,8 +20,6 @@ class GluonGCLocal(CompressingKVStore):
     """
 
     type = "local"
-    rank = 0
-    num_workers = 1
 
     def __init__(self) -> None:
         super().__init__()

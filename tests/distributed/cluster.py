@@ -1,0 +1,128 @@
+"""Starts a real cluster on this machine: a scheduler, servers and workers as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+
+JOBS = Path(__file__).with_name("jobs.py")
+TIMEOUT = 90  # seconds that a whole cluster may take
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Cluster:
+    """The processes of one cluster, ended by `stop` whatever happened."""
+
+    def __init__(self, folder: Path, workers: int, servers: int, **variables: Any) -> None:
+        self.folder = folder
+        self.workers = workers
+        self.processes: Dict[str, subprocess.Popen] = {}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PS_"))}
+        self.environment = {
+            **clean,
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(free_port()),
+            "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(servers),
+            "BYTEPS_FORCE_DISTRIBUTED": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            **{name: str(value) for name, value in variables.items()},
+        }
+        self._servers = servers
+
+    def start_roles(self) -> None:
+        """Start the scheduler and the servers."""
+        self.start("scheduler", [sys.executable, "-m", "gluon_gc.server", "scheduler"])
+        for server in range(self._servers):
+            self.start(f"server{server}", [sys.executable, "-m", "gluon_gc.server", "server"])
+
+    def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
+        """Start worker `rank`, which runs a function of jobs.py."""
+        command = [sys.executable, str(JOBS), job, str(self.result_file(rank)), json.dumps(arguments)]
+        self.start(f"worker{rank}", command, DMLC_ROLE="worker", DMLC_WORKER_ID=rank, **variables)
+
+    def start(self, name: str, command: List[str], **variables: Any) -> None:
+        environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
+        with open(self.folder / f"{name}.log", "w") as log:
+            self.processes[name] = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def result_file(self, rank: int) -> Path:
+        return self.folder / f"result{rank}.npz"
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def wait(self, name: str, timeout: float = TIMEOUT) -> int:
+        """The exit code of a process; shows its output if it does not end in time."""
+        try:
+            return self.processes[name].wait(timeout)
+        except subprocess.TimeoutExpired:
+            logs = "\n".join(f"--- {n}\n{self.log(n)}" for n in self.processes)
+            raise AssertionError(f"{name} did not end within {timeout} s\n{logs}") from None
+
+    def wait_for(self, path: Path, timeout: float = TIMEOUT) -> None:
+        """Wait until a process has made a file."""
+        deadline = time.monotonic() + timeout
+        while not path.exists():
+            assert time.monotonic() < deadline, f"{path.name} was not made within {timeout} s"
+            time.sleep(0.02)
+
+    def results(self) -> List[Dict[str, np.ndarray]]:
+        """What the workers saved, once all processes have ended well."""
+        for name in sorted(self.processes, reverse=True):  # workers first
+            code = self.wait(name)
+            assert code == 0, f"{name} ended with {code}\n{self.log(name)}"
+        return [dict(np.load(self.result_file(rank))) for rank in range(self.workers)]
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def run(
+    folder: Path, job: str, arguments: Any = None, workers: int = 2, servers: int = 1,
+    variables: Optional[Dict[str, Any]] = None,
+) -> List[Dict[str, np.ndarray]]:
+    """Run a function of jobs.py on every worker of a cluster; what each returned, by rank."""
+    cluster = Cluster(folder, workers, servers, **(variables or {}))
+    try:
+        cluster.start_roles()
+        for rank in range(workers):
+            cluster.start_worker(rank, job, arguments)
+        return cluster.results()
+    finally:
+        cluster.stop()
+
+
+def run_local(
+    folder: Path, job: str, arguments: Any = None, variables: Optional[Dict[str, Any]] = None
+) -> Dict[str, np.ndarray]:
+    """Run a function of jobs.py in one process without a cluster."""
+    cluster = Cluster(folder, 1, 1, **(variables or {}))
+    for name in [n for n in cluster.environment if n.startswith("DMLC_")] + ["BYTEPS_FORCE_DISTRIBUTED"]:
+        del cluster.environment[name]
+    try:
+        command = [sys.executable, str(JOBS), job, str(cluster.result_file(0)), json.dumps(arguments)]
+        cluster.start("worker0", command)
+        return cluster.results()[0]
+    finally:
+        cluster.stop()

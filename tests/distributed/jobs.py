@@ -1,0 +1,192 @@
+"""What workers run in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
+
+import json
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+import gluon_gc as bps
+
+
+def _parameters(shapes, dtype="float32", contexts=1, value=None):
+    """Initialized Parameters of these shapes, with the same values on all workers."""
+    params = []
+    for i, shape in enumerate(shapes):
+        param = mx.gluon.Parameter(f"p{i}", shape=tuple(shape), dtype=dtype)
+        init = mx.init.Constant(value if value is not None else i + 1)
+        param.initialize(init=init, ctx=[mx.cpu(c) for c in range(contexts)])
+        params.append(param)
+    return params
+
+
+def gradients_of(rank, step, shapes, dtype="float32"):
+    """The gradients that a worker has at a step: known to the tests as well."""
+    random = np.random.RandomState(1000 * rank + step)
+    return [random.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def _backward(params, gradients):
+    """Give every context of every parameter its gradient, by autograd."""
+    with mx.autograd.record():
+        losses = [
+            (p.data(ctx) * mx.nd.array(g, ctx=ctx, dtype=g.dtype)).sum()
+            for p, g in zip(params, gradients) for ctx in p.list_ctx()
+        ]
+    mx.autograd.backward(losses)
+
+
+def steps(arguments):
+    """Steps of a trainer on known gradients; returns gradients after each step, and the weights.
+
+    arguments: shapes, steps, compression_params, optimizer_params, and optionally dtype,
+    learning_rates (one a step), batch_size, kvstore, overrides (by parameter number).
+    """
+    shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
+    params = _parameters(shapes, dtype)
+    for i, override in arguments.get("overrides", {}).items():
+        params[int(i)].compression_params = override
+    optimizer_params = dict(arguments["optimizer_params"])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", optimizer_params, compression_params=arguments["compression_params"],
+    )
+    assert optimizer_params == arguments["optimizer_params"]
+    result = {}
+    for step in range(arguments["steps"]):
+        if "learning_rates" in arguments:
+            trainer.set_learning_rate(arguments["learning_rates"][step])
+        _backward(params, gradients_of(bps.rank(), step, shapes, dtype))
+        trainer.step(arguments.get("batch_size", 1))
+        for i, param in enumerate(params):
+            result[f"g{i}_{step}"] = param.grad().asnumpy()
+    for i, param in enumerate(params):
+        result[f"w{i}"] = param.data().asnumpy()
+    result["row"] = np.array(getattr(bps.runtime.default_kvstore(), "_row", 0))
+    return result
+
+
+def delayed(arguments):
+    """A step while the server is stopped: says when it has returned, then waits for the result."""
+    folder = Path(arguments["folder"])
+    (param,) = params = _parameters([(1000,)])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"])
+    _backward(params, [np.ones(1000, np.float32)])
+    trainer.step(1)
+    mx.nd.waitall()
+    (folder / "ready").touch()
+    while not (folder / "stopped").exists():
+        pass
+    _backward(params, [np.ones(1000, np.float32)])
+    trainer.step(1)
+    (folder / "returned").touch()
+    return {"w": param.data().asnumpy()}
+
+
+def broadcast(arguments):
+    """Parameters that differ between workers, some not yet initialized, before the first gradient."""
+    mx.random.seed(bps.rank())
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(5, in_units=3), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(4))
+    net.initialize(mx.init.Normal(1.0))
+    trainer = bps.DistributedTrainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.1}, root_rank=arguments["root_rank"])
+    net(mx.nd.ones((2, 3)))
+    weights = [p.data().asnumpy().ravel() for p in net.collect_params().values()]
+    exact = [
+        mx.nd.array(np.array([-0.0, 1e-42, np.inf, -np.inf, bps.rank()]), dtype="float32"),
+        mx.nd.array(np.array([[2**31 - 1 - bps.rank(), -5]]), dtype="int32"),
+        mx.nd.array(np.array([1 / 3 + bps.rank()]), dtype="float64"),
+        mx.nd.array(np.array([bps.rank() + 0.1]), dtype="float16"),
+    ]
+    bps.broadcast_parameters(dict(enumerate(exact)), root_rank=arguments["root_rank"])
+    del trainer
+    return {"weights": np.concatenate(weights), **{f"e{i}": a.asnumpy() for i, a in enumerate(exact)}}
+
+
+def push_pull(arguments):
+    """byteps_push_pull, average and sum, of several dtypes; and a DistributedOptimizer."""
+    rank = bps.rank()
+    result = {}
+    for dtype in ("float32", "float64", "float16", "int32"):
+        tensor = mx.nd.array(np.arange(6).reshape(2, 3) * (rank + 1), dtype=dtype)
+        bps.byteps_push_pull(tensor, name="sum" + dtype, is_average=False)
+        result[dtype] = tensor.asnumpy()
+    mean = mx.nd.ones(4) * rank
+    bps.byteps_push_pull(mean, name="mean")
+    result["mean"] = mean.asnumpy()
+    bps.byteps_declare_tensor("signs", compressor="onebit", scaling=True)
+    signs = mx.nd.array([1, -1, 1, -1])
+    bps.byteps_push_pull(signs, name="signs")
+    result["signs"] = signs.asnumpy()
+    optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0))
+    weight = mx.nd.zeros(3)
+    optimizer.update(0, weight, mx.nd.ones(3) * (rank + 1), optimizer.create_state(0, weight))
+    result["optimized"] = weight.asnumpy()
+    return result
+
+
+def plain_trainer(arguments):
+    """gluon.Trainer with the backend as a KVStoreBase plug-in."""
+    params = _parameters([(40,), (7,)])
+    store = mx.kv.create(arguments["kvstore"])
+    trainer = mx.gluon.Trainer(
+        params, "sgd", {"learning_rate": 1.0}, kvstore=store,
+        compression_params=arguments.get("compression_params"), update_on_kvstore=False)
+    _backward(params, gradients_of(store.rank, 0, [(40,), (7,)]))
+    trainer.step(1)
+    return {"g": params[0].grad().asnumpy(), "w": params[0].data().asnumpy()}
+
+
+def amp_overflow(arguments):
+    """Worker 0's gradient overflows in the first step: nobody's weights change, all scale alike."""
+    from mxnet.contrib import amp
+
+    amp.init()
+    (param,) = params = _parameters([(64,)])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"])
+    amp.init_trainer(trainer)
+    result = {}
+    for step in range(3):
+        with mx.autograd.record():
+            factor = float("inf") if step == 0 and bps.rank() == 0 else 1.0
+            with amp.scale_loss((param.data() * factor).sum(), trainer) as loss:
+                loss.backward()
+        trainer.step(1)
+        result[f"w{step}"] = param.data().asnumpy()
+        result[f"scale{step}"] = np.array(trainer._amp_loss_scaler.loss_scale)
+    return result
+
+
+def stock_worker(arguments):
+    """A command such as MXNet's own KVStore.set_optimizer sends, to a gluon_gc server."""
+    bps.runtime.default_kvstore()._kv.set_optimizer(mx.optimizer.SGD())
+    return {}
+
+
+def exit_code(arguments):
+    """Worker `rank` fails, the others wait for it."""
+    if bps.rank() == arguments["failing"]:
+        raise RuntimeError("this worker fails on purpose")
+    tensor = mx.nd.ones(1)
+    bps.byteps_push_pull(tensor, name="never")
+    return {"never": tensor.asnumpy()}
+
+
+def forever(arguments):
+    """Exchange until somebody dies."""
+    tensor = mx.nd.ones(1000)
+    while True:
+        bps.byteps_push_pull(tensor, name="again")
+        tensor.wait_to_read()
+        Path(arguments["folder"], f"running{bps.rank()}").touch()
+
+
+if __name__ == "__main__":
+    function, result_file, text = sys.argv[1:]
+    if function != "plain_trainer":
+        bps.init()
+    np.savez(result_file, **globals()[function](json.loads(text)))
+    bps.shutdown()

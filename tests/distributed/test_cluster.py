@@ -1,0 +1,107 @@
+"""What a cluster does beside the two-way exchange."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import Cluster, run
+from tests.distributed.jobs import gradients_of
+
+ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
+
+
+@pytest.mark.parametrize("params", [ONEBIT, None], ids=["onebit", "uncompressed"])
+def test_step_returns_while_the_server_stands_still(tmp_path, params):
+    cluster = Cluster(tmp_path, 1, 1)
+    try:
+        cluster.start_roles()
+        cluster.start_worker(0, "delayed", {"folder": str(tmp_path), "compression_params": params})
+        cluster.wait_for(tmp_path / "ready")
+        server = cluster.processes["server0"].pid
+        os.kill(server, signal.SIGSTOP)
+        (tmp_path / "stopped").touch()
+        cluster.wait_for(tmp_path / "returned", timeout=8)
+        assert not cluster.result_file(0).exists()
+        os.kill(server, signal.SIGCONT)
+        (result,) = cluster.results()
+        np.testing.assert_array_equal(result["w"], np.full(1000, -1, np.float32))
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("root_rank", [0, 1])
+def test_all_workers_start_from_the_parameters_of_the_root_rank(tmp_path, root_rank):
+    first, second = run(tmp_path, "broadcast", {"root_rank": root_rank}, workers=2, servers=2)
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    expected = {
+        "e0": np.array([-0.0, 1e-42, np.inf, -np.inf, root_rank], np.float32),
+        "e1": np.array([[2**31 - 1 - root_rank, -5]], np.int32),
+        "e2": np.array([1 / 3 + root_rank]),
+        "e3": np.array([root_rank + 0.1], np.float16),
+    }
+    for result in (first, second):
+        for name, array in expected.items():
+            assert result[name].tobytes() == array.tobytes(), name
+
+
+def test_push_pull_sums_and_averages_every_dtype(tmp_path):
+    for result in run(tmp_path, "push_pull", workers=2, servers=2):
+        for dtype in ("float32", "float64", "float16", "int32"):
+            assert result[dtype].dtype == dtype
+            np.testing.assert_array_equal(result[dtype], 3 * np.arange(6).reshape(2, 3))
+        np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
+        np.testing.assert_array_equal(result["signs"], [1, -1, 1, -1])
+        np.testing.assert_array_equal(result["optimized"], np.full(3, -1.5))
+
+
+def test_fp16_and_uncompressed_gradients_are_the_average(tmp_path):
+    shapes = [(50, 20), (33,), (1,), (700,)]
+    for fp16, tolerance in ((False, 1e-6), (True, 2e-3)):
+        folder = tmp_path / str(fp16)
+        folder.mkdir()
+        results = run(folder, "steps", {
+            "shapes": shapes, "steps": 3, "compression_params": {"fp16": fp16}, "batch_size": 4,
+            "optimizer_params": {"learning_rate": 0.1},
+        }, workers=2, servers=2, variables={"BYTEPS_PARTITION_BYTES": 1024})
+        for i in range(len(shapes)):
+            expected = sum(gradients_of(rank, 2, shapes)[i] for rank in range(2)) / 8
+            for result in results:
+                np.testing.assert_allclose(result[f"g{i}_2"], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_small_and_excluded_tensors_travel_uncompressed_under_the_same_momentum(tmp_path):
+    shapes = [(100,), (10,), (100,)]
+    results = run(tmp_path, "steps", {
+        "shapes": shapes, "steps": 4, "compression_params": {**ONEBIT, "momentum": "nesterov"},
+        "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}, "overrides": {"2": None},
+    }, workers=2, servers=1, variables={"BYTEPS_MIN_COMPRESS_BYTES": 100})
+    for i in (1, 2):
+        m = 0
+        for step in range(4):
+            g = sum(gradients_of(rank, step, shapes)[i] for rank in range(2)) / 2
+            m = np.float32(0.9) * m + g
+            for result in results:
+                np.testing.assert_allclose(
+                    result[f"g{i}_{step}"], g + np.float32(0.9) * m, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("params", [None, ONEBIT], ids=["uncompressed", "onebit"])
+def test_a_plain_gluon_trainer_can_use_the_backend(tmp_path, params):
+    results = run(tmp_path, "plain_trainer", {
+        "kvstore": "GluonGCParameterServer", "compression_params": params}, workers=2)
+    expected = sum(gradients_of(rank, 0, [(40,), (7,)])[0] for rank in range(2))
+    for result in results:
+        np.testing.assert_array_equal(result["g"], results[0]["g"])
+        if params is None:
+            np.testing.assert_allclose(result["g"], expected, rtol=1e-6)
+        np.testing.assert_allclose(result["w"], 1 - result["g"], rtol=1e-6)
+
+
+def test_an_overflow_on_one_worker_makes_all_leave_the_step_out(tmp_path):
+    for result in run(tmp_path, "amp_overflow", {"compression_params": ONEBIT}, workers=2):
+        np.testing.assert_array_equal(result["w0"], np.ones(64))
+        np.testing.assert_allclose(result["w1"], np.zeros(64), atol=1e-6)
+        np.testing.assert_allclose(result["w2"], -np.ones(64), atol=1e-6)
+        assert [float(result[f"scale{step}"]) for step in range(3)] == [65536, 32768, 32768]
