@@ -15,7 +15,7 @@ class CMakeBuild(build_ext):
     """Compiles operators/ against the MXNet that is installed."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path("gluon_gc", "libgluon_gc.so"))
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
 
     def build_extension(self, ext: Extension) -> None:
         mxnet = importlib.util.find_spec("mxnet")  # found, not imported

@@ -1,7 +1,7 @@
-"""bpslaunch: starts this machine's part of a cluster, or with --local a whole cluster on this machine.
+"""bpslaunch: starts this machine's part of a cluster, or with --local a whole cluster here.
 
-The role comes from the environment, as BytePS reads it (`gluon_gc.env` lists the variables). Imports
-no MXNet.
+The role comes from the environment, as BytePS reads it (`gluon_gc.variables` lists what it reads).
+Imports no MXNet.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="bpslaunch",
         usage="bpslaunch COMMAND...\n       bpslaunch --local -n WORKERS -s SERVERS COMMAND...",
-        description="Without --local, DMLC_ROLE and its like say what to start: a scheduler or a server, "
-        "which do not need COMMAND, or workers, which run COMMAND once for every visible device.",
+        description="Without --local, DMLC_ROLE and its like say what to start: a scheduler or a "
+        "server, which need no COMMAND, or workers, which run it once for every visible device.",
         allow_abbrev=False,
     )
     parser.add_argument("--local", action="store_true", help="a whole cluster on this machine")
-    parser.add_argument("-n", type=int, metavar="WORKERS", help="with --local: worker processes (default 1)")
-    parser.add_argument("-s", type=int, metavar="SERVERS", help="with --local: server processes (default 1)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each worker runs")
+    parser.add_argument("-n", type=int, metavar="WORKERS", help="with --local: workers (default 1)")
+    parser.add_argument("-s", type=int, metavar="SERVERS", help="with --local: servers (default 1)")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each worker runs"
+    )
     arguments = parser.parse_args(argv)
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
@@ -76,7 +78,7 @@ def _service(role: str) -> List[str]:
 
 
 def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
-    """The command on its share of the NUMA nodes, where BYTEPS_NUMA_ON asks for it and there are several."""
+    """The command on its share of the NUMA nodes, where BYTEPS_NUMA_ON asks for that."""
     if not env.get("BYTEPS_NUMA_ON") or shutil.which("numactl") is None:
         return command
     nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
@@ -91,7 +93,9 @@ def _check_port(host: str, port: int) -> None:
     try:
         address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
     except socket.gaierror as error:
-        raise env.ConfigurationError(f"DMLC_PS_ROOT_URI must be an address, got {host!r}: {error.strerror}") from None
+        raise env.ConfigurationError(
+            f"DMLC_PS_ROOT_URI must be an address, got {host!r}: {error.strerror}"
+        ) from None
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -131,9 +135,10 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
         "BYTEPS_FORCE_DISTRIBUTED": "1",
         "OMP_NUM_THREADS": str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers)),
     }
-    tasks = [Task("scheduler", _service("scheduler"), env.for_child(cluster), service=True)]
+    environ = env.for_child(cluster)
+    tasks = [Task("scheduler", _service("scheduler"), environ, service=True)]
     for index in range(servers):
-        tasks.append(Task(f"server {index}", _service("server"), env.for_child(cluster), service=True))
+        tasks.append(Task(f"server {index}", _service("server"), environ, service=True))
     for rank in range(workers):
         environ = env.for_child({**cluster, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)})
         tasks.append(Task(f"worker {rank}", program, environ))
@@ -143,7 +148,9 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
 def _devices() -> List[str]:
     """The devices that NVIDIA_VISIBLE_DEVICES lists; none where it says all or nothing."""
     listed = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
-    return [] if listed in ("all", "none", "void") else [device.strip() for device in listed.split(",")]
+    if listed in ("all", "none", "void"):
+        return []
+    return [device.strip() for device in listed.split(",")]
 
 
 def worker_tasks(command: Sequence[str]) -> List[Task]:
@@ -151,12 +158,14 @@ def worker_tasks(command: Sequence[str]) -> List[Task]:
     program = runnable(command)
     devices = _devices()
     size = len(devices) or env.get("BYTEPS_LOCAL_SIZE")
-    first = (env.cluster().worker_id if size > 1 or env.distributed() else 0) * size
+    clustered = size > 1 or env.distributed()
+    first = env.cluster().worker_id * size if clustered else 0
     tasks = []
     for local_rank in range(size):
         changes = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
         if len(devices) > 1:
-            changes["NVIDIA_VISIBLE_DEVICES"] = changes["CUDA_VISIBLE_DEVICES"] = devices[local_rank]
+            own = devices[local_rank]
+            changes.update(NVIDIA_VISIBLE_DEVICES=own, CUDA_VISIBLE_DEVICES=own)
         bound = _bound_to_numa_node(program, local_rank, size)
         tasks.append(Task(f"worker {first + local_rank}", bound, env.for_child(changes)))
     return tasks

@@ -1,7 +1,7 @@
 """Merges the output of several processes line by line, each line prefixed with its process's name.
 
-A progress bar is a line that a carriage return starts over. On a terminal the newest bar stays on the
-last row, below the lines that scroll by; elsewhere only its final state is written.
+A progress bar is a line that a carriage return starts over. On a terminal the newest bar stays on
+the last row, below the lines that scroll by; elsewhere only its final state is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs the processes of a cluster together: prefixes their output, ends all of them when one fails.
 
-One thread does everything: it sleeps in select until there is output, a child ends or a signal comes.
+One thread does everything: it sleeps in select until there is output, an ended child or a signal.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Child:
         pid = self._process.pid
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
-        os.killpg(pid, signal.SIGKILL)  # before the wait, while the group's number cannot be another's
+        os.killpg(pid, signal.SIGKILL)  # before the wait: until then the group's number is its own
         self.code = self._process.wait()
         self.read()
         self._show(self._splitter.close())
@@ -208,7 +208,7 @@ class _Supervisor:
             if child.code:
                 return self._failed(child)
             if child.code is None:
-                _say(f"{child.task.name} did not leave within {LEAVE:.0f} s of the last worker; ended")
+                _say(f"ended {child.task.name}: still there {LEAVE:.0f} s after the last worker")
                 child.signal(signal.SIGKILL)
         return 0
 

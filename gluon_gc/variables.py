@@ -1,0 +1,132 @@
+"""The table of environment variables: the name, default, rule and meaning of each.
+
+`gluon_gc.env` reads them, and the documentation's table is made from it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Optional
+
+REQUIRED = object()
+"""The default of a variable that must be set when it is read."""
+
+
+def cores() -> int:
+    """number of cores"""
+    return len(os.sched_getaffinity(0))
+
+
+def _few_cores() -> int:
+    """number of cores, at most 4"""
+    return min(4, cores())
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row of the table.
+
+    Parameters
+    ----------
+    name : str
+    default : int, str, bool, None, REQUIRED or a function
+        What `get` returns when the variable is not set. None says that there is nothing to return;
+        a function is called, and its docstring says what it gives.
+    kind : str
+        A key of `KINDS`.
+    meaning : str
+        What the variable decides, as the documentation prints it.
+    older : str, optional
+        An older spelling, read when `name` is not set.
+    """
+
+    name: str
+    default: Any
+    kind: str
+    meaning: str
+    older: Optional[str] = None
+
+
+def _number(low: int, high: Optional[int] = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low or (high is not None and value > high):
+            raise ValueError
+        return value
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return parse
+
+
+_ROLES = ("worker", "server", "scheduler")
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+KINDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "text": ("text", str),
+    "count": ("a whole number >= 0", _number(0)),
+    "positive": ("a positive whole number", _number(1)),
+    "port": ("a port from 1 to 65535", _number(1, 65535)),
+    "flag": ("0 or 1", lambda text: bool(_number(0, 1)(text))),
+    "role": ("one of " + ", ".join(_ROLES), _one_of(*_ROLES)),
+    "level": ("one of " + ", ".join(_LEVELS), lambda text: _one_of(*_LEVELS)(text.upper())),
+}
+"""Kind to the rule it states in an error, and the function that reads it."""
+
+TABLE = (
+    # The cluster, as MXNet and BytePS name it.
+    Variable("DMLC_ROLE", REQUIRED, "role", "worker, server or scheduler"),
+    Variable("DMLC_PS_ROOT_URI", REQUIRED, "text", "the address of the scheduler"),
+    Variable("DMLC_PS_ROOT_PORT", REQUIRED, "port", "the port of the scheduler"),
+    Variable("DMLC_NUM_WORKER", REQUIRED, "positive", "how many worker machines there are"),
+    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "how many servers there are"),
+    Variable("DMLC_WORKER_ID", REQUIRED, "count", "which worker machine this is, from 0"),
+    Variable("DMLC_INTERFACE", None, "text", "the network interface; by default the first up"),
+    Variable("DMLC_NODE_HOST", None, "text", "this node's address, in place of the interface's"),
+    Variable("BYTEPS_LOCAL_RANK", 0, "count", "which worker of its machine; bpslaunch sets it"),
+    Variable(
+        "BYTEPS_LOCAL_SIZE", 1, "positive",
+        "worker processes a machine; bpslaunch sets it for workers. Where it is not 1, "
+        "set it for the servers and the scheduler too",
+    ),
+    Variable("BYTEPS_FORCE_DISTRIBUTED", False, "flag", "1: even one worker uses a server"),
+    Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "a list: bpslaunch starts a worker for each"),
+    Variable("CUDA_VISIBLE_DEVICES", None, "text", "bpslaunch sets it to a worker's own device"),
+    # What is sent, and by how many threads.
+    Variable("BYTEPS_PARTITION_BYTES", 4096000, "positive", "the most float data in one chunk"),
+    Variable(
+        "BYTEPS_MIN_COMPRESS_BYTES", 0, "count", "smaller tensors travel uncompressed",
+        older="BYTEPS_MIN_COMPRESS_BYTE",
+    ),
+    Variable(
+        "BYTEPS_THREADPOOL_SIZE", _few_cores, "count",
+        "threads that compress and exchange; 0 leaves MXNet's own default",
+    ),
+    Variable("BYTEPS_NUMA_ON", False, "flag", "1: bpslaunch binds workers to NUMA nodes (numactl)"),
+    Variable("BYTEPS_LOG_LEVEL", "WARNING", "level", "the least severe message that is logged"),
+    Variable(
+        "OMP_NUM_THREADS", None, "positive",
+        "OpenMP threads a process, and a server's; bpslaunch --local shares out the cores",
+    ),
+    # Faults.
+    Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds to wait for the scheduler"),
+    Variable("PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none"),
+    Variable("PS_HEARTBEAT_TIMEOUT", 10, "positive", "seconds without one until a node is dead"),
+    # For development, and what is set for MXNet.
+    Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),
+    Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
+    Variable("MXNET_CPU_PARALLEL_RAND_COPY", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
+    Variable("MXNET_CPU_TEMP_COPY", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
+    Variable(
+        "MXNET_KVSTORE_BIGARRAY_BOUND", 2**31 - 1, "positive",
+        "elements above which MXNet spreads an array over servers; ours are cut already",
+    ),
+)
