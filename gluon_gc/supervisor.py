@@ -42,7 +42,8 @@ class Task:
     environ : mapping
         Its whole environment.
     service : bool
-        A server or scheduler: it must outlive the workers, and leaves by itself after them.
+        A server or scheduler: it leaves by itself, with code 0, once every worker has disconnected,
+        which may be long before the workers end.
     """
 
     name: str
@@ -181,7 +182,7 @@ class _Supervisor:
         while not self.signals:
             working = any(child.code is None for child in self.children if not child.task.service)
             for child in self.children:
-                if child.code or (working and child.task.service and child.code == 0):
+                if child.code:
                     return self._failed(child)
             if self._output.broken:
                 return 128 + signal.SIGPIPE
@@ -198,9 +199,8 @@ class _Supervisor:
     def _failed(self, child: _Child) -> int:
         self.stop()
         last_lines = "".join(f"\n  {line}" for line in child.tail)
-        early = " before the workers were done" if child.task.service and child.code == 0 else ""
-        _say(child.obituary() + early + (f"; its last lines:{last_lines}" if child.tail else ""))
-        return child.exit_code or 1
+        _say(child.obituary() + (f"; its last lines:{last_lines}" if child.tail else ""))
+        return child.exit_code
 
     def _done(self) -> int:
         """The workers are done, and the services have had time to leave."""
@@ -226,9 +226,9 @@ def _say(message: str) -> None:
 def run(tasks: Sequence[Task]) -> int:
     """Run tasks until the workers among them are done and the services have left.
 
-    A worker that fails, a service that ends before the workers, or a SIGINT, SIGTERM or SIGHUP to
-    this process ends all of them, with their process groups. Nothing outlives this process, except
-    that a child's own children may if it is killed with SIGKILL.
+    A task that fails, or a SIGINT, SIGTERM or SIGHUP to this process, ends all of them, with their
+    process groups. Nothing outlives this process, except that a task's own children may if this
+    process is killed with SIGKILL.
 
     Returns
     -------
