@@ -1,0 +1,187 @@
+"""The environment: what is read from it, what is refused, and what is set for MXNet."""
+
+import os
+
+import pytest
+
+from gluon_gc import env
+
+WORKER = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "10.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9000",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "1",
+    "DMLC_WORKER_ID": "1",
+}
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """An environment without any variable of the table; assignments to it are undone."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for variable in env.TABLE:
+        for name in (variable.name, variable.older):
+            os.environ.pop(name, None)
+    return os.environ
+
+
+def test_the_table_names_each_variable_once_and_states_rules_that_exist():
+    names = [name for variable in env.TABLE for name in (variable.name, variable.older) if name]
+    assert len(names) == len(set(names))
+    assert {variable.kind for variable in env.TABLE} <= set(env.KINDS)
+
+
+@pytest.mark.parametrize("variable", env.TABLE, ids=lambda variable: variable.name)
+def test_an_unset_variable_has_its_default_or_is_missed_by_name(environ, variable):
+    if variable.default is env.REQUIRED:
+        with pytest.raises(env.ConfigurationError, match=f"{variable.name} is not set: "):
+            env.get(variable.name)
+    elif callable(variable.default):
+        assert env.get(variable.name) == variable.default()
+    else:
+        assert env.get(variable.name) == variable.default
+
+
+@pytest.mark.parametrize(
+    "name, text, value",
+    [
+        ("BYTEPS_PARTITION_BYTES", " 1024 ", 1024),
+        ("BYTEPS_FORCE_DISTRIBUTED", "1", True),
+        ("BYTEPS_THREADPOOL_SIZE", "0", 0),
+        ("BYTEPS_LOG_LEVEL", "info", "INFO"),
+        ("BYTEPS_MIN_COMPRESS_BYTES", "", 0),
+    ],
+)
+def test_a_value_is_read_as_its_kind_says(environ, name, text, value):
+    environ[name] = text
+    assert env.get(name) == value
+
+
+@pytest.mark.parametrize(
+    "name, text, rule",
+    [
+        ("BYTEPS_PARTITION_BYTES", "x", "a positive whole number"),
+        ("BYTEPS_PARTITION_BYTES", "0", "a positive whole number"),
+        ("BYTEPS_MIN_COMPRESS_BYTES", "-1", "a whole number >= 0"),
+        ("BYTEPS_NUMA_ON", "2", "0 or 1"),
+        ("DMLC_PS_ROOT_PORT", "65536", "a port from 1 to 65535"),
+        ("DMLC_ROLE", "boss", "one of worker, server, scheduler"),
+        ("BYTEPS_LOG_LEVEL", "LOUD", "one of TRACE, DEBUG, INFO, WARNING, ERROR, FATAL"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_name_rule_and_value(environ, name, text, rule):
+    environ[name] = text
+    with pytest.raises(ValueError) as refusal:
+        env.get(name)
+    assert str(refusal.value) == f"{name} must be {rule}, got '{text}'"
+
+
+def test_an_older_spelling_is_read_unless_the_newer_one_is_set(environ):
+    environ["BYTEPS_MIN_COMPRESS_BYTE"] = "10"
+    assert env.get("BYTEPS_MIN_COMPRESS_BYTES") == 10
+    environ["BYTEPS_MIN_COMPRESS_BYTES"] = "20"
+    assert env.get("BYTEPS_MIN_COMPRESS_BYTES") == 20
+
+
+def test_an_error_names_the_spelling_that_was_used(environ):
+    environ["BYTEPS_MIN_COMPRESS_BYTE"] = "x"
+    with pytest.raises(env.ConfigurationError, match="^BYTEPS_MIN_COMPRESS_BYTE must be"):
+        env.get("BYTEPS_MIN_COMPRESS_BYTES")
+
+
+def test_a_variable_outside_the_table_is_not_read(environ):
+    with pytest.raises(KeyError):
+        env.get("HOME")
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, True),
+        ({"DMLC_ROLE": "server"}, False),
+        ({"DMLC_ROLE": ""}, False),
+        ({"DMLC_NUM_WORKER": "1"}, True),
+        ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}, False),
+        ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0", "BYTEPS_FORCE_DISTRIBUTED": "1"}, True),
+    ],
+)
+def test_only_a_worker_with_others_or_with_servers_is_distributed(environ, changes, expected):
+    environ.update(WORKER, **changes)
+    assert env.distributed() is expected
+
+
+def test_ranks_follow_machine_and_place_on_it(environ):
+    environ.update(WORKER, BYTEPS_LOCAL_RANK="2", BYTEPS_LOCAL_SIZE="4")
+    cluster = env.cluster()
+    assert (cluster.rank, cluster.total_workers) == (6, 8)
+
+
+def test_a_server_has_no_rank_and_needs_no_worker_id(environ):
+    environ.update(WORKER, DMLC_ROLE="server", DMLC_WORKER_ID="")
+    assert env.cluster().rank is None
+
+
+@pytest.mark.parametrize("name", WORKER)
+def test_a_cluster_with_a_variable_missing_is_refused_by_its_name(environ, name):
+    environ.update(WORKER)
+    del environ[name]
+    with pytest.raises(env.ConfigurationError, match=f"^{name} is not set: [^\n]+$"):
+        env.cluster()
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("DMLC_WORKER_ID", "2", r"DMLC_WORKER_ID must be < DMLC_NUM_WORKER \(2\), got 2"),
+        ("BYTEPS_LOCAL_RANK", "1", r"BYTEPS_LOCAL_RANK must be < BYTEPS_LOCAL_SIZE \(1\), got 1"),
+        ("DMLC_NUM_SERVER", "0", "DMLC_NUM_SERVER must be a positive whole number, got 0"),
+        ("DMLC_NUM_WORKER", "two", "DMLC_NUM_WORKER must be a positive whole number, got 'two'"),
+    ],
+)
+def test_a_contradictory_cluster_is_refused(environ, name, text, message):
+    environ.update(WORKER, **{name: text})
+    with pytest.raises(env.ConfigurationError, match=f"^{message}$"):
+        env.cluster()
+
+
+def test_ps_lite_is_told_of_every_worker_process(environ):
+    environ.update(WORKER, BYTEPS_LOCAL_SIZE="4")
+    env.export_for_ps_lite(env.cluster())
+    assert environ["DMLC_NUM_WORKER"] == "8"
+    assert environ["DMLC_PS_ROOT_PORT"] == "9000"
+
+
+def test_a_server_without_its_role_in_the_environment_exports_the_role_it_was_given(environ):
+    environ.update(WORKER, DMLC_ROLE="")
+    env.export_for_ps_lite(env.cluster("server"))
+    assert environ["DMLC_ROLE"] == "server"
+
+
+def test_the_engine_gets_as_many_threads_and_copies_as_the_thread_pool(environ):
+    environ["BYTEPS_THREADPOOL_SIZE"] = "3"
+    environ["MXNET_CPU_TEMP_COPY"] = "16"
+    env.prepare_engine()
+    assert environ["MXNET_CPU_WORKER_NTHREADS"] == "3"
+    assert environ["MXNET_CPU_PARALLEL_RAND_COPY"] == "3"
+    assert environ["MXNET_CPU_TEMP_COPY"] == "16", "what the user set stays"
+    assert environ["MXNET_KVSTORE_BIGARRAY_BOUND"] == str(2**31 - 1)
+    assert environ["PS_HEARTBEAT_TIMEOUT"] == "10"
+
+
+def test_a_thread_pool_of_size_0_leaves_the_engine_to_mxnet(environ):
+    environ["BYTEPS_THREADPOOL_SIZE"] = "0"
+    env.prepare_engine()
+    assert "MXNET_CPU_WORKER_NTHREADS" not in environ
+
+
+def test_a_server_uses_the_openmp_threads_it_was_given(environ):
+    environ["OMP_NUM_THREADS"] = "3"
+    assert env.server_threads() == 3
+
+
+def test_a_child_gets_the_environment_with_the_changes(environ):
+    environ.update(WORKER)
+    child = env.for_child({"DMLC_ROLE": None, "DMLC_WORKER_ID": "0"})
+    assert "DMLC_ROLE" not in child and child["DMLC_WORKER_ID"] == "0"
+    assert environ["DMLC_ROLE"] == "worker"
