@@ -1,0 +1,380 @@
+"""bpslaunch, with real processes; servers and the scheduler are stand-ins that `stand_in` writes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gluon_gc import variables
+from gluon_gc.prefixed_output import LineSplitter, PrefixedOutput
+
+ROOT = Path(__file__).resolve().parents[1]
+CLUSTER = {
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9000",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "1",
+}
+PYTHON = (sys.executable, "-c")
+FOREVER = "import time; time.sleep(1000)"
+UNTIL_WORKERS_ARE_DONE = """
+import pathlib, time
+while len(list(pathlib.Path().glob("done.*"))) < int(os.environ["DMLC_NUM_WORKER"]):
+    time.sleep(0.02)
+"""
+DONE = "import os; open('done.' + os.environ['DMLC_WORKER_ID'], 'w').close()"
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts bpslaunch, in a directory where `python -m gluon_gc.server` finds the stand-in."""
+    started = []
+
+    def launch(*arguments, **environ):
+        known = {name for row in variables.TABLE for name in (row.name, row.older)}
+        clean = {name: text for name, text in os.environ.items() if name not in known}
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "bpslaunch.py"), *arguments],
+            cwd=tmp_path,
+            env={**clean, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield launch
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """Writes what the server and scheduler do after they have noted what they are in a file."""
+    package = tmp_path / "gluon_gc"
+    package.mkdir()
+    (package / "__init__.py").touch()
+
+    def write(source):
+        note = "print(sys.argv[1], sorted(n for n in os.environ if n[:4] == 'DMLC'), flush=True)"
+        (package / "server.py").write_text(f"import os, sys\n{note}\n{source}")
+
+    write(UNTIL_WORKERS_ARE_DONE)
+    return write
+
+
+def finish(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def local(workers, servers, source):
+    return "--local", "-n", str(workers), "-s", str(servers), "--", *PYTHON, source
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(pid):
+    """Whether the process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pids(folder):
+    """The process ids that the processes of a cluster wrote in this folder."""
+    return [int(path.name.split(".")[1]) for path in folder.glob("pid.*")]
+
+
+NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
+
+
+# Configuration: one line that names what is wrong, exit code 2, nothing started.
+
+
+@pytest.mark.parametrize(
+    "arguments, environ, message",
+    [
+        (["true", "x"], {}, "DMLC_ROLE is not set: worker, server or scheduler"),
+        (["true", "x"], {"DMLC_ROLE": "boss"}, "DMLC_ROLE must be one of"),
+        ([], {**CLUSTER, "DMLC_ROLE": "worker"}, "a worker needs a COMMAND to run"),
+        (["true", "x"], {**CLUSTER, "DMLC_ROLE": "worker"}, "DMLC_WORKER_ID is not set"),
+        (
+            ["true", "x"],
+            {**CLUSTER, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "2"},
+            "DMLC_WORKER_ID must be < DMLC_NUM_WORKER (2), got 2",
+        ),
+        ([], {**CLUSTER, "DMLC_ROLE": "server", "DMLC_PS_ROOT_URI": ""}, "DMLC_PS_ROOT_URI is not"),
+        (
+            [],
+            {**CLUSTER, "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "192.0.2.1"},
+            "DMLC_PS_ROOT_URI must be an address of the scheduler's own machine, got '192.0.2.1'",
+        ),
+        (["--local"], {}, "a worker needs a COMMAND to run"),
+        (["--local", "-n", "0", "true"], {}, "-n must be a positive whole number, got 0"),
+        (["--local", "-s", "0", "true"], {}, "-s must be a positive whole number, got 0"),
+        (["-n", "2", "true"], {}, "-n goes with --local"),
+        (["--local", "-n", "two", "true"], {}, "argument -n: invalid int value: 'two'"),
+        (["--local", "no-such-program", "x"], {}, "COMMAND must be a program"),
+        (["--lokal", "true"], {}, "unrecognized arguments: --lokal"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line_and_exit_code_2(launch, arguments, environ, message):
+    code, out, err = finish(launch(*arguments, **environ))
+    assert (code, out) == (2, "")
+    assert err.startswith("bpslaunch: " + message) and err.count("\n") == 1
+
+
+def test_a_scheduler_whose_port_is_taken_says_which_port(launch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        environ = {**CLUSTER, "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_PORT": port}
+        code, _, err = finish(launch(**environ))
+    assert (code, err) == (2, f"bpslaunch: port {port} of 127.0.0.1 is in use\n")
+
+
+# One role on this machine.
+
+
+@pytest.mark.parametrize("role", ["server", "scheduler"])
+def test_a_service_starts_without_its_role_in_the_environment(launch, stand_in, role):
+    stand_in("sys.exit(7)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
+    code, out, _ = finish(launch(**environ))
+    assert (code, out) == (7, f"{role} {sorted(CLUSTER)}\n")
+
+
+def worker(**changes):
+    return {**CLUSTER, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1", **changes}
+
+
+def test_a_single_worker_is_the_command_itself(launch):
+    source = "import os, sys; print(os.environ['BYTEPS_LOCAL_SIZE'], os.getpid()); sys.exit(9)"
+    process = launch(*PYTHON, source, **worker())
+    code, out, _ = finish(process)
+    assert (code, out) == (9, f"1 {process.pid}\n")
+
+
+def test_every_visible_device_gets_a_worker_of_its_own(launch):
+    names = ["BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES"]
+    source = f"import os; print([os.environ[name] for name in {names}])"
+    code, out, _ = finish(launch(*PYTHON, source, **worker(NVIDIA_VISIBLE_DEVICES="3,5")))
+    assert code == 0
+    assert sorted(out.splitlines()) == [
+        "[worker 2] ['0', '2', '3']",
+        "[worker 3] ['1', '2', '5']",
+    ]
+
+
+@pytest.mark.parametrize("devices", ["all", "none", "void", "0", ""])
+def test_without_a_list_of_devices_there_is_one_worker(launch, devices):
+    source = "import os; print(os.environ['BYTEPS_LOCAL_SIZE'])"
+    code, out, _ = finish(launch(*PYTHON, source, **worker(NVIDIA_VISIBLE_DEVICES=devices)))
+    assert (code, out) == (0, "1\n")
+
+
+def test_the_number_of_workers_may_come_from_the_local_size(launch):
+    code, out, _ = finish(launch("echo", "here", **worker(BYTEPS_LOCAL_SIZE="2")))
+    assert (code, sorted(out.splitlines())) == (0, ["[worker 2] here", "[worker 3] here"])
+
+
+def test_redirections_among_the_words_work_as_under_byteps(launch, tmp_path):
+    words = [*PYTHON, "import sys; print(sys.argv)", "a b", "$HOME", "2>&1", ">>log"]
+    assert finish(launch(*words, **worker()))[:2] == (0, "")
+    assert (tmp_path / "log").read_text() == "['-c', 'a b', '$HOME']\n"
+
+
+def test_a_single_word_is_a_shell_command(launch):
+    assert finish(launch("echo one && exit 4", **worker()))[:2] == (4, "one\n")
+
+
+# A whole cluster on this machine.
+
+
+def test_a_local_cluster_runs_every_role_and_prefixes_their_output(launch, stand_in):
+    source = f"{DONE}; print(os.environ['DMLC_ROLE'], os.environ['OMP_NUM_THREADS'])"
+    environ = {"OMP_NUM_THREADS": "5", "DMLC_WORKER_ID": "77"}
+    code, out, err = finish(launch(*local(2, 2, source), **environ))
+    names = sorted([*CLUSTER, "DMLC_NODE_HOST"])
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [
+        f"[scheduler] scheduler {names}",
+        f"[server 0] server {names}",
+        f"[server 1] server {names}",
+        "[worker 0] worker 5",
+        "[worker 1] worker 5",
+    ]
+
+
+def test_workers_may_go_on_after_the_services_have_left(launch, stand_in):
+    stand_in("")
+    code, out, err = finish(launch(*local(1, 1, "import time; time.sleep(1); print('end')")))
+    assert (code, err) == (0, "")
+    assert "[worker 0] end\n" in out
+
+
+@pytest.mark.parametrize(
+    "failure, code, how",
+    [
+        ("os._exit(3)", 3, "exited with code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
+    ],
+)
+def test_a_worker_that_fails_ends_all_with_its_code_and_last_lines(
+    launch, stand_in, tmp_path, failure, code, how
+):
+    stand_in(NOTE_PID + FOREVER)
+    source = f"""{NOTE_PID}
+import pathlib, time
+if os.environ["DMLC_WORKER_ID"] == "1":
+    while len(list(pathlib.Path().glob("pid.*"))) < 4:
+        time.sleep(0.02)
+    print("first\\nlast", end="", flush=True)
+    {failure}
+time.sleep(1000)"""
+    result, _, err = finish(launch(*local(2, 1, source)))
+    assert (result, err) == (code, f"bpslaunch: worker 1 {how}; its last lines:\n  first\n  last\n")
+    assert len(pids(tmp_path)) == 4 and not any(map(alive, pids(tmp_path)))
+
+
+def test_a_server_that_dies_ends_all_with_its_code(launch, stand_in, tmp_path):
+    stand_in("if sys.argv[1] == 'server': sys.exit(5)\n" + FOREVER)
+    code, _, err = finish(launch(*local(2, 1, NOTE_PID + FOREVER)))
+    assert code == 5
+    assert err.startswith("bpslaunch: server 0 exited with code 5; its last lines:\n  server ")
+    assert not any(map(alive, pids(tmp_path)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_launcher_leaves_no_process_behind(launch, stand_in, tmp_path, number):
+    stand_in(NOTE_PID + FOREVER)
+    process = launch(*local(2, 1, NOTE_PID + FOREVER))
+    wait_for(lambda: len(pids(tmp_path)) == 4)
+    process.send_signal(number)
+    code, _, _ = finish(process)
+    assert code == (-9 if number == signal.SIGKILL else 128 + number)
+    wait_for(lambda: not any(map(alive, pids(tmp_path))))
+
+
+def test_a_signal_reaches_the_workers_while_the_servers_are_still_there(launch, stand_in, tmp_path):
+    stand_in(NOTE_PID + FOREVER)
+    source = f"""{NOTE_PID}
+import pathlib, signal, sys, time
+def save(*_):
+    others = [p.name[4:] for p in pathlib.Path().glob("pid.*")]
+    print("saved with", sum(os.path.exists("/proc/" + pid) for pid in others), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+time.sleep(1000)"""
+    process = launch(*local(1, 1, source))
+    wait_for(lambda: len(pids(tmp_path)) == 3 and (tmp_path / "ready").exists())
+    process.terminate()
+    code, out, _ = finish(process)
+    assert code == 128 + signal.SIGTERM
+    assert "[worker 0] saved with 3\n" in out
+
+
+def test_what_ignores_the_signal_is_killed_after_the_grace(launch, stand_in, tmp_path):
+    stand_in(FOREVER)
+    source = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{NOTE_PID}{FOREVER}"
+    process = launch(*local(1, 1, source))
+    wait_for(lambda: pids(tmp_path))
+    process.terminate()
+    assert finish(process)[0] == 128 + signal.SIGTERM
+    assert not any(map(alive, pids(tmp_path)))
+
+
+def test_what_a_worker_started_ends_with_it(launch, stand_in, tmp_path):
+    child = f"{NOTE_PID}{FOREVER}"
+    source = f"""import pathlib, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {child!r}])
+while not list(pathlib.Path().glob("pid.*")):
+    time.sleep(0.02)
+{DONE}"""
+    assert finish(launch(*local(1, 1, source)))[0] == 0
+    assert len(pids(tmp_path)) == 1
+    wait_for(lambda: not any(map(alive, pids(tmp_path))))
+
+
+def test_a_reader_that_goes_away_ends_the_cluster(launch, stand_in, tmp_path):
+    stand_in(NOTE_PID + FOREVER)
+    source = f"{NOTE_PID}import time\nwhile True: print('x'); time.sleep(0.01)"
+    process = launch(*local(1, 1, source))
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    wait_for(lambda: not any(map(alive, pids(tmp_path))))
+
+
+def test_the_launcher_needs_no_mxnet(launch, stand_in, tmp_path):
+    (tmp_path / "mxnet.py").write_text("raise SystemExit('mxnet was imported')")
+    assert finish(launch(*local(1, 1, DONE), PYTHONPATH=str(tmp_path)))[0] == 0
+
+
+# Lines and progress bars.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_lines_come_out_the_same_whatever_pieces_they_arrive_in(size):
+    text = "plain\r\n\r 10%|\u2588\r 20%|\u2588\u2588\r 30%|\ndone\nopen".encode()
+    splitter = LineSplitter()
+    lines = [
+        line for i in range(0, len(text), size) for line in splitter.feed(text[i : i + size])
+    ]
+    assert lines + splitter.close() == ["plain", " 30%|", "done", "open"]
+
+
+class _Terminal:
+    """A stream that keeps what a terminal would show."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, data):
+        self.text += data.decode()
+
+    def flush(self):
+        self.rows = [row.rsplit("\r\x1b[K", 1)[-1] for row in self.text.split("\n")]
+
+    def fileno(self):
+        return -1
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((40, 24)))
+    return _Terminal()
+
+
+def test_a_progress_bar_stays_below_the_lines_of_others(terminal):
+    output = PrefixedOutput(terminal, terminal=True)
+    output.bar("worker 0", "10%")
+    output.line("server 0", "hello")
+    output.bar("worker 0", "20%")
+    assert terminal.rows == ["[server 0] hello", "[worker 0] 20%"]
+    output.line("worker 0", "100%")
+    assert terminal.rows == ["[server 0] hello", "[worker 0] 100%", ""]
+
+
+def test_a_progress_bar_never_wraps(terminal):
+    PrefixedOutput(terminal, terminal=True).bar("worker 0", "x" * 100)
+    assert len(terminal.rows[-1]) == 39
