@@ -1,4 +1,4 @@
-"""bpslaunch, with real processes; servers and the scheduler are stand-ins that `stand_in` writes."""
+"""bpslaunch, with real processes; servers and scheduler are stand-ins that `stand_in` writes."""
 
 import os
 import signal
@@ -53,6 +53,9 @@ def launch(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+    for pid in filter(alive, pids(tmp_path)):  # none, unless a test found some
+        if os.readlink(f"/proc/{pid}/cwd") == str(tmp_path):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
