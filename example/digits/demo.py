@@ -95,7 +95,7 @@ def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str
 def main() -> None:
     OUTPUT.mkdir(parents=True, exist_ok=True)
     print(f"Training on handwritten digits: {WORKERS} workers, {SERVERS} server and a scheduler, "
-          f"all on this machine;\n{len(SEEDS)} runs {' and '.join(SETTINGS)}.", flush=True)
+          f"all on this machine;\n{len(SEEDS)} runs of each: {', '.join(SETTINGS)}.", flush=True)
     runs = {name: [train(name, seed) for seed in SEEDS] for name in SETTINGS}
     rows = {name: summary(of_setting) for name, of_setting in runs.items()}
     print_table(rows)
@@ -107,7 +107,7 @@ def main() -> None:
         sys.exit("demo: " + "; ".join(broken))
     saving = rows["uncompressed"]["pushed"] / rows["onebit"]["pushed"]
     print(f"One-bit gradients moved {saving:.0f} times fewer bytes each way, and kept the "
-          f"accuracy to {100 * MAX_ACCURACY_LOSS:.1f} point.")
+          f"accuracy within {100 * MAX_ACCURACY_LOSS:.1f} point.")
 
 
 if __name__ == "__main__":

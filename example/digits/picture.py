@@ -47,7 +47,7 @@ def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
                               color=COLOURS[name], alpha=0.18, linewidth=0)
             axes.plot(x, curves.mean(axis=0), color=COLOURS[name], linewidth=1.8, label=name)
         by_byte.annotate(f"{x[-1]:,.0f} MB", (x[-1], curves.mean(axis=0)[-1]), color=COLOURS[name],
-                         xytext=(4, -14), textcoords="offset points", ha="right", va="top")
+                         xytext=(-14, 0), textcoords="offset points", ha="right", va="center")
     by_byte.set_xscale("log")
     by_byte.xaxis.set_major_formatter("{x:,g}")
     by_step.set_yscale("log")

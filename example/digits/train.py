@@ -23,7 +23,7 @@ from network import digits_network
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add_training_arguments(parser)
-    parser.set_defaults(num_epochs=15, lr=0.02)
+    parser.set_defaults(num_epochs=15, lr=0.01)
     add_compression_arguments(parser)
     return parser.parse_args()
 
