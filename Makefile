@@ -31,7 +31,7 @@ lint: $(VENV)/.installed
 	$(PY) -m ruff check .
 
 # MXNet's process-wide allocations are not ours to check for leaks.
-sanitize: $(VENV)/.installed
+sanitize: $(VENV)/.built
 	@echo "== Building the library with sanitizers"
 	$(PY) -m cmake -S operators -B $(SANITIZE) -DGLUON_GC_SANITIZE=ON
 	$(PY) -m cmake --build $(SANITIZE) --parallel
