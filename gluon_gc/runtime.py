@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
-import traceback
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import mxnet as mx
@@ -15,8 +11,8 @@ from mxnet.ndarray import NDArray
 
 from . import env
 from .compression import parse
+from .kvstore import GluonGCLocal, GluonGCParameterServer
 from .kvstore.base import CompressingKVStore
-from .kvstore.local import GluonGCLocal
 from .kvstore.plan import Tensor
 
 _default: Optional[CompressingKVStore] = None
@@ -51,11 +47,7 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
         return GluonGCLocal()
     if kvstore != "dist_sync":
         raise ValueError(f"kvstore must be 'local' or 'dist_sync', got '{kvstore}'")
-    from .kvstore.parameter_server import GluonGCParameterServer
-
-    if not isinstance(_default, GluonGCParameterServer):
-        return GluonGCParameterServer()
-    return _default
+    return GluonGCParameterServer.connected or GluonGCParameterServer()
 
 
 def init() -> None:
@@ -75,17 +67,6 @@ def init() -> None:
     if _default is not None:
         return
     _default = create_kvstore()
-    if hasattr(_default, "close"):
-        sys.excepthook = _die_of
-    atexit.register(shutdown)
-
-
-def _die_of(kind: type, error: BaseException, trace: Any) -> None:
-    """Leave without the farewell that waits for the other workers, who wait for this one."""
-    sys.stdout.flush()
-    traceback.print_exception(kind, error, trace)
-    sys.stderr.flush()
-    os._exit(1)
 
 
 def shutdown() -> None:
@@ -93,7 +74,7 @@ def shutdown() -> None:
     global _default
     store, _default = _default, None
     _declared.clear()
-    if hasattr(store, "close"):
+    if store is not None:
         store.close()
 
 

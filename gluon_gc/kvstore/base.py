@@ -90,6 +90,9 @@ class CompressingKVStore(KVStoreBase):
         """Overwrite arrays with those of the worker whose ps-lite or Horovod rank is root_rank."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Finish what is under way; nothing can be exchanged afterwards."""
+
     # MXNet's KVStoreBase
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:

@@ -6,13 +6,14 @@ union of the rows is all payloads side by side; row 0 of what it stores is the a
 
 from __future__ import annotations
 
+import atexit
 import hashlib
-import itertools
 import json
 import socket
+import sys
 import threading
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, ClassVar, Dict, List, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +25,7 @@ from .. import env, kernels, operators
 from . import handshake, plan
 from .base import CompressingKVStore
 from .plan import Chunk
-from .watch import SCHEDULER_ID, Watch, is_dead
+from .watch import SCHEDULER_ID, Watch, die_of, is_dead
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
 
@@ -54,13 +55,18 @@ class GluonGCParameterServer(CompressingKVStore):
     ConnectionError
         No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
     RuntimeError
-        A server is not gluon_gc's, or workers and servers differ in version or settings.
+        A server is not gluon_gc's, or workers and servers differ in version or settings; or this
+        process is connected already.
     """
 
     type = "dist_sync"
+    connected: ClassVar[Optional["GluonGCParameterServer"]] = None
+    """The one connection that a process can have."""
 
     def __init__(self) -> None:
         super().__init__()
+        if self.connected is not None:
+            raise RuntimeError("this process is connected to its parameter server already")
         cluster = env.cluster()
         self.rank = cluster.rank
         _await_scheduler(cluster.root_uri, cluster.root_port, env.get("GLUON_GC_CONNECT_TIMEOUT"))
@@ -79,20 +85,29 @@ class GluonGCParameterServer(CompressingKVStore):
         self._servers = cluster.num_server
         self._allocator = plan.KeyAllocator(self._servers)
         self._keys: Dict[Chunk, int] = {}
+        # A server counts the pushes of a key, not who sent them. So a key is always exchanged with
+        # the same arrays: MXNet's engine then ends one exchange before it begins the next.
+        self._sent: Dict[int, NDArray] = {}
         self._pulled: Dict[int, RowSparseNDArray] = {}
         timeout = env.get("PS_HEARTBEAT_TIMEOUT")
         self._watch = Watch(lambda: is_dead(self._kv, SCHEDULER_ID, timeout) and (
             f"worker {self.rank}: the scheduler at {address} is gone; "
             "it leaves when a worker or server dies, and says which"))
+        GluonGCParameterServer.connected = self
+        sys.excepthook = die_of
+        atexit.register(self.close)
         self._greetings = [self._allocator.key(server) for server in range(self._servers)]
         self._configure([])
         self._init_rows(self._greetings, handshake.MESSAGE_BYTES)
 
     def close(self) -> None:
         """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
+        if self.connected is None:
+            return
         mx.nd.waitall()
         self._watch.stop()
         del self._kv
+        GluonGCParameterServer.connected = None
 
     # Set-up: every worker comes here with the same chunks
 
@@ -105,6 +120,7 @@ class GluonGCParameterServer(CompressingKVStore):
             keys.append(key)
             if chunk.params is None:
                 zeros.append(mx.nd.zeros(chunk.size, dtype=chunk.dtype))
+                self._sent[key] = mx.nd.zeros(chunk.size, dtype=chunk.dtype)
             else:
                 zeros.append(self._rows(key, chunk.params.payload_bytes(chunk.size, chunk.dtype)))
                 compressed.append({"key": key, "size": chunk.size, "dtype": chunk.dtype,
@@ -116,6 +132,7 @@ class GluonGCParameterServer(CompressingKVStore):
     def _rows(self, key: int, num_bytes: int) -> RowSparseNDArray:
         """Zeros as the server first stores them for framed messages of `num_bytes`."""
         shape = (self.num_workers, operators.framed_words(num_bytes))
+        self._sent[key] = mx.nd.sparse.zeros("row_sparse", shape)
         self._pulled[key] = mx.nd.sparse.zeros("row_sparse", shape)
         return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
@@ -145,17 +162,20 @@ class GluonGCParameterServer(CompressingKVStore):
     # What travels
 
     def _exchange_row(self, key: int, payload: NDArray, priority: int) -> NDArray:
-        row = operators.frame(payload, row=self._row, rows=self.num_workers)
-        self._kv.push(key, row, priority)
-        self._kv.row_sparse_pull(key, out=self._pulled[key], row_ids=self._row0, priority=priority)
-        return operators.unframe(self._pulled[key], payload.size).reshape((-1,))
+        sent, pulled = self._sent[key], self._pulled[key]
+        operators.frame(payload, row=self._row, rows=self.num_workers, out=sent)
+        self._kv.push(key, sent, priority)
+        self._kv.row_sparse_pull(key, out=pulled, row_ids=self._row0, priority=priority)
+        return operators.unframe(pulled, payload.size).reshape((-1,))
 
     def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
         return self._exchange_row(self._keys[chunk], payload, priority)
 
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
-        self._kv.pushpull(self._keys[chunk], array, out=array, priority=priority)
-        return array
+        key = self._keys[chunk]
+        sent = array.copyto(self._sent[key])
+        self._kv.pushpull(key, sent, out=sent, priority=priority)
+        return sent
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
@@ -167,18 +187,21 @@ class GluonGCParameterServer(CompressingKVStore):
         host = [array.asnumpy() for array in arrays]
         data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
         words = kernels.frame(data).view(np.float32)
-        lane = min(env.get("BYTEPS_PARTITION_BYTES") // 4, -(-words.size // self._servers))
+        most = max(1, env.get("BYTEPS_PARTITION_BYTES") // 4)
+        lane = min(most, -(-words.size // self._servers))
         keys = [self._allocator.key(server) for server in range(self._servers)]
-        self._kv.init(keys, [mx.nd.zeros(lane)] * len(keys))
-        pieces = []
-        for begin, key in zip(range(0, words.size, lane), itertools.cycle(keys)):
-            piece = np.zeros(lane, np.float32)
-            if self.rank == root_rank:
-                part = words[begin : begin + lane]
-                piece[: part.size] = part
-            pieces.append(mx.nd.array(piece))
-            self._kv.pushpull(key, pieces[-1], out=pieces[-1])
-        received = np.concatenate([piece.asnumpy() for piece in pieces])[: words.size]
+        buffers = [mx.nd.zeros(lane) for _ in keys]
+        self._kv.init(keys, buffers)
+        received = np.empty_like(words)
+        round_words = lane * len(keys)
+        for start in range(0, words.size, round_words):
+            for key, buffer, begin in zip(keys, buffers, range(start, start + round_words, lane)):
+                part = words[begin : begin + lane] if self.rank == root_rank else words[:0]
+                buffer[:] = np.pad(part, (0, lane - part.size))
+                self._kv.pushpull(key, buffer, out=buffer)
+            answers = np.concatenate([buffer.asnumpy() for buffer in buffers])
+            part = received[start : start + round_words]
+            part[:] = answers[: part.size]
         data = kernels.unframe(received.view(np.uint32), data.size)
         begin = 0
         for array, old in zip(arrays, host):

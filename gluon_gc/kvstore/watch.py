@@ -6,7 +6,9 @@ import ctypes
 import os
 import sys
 import threading
-from typing import Callable
+import traceback
+from types import TracebackType
+from typing import Callable, Optional, Type
 
 from mxnet.base import _LIB, check_call
 from mxnet.kvstore.kvstore import KVStore
@@ -57,4 +59,15 @@ def die(message: str) -> None:
     """Say why and end the process at once: its main thread may wait for good inside MXNet."""
     sys.stdout.flush()
     print(f"gluon_gc: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def die_of(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+    """An excepthook for workers: end the process at once.
+
+    Python's own way out waits inside MXNet for the other workers, who would wait for this one.
+    """
+    sys.stdout.flush()
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
     os._exit(1)

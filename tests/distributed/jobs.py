@@ -131,9 +131,10 @@ def plain_trainer(arguments):
     """gluon.Trainer with the backend as a KVStoreBase plug-in."""
     params = _parameters([(40,), (7,)])
     store = mx.kv.create(arguments["kvstore"])
+    if arguments["compression_params"]:
+        store.set_gradient_compression(arguments["compression_params"])
     trainer = mx.gluon.Trainer(
-        params, "sgd", {"learning_rate": 1.0}, kvstore=store,
-        compression_params=arguments.get("compression_params"), update_on_kvstore=False)
+        params, "sgd", {"learning_rate": 1.0}, kvstore=store, update_on_kvstore=False)
     _backward(params, gradients_of(store.rank, 0, [(40,), (7,)]))
     trainer.step(1)
     return {"g": params[0].grad().asnumpy(), "w": params[0].data().asnumpy()}
