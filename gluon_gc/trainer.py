@@ -208,7 +208,8 @@ class DistributedTrainer(Trainer):
             if grad.stype != "default":
                 params = CompressionParams(fp16=params.fp16)
             tensors.append(Tensor(
-                f"trainer{self._number}.{i}", grad.size, np.dtype(grad.dtype).name, params))
+                f"trainer{self._number}.{i}", int(np.prod(grad.shape)),
+                np.dtype(grad.dtype).name, params))
         if tensors:
             self._store.declare(tensors)
             self._declared.update(zip(new, tensors))

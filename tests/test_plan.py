@@ -1,0 +1,61 @@
+"""How tensors become chunks, and chunks go to servers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gluon_gc.compression import CompressionParams, registry
+from gluon_gc.kvstore.plan import KeyAllocator, Tensor, cut, spread
+
+ONEBIT = CompressionParams(registry["onebit"](scaling=True))
+PLAIN = CompressionParams()
+
+tensors = st.lists(
+    st.tuples(
+        st.integers(1, 5000), st.sampled_from(["float16", "float32", "float64", "int32"]),
+        st.sampled_from([ONEBIT, PLAIN, CompressionParams(fp16=True)]),
+    ), min_size=1, max_size=12,
+).map(lambda rows: [Tensor(f"t{i}", *row) for i, row in enumerate(rows)])
+
+
+@given(tensors, st.integers(1, 20000), st.integers(0, 4000))
+def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(given_tensors, most, least):
+    covered = {tensor.name: [] for tensor in given_tensors}
+    sizes = {"float16": 2, "float32": 4, "float64": 8}
+    for chunk in cut(given_tensors, most, least):
+        assert chunk.size * sizes[chunk.dtype] <= max(most, 8) or len(chunk.slices) == 1
+        assert chunk.params is None or len(chunk.slices) == 1
+        for piece in chunk.slices:
+            covered[piece.tensor].append((piece.begin, piece.end))
+    for tensor in given_tensors:
+        ends = [0] + [end for _, end in sorted(covered[tensor.name])]
+        assert sorted(covered[tensor.name]) == list(zip(ends, ends[1:])) and ends[-1] == tensor.size
+
+
+def test_small_uncompressed_tensors_are_fused_into_one_message():
+    chunks = cut([Tensor(f"t{i}", 10, "float32", PLAIN) for i in range(50)], 4096000, 0)
+    assert [len(chunk.slices) for chunk in chunks] == [50]
+
+
+def test_tensors_below_the_minimum_and_integers_are_not_compressed():
+    small, large, whole = cut([
+        Tensor("large", 100, "float32", ONEBIT), Tensor("small", 99, "float32", ONEBIT),
+        Tensor("whole", 1000, "int32", ONEBIT)], 4096000, 400)
+    assert small.params is ONEBIT and large.params is None and whole.params is None
+    assert whole.dtype == "float64"
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 7))
+def test_servers_carry_even_bytes(loads, servers):
+    carried = [0] * servers
+    for load, server in zip(loads, spread(loads, servers)):
+        carried[server] += load
+    assert max(carried) - min(carried) <= max(loads)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 16])
+def test_keys_are_distinct_and_mxnets_hash_sends_them_where_they_belong(servers):
+    allocator = KeyAllocator(servers)
+    keys = [(allocator.key(i % servers), i % servers) for i in range(100)]
+    assert len({key for key, _ in keys}) == 100
+    assert all(key * 9973 % servers == server for key, server in keys)

@@ -1,0 +1,246 @@
+"""DistributedTrainer in one process: what it shares with gluon.Trainer, and what it adds."""
+
+import copy
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import Parameter, ParameterDict, Trainer
+
+import gluon_gc as bps
+
+ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
+NESTEROV = {**ONEBIT, "momentum": "nesterov"}
+
+
+def make(shapes, optimizer_params, compression_params=None, contexts=1, grad_req="write", **more):
+    params = []
+    for i, shape in enumerate(shapes):
+        param = Parameter(f"p{i}", shape=shape, grad_req=grad_req)
+        param.initialize(mx.init.Constant(1.0), ctx=[mx.cpu(c) for c in range(contexts)])
+        params.append(param)
+    trainer = bps.DistributedTrainer(
+        params, "sgd", optimizer_params, compression_params=compression_params, kvstore="local", **more)
+    return params, trainer
+
+
+def gradients(step, shapes):
+    random = np.random.RandomState(step)
+    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def backward(params, values):
+    with mx.autograd.record():
+        losses = [(p.data(ctx) * mx.nd.array(g, ctx=ctx)).sum()
+                  for p, g in zip(params, values) for ctx in p.list_ctx()]
+    mx.autograd.backward(losses)
+
+
+def train(params, trainer, shapes, steps, batch_size=2, before_step=lambda step: None):
+    for step in range(steps):
+        before_step(step)
+        backward(params, gradients(step, shapes))
+        trainer.step(batch_size)
+    return [param.data().asnumpy() for param in params]
+
+
+def as_list(params):
+    return params
+
+
+def as_dict(params):
+    return {param.name: param for param in params}
+
+
+def as_parameter_dict(params):
+    result = ParameterDict()
+    for param in params:
+        result._params[param.name] = param
+    return result
+
+
+@pytest.mark.parametrize("form", [as_list, as_dict, as_parameter_dict])
+def test_parameters_may_come_in_every_form_of_gluon_and_dicts_are_not_changed(form):
+    param = Parameter("p", shape=(3,))
+    param.initialize()
+    given = form([param])
+    optimizer_params, compression_params = {"learning_rate": 1, "momentum": 0.9}, dict(NESTEROV)
+    bps.DistributedTrainer(
+        given, "sgd", optimizer_params, compression_params=compression_params, kvstore="local")
+    assert optimizer_params == {"learning_rate": 1, "momentum": 0.9}
+    assert compression_params == NESTEROV
+
+
+@pytest.mark.parametrize("optimizer_params", [
+    {"learning_rate": 0.1}, {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+    {"learning_rate": 0.1, "lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5)},
+])
+def test_uncompressed_and_alone_it_does_what_gluons_trainer_does(optimizer_params):
+    shapes = [(4, 3), (5,)]
+    params, trainer = make(shapes, copy.deepcopy(optimizer_params))
+    ours = train(params, trainer, shapes, 6)
+    params, _ = make(shapes, {})
+    theirs = train(params, Trainer(params, "sgd", copy.deepcopy(optimizer_params)), shapes, 6)
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_momentum_of_uncompressed_tensors_and_weight_decay_add_up_to_nesterov_sgd():
+    """The formula that MXNet documents for "nag" (whose kernel decays the updated weight instead)."""
+    shapes, rate, mu, wd = [(4, 3), (5,)], 0.1, 0.9, 0.1
+    params = [Parameter(f"p{i}", shape=shape) for i, shape in enumerate(shapes)]
+    for param in params:
+        param.initialize(mx.init.Constant(1.0))
+        param.compression_params = None
+    params[0].lr_mult, params[1].wd_mult = 0.5, 3.0
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": rate, "momentum": mu, "wd": wd},
+        compression_params=NESTEROV, kvstore="local")
+    ours = train(params, trainer, shapes, 20, batch_size=2)
+    for i, (lr_mult, wd_mult) in enumerate([(0.5, 1.0), (1.0, 3.0)]):
+        x, m = np.ones(shapes[i]), 0
+        for step in range(20):
+            g = gradients(step, shapes)[i] / 2 + wd * wd_mult * x
+            m = mu * m + g
+            x = x - rate * lr_mult * (g + mu * m)
+        np.testing.assert_allclose(ours[i], x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("params", [None, NESTEROV], ids=["uncompressed", "onebit"])
+def test_every_context_gets_the_sum_of_all_contexts(params):
+    shapes, optimizer_params = [(6, 7), (3,)], {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    both, trainer = make(shapes, optimizer_params, params, contexts=2)
+    train(both, trainer, shapes, 5, batch_size=4)
+    one, trainer = make(shapes, optimizer_params, params)
+    expected = train(one, trainer, shapes, 5, batch_size=2)
+    for param, weight in zip(both, expected):
+        for ctx in param.list_ctx():
+            np.testing.assert_allclose(param.data(ctx).asnumpy(), weight, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_can_be_clipped_between_allreduce_and_update():
+    params, trainer = make([(100,)], {"learning_rate": 1.0}, {"compressor": "onebit", "scaling": True})
+    backward(params, [np.full(100, 8.0, np.float32)])
+    trainer.allreduce_grads()
+    np.testing.assert_array_equal(params[0].grad().asnumpy(), np.full(100, 8.0))
+    mx.gluon.utils.clip_global_norm(params[0].list_grad(), 20.0)
+    trainer.update(4)
+    np.testing.assert_allclose(params[0].data().asnumpy(), np.full(100, 1 - 0.5), rtol=1e-5)
+
+
+def test_grad_req_add_sends_what_was_accumulated():
+    params, trainer = make([(10,)], {"learning_rate": 1.0}, {"compressor": "onebit", "scaling": True}, grad_req="add")
+    params[0].zero_grad()
+    for _ in range(2):
+        backward(params, [np.ones(10, np.float32)])
+    trainer.step(1)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), np.full(10, -1.0))
+
+
+def test_parameters_without_gradient_are_left_out_and_may_be_frozen_and_thawed():
+    shapes = [(10,), (20,)]
+    params, trainer = make(shapes, {"learning_rate": 1.0})
+    params[1].grad_req = "null"
+    for step in range(2):
+        backward(params[:1], gradients(step, shapes[:1]))
+        trainer.step(1)
+    np.testing.assert_array_equal(params[1].data().asnumpy(), np.ones(20))
+    params[1].grad_req = "write"
+    train(params, trainer, shapes, 1)
+    assert (params[1].data().asnumpy() != 1).all()
+    params[0].grad_req = "null"
+    before = params[0].data().asnumpy()
+    backward(params[1:], gradients(3, shapes[1:]))
+    trainer.step(1)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), before)
+
+
+def test_a_stale_gradient_is_reported_as_by_gluon():
+    params, trainer = make([(4,)], {"learning_rate": 1.0})
+    backward(params, gradients(0, [(4,)]))
+    trainer.step(1)
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(1)
+
+
+@pytest.mark.parametrize("compression", [ONEBIT, {**NESTEROV, "ef": "corrected"}])
+def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, compression):
+    shapes, optimizer_params = [(40, 3), (7,)], {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    params, trainer = make(shapes, optimizer_params, compression)
+    train(params, trainer, shapes, 3)
+    trainer.save_states(str(tmp_path / "states"))
+    saved = [param.data().asnumpy() for param in params]
+    trainer.set_learning_rate(0.05)
+    expected = train(params, trainer, shapes, 3)
+    resumed, trainer = make(shapes, optimizer_params, compression)
+    for param, weight in zip(resumed, saved):
+        param.set_data(mx.nd.array(weight))
+    trainer.load_states(str(tmp_path / "states"))
+    trainer.set_learning_rate(0.05)
+    for a, b in zip(train(resumed, trainer, shapes, 3), expected):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_parameters_own_compression_params_win():
+    params = [Parameter(f"p{i}", shape=(320,)) for i in range(3)]
+    for param in params:
+        param.initialize()
+    params[1].compression_params = None
+    params[2].compression_params = {"compressor": "onebit", "ef": "corrected"}
+    trainer = bps.DistributedTrainer(params, "sgd", compression_params=ONEBIT, kvstore="local")
+    backward(params, gradients(0, [(320,)] * 3))
+    trainer.step(1)
+    tensors = trainer.compression_stats()["tensors"]
+    assert [tensors[f"p{i}"]["pushed_bytes"] for i in range(3)] == [48, 1280, 56]
+
+
+def test_compression_stats_add_up():
+    shapes = [(1000,), (10,)]
+    params, trainer = make(shapes, {"learning_rate": 0.1}, ONEBIT)
+    train(params, trainer, shapes, 1)
+    stats = trainer.compression_stats()
+    assert stats["total"]["raw_bytes"] == 4040
+    for key in ("raw_bytes", "pushed_bytes", "pulled_bytes"):
+        assert stats["total"][key] == sum(t[key] for t in stats["tensors"].values())
+    assert stats["total"]["ratio"] == pytest.approx(4040 / stats["total"]["pushed_bytes"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_dtypes_keep_theirs(dtype):
+    param = Parameter("p", shape=(50,), dtype=dtype)
+    param.initialize(mx.init.Constant(1.0))
+    trainer = bps.DistributedTrainer([param], "sgd", {"learning_rate": 1.0},
+                                     compression_params=ONEBIT, kvstore="local")
+    with mx.autograd.record():
+        loss = param.data().sum()
+    loss.backward()
+    trainer.step(2)
+    assert param.grad().dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(param.data().asnumpy(), np.full(50, 0.5, dtype))
+
+
+def test_row_sparse_gradients_travel_uncompressed():
+    net = mx.gluon.nn.Embedding(20, 4, sparse_grad=True)
+    net.initialize(mx.init.Constant(1.0))
+    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 1.0},
+                                     compression_params=ONEBIT, kvstore="local")
+    with mx.autograd.record():
+        loss = net(mx.nd.array([3, 5, 3])).sum()
+    loss.backward()
+    trainer.step(1)
+    weight = net.weight.data().asnumpy()
+    np.testing.assert_array_equal(weight[:, 0], [1 - 2 * (i == 3) - (i == 5) for i in range(20)])
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="kvstore must be 'local' or 'dist_sync', got 'nccl'"):
+        make([(1,)], {}) and bps.DistributedTrainer([], "sgd", kvstore="nccl")
+    with pytest.raises(TypeError, match="kvstore must be"):
+        bps.DistributedTrainer([], "sgd", kvstore=3)
+    with pytest.raises(ValueError, match=r"root_rank must be in \[0, 1\), got 1"):
+        bps.DistributedTrainer([], "sgd", kvstore="local", root_rank=1)
+
+
+def test_ranks_need_init():
+    with pytest.raises(RuntimeError, match="call bps.init\\(\\) first"):
+        bps.rank()
