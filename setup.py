@@ -23,8 +23,14 @@ class CMakeBuild(build_ext):
             raise SystemExit("setup.py: mxnet 1.9.1 must be installed to build gluon_gc")
         build = Path(self.build_temp).resolve()
         prefix = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        self._cmake("-S", ROOT / "operators", "-B", build, "-DCMAKE_BUILD_TYPE=Release",
-                    f"-DMXNET_DIR={Path(mxnet.origin).parent}")
+        self._cmake(
+            "-S",
+            ROOT / "operators",
+            "-B",
+            build,
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DMXNET_DIR={Path(mxnet.origin).parent}",
+        )
         self._cmake("--build", build, "--parallel")
         self._cmake("--install", build, "--prefix", prefix)
 

@@ -1,7 +1,8 @@
 """How fast each kernel is, beside the plainest loop that moves the same bytes.
 
-For each kernel, size and number of threads: GB/s of the elements' float data, the same for the loop that
-is its limit, measured in turns with the kernel on the same arrays, and time(limit) / time(kernel).
+For each kernel, size and number of threads: GB/s of the elements' float data, the same for the
+loop that is its limit, measured in turns with the kernel on the same arrays, and
+time(limit) / time(kernel).
 
     python benchmark/kernels.py [--json FILE] [--seconds S] [--isa ISA]
 """
@@ -41,8 +42,8 @@ class Loop(NamedTuple):
 def staggered(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Copies that start at different offsets in their pages.
 
-    A load waits for an earlier store to the same offset in another page. Large arrays all start alike as
-    they come from the allocator, and that would be measured instead of the kernel.
+    A load waits for an earlier store to the same offset in another page. Large arrays all start
+    alike as they come from the allocator, and that would be measured instead of the kernel.
     """
     copies = []
     for index, array in enumerate(arrays):
@@ -57,9 +58,17 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     """Each kernel and its limit."""
     values = np.random.default_rng(0).standard_normal(n, np.float32)
     payload, _ = kernels.onebit_compress(values)
-    x, y, z, payload, halves, words, scale = staggered([
-        values, values, values, payload, values.astype(np.float16), kernels.frame(values.view(np.uint8)),
-        np.ones(1, np.float32)])
+    x, y, z, payload, halves, words, scale = staggered(
+        [
+            values,
+            values,
+            values,
+            payload,
+            values.astype(np.float16),
+            kernels.frame(values.view(np.uint8)),
+            np.ones(1, np.float32),
+        ]
+    )
 
     def compress(momentum, corrected):
         state = momentum, 0.9, corrected, None if corrected is None else scale, 1.0
@@ -69,15 +78,26 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     return {
         "onebit_compress": (compress(None, None), Loop("limit_sum", lambda n: (x, n))),
         "onebit_compress_ef": (compress(None, y), Loop("limit_add", lambda n: (y, x, n))),
-        "onebit_compress_ef_nesterov": (compress(z, y), Loop("limit_add_twice", lambda n: (y, z, x, n))),
-        "onebit_decompress": (Loop("onebit_decompress_f32", lambda n: (payload, n, y)),
-                              Loop("limit_fill", lambda n: (y, n))),
-        "onebit_decompress_add": (Loop("onebit_decompress_add_f32", lambda n: (payload, n, y)),
-                                  Loop("limit_add_constant", lambda n: (y, n))),
-        "half_from_float": (Loop("half_from_float", lambda n: (x, n, 1.0, halves)),
-                            Loop("limit_narrow", lambda n: (x, halves, n))),
-        "float_from_half": (Loop("float_from_half", lambda n: (halves, n, y)),
-                            Loop("limit_widen", lambda n: (halves, y, n))),
+        "onebit_compress_ef_nesterov": (
+            compress(z, y),
+            Loop("limit_add_twice", lambda n: (y, z, x, n)),
+        ),
+        "onebit_decompress": (
+            Loop("onebit_decompress_f32", lambda n: (payload, n, y)),
+            Loop("limit_fill", lambda n: (y, n)),
+        ),
+        "onebit_decompress_add": (
+            Loop("onebit_decompress_add_f32", lambda n: (payload, n, y)),
+            Loop("limit_add_constant", lambda n: (y, n)),
+        ),
+        "half_from_float": (
+            Loop("half_from_float", lambda n: (x, n, 1.0, halves)),
+            Loop("limit_narrow", lambda n: (x, halves, n)),
+        ),
+        "float_from_half": (
+            Loop("float_from_half", lambda n: (halves, n, y)),
+            Loop("limit_widen", lambda n: (halves, y, n)),
+        ),
         "frame": (Loop("frame", lambda n: (x, 4 * n, words)), copy),
         "unframe": (Loop("unframe", lambda n: (words, 4 * n, y)), copy),
     }
@@ -109,8 +129,12 @@ def results(isa: int, seconds: float) -> Iterator[dict]:
             for threads in THREADS:
                 took, least = measure(loops, n, threads, isa, seconds)
                 yield {
-                    "kernel": kernel, "n": n, "threads": threads, "gbps": 4e-9 * n / took,
-                    "limit": loops[1].name.removeprefix("limit_"), "limit_gbps": 4e-9 * n / least,
+                    "kernel": kernel,
+                    "n": n,
+                    "threads": threads,
+                    "gbps": 4e-9 * n / took,
+                    "limit": loops[1].name.removeprefix("limit_"),
+                    "limit_gbps": 4e-9 * n / least,
                     "ratio": least / took,
                 }
 
@@ -118,16 +142,23 @@ def results(isa: int, seconds: float) -> Iterator[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE", help="also write the results here")
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long to measure each (default 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="how long to measure each (default 1)"
+    )
     parser.add_argument("--isa", choices=kernels.isas(), default=kernels.isas()[-1])
     options = parser.parse_args()
 
-    print(f"{'kernel':28} {'n':>9} {'threads':>7} {'GB/s':>7}   {'limit':12} {'GB/s':>7} {'ratio':>6}")
+    print(
+        f"{'kernel':28} {'n':>9} {'threads':>7} {'GB/s':>7}   {'limit':12} {'GB/s':>7} {'ratio':>6}"
+    )
     rows = []
     for row in results(kernels.isas().index(options.isa), options.seconds):
         rows.append(row)
-        print("{kernel:28} {n:9} {threads:7} {gbps:7.1f}   {limit:12} {limit_gbps:7.1f} {ratio:6.2f}".format(**row),
-              flush=True)
+        print(
+            "{kernel:28} {n:9} {threads:7} {gbps:7.1f}   "
+            "{limit:12} {limit_gbps:7.1f} {ratio:6.2f}".format(**row),
+            flush=True,
+        )
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1))
 

@@ -1,25 +1,29 @@
 """The compiled kernels on NumPy arrays, for tests and benchmarks; needs no MXNet.
 
-Every function takes ``isa``, one of `isas()`, the best by default, and most take ``threads``. Neither
-changes a bit of what comes out. Arrays must be C-contiguous and of the stated dtype; nothing is
-converted. T is float32 or float64.
+Every function takes ``isa``, one of `isas()`, the best by default, and most take ``threads``.
+Neither changes a bit of what comes out. Arrays must be C-contiguous and of the stated dtype;
+nothing is converted. T is float32 or float64.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
-_FLOATS = {np.dtype(np.float32): ("f32", ctypes.c_float), np.dtype(np.float64): ("f64", ctypes.c_double)}
+from . import env
+
+_FLOATS = {
+    np.dtype(np.float32): ("f32", ctypes.c_float),
+    np.dtype(np.float64): ("f64", ctypes.c_double),
+}
 _ISAS = ("scalar", "avx2", "avx512")
 
 
 def _load() -> ctypes.CDLL:
-    path = os.environ.get("GLUON_GC_LIBRARY") or Path(__file__).with_name("libgluon_gc.so")
+    path = env.get("GLUON_GC_LIBRARY") or Path(__file__).with_name("libgluon_gc.so")
     lib = ctypes.CDLL(str(path))
     pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
@@ -30,11 +34,35 @@ def _load() -> ctypes.CDLL:
     declare("best_isa", integer)
     for suffix, value in _FLOATS.values():
         declare(f"onebit_payload_bytes_{suffix}", size, size)
-        declare(f"onebit_compress_{suffix}", ctypes.c_double, pointer, size, value, integer, pointer, value,
-                pointer, pointer, value, pointer, integer, integer)
+        declare(
+            f"onebit_compress_{suffix}",
+            ctypes.c_double,
+            pointer,
+            size,
+            value,
+            integer,
+            pointer,
+            value,
+            pointer,
+            pointer,
+            value,
+            pointer,
+            integer,
+            integer,
+        )
         declare(f"onebit_decompress_{suffix}", None, pointer, size, pointer, integer, integer)
         declare(f"onebit_decompress_add_{suffix}", None, pointer, size, pointer, integer, integer)
-        declare(f"onebit_decompress_sum_{suffix}", None, pointer, size, size, size, pointer, integer, integer)
+        declare(
+            f"onebit_decompress_sum_{suffix}",
+            None,
+            pointer,
+            size,
+            size,
+            size,
+            pointer,
+            integer,
+            integer,
+        )
         declare(f"onebit_residual_{suffix}", None, pointer, value, size, pointer, integer)
     declare("half_from_float", None, pointer, size, ctypes.c_float, pointer, integer, integer)
     declare("float_from_half", None, pointer, size, pointer, integer, integer)
@@ -91,8 +119,8 @@ def onebit_compress(
         Updated in place: m = mu m + g; g becomes g + mu m.
     mu : float
     corrected, scale : array of T, shapes (n,) and (1,), optional, together
-        The p of the previous call and its scale, updated in place. The residual is e = p - D(p). Zeros to
-        begin with; a residual e to go on from is corrected = e with scale = 0.
+        The p of the previous call and its scale, updated in place. The residual is e = p - D(p).
+        Zeros to begin with; a residual e to go on from is corrected = e with scale = 0.
     ratio : float
         p = g + ratio e.
     payload : array of uint8, shape (onebit_payload_bytes(n, T),), optional
@@ -115,35 +143,68 @@ def onebit_compress(
         raise ValueError("corrected and scale must be given together")
     payload = _output("payload", payload, onebit_payload_bytes(n, dtype), np.uint8)
     magnitude = getattr(library, "gluon_gc_onebit_compress_" + suffix)(
-        _address("gradient", gradient, n, dtype), n, gradient_scale, scaling,
-        _address("momentum", momentum, n, dtype, writes=True), mu,
+        _address("gradient", gradient, n, dtype),
+        n,
+        gradient_scale,
+        scaling,
+        _address("momentum", momentum, n, dtype, writes=True),
+        mu,
         _address("corrected", corrected, n, dtype, writes=True),
-        _address("scale", scale, 1, dtype, writes=True), ratio,
-        payload.ctypes.data, threads, _isa(isa))
+        _address("scale", scale, 1, dtype, writes=True),
+        ratio,
+        payload.ctypes.data,
+        threads,
+        _isa(isa),
+    )
     return payload, magnitude
 
 
-def onebit_decompress(payload: np.ndarray, n: int, dtype=np.float32, *, out: Optional[np.ndarray] = None,
-                      threads: int = 1, isa: Optional[str] = None) -> np.ndarray:
-    """Decode a uint8 ``payload`` of n elements of ``dtype`` into ``out``, a new array by default."""
+def onebit_decompress(
+    payload: np.ndarray,
+    n: int,
+    dtype=np.float32,
+    *,
+    out: Optional[np.ndarray] = None,
+    threads: int = 1,
+    isa: Optional[str] = None,
+) -> np.ndarray:
+    """Decode a uint8 ``payload`` of n elements of ``dtype`` into ``out`` or a new array."""
     function = getattr(library, "gluon_gc_onebit_decompress_" + _suffix("dtype", dtype))
     out = _output("out", out, n, dtype)
-    function(_address("payload", payload, onebit_payload_bytes(n, dtype), np.uint8), n, out.ctypes.data,
-             threads, _isa(isa))
+    function(
+        _address("payload", payload, onebit_payload_bytes(n, dtype), np.uint8),
+        n,
+        out.ctypes.data,
+        threads,
+        _isa(isa),
+    )
     return out
 
 
-def onebit_decompress_add(payload: np.ndarray, out: np.ndarray, *, threads: int = 1,
-                          isa: Optional[str] = None) -> np.ndarray:
+def onebit_decompress_add(
+    payload: np.ndarray, out: np.ndarray, *, threads: int = 1, isa: Optional[str] = None
+) -> np.ndarray:
     """Add what a uint8 ``payload`` decodes to to ``out``, an array of T, in place; returns it."""
     function = getattr(library, "gluon_gc_onebit_decompress_add_" + _suffix("out", out.dtype))
-    function(_address("payload", payload, onebit_payload_bytes(out.size, out.dtype), np.uint8), out.size,
-             _address("out", out, out.size, out.dtype, writes=True), threads, _isa(isa))
+    function(
+        _address("payload", payload, onebit_payload_bytes(out.size, out.dtype), np.uint8),
+        out.size,
+        _address("out", out, out.size, out.dtype, writes=True),
+        threads,
+        _isa(isa),
+    )
     return out
 
 
-def onebit_decompress_sum(payloads: np.ndarray, n: int, dtype=np.float32, *, out: Optional[np.ndarray] = None,
-                          threads: int = 1, isa: Optional[str] = None) -> np.ndarray:
+def onebit_decompress_sum(
+    payloads: np.ndarray,
+    n: int,
+    dtype=np.float32,
+    *,
+    out: Optional[np.ndarray] = None,
+    threads: int = 1,
+    isa: Optional[str] = None,
+) -> np.ndarray:
     """Add up what payloads decode to, the first row first.
 
     Parameters
@@ -160,15 +221,29 @@ def onebit_decompress_sum(payloads: np.ndarray, n: int, dtype=np.float32, *, out
     count, stride = payloads.shape
     least = onebit_payload_bytes(n, dtype)
     if stride < least or stride % 4:
-        raise ValueError(f"payloads must have rows of at least {least} bytes, a multiple of 4, got {stride}")
+        raise ValueError(
+            f"payloads must have rows of at least {least} bytes, a multiple of 4, got {stride}"
+        )
     out = _output("out", out, n, dtype)
-    function(_address("payloads", payloads, count * stride, np.uint8), stride, count, n, out.ctypes.data,
-             threads, _isa(isa))
+    function(
+        _address("payloads", payloads, count * stride, np.uint8),
+        stride,
+        count,
+        n,
+        out.ctypes.data,
+        threads,
+        _isa(isa),
+    )
     return out
 
 
-def onebit_residual(corrected: np.ndarray, scale: np.ndarray, *, out: Optional[np.ndarray] = None,
-                    isa: Optional[str] = None) -> np.ndarray:
+def onebit_residual(
+    corrected: np.ndarray,
+    scale: np.ndarray,
+    *,
+    out: Optional[np.ndarray] = None,
+    isa: Optional[str] = None,
+) -> np.ndarray:
     """The residual e = p - D(p) of the feedback state that `onebit_compress` keeps."""
     n, dtype = corrected.size, corrected.dtype
     function = getattr(library, "gluon_gc_onebit_residual_" + _suffix("corrected", dtype))
@@ -178,21 +253,30 @@ def onebit_residual(corrected: np.ndarray, scale: np.ndarray, *, out: Optional[n
     return out
 
 
-def half_from_float(x: np.ndarray, scale: float = 1.0, *, out: Optional[np.ndarray] = None, threads: int = 1,
-                    isa: Optional[str] = None) -> np.ndarray:
+def half_from_float(
+    x: np.ndarray,
+    scale: float = 1.0,
+    *,
+    out: Optional[np.ndarray] = None,
+    threads: int = 1,
+    isa: Optional[str] = None,
+) -> np.ndarray:
     """``x * scale`` of a float32 array, rounded to float16, to nearest even."""
     out = _output("out", out, x.size, np.float16)
-    library.gluon_gc_half_from_float(_address("x", x, x.size, np.float32), x.size, scale, out.ctypes.data,
-                                     threads, _isa(isa))
+    library.gluon_gc_half_from_float(
+        _address("x", x, x.size, np.float32), x.size, scale, out.ctypes.data, threads, _isa(isa)
+    )
     return out
 
 
-def float_from_half(x: np.ndarray, *, out: Optional[np.ndarray] = None, threads: int = 1,
-                    isa: Optional[str] = None) -> np.ndarray:
+def float_from_half(
+    x: np.ndarray, *, out: Optional[np.ndarray] = None, threads: int = 1, isa: Optional[str] = None
+) -> np.ndarray:
     """A float16 array as float32."""
     out = _output("out", out, x.size, np.float32)
-    library.gluon_gc_float_from_half(_address("x", x, x.size, np.float16), x.size, out.ctypes.data, threads,
-                                     _isa(isa))
+    library.gluon_gc_float_from_half(
+        _address("x", x, x.size, np.float16), x.size, out.ctypes.data, threads, _isa(isa)
+    )
     return out
 
 
@@ -201,21 +285,42 @@ def frame_words(nbytes: int) -> int:
     return library.gluon_gc_frame_words(nbytes)
 
 
-def frame(payload: np.ndarray, *, out: Optional[np.ndarray] = None, threads: int = 1,
-          isa: Optional[str] = None) -> np.ndarray:
+def frame(
+    payload: np.ndarray,
+    *,
+    out: Optional[np.ndarray] = None,
+    threads: int = 1,
+    isa: Optional[str] = None,
+) -> np.ndarray:
     """The uint8 ``payload`` as uint32 words that are ordinary floats and survive a sum with 0.0."""
     out = _output("out", out, frame_words(payload.size), np.uint32)
-    library.gluon_gc_frame(_address("payload", payload, payload.size, np.uint8), payload.size,
-                           out.ctypes.data, threads, _isa(isa))
+    library.gluon_gc_frame(
+        _address("payload", payload, payload.size, np.uint8),
+        payload.size,
+        out.ctypes.data,
+        threads,
+        _isa(isa),
+    )
     return out
 
 
-def unframe(words: np.ndarray, nbytes: int, *, out: Optional[np.ndarray] = None, threads: int = 1,
-            isa: Optional[str] = None) -> np.ndarray:
+def unframe(
+    words: np.ndarray,
+    nbytes: int,
+    *,
+    out: Optional[np.ndarray] = None,
+    threads: int = 1,
+    isa: Optional[str] = None,
+) -> np.ndarray:
     """The ``nbytes`` of uint8 payload that `frame` made uint32 ``words`` of."""
     out = _output("out", out, nbytes, np.uint8)
-    library.gluon_gc_unframe(_address("words", words, frame_words(nbytes), np.uint32), nbytes,
-                             out.ctypes.data, threads, _isa(isa))
+    library.gluon_gc_unframe(
+        _address("words", words, frame_words(nbytes), np.uint32),
+        nbytes,
+        out.ctypes.data,
+        threads,
+        _isa(isa),
+    )
     return out
 
 
@@ -240,7 +345,9 @@ def _suffix(name: str, dtype) -> str:
     return _FLOATS[np.dtype(dtype)][0]
 
 
-def _address(name: str, array: Optional[np.ndarray], size: int, dtype, writes: bool = False) -> Optional[int]:
+def _address(
+    name: str, array: Optional[np.ndarray], size: int, dtype, writes: bool = False
+) -> Optional[int]:
     if array is None:
         return None
     if array.dtype != dtype:

@@ -154,18 +154,17 @@ def _devices() -> List[str]:
 
 
 def worker_tasks(command: Sequence[str]) -> List[Task]:
-    """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them."""
+    """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them.
+
+    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``.
+    """
     program = runnable(command)
-    devices = _devices()
-    size = len(devices) or env.get("BYTEPS_LOCAL_SIZE")
+    size = len(_devices()) or env.get("BYTEPS_LOCAL_SIZE")
     clustered = size > 1 or env.distributed()
     first = env.cluster().worker_id * size if clustered else 0
     tasks = []
     for local_rank in range(size):
         changes = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
-        if len(devices) > 1:
-            own = devices[local_rank]
-            changes.update(NVIDIA_VISIBLE_DEVICES=own, CUDA_VISIBLE_DEVICES=own)
         bound = _bound_to_numa_node(program, local_rank, size)
         tasks.append(Task(f"worker {first + local_rank}", bound, env.for_child(changes)))
     return tasks

@@ -42,7 +42,11 @@ class Momentum:
             gradients[0].copyto(other)
 
     def add_weight_decay(
-        self, index: int, wd: float, weights: Sequence[NDArray], gradients: Sequence[NDArray],
+        self,
+        index: int,
+        wd: float,
+        weights: Sequence[NDArray],
+        gradients: Sequence[NDArray],
         rescale: float,
     ) -> None:
         """w = mu (w + wd x), then g = g + w, where the optimizer will multiply g by `rescale`."""

@@ -103,7 +103,7 @@ def decompress(
 
 
 def residual(compressor: str, memory: Sequence[NDArray]) -> NDArray:
-    """What error feedback will add to the next gradient, shape (n,), from the compressor's memory."""
+    """What error feedback will add to the next gradient, shape (n,)."""
     return _operator(compressor + "_residual")(*memory)
 
 

@@ -42,8 +42,12 @@ class Server:
         try:
             chunks = json.loads(body)["gluon_gc"]
         except (ValueError, KeyError, TypeError):
-            print("gluon_gc server: refused a command that is not a gluon_gc configuration; "
-                  "is a worker using MXNet's own KVStore?", file=sys.stderr, flush=True)
+            print(
+                "gluon_gc server: refused a command that is not a gluon_gc configuration; "
+                "is a worker using MXNet's own KVStore?",
+                file=sys.stderr,
+                flush=True,
+            )
             return
         try:
             for chunk in chunks:
@@ -101,8 +105,12 @@ def main(role: str) -> None:
         controller = _CONTROLLER_TYPE(lambda *_: None)
     else:
         timeout = env.get("PS_HEARTBEAT_TIMEOUT")
-        watch = Watch(lambda: is_dead(kv, SCHEDULER_ID, timeout) and "server: the scheduler is gone")
-        controller = _CONTROLLER_TYPE(Server(kv, env.get("OMP_NUM_THREADS") or os.cpu_count()).control)
+        watch = Watch(
+            lambda: is_dead(kv, SCHEDULER_ID, timeout) and "server: the scheduler is gone"
+        )
+        controller = _CONTROLLER_TYPE(
+            Server(kv, env.get("OMP_NUM_THREADS") or os.cpu_count()).control
+        )
     check_call(_LIB.MXKVStoreRunServer(kv.handle, controller, None))
     watch.stop()
 

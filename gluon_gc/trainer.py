@@ -65,8 +65,9 @@ class DistributedTrainer(Trainer):
         if self._compression.mu is not None:
             self._momentum = Momentum(self._compression.mu)
             del optimizer_params["momentum"]  # this copy: the compressor applies it instead
-        self._store = runtime.default_kvstore() if kvstore is None else runtime.create_kvstore(
-            kvstore)
+        self._store = (
+            runtime.default_kvstore() if kvstore is None else runtime.create_kvstore(kvstore)
+        )
         if not 0 <= root_rank < self._store.num_workers:
             raise ValueError(
                 f"root_rank must be in [0, {self._store.num_workers}), got {root_rank}"
@@ -86,7 +87,7 @@ class DistributedTrainer(Trainer):
     # Parameters
 
     def _broadcast_parameters(self) -> None:
-        """Give all workers root_rank's parameters, those not yet initialized as soon as they are."""
+        """Give all workers root_rank's parameters; deferred ones once they are initialized."""
         ready = [p for p in self._params if p._deferred_init == () and p._data is not None]
         self._broadcast(ready)
         for param in self._params:
@@ -207,9 +208,14 @@ class DistributedTrainer(Trainer):
             params = self._overrides.get(i, self._compression)
             if grad.stype != "default":
                 params = CompressionParams(fp16=params.fp16)
-            tensors.append(Tensor(
-                f"trainer{self._number}.{i}", int(np.prod(grad.shape)),
-                np.dtype(grad.dtype).name, params))
+            tensors.append(
+                Tensor(
+                    f"trainer{self._number}.{i}",
+                    int(np.prod(grad.shape)),
+                    np.dtype(grad.dtype).name,
+                    params,
+                )
+            )
         if tensors:
             self._store.declare(tensors)
             self._declared.update(zip(new, tensors))

@@ -93,27 +93,35 @@ TABLE = (
     Variable("DMLC_NODE_HOST", None, "text", "this node's address, in place of the interface's"),
     Variable("BYTEPS_LOCAL_RANK", 0, "count", "which worker of its machine; bpslaunch sets it"),
     Variable(
-        "BYTEPS_LOCAL_SIZE", 1, "positive",
+        "BYTEPS_LOCAL_SIZE",
+        1,
+        "positive",
         "worker processes a machine; bpslaunch sets it for workers. Where it is not 1, "
         "set it for the servers and the scheduler too",
     ),
     Variable("BYTEPS_FORCE_DISTRIBUTED", False, "flag", "1: even one worker uses a server"),
     Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "a list: bpslaunch starts a worker for each"),
-    Variable("CUDA_VISIBLE_DEVICES", None, "text", "bpslaunch sets it to a worker's own device"),
     # What is sent, and by how many threads.
     Variable("BYTEPS_PARTITION_BYTES", 4096000, "positive", "the most float data in one chunk"),
     Variable(
-        "BYTEPS_MIN_COMPRESS_BYTES", 0, "count", "smaller tensors travel uncompressed",
+        "BYTEPS_MIN_COMPRESS_BYTES",
+        0,
+        "count",
+        "smaller tensors travel uncompressed",
         older="BYTEPS_MIN_COMPRESS_BYTE",
     ),
     Variable(
-        "BYTEPS_THREADPOOL_SIZE", _few_cores, "count",
+        "BYTEPS_THREADPOOL_SIZE",
+        _few_cores,
+        "count",
         "threads that compress and exchange; 0 leaves MXNet's own default",
     ),
     Variable("BYTEPS_NUMA_ON", False, "flag", "1: bpslaunch binds workers to NUMA nodes (numactl)"),
     Variable("BYTEPS_LOG_LEVEL", "WARNING", "level", "the least severe message that is logged"),
     Variable(
-        "OMP_NUM_THREADS", None, "positive",
+        "OMP_NUM_THREADS",
+        None,
+        "positive",
         "OpenMP threads a process, and a server's; bpslaunch --local shares out the cores",
     ),
     # Faults.
@@ -126,7 +134,9 @@ TABLE = (
     Variable("MXNET_CPU_PARALLEL_RAND_COPY", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
     Variable("MXNET_CPU_TEMP_COPY", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
     Variable(
-        "MXNET_KVSTORE_BIGARRAY_BOUND", 2**31 - 1, "positive",
+        "MXNET_KVSTORE_BIGARRAY_BOUND",
+        2**31 - 1,
+        "positive",
         "elements above which MXNet spreads an array over servers; ours are cut already",
     ),
 )

@@ -15,16 +15,24 @@ def test_the_published_dictionary_is_understood():
     assert params == CompressionParams(registry["onebit"](scaling=True), "vanilla", 0.9)
 
 
-@pytest.mark.parametrize("params", [
-    None, {}, {"compressor": ""}, {"compressor": None, "ef": "", "momentum": False, "fp16": None},
-    {"compressor": False, "k": 1, "normalize": "max", "partition": "linear", "scaling": False},
-])
+@pytest.mark.parametrize(
+    "params",
+    [
+        None,
+        {},
+        {"compressor": ""},
+        {"compressor": None, "ef": "", "momentum": False, "fp16": None},
+        {"compressor": False, "k": 1, "normalize": "max", "partition": "linear", "scaling": False},
+    ],
+)
 def test_falsy_values_mean_off(params):
     assert parse(params) == CompressionParams()
 
 
 def test_what_byteps_scripts_pass_for_other_compressors_is_no_contradiction():
-    params = parse({**ONEBIT, "k": 1, "normalize": "max", "partition": "linear", "fp16": False}, OPTIMIZER)
+    params = parse(
+        {**ONEBIT, "k": 1, "normalize": "max", "partition": "linear", "fp16": False}, OPTIMIZER
+    )
     assert params == parse(ONEBIT, OPTIMIZER)
 
 
@@ -33,28 +41,75 @@ def test_numpy_scalars_are_as_good_as_pythons():
     assert params == CompressionParams(registry["onebit"](scaling=True), fp16=True)
 
 
-@pytest.mark.parametrize("params, error, message", [
-    ([], TypeError, "compression_params must be a dict, got list"),
-    ({"compresor": "onebit"}, ValueError, "no key 'compresor'; did you mean 'compressor'?"),
-    ({3: 4}, ValueError, "no key 3"),
-    ({"compressor": "onebits"}, ValueError, "['compressor'] must be 'onebit', got 'onebits'"),
-    ({"compressor": 1}, TypeError, "['compressor'] must be 'onebit', got 1 (int)"),
-    ({"compressor": "onebit", "scaling": "yes"}, TypeError, "['scaling'] must be True or False, got 'yes' (str)"),
-    ({"compressor": "onebit", "scaling": 1}, TypeError, "['scaling'] must be True or False, got 1 (int)"),
-    ({"compressor": "onebit", "ef": "vanila"}, ValueError, "['ef'] must be 'vanilla' or 'corrected', got 'vanila'"),
-    ({"compressor": "onebit", "ef": True}, TypeError, "['ef'] must be 'vanilla' or 'corrected', got True"),
-    ({"compressor": "onebit", "momentum": "polyak"}, ValueError, "['momentum'] must be 'nesterov', got 'polyak'"),
-    ({"compressor": "onebit", "momentum": 0.9}, TypeError, "['momentum'] must be 'nesterov', got 0.9"),
-    ({"compressor": "onebit", "fp16": "half"}, TypeError, "['fp16'] must be True or False, got 'half'"),
-    ({"compressor": "onebit", "k": 10}, ValueError, "['k'] is for topk and randomk and dithering and dgc, not for onebit"),
-    ({"compressor": "onebit", "k": -1}, ValueError, "['k'] must be a number > 0, got -1"),
-    ({"compressor": "onebit", "k": True}, TypeError, "['k'] must be a number > 0, got True (bool)"),
-    ({"compressor": "onebit", "seed": 3}, ValueError, "['seed'] is for randomk and dithering, not for onebit"),
-    ({"compressor": "onebit", "normalize": "l2"}, ValueError, "['normalize'] is for dithering, not for onebit"),
-    ({"scaling": True}, ValueError, "['scaling'] is for onebit, not for no compressor"),
-    ({"ef": "vanilla"}, ValueError, "['ef'] needs a 'compressor'"),
-    ({"momentum": "nesterov"}, ValueError, "['momentum'] needs a 'compressor'"),
-])
+@pytest.mark.parametrize(
+    "params, error, message",
+    [
+        ([], TypeError, "compression_params must be a dict, got list"),
+        ({"compresor": "onebit"}, ValueError, "no key 'compresor'; did you mean 'compressor'?"),
+        ({3: 4}, ValueError, "no key 3"),
+        ({"compressor": "onebits"}, ValueError, "['compressor'] must be 'onebit', got 'onebits'"),
+        ({"compressor": 1}, TypeError, "['compressor'] must be 'onebit', got 1 (int)"),
+        (
+            {"compressor": "onebit", "scaling": "yes"},
+            TypeError,
+            "['scaling'] must be True or False, got 'yes' (str)",
+        ),
+        (
+            {"compressor": "onebit", "scaling": 1},
+            TypeError,
+            "['scaling'] must be True or False, got 1 (int)",
+        ),
+        (
+            {"compressor": "onebit", "ef": "vanila"},
+            ValueError,
+            "['ef'] must be 'vanilla' or 'corrected', got 'vanila'",
+        ),
+        (
+            {"compressor": "onebit", "ef": True},
+            TypeError,
+            "['ef'] must be 'vanilla' or 'corrected', got True",
+        ),
+        (
+            {"compressor": "onebit", "momentum": "polyak"},
+            ValueError,
+            "['momentum'] must be 'nesterov', got 'polyak'",
+        ),
+        (
+            {"compressor": "onebit", "momentum": 0.9},
+            TypeError,
+            "['momentum'] must be 'nesterov', got 0.9",
+        ),
+        (
+            {"compressor": "onebit", "fp16": "half"},
+            TypeError,
+            "['fp16'] must be True or False, got 'half'",
+        ),
+        (
+            {"compressor": "onebit", "k": 10},
+            ValueError,
+            "['k'] is for topk and randomk and dithering and dgc, not for onebit",
+        ),
+        ({"compressor": "onebit", "k": -1}, ValueError, "['k'] must be a number > 0, got -1"),
+        (
+            {"compressor": "onebit", "k": True},
+            TypeError,
+            "['k'] must be a number > 0, got True (bool)",
+        ),
+        (
+            {"compressor": "onebit", "seed": 3},
+            ValueError,
+            "['seed'] is for randomk and dithering, not for onebit",
+        ),
+        (
+            {"compressor": "onebit", "normalize": "l2"},
+            ValueError,
+            "['normalize'] is for dithering, not for onebit",
+        ),
+        ({"scaling": True}, ValueError, "['scaling'] is for onebit, not for no compressor"),
+        ({"ef": "vanilla"}, ValueError, "['ef'] needs a 'compressor'"),
+        ({"momentum": "nesterov"}, ValueError, "['momentum'] needs a 'compressor'"),
+    ],
+)
 def test_wrong_params_are_refused_by_name_rule_and_value(params, error, message):
     with pytest.raises(error) as raised:
         parse(params, OPTIMIZER)

@@ -176,14 +176,14 @@ def test_a_single_worker_is_the_command_itself(launch):
     assert (code, out) == (9, f"1 {process.pid}\n")
 
 
-def test_every_visible_device_gets_a_worker_of_its_own(launch):
-    names = ["BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES"]
+def test_every_visible_device_gets_a_worker_which_sees_all_devices(launch):
+    names = ["BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "NVIDIA_VISIBLE_DEVICES"]
     source = f"import os; print([os.environ[name] for name in {names}])"
     code, out, _ = finish(launch(*PYTHON, source, **worker(NVIDIA_VISIBLE_DEVICES="3,5")))
     assert code == 0
     assert sorted(out.splitlines()) == [
-        "[worker 2] ['0', '2', '3']",
-        "[worker 3] ['1', '2', '5']",
+        "[worker 2] ['0', '2', '3,5']",
+        "[worker 3] ['1', '2', '3,5']",
     ]
 
 
@@ -340,9 +340,7 @@ def test_the_launcher_needs_no_mxnet(launch, stand_in, tmp_path):
 def test_lines_come_out_the_same_whatever_pieces_they_arrive_in(size):
     text = "plain\r\n\r 10%|\u2588\r 20%|\u2588\u2588\r 30%|\ndone\nopen".encode()
     splitter = LineSplitter()
-    lines = [
-        line for i in range(0, len(text), size) for line in splitter.feed(text[i : i + size])
-    ]
+    lines = [line for i in range(0, len(text), size) for line in splitter.feed(text[i : i + size])]
     assert lines + splitter.close() == ["plain", " 30%|", "done", "open"]
 
 

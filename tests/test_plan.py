@@ -12,14 +12,19 @@ PLAIN = CompressionParams()
 
 tensors = st.lists(
     st.tuples(
-        st.integers(1, 5000), st.sampled_from(["float16", "float32", "float64", "int32"]),
+        st.integers(1, 5000),
+        st.sampled_from(["float16", "float32", "float64", "int32"]),
         st.sampled_from([ONEBIT, PLAIN, CompressionParams(fp16=True)]),
-    ), min_size=1, max_size=12,
+    ),
+    min_size=1,
+    max_size=12,
 ).map(lambda rows: [Tensor(f"t{i}", *row) for i, row in enumerate(rows)])
 
 
 @given(tensors, st.integers(1, 20000), st.integers(0, 4000))
-def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(given_tensors, most, least):
+def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(
+    given_tensors, most, least
+):
     covered = {tensor.name: [] for tensor in given_tensors}
     sizes = {"float16": 2, "float32": 4, "float64": 8}
     for chunk in cut(given_tensors, most, least):
@@ -38,9 +43,15 @@ def test_small_uncompressed_tensors_are_fused_into_one_message():
 
 
 def test_tensors_below_the_minimum_and_integers_are_not_compressed():
-    small, large, whole = cut([
-        Tensor("large", 100, "float32", ONEBIT), Tensor("small", 99, "float32", ONEBIT),
-        Tensor("whole", 1000, "int32", ONEBIT)], 4096000, 400)
+    small, large, whole = cut(
+        [
+            Tensor("large", 100, "float32", ONEBIT),
+            Tensor("small", 99, "float32", ONEBIT),
+            Tensor("whole", 1000, "int32", ONEBIT),
+        ],
+        4096000,
+        400,
+    )
     assert small.params is ONEBIT and large.params is None and whole.params is None
     assert whole.dtype == "float64"
 

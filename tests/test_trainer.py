@@ -20,7 +20,13 @@ def make(shapes, optimizer_params, compression_params=None, contexts=1, grad_req
         param.initialize(mx.init.Constant(1.0), ctx=[mx.cpu(c) for c in range(contexts)])
         params.append(param)
     trainer = bps.DistributedTrainer(
-        params, "sgd", optimizer_params, compression_params=compression_params, kvstore="local", **more)
+        params,
+        "sgd",
+        optimizer_params,
+        compression_params=compression_params,
+        kvstore="local",
+        **more,
+    )
     return params, trainer
 
 
@@ -31,8 +37,11 @@ def gradients(step, shapes):
 
 def backward(params, values):
     with mx.autograd.record():
-        losses = [(p.data(ctx) * mx.nd.array(g, ctx=ctx)).sum()
-                  for p, g in zip(params, values) for ctx in p.list_ctx()]
+        losses = [
+            (p.data(ctx) * mx.nd.array(g, ctx=ctx)).sum()
+            for p, g in zip(params, values)
+            for ctx in p.list_ctx()
+        ]
     mx.autograd.backward(losses)
 
 
@@ -66,15 +75,20 @@ def test_parameters_may_come_in_every_form_of_gluon_and_dicts_are_not_changed(fo
     given = form([param])
     optimizer_params, compression_params = {"learning_rate": 1, "momentum": 0.9}, dict(NESTEROV)
     bps.DistributedTrainer(
-        given, "sgd", optimizer_params, compression_params=compression_params, kvstore="local")
+        given, "sgd", optimizer_params, compression_params=compression_params, kvstore="local"
+    )
     assert optimizer_params == {"learning_rate": 1, "momentum": 0.9}
     assert compression_params == NESTEROV
 
 
-@pytest.mark.parametrize("optimizer_params", [
-    {"learning_rate": 0.1}, {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
-    {"learning_rate": 0.1, "lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5)},
-])
+@pytest.mark.parametrize(
+    "optimizer_params",
+    [
+        {"learning_rate": 0.1},
+        {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+        {"learning_rate": 0.1, "lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5)},
+    ],
+)
 def test_uncompressed_and_alone_it_does_what_gluons_trainer_does(optimizer_params):
     shapes = [(4, 3), (5,)]
     params, trainer = make(shapes, copy.deepcopy(optimizer_params))
@@ -86,7 +100,7 @@ def test_uncompressed_and_alone_it_does_what_gluons_trainer_does(optimizer_param
 
 
 def test_momentum_of_uncompressed_tensors_and_weight_decay_add_up_to_nesterov_sgd():
-    """The formula that MXNet documents for "nag" (whose kernel decays the updated weight instead)."""
+    """The formula documented for MXNet's "nag" (its kernel decays the updated weight instead)."""
     shapes, rate, mu, wd = [(4, 3), (5,)], 0.1, 0.9, 0.1
     params = [Parameter(f"p{i}", shape=shape) for i, shape in enumerate(shapes)]
     for param in params:
@@ -94,8 +108,12 @@ def test_momentum_of_uncompressed_tensors_and_weight_decay_add_up_to_nesterov_sg
         param.compression_params = None
     params[0].lr_mult, params[1].wd_mult = 0.5, 3.0
     trainer = bps.DistributedTrainer(
-        params, "sgd", {"learning_rate": rate, "momentum": mu, "wd": wd},
-        compression_params=NESTEROV, kvstore="local")
+        params,
+        "sgd",
+        {"learning_rate": rate, "momentum": mu, "wd": wd},
+        compression_params=NESTEROV,
+        kvstore="local",
+    )
     ours = train(params, trainer, shapes, 20, batch_size=2)
     for i, (lr_mult, wd_mult) in enumerate([(0.5, 1.0), (1.0, 3.0)]):
         x, m = np.ones(shapes[i]), 0
@@ -119,7 +137,9 @@ def test_every_context_gets_the_sum_of_all_contexts(params):
 
 
 def test_gradients_can_be_clipped_between_allreduce_and_update():
-    params, trainer = make([(100,)], {"learning_rate": 1.0}, {"compressor": "onebit", "scaling": True})
+    params, trainer = make(
+        [(100,)], {"learning_rate": 1.0}, {"compressor": "onebit", "scaling": True}
+    )
     backward(params, [np.full(100, 8.0, np.float32)])
     trainer.allreduce_grads()
     np.testing.assert_array_equal(params[0].grad().asnumpy(), np.full(100, 8.0))
@@ -129,7 +149,9 @@ def test_gradients_can_be_clipped_between_allreduce_and_update():
 
 
 def test_grad_req_add_sends_what_was_accumulated():
-    params, trainer = make([(10,)], {"learning_rate": 1.0}, {"compressor": "onebit", "scaling": True}, grad_req="add")
+    params, trainer = make(
+        [(10,)], {"learning_rate": 1.0}, {"compressor": "onebit", "scaling": True}, grad_req="add"
+    )
     params[0].zero_grad()
     for _ in range(2):
         backward(params, [np.ones(10, np.float32)])
@@ -209,8 +231,9 @@ def test_compression_stats_add_up():
 def test_other_dtypes_keep_theirs(dtype):
     param = Parameter("p", shape=(50,), dtype=dtype)
     param.initialize(mx.init.Constant(1.0))
-    trainer = bps.DistributedTrainer([param], "sgd", {"learning_rate": 1.0},
-                                     compression_params=ONEBIT, kvstore="local")
+    trainer = bps.DistributedTrainer(
+        [param], "sgd", {"learning_rate": 1.0}, compression_params=ONEBIT, kvstore="local"
+    )
     with mx.autograd.record():
         loss = param.data().sum()
     loss.backward()
@@ -222,8 +245,13 @@ def test_other_dtypes_keep_theirs(dtype):
 def test_row_sparse_gradients_travel_uncompressed():
     net = mx.gluon.nn.Embedding(20, 4, sparse_grad=True)
     net.initialize(mx.init.Constant(1.0))
-    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 1.0},
-                                     compression_params=ONEBIT, kvstore="local")
+    trainer = bps.DistributedTrainer(
+        net.collect_params(),
+        "sgd",
+        {"learning_rate": 1.0},
+        compression_params=ONEBIT,
+        kvstore="local",
+    )
     with mx.autograd.record():
         loss = net(mx.nd.array([3, 5, 3])).sum()
     loss.backward()

@@ -23,7 +23,8 @@ def load_images() -> Tuple[Images, Images]:
     pixels = (digits.images / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
     labels = digits.target.astype(np.float32)
     train_x, val_x, train_y, val_y = train_test_split(
-        pixels, labels, test_size=0.2, stratify=labels, random_state=SPLIT_SEED)
+        pixels, labels, test_size=0.2, stratify=labels, random_state=SPLIT_SEED
+    )
     return Images(train_x, train_y), Images(val_x, val_y)
 
 
@@ -31,13 +32,16 @@ def steps_per_epoch(images: Images, batch_size: int, size: int) -> int:
     """Return how many full batches each of `size` workers gets from the images."""
     steps = len(images.labels) // (batch_size * size)
     if steps == 0:
-        raise ValueError(f"--batch-size must be at most {len(images.labels) // size} "
-                         f"with {size} workers, got {batch_size}")
+        raise ValueError(
+            f"--batch-size must be at most {len(images.labels) // size} "
+            f"with {size} workers, got {batch_size}"
+        )
     return steps
 
 
-def batches(images: Images, batch_size: int, rank: int, size: int,
-            seed: Tuple[int, int]) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+def batches(
+    images: Images, batch_size: int, rank: int, size: int, seed: Tuple[int, int]
+) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
     """Yield one epoch of worker `rank`: no image twice, none that another worker has.
 
     Parameters
@@ -56,5 +60,5 @@ def batches(images: Images, batch_size: int, rank: int, size: int,
     """
     steps = steps_per_epoch(images, batch_size, size)
     order = np.random.default_rng(seed).permutation(len(images.labels))
-    for chosen in order[rank::size][:steps * batch_size].reshape(steps, batch_size):
+    for chosen in order[rank::size][: steps * batch_size].reshape(steps, batch_size):
         yield mx.nd.array(images.pixels[chosen]), mx.nd.array(images.labels[chosen])

@@ -41,13 +41,28 @@ def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
     for name, of_setting in runs.items():
         curves = _loss_curves(of_setting)
         steps = curves.shape[1]
-        for axes, x in ((by_step, np.arange(1, steps + 1)),
-                        (by_byte, _megabytes(of_setting[0], steps))):
-            axes.fill_between(x, curves.min(axis=0), curves.max(axis=0),
-                              color=COLOURS[name], alpha=0.18, linewidth=0)
+        for axes, x in (
+            (by_step, np.arange(1, steps + 1)),
+            (by_byte, _megabytes(of_setting[0], steps)),
+        ):
+            axes.fill_between(
+                x,
+                curves.min(axis=0),
+                curves.max(axis=0),
+                color=COLOURS[name],
+                alpha=0.18,
+                linewidth=0,
+            )
             axes.plot(x, curves.mean(axis=0), color=COLOURS[name], linewidth=1.8, label=name)
-        by_byte.annotate(f"{x[-1]:,.0f} MB", (x[-1], curves.mean(axis=0)[-1]), color=COLOURS[name],
-                         xytext=(-14, 0), textcoords="offset points", ha="right", va="center")
+        by_byte.annotate(
+            f"{x[-1]:,.0f} MB",
+            (x[-1], curves.mean(axis=0)[-1]),
+            color=COLOURS[name],
+            xytext=(-14, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+        )
     by_byte.set_xscale("log")
     by_byte.xaxis.set_major_formatter("{x:,g}")
     by_step.set_yscale("log")
@@ -60,8 +75,11 @@ def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
         axes.grid(True, color="#dddddd")
         axes.spines[["top", "right"]].set_visible(False)
     seeds = len(next(iter(runs.values())))
-    by_step.legend(frameon=False, alignment="left",
-                   title=f"running mean over {WINDOW} steps,\n{seeds} seeds: mean and range")
+    by_step.legend(
+        frameon=False,
+        alignment="left",
+        title=f"running mean over {WINDOW} steps,\n{seeds} seeds: mean and range",
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

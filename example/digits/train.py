@@ -47,9 +47,11 @@ def main() -> None:
     net.hybridize(static_alloc=True, static_shape=True)
     softmax_loss = gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = bps.DistributedTrainer(
-        net.collect_params(), "sgd",
+        net.collect_params(),
+        "sgd",
         {"learning_rate": args.lr, "momentum": args.momentum, "wd": args.wd},
-        compression_params=compression_params(args))
+        compression_params=compression_params(args),
+    )
 
     log = EpochLog(args.logging_file if rank == 0 else "")
     bar = tqdm(total=args.num_epochs * steps, unit="step", mininterval=1, disable=rank != 0)
@@ -80,8 +82,11 @@ def main() -> None:
                 "step_loss": step_loss.tolist(),
             }
             log.write(record)
-            bar.set_postfix(epoch=epoch, loss=f"{record['train_loss']:.4f}",
-                            accuracy=f"{record['validation_accuracy']:.4f}")
+            bar.set_postfix(
+                epoch=epoch,
+                loss=f"{record['train_loss']:.4f}",
+                accuracy=f"{record['validation_accuracy']:.4f}",
+            )
     bar.close()
     print(f"rank {rank} of {size}: checksum of the parameters {parameter_checksum(net)}")
     bps.shutdown()

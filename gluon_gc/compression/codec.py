@@ -53,9 +53,7 @@ class Codec:
         """
         if self._encoding.get("ef") != "corrected":
             ratio = 1.0
-        return operators.compress(
-            self._name, gradient, self._state, self._encoding, scale, ratio
-        )
+        return operators.compress(self._name, gradient, self._state, self._encoding, scale, ratio)
 
     def aggregate(self, payloads: NDArray, threads: int = 1) -> NDArray:
         """The payload of the sum of all workers' payloads, shape (workers, payload_bytes)."""

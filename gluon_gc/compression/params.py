@@ -57,19 +57,45 @@ def options() -> Dict[str, Option]:
     """The keys of compression_params, in the order in which the docs list them."""
     table = (
         _one_of("compressor", tuple(registry), "the algorithm; falsy: none"),
-        _number("k", (numbers.Real,), lambda v: v > 0, "a number > 0",
-                "share (0 < k < 1) or number of elements; number of levels for dithering",
-                compressors=("topk", "randomk", "dithering", "dgc"), unused=1),
+        _number(
+            "k",
+            (numbers.Real,),
+            lambda v: v > 0,
+            "a number > 0",
+            "share (0 < k < 1) or number of elements; number of levels for dithering",
+            compressors=("topk", "randomk", "dithering", "dgc"),
+            unused=1,
+        ),
         _one_of("ef", ("vanilla", "corrected"), "error feedback"),
-        _one_of("momentum", ("nesterov",), "momentum before the compressor; takes the value of "
-                "optimizer_params['momentum'], which the optimizer then no longer applies"),
+        _one_of(
+            "momentum",
+            ("nesterov",),
+            "momentum before the compressor; takes the value of "
+            "optimizer_params['momentum'], which the optimizer then no longer applies",
+        ),
         _switch("scaling", "scale the signs by the mean magnitude", compressors=("onebit",)),
-        _one_of("partition", ("linear", "natural"), "how the levels are spaced",
-                compressors=("dithering",), unused="linear"),
-        _one_of("normalize", ("max", "l2"), "the norm that the levels divide",
-                compressors=("dithering",), unused="max"),
-        _number("seed", (numbers.Integral,), lambda v: v > 0, "a whole number > 0",
-                "seed of the random stream", compressors=("randomk", "dithering")),
+        _one_of(
+            "partition",
+            ("linear", "natural"),
+            "how the levels are spaced",
+            compressors=("dithering",),
+            unused="linear",
+        ),
+        _one_of(
+            "normalize",
+            ("max", "l2"),
+            "the norm that the levels divide",
+            compressors=("dithering",),
+            unused="max",
+        ),
+        _number(
+            "seed",
+            (numbers.Integral,),
+            lambda v: v > 0,
+            "a whole number > 0",
+            "seed of the random stream",
+            compressors=("randomk", "dithering"),
+        ),
         _switch("fp16", "what no compressor handles travels as float16"),
     )
     return {option.name: option for option in table}

@@ -114,9 +114,7 @@ class CompressingKVStore(KVStoreBase):
         if not self.declared(str(key)):
             self.declare([Tensor(str(key), value.size, np.dtype(value.dtype).name, self._params)])
 
-    def pushpull(
-        self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0
-    ) -> None:
+    def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
         """Sum each value over contexts and workers, into `out` if given, else in place.
 
         Parameters

@@ -72,9 +72,11 @@ class GluonGCParameterServer(CompressingKVStore):
         _await_scheduler(cluster.root_uri, cluster.root_port, env.get("GLUON_GC_CONNECT_TIMEOUT"))
         env.export_for_ps_lite(cluster)
         address = f"{cluster.root_uri}:{cluster.root_port}"
-        notice = threading.Timer(30, print, (
+        waiting = (
             f"gluon_gc: worker {self.rank} waits at {address} until all {cluster.total_workers} "
-            f"workers and {cluster.num_server} servers are there",))
+            f"workers and {cluster.num_server} servers are there"
+        )
+        notice = threading.Timer(30, print, [waiting])
         notice.daemon = True
         notice.start()
         self._kv = mx.kv.create("dist_sync")
@@ -90,9 +92,15 @@ class GluonGCParameterServer(CompressingKVStore):
         self._sent: Dict[int, NDArray] = {}
         self._pulled: Dict[int, RowSparseNDArray] = {}
         timeout = env.get("PS_HEARTBEAT_TIMEOUT")
-        self._watch = Watch(lambda: is_dead(self._kv, SCHEDULER_ID, timeout) and (
-            f"worker {self.rank}: the scheduler at {address} is gone; "
-            "it leaves when a worker or server dies, and says which"))
+        self._watch = Watch(
+            lambda: (
+                is_dead(self._kv, SCHEDULER_ID, timeout)
+                and (
+                    f"worker {self.rank}: the scheduler at {address} is gone; "
+                    "it leaves when a worker or server dies, and says which"
+                )
+            )
+        )
         GluonGCParameterServer.connected = self
         sys.excepthook = die_of
         atexit.register(self.close)
@@ -123,8 +131,14 @@ class GluonGCParameterServer(CompressingKVStore):
                 self._sent[key] = mx.nd.zeros(chunk.size, dtype=chunk.dtype)
             else:
                 zeros.append(self._rows(key, chunk.params.payload_bytes(chunk.size, chunk.dtype)))
-                compressed.append({"key": key, "size": chunk.size, "dtype": chunk.dtype,
-                                   "params": chunk.params.describe()})
+                compressed.append(
+                    {
+                        "key": key,
+                        "size": chunk.size,
+                        "dtype": chunk.dtype,
+                        "params": chunk.params.describe(),
+                    }
+                )
         self._configure(compressed)
         if keys:
             self._kv.init(keys, zeros)
@@ -146,16 +160,26 @@ class GluonGCParameterServer(CompressingKVStore):
 
     def _greet(self, chunks: Sequence[Chunk]) -> None:
         """Make sure that all workers have these chunks, and that all servers are ours."""
-        described = [(chunk.dtype, chunk.message_bytes, [(p.begin, p.end) for p in chunk.slices])
-                     for chunk in chunks]
-        params = sorted({json.dumps([chunk.params.describe(), chunk.params.mu])
-                         for chunk in chunks if chunk.params})
-        hello = handshake.hello(self.rank, {
-            "BYTEPS_PARTITION_BYTES": env.get("BYTEPS_PARTITION_BYTES"),
-            "BYTEPS_MIN_COMPRESS_BYTES": env.get("BYTEPS_MIN_COMPRESS_BYTES"),
-            "compression_params": params[0] if len(params) == 1 else _digest(params),
-            "gradients (digest of shapes)": _digest(described),
-        })
+        described = [
+            (chunk.dtype, chunk.message_bytes, [(p.begin, p.end) for p in chunk.slices])
+            for chunk in chunks
+        ]
+        params = sorted(
+            {
+                json.dumps([chunk.params.describe(), chunk.params.mu])
+                for chunk in chunks
+                if chunk.params
+            }
+        )
+        hello = handshake.hello(
+            self.rank,
+            {
+                "BYTEPS_PARTITION_BYTES": env.get("BYTEPS_PARTITION_BYTES"),
+                "BYTEPS_MIN_COMPRESS_BYTES": env.get("BYTEPS_MIN_COMPRESS_BYTES"),
+                "compression_params": params[0] if len(params) == 1 else _digest(params),
+                "gradients (digest of shapes)": _digest(described),
+            },
+        )
         for server, key in enumerate(self._greetings):
             handshake.check(self._exchange_row(key, hello, priority=0), server)
 

@@ -22,9 +22,11 @@ def is_dead(kv: KVStore, node_id: int, timeout: int) -> bool:
     The scheduler hears everybody's heartbeats, the others only the scheduler's.
     """
     number = ctypes.c_int()
-    check_call(_LIB.MXKVStoreGetNumDeadNode(
-        kv.handle, ctypes.c_int(node_id), ctypes.byref(number), ctypes.c_int(timeout)
-    ))
+    check_call(
+        _LIB.MXKVStoreGetNumDeadNode(
+            kv.handle, ctypes.c_int(node_id), ctypes.byref(number), ctypes.c_int(timeout)
+        )
+    )
     return number.value > 0
 
 

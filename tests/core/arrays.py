@@ -1,4 +1,4 @@
-"""What the tests of the kernels share: arrays with guards around them, and awkward sizes and values."""
+"""What the kernels' tests share: arrays with guards around them, awkward sizes and values."""
 
 import ctypes
 import mmap
@@ -16,9 +16,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Guarded:
-    """Arrays between guard bytes that `check` wants unchanged, and before a page that must not be touched.
+    """Arrays between guard bytes that `check` wants unchanged, before a page nobody may touch.
 
-    With an offset of 0 an array ends where that page starts, so that even a read past its end is fatal.
+    With an offset of 0 an array ends where that page starts, so that even reading past it is fatal.
     """
 
     def __init__(self, offset: int = 0):
@@ -48,12 +48,24 @@ class Guarded:
 
 
 def awkward(size: int, dtype, seed: int) -> np.ndarray:
-    """Normal draws of many magnitudes; for every other seed with zeros, subnormals and huge values."""
+    """Normal draws of many magnitudes; every other seed: also zeros, subnormals, huge values."""
     random = np.random.default_rng(seed)
     values = (random.standard_normal(size) * 10.0 ** random.integers(-6, 6, size)).astype(dtype)
     info = np.finfo(dtype)
-    special = np.array([0.0, -0.0, info.tiny, -info.tiny, info.smallest_subnormal, -info.smallest_subnormal,
-                        info.tiny / 3, info.max / 2**20, -info.max / 2**20], dtype)
+    special = np.array(
+        [
+            0.0,
+            -0.0,
+            info.tiny,
+            -info.tiny,
+            info.smallest_subnormal,
+            -info.smallest_subnormal,
+            info.tiny / 3,
+            info.max / 2**20,
+            -info.max / 2**20,
+        ],
+        dtype,
+    )
     chosen = random.random(size) < 0.1 * (seed % 2)
     values[chosen] = random.choice(special, chosen.sum())
     return values
@@ -62,7 +74,9 @@ def awkward(size: int, dtype, seed: int) -> np.ndarray:
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two float arrays are equal bit for bit, but for which NaN a NaN is."""
     return a.dtype == b.dtype and bool(
-        np.array_equal(np.isnan(a), np.isnan(b)) and np.array_equal(_bits(a)[~np.isnan(a)], _bits(b)[~np.isnan(b)]))
+        np.array_equal(np.isnan(a), np.isnan(b))
+        and np.array_equal(_bits(a)[~np.isnan(a)], _bits(b)[~np.isnan(b)])
+    )
 
 
 def _bits(a: np.ndarray) -> np.ndarray:

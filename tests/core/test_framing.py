@@ -9,7 +9,9 @@ from gluon_gc import kernels
 
 from . import arrays
 
-nbytes = st.one_of(st.integers(0, 300), st.sampled_from([59, 60, 61, 63, 64, 119, 120, 121, 124, 65_537, 200_003]))
+nbytes = st.one_of(
+    st.integers(0, 300), st.sampled_from([59, 60, 61, 63, 64, 119, 120, 121, 124, 65_537, 200_003])
+)
 
 
 def bytes_like(nbytes, seed):
@@ -26,7 +28,9 @@ def frame_in_numpy(payload):
 
 
 @given(nbytes, arrays.seeds, arrays.isas, arrays.threads, arrays.offsets)
-def test_framing_follows_its_definition_and_returns_the_same_bytes(nbytes, seed, isa, threads, offset):
+def test_framing_follows_its_definition_and_returns_the_same_bytes(
+    nbytes, seed, isa, threads, offset
+):
     guarded = arrays.Guarded(offset)
     payload = guarded.copy(bytes_like(nbytes, seed))
     words = guarded.empty(kernels.frame_words(nbytes), np.uint32)

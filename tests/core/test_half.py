@@ -28,7 +28,9 @@ def test_all_halves_become_the_floats_of_their_value_and_come_back(isa):
 def test_values_between_two_halves_go_to_the_nearer_one_and_ties_to_even(isa):
     finite = np.sort(ALL_HALVES[np.isfinite(ALL_HALVES)].astype(np.float32))
     ties = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
-    x = np.concatenate([ties, np.nextafter(ties, np.float32(-np.inf)), np.nextafter(ties, np.float32(np.inf))])
+    x = np.concatenate(
+        [ties, np.nextafter(ties, np.float32(-np.inf)), np.nextafter(ties, np.float32(np.inf))]
+    )
     assert arrays.same_bits(kernels.half_from_float(x, isa=isa), halve_in_numpy(x))
 
 
@@ -46,15 +48,27 @@ def test_too_large_values_become_infinite_and_nans_stay_nans(isa):
 def test_every_instruction_set_makes_the_same_bits_of_a_nan(isa):
     nans = np.random.default_rng(0).integers(1, 2**23, 5000).astype(np.uint32)
     nans = np.concatenate([nans | 0x7F800000, nans | 0xFF800000]).view(np.float32)
-    assert np.array_equal(kernels.half_from_float(nans, isa=isa).view(np.uint16),
-                          kernels.half_from_float(nans, isa="scalar").view(np.uint16))
-    assert np.array_equal(kernels.float_from_half(ALL_HALVES, isa=isa).view(np.uint32),
-                          kernels.float_from_half(ALL_HALVES, isa="scalar").view(np.uint32))
+    assert np.array_equal(
+        kernels.half_from_float(nans, isa=isa).view(np.uint16),
+        kernels.half_from_float(nans, isa="scalar").view(np.uint16),
+    )
+    assert np.array_equal(
+        kernels.float_from_half(ALL_HALVES, isa=isa).view(np.uint32),
+        kernels.float_from_half(ALL_HALVES, isa="scalar").view(np.uint32),
+    )
 
 
-@given(arrays.sizes, arrays.seeds, st.sampled_from([1.0, 0.125, 1 / 3, -2.5]), arrays.isas, arrays.threads,
-       arrays.offsets)
-def test_conversion_multiplies_first_then_rounds_like_numpy(size, seed, scale, isa, threads, offset):
+@given(
+    arrays.sizes,
+    arrays.seeds,
+    st.sampled_from([1.0, 0.125, 1 / 3, -2.5]),
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
+def test_conversion_multiplies_first_then_rounds_like_numpy(
+    size, seed, scale, isa, threads, offset
+):
     guarded = arrays.Guarded(offset)
     x = guarded.copy(arrays.awkward(size, np.float32, seed))
     half, back = guarded.empty(size, np.float16), guarded.empty(size, np.float32)

@@ -1,4 +1,4 @@
-"""The choice of an instruction set, and that the kernels do what the plain version does whatever it is."""
+"""The choice of an instruction set, and that it does not change what the kernels do."""
 
 import numpy as np
 import pytest
@@ -18,11 +18,14 @@ def test_an_instruction_set_that_this_machine_lacks_is_refused_by_name():
         kernels.framed(np.zeros(1, np.uint32), isa="mmx")
 
 
-@pytest.mark.parametrize("wrong, error", [
-    (np.zeros(8, np.float64), TypeError),
-    (np.zeros(9, np.float32), ValueError),
-    (np.zeros(16, np.float32)[::2], ValueError),
-])
+@pytest.mark.parametrize(
+    "wrong, error",
+    [
+        (np.zeros(8, np.float64), TypeError),
+        (np.zeros(9, np.float32), ValueError),
+        (np.zeros(16, np.float32)[::2], ValueError),
+    ],
+)
 def test_an_array_of_the_wrong_type_size_or_layout_is_refused(wrong, error):
     with pytest.raises(error, match="momentum"):
         kernels.onebit_compress(np.zeros(8, np.float32), momentum=wrong)

@@ -1,4 +1,4 @@
-"""onebit: the kernels against a replay in NumPy, against each other, and against BytePS's numbers."""
+"""onebit: the kernels against a NumPy replay, each other, and BytePS's numbers."""
 
 from pathlib import Path
 
@@ -66,9 +66,11 @@ class State:
     def __init__(self, size, dtype, mu=None, feedback=False, copy=np.copy):
         self.keywords = {}
         if mu is not None:
-            self.keywords |= {"momentum": copy(np.zeros(size, dtype)), "mu": mu}
+            self.keywords.update(momentum=copy(np.zeros(size, dtype)), mu=mu)
         if feedback:
-            self.keywords |= {"corrected": copy(np.zeros(size, dtype)), "scale": copy(np.zeros(1, dtype))}
+            self.keywords.update(
+                corrected=copy(np.zeros(size, dtype)), scale=copy(np.zeros(1, dtype))
+            )
 
     def residual(self):
         return kernels.onebit_residual(self.keywords["corrected"], self.keywords["scale"])
@@ -77,10 +79,21 @@ class State:
 momenta = st.sampled_from([None, 0.9])
 
 
-@given(arrays.sizes, arrays.dtypes, arrays.seeds, momenta, st.booleans(), st.booleans(),
-       st.sampled_from([1.0, 0.25, 1 / 3]), arrays.isas, arrays.threads, arrays.offsets)
+@given(
+    arrays.sizes,
+    arrays.dtypes,
+    arrays.seeds,
+    momenta,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1.0, 0.25, 1 / 3]),
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
 def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-        size, dtype, seed, mu, feedback, scaling, gradient_scale, isa, threads, offset):
+    size, dtype, seed, mu, feedback, scaling, gradient_scale, isa, threads, offset
+):
     guarded = arrays.Guarded(offset)
     replay = Replay(size, dtype, mu, feedback)
     state = State(size, dtype, mu, feedback, guarded.copy)
@@ -90,8 +103,15 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
         p, scale = replay.step(gradient, gradient_scale, ratio, scaling)
 
         _, magnitude = kernels.onebit_compress(
-            gradient, gradient_scale=gradient_scale, scaling=scaling, ratio=ratio, payload=payload,
-            threads=threads, isa=isa, **state.keywords)
+            gradient,
+            gradient_scale=gradient_scale,
+            scaling=scaling,
+            ratio=ratio,
+            payload=payload,
+            threads=threads,
+            isa=isa,
+            **state.keywords,
+        )
 
         assert np.array_equal(payload, payload_of(p, scale))
         assert magnitude == sum_of_magnitudes(p)
@@ -105,13 +125,17 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
 
 
 @given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.isas, arrays.threads, arrays.offsets)
-def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(size, dtype, seed, isa, threads, offset):
+def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(
+    size, dtype, seed, isa, threads, offset
+):
     guarded = arrays.Guarded(offset)
     x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
     payload = guarded.copy(kernels.onebit_compress(x)[0])
     expected = decode(x, payload[payload.size - x.itemsize :].copy().view(dtype)[0]).astype(dtype)
 
-    out = kernels.onebit_decompress(payload, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa)
+    out = kernels.onebit_decompress(
+        payload, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
+    )
     added = kernels.onebit_decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
 
     assert arrays.same_bits(out, expected)
@@ -119,10 +143,19 @@ def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(size, dtype, 
     guarded.check()
 
 
-@given(arrays.sizes, arrays.dtypes, arrays.seeds, st.integers(0, 5), st.sampled_from([0, 4, 60]), arrays.isas,
-       arrays.threads, arrays.offsets)
+@given(
+    arrays.sizes,
+    arrays.dtypes,
+    arrays.seeds,
+    st.integers(0, 5),
+    st.sampled_from([0, 4, 60]),
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
 def test_summing_payloads_equals_decoding_the_first_and_adding_the_others_in_order(
-        size, dtype, seed, count, padding, isa, threads, offset):
+    size, dtype, seed, count, padding, isa, threads, offset
+):
     guarded = arrays.Guarded(offset)
     stride = -(-kernels.onebit_payload_bytes(size, dtype) // 4) * 4 + padding
     payloads = np.zeros((count, stride), np.uint8)
@@ -133,7 +166,9 @@ def test_summing_payloads_equals_decoding_the_first_and_adding_the_others_in_ord
         decoded = kernels.onebit_decompress(payload, size, dtype)
         expected = decoded if k == 0 else expected + decoded
 
-    out = kernels.onebit_decompress_sum(payloads, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa)
+    out = kernels.onebit_decompress_sum(
+        payloads, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
+    )
 
     assert arrays.same_bits(out, expected)
     guarded.check()
@@ -148,15 +183,19 @@ def test_a_sum_starts_from_the_first_payload_itself_so_that_minus_zero_stays(isa
 
 
 @given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.isas)
-def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped(size, dtype, seed, isa):
+def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped(
+    size, dtype, seed, isa
+):
     gradients = [arrays.awkward(size, dtype, seed + step) for step in range(4)]
     ratios = [1.0, 1.0, 0.5, 2.0]
     straight, stopped = State(size, dtype, 0.9, True), State(size, dtype, 0.9, True)
     for gradient, ratio in zip(gradients, ratios):
         residual = stopped.residual()
         stopped.keywords["corrected"][:], stopped.keywords["scale"][:] = residual, 0
-        payloads = [kernels.onebit_compress(gradient, ratio=ratio, isa=isa, **state.keywords)[0]
-                    for state in (straight, stopped)]
+        payloads = [
+            kernels.onebit_compress(gradient, ratio=ratio, isa=isa, **state.keywords)[0]
+            for state in (straight, stopped)
+        ]
         assert np.array_equal(*payloads)
         assert arrays.same_bits(straight.keywords["corrected"], stopped.keywords["corrected"])
 
@@ -223,7 +262,9 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
         scaling, kind = rest.split("|")
         x = vectors["input|" + kind]
         payload, _ = kernels.onebit_compress(x, scaling=scaling == "scaling=True", isa=isa)
-        np.testing.assert_array_max_ulp(kernels.onebit_decompress(payload, x.size, isa=isa), expected, 2)
+        np.testing.assert_array_max_ulp(
+            kernels.onebit_decompress(payload, x.size, isa=isa), expected, 2
+        )
         checked += 1
     assert checked == 32
 
@@ -233,7 +274,7 @@ RUNS = sorted({key.rpartition("|")[0] for key in FEEDBACK})
 
 
 def steps_of(run):
-    """The vectors of each step by their letter (gradient, p, decoded, residual e, momentum) and its ratio."""
+    """Each step's vectors by letter (gradient, p, decoded, residual e, momentum), and its ratio."""
     rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in run else [1.0] * 4
     for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
         vectors = {name: FEEDBACK.get(f"{run}|{name}{step}") for name in "gpdem"}
@@ -247,7 +288,9 @@ def test_four_steps_with_feedback_decode_to_byteps_numbers(run, isa):
     state = State(n, np.float32, 0.9 if "nesterov" in run else None, feedback=True)
     for expected, ratio in steps_of(run):
         payload, _ = kernels.onebit_compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
-        np.testing.assert_array_max_ulp(kernels.onebit_decompress(payload, n, isa=isa), expected["d"], 2)
+        np.testing.assert_array_max_ulp(
+            kernels.onebit_decompress(payload, n, isa=isa), expected["d"], 2
+        )
         if "nesterov" not in run:
             np.testing.assert_array_max_ulp(state.keywords["corrected"], expected["p"], 2)
             np.testing.assert_array_max_ulp(state.residual(), expected["e"], 2)
@@ -256,17 +299,23 @@ def test_four_steps_with_feedback_decode_to_byteps_numbers(run, isa):
 @pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("run", [run for run in RUNS if "nesterov" in run])
 def test_a_step_of_momentum_from_byteps_state_differs_by_rounding_only(run, isa):
-    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum cancel, that
-    # is many ulp of what is left, so it is measured in ulp of the largest term.
+    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum
+    # cancel, that is many ulp of what is left, so it is measured in ulp of the largest term.
     n = FEEDBACK[run + "|g0"].size
     state = State(n, np.float32, 0.9, feedback=True)
     before = {"e": np.zeros(n, np.float32), "m": np.zeros(n, np.float32)}
     for expected, ratio in steps_of(run):
         kernels.onebit_compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
-        got = {"p": state.keywords["corrected"], "e": state.residual(), "m": state.keywords["momentum"]}
+        got = {
+            "p": state.keywords["corrected"],
+            "e": state.residual(),
+            "m": state.keywords["momentum"],
+        }
         terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
         for name, values in got.items():
-            assert (np.abs(values - expected[name]) <= 2 * np.spacing(terms.astype(np.float32))).all(), name
+            assert (
+                np.abs(values - expected[name]) <= 2 * np.spacing(terms.astype(np.float32))
+            ).all(), name
         before = expected
         state.keywords["corrected"][:], state.keywords["scale"][:] = expected["e"], 0
         state.keywords["momentum"][:] = expected["m"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,10 @@ import numpy as np
 
 JOBS = Path(__file__).with_name("jobs.py")
 TIMEOUT = 90  # seconds that a whole cluster may take
+
+
+def _die_with_the_tests() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def free_port() -> int:
@@ -30,7 +36,9 @@ class Cluster:
         self.folder = folder
         self.workers = workers
         self.processes: Dict[str, subprocess.Popen] = {}
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PS_"))}
+        clean = {
+            k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PS_"))
+        }
         self.environment = {
             **clean,
             "DMLC_PS_ROOT_URI": "127.0.0.1",
@@ -53,14 +61,25 @@ class Cluster:
 
     def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
         """Start worker `rank`, which runs a function of jobs.py."""
-        command = [sys.executable, str(JOBS), job, str(self.result_file(rank)), json.dumps(arguments)]
+        command = [
+            sys.executable,
+            str(JOBS),
+            job,
+            str(self.result_file(rank)),
+            json.dumps(arguments),
+        ]
         self.start(f"worker{rank}", command, DMLC_ROLE="worker", DMLC_WORKER_ID=rank, **variables)
 
     def start(self, name: str, command: List[str], **variables: Any) -> None:
         environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
         with open(self.folder / f"{name}.log", "w") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_the_tests,
             )
 
     def result_file(self, rank: int) -> Path:
@@ -99,7 +118,11 @@ class Cluster:
 
 
 def run(
-    folder: Path, job: str, arguments: Any = None, workers: int = 2, servers: int = 1,
+    folder: Path,
+    job: str,
+    arguments: Any = None,
+    workers: int = 2,
+    servers: int = 1,
     variables: Optional[Dict[str, Any]] = None,
 ) -> List[Dict[str, np.ndarray]]:
     """Run a function of jobs.py on every worker of a cluster; what each returned, by rank."""
@@ -118,10 +141,18 @@ def run_local(
 ) -> Dict[str, np.ndarray]:
     """Run a function of jobs.py in one process without a cluster."""
     cluster = Cluster(folder, 1, 1, **(variables or {}))
-    for name in [n for n in cluster.environment if n.startswith("DMLC_")] + ["BYTEPS_FORCE_DISTRIBUTED"]:
+    for name in [n for n in cluster.environment if n.startswith("DMLC_")] + [
+        "BYTEPS_FORCE_DISTRIBUTED"
+    ]:
         del cluster.environment[name]
     try:
-        command = [sys.executable, str(JOBS), job, str(cluster.result_file(0)), json.dumps(arguments)]
+        command = [
+            sys.executable,
+            str(JOBS),
+            job,
+            str(cluster.result_file(0)),
+            json.dumps(arguments),
+        ]
         cluster.start("worker0", command)
         return cluster.results()[0]
     finally:

@@ -32,7 +32,8 @@ def _backward(params, gradients):
     with mx.autograd.record():
         losses = [
             (p.data(ctx) * mx.nd.array(g, ctx=ctx, dtype=g.dtype)).sum()
-            for p, g in zip(params, gradients) for ctx in p.list_ctx()
+            for p, g in zip(params, gradients)
+            for ctx in p.list_ctx()
         ]
     mx.autograd.backward(losses)
 
@@ -49,7 +50,10 @@ def steps(arguments):
         params[int(i)].compression_params = override
     optimizer_params = dict(arguments["optimizer_params"])
     trainer = bps.DistributedTrainer(
-        params, "sgd", optimizer_params, compression_params=arguments["compression_params"],
+        params,
+        "sgd",
+        optimizer_params,
+        compression_params=arguments["compression_params"],
     )
     assert optimizer_params == arguments["optimizer_params"]
     result = {}
@@ -71,7 +75,8 @@ def delayed(arguments):
     folder = Path(arguments["folder"])
     (param,) = params = _parameters([(1000,)])
     trainer = bps.DistributedTrainer(
-        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"])
+        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"]
+    )
     _backward(params, [np.ones(1000, np.float32)])
     trainer.step(1)
     mx.nd.waitall()
@@ -85,13 +90,14 @@ def delayed(arguments):
 
 
 def broadcast(arguments):
-    """Parameters that differ between workers, some not yet initialized, before the first gradient."""
+    """Parameters that differ between workers, some deferred, before the first gradient."""
     mx.random.seed(bps.rank())
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Dense(5, in_units=3), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(4))
     net.initialize(mx.init.Normal(1.0))
     trainer = bps.DistributedTrainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.1}, root_rank=arguments["root_rank"])
+        net.collect_params(), "sgd", {"learning_rate": 0.1}, root_rank=arguments["root_rank"]
+    )
     net(mx.nd.ones((2, 3)))
     weights = [p.data().asnumpy().ravel() for p in net.collect_params().values()]
     exact = [
@@ -102,7 +108,10 @@ def broadcast(arguments):
     ]
     bps.broadcast_parameters(dict(enumerate(exact)), root_rank=arguments["root_rank"])
     del trainer
-    return {"weights": np.concatenate(weights), **{f"e{i}": a.asnumpy() for i, a in enumerate(exact)}}
+    return {
+        "weights": np.concatenate(weights),
+        **{f"e{i}": a.asnumpy() for i, a in enumerate(exact)},
+    }
 
 
 def push_pull(arguments):
@@ -134,7 +143,8 @@ def plain_trainer(arguments):
     if arguments["compression_params"]:
         store.set_gradient_compression(arguments["compression_params"])
     trainer = mx.gluon.Trainer(
-        params, "sgd", {"learning_rate": 1.0}, kvstore=store, update_on_kvstore=False)
+        params, "sgd", {"learning_rate": 1.0}, kvstore=store, update_on_kvstore=False
+    )
     _backward(params, gradients_of(store.rank, 0, [(40,), (7,)]))
     trainer.step(1)
     return {"g": params[0].grad().asnumpy(), "w": params[0].data().asnumpy()}
@@ -147,7 +157,8 @@ def amp_overflow(arguments):
     amp.init()
     (param,) = params = _parameters([(64,)])
     trainer = bps.DistributedTrainer(
-        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"])
+        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"]
+    )
     amp.init_trainer(trainer)
     result = {}
     for step in range(3):

@@ -61,22 +61,44 @@ def test_fp16_and_uncompressed_gradients_are_the_average(tmp_path):
     for fp16, tolerance in ((False, 1e-6), (True, 2e-3)):
         folder = tmp_path / str(fp16)
         folder.mkdir()
-        results = run(folder, "steps", {
-            "shapes": shapes, "steps": 3, "compression_params": {"fp16": fp16}, "batch_size": 4,
-            "optimizer_params": {"learning_rate": 0.1},
-        }, workers=2, servers=2, variables={"BYTEPS_PARTITION_BYTES": 1024})
+        results = run(
+            folder,
+            "steps",
+            {
+                "shapes": shapes,
+                "steps": 3,
+                "compression_params": {"fp16": fp16},
+                "batch_size": 4,
+                "optimizer_params": {"learning_rate": 0.1},
+            },
+            workers=2,
+            servers=2,
+            variables={"BYTEPS_PARTITION_BYTES": 1024},
+        )
         for i in range(len(shapes)):
             expected = sum(gradients_of(rank, 2, shapes)[i] for rank in range(2)) / 8
             for result in results:
-                np.testing.assert_allclose(result[f"g{i}_2"], expected, rtol=tolerance, atol=tolerance)
+                np.testing.assert_allclose(
+                    result[f"g{i}_2"], expected, rtol=tolerance, atol=tolerance
+                )
 
 
 def test_small_and_excluded_tensors_travel_uncompressed_under_the_same_momentum(tmp_path):
     shapes = [(100,), (10,), (100,)]
-    results = run(tmp_path, "steps", {
-        "shapes": shapes, "steps": 4, "compression_params": {**ONEBIT, "momentum": "nesterov"},
-        "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}, "overrides": {"2": None},
-    }, workers=2, servers=1, variables={"BYTEPS_MIN_COMPRESS_BYTES": 100})
+    results = run(
+        tmp_path,
+        "steps",
+        {
+            "shapes": shapes,
+            "steps": 4,
+            "compression_params": {**ONEBIT, "momentum": "nesterov"},
+            "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9},
+            "overrides": {"2": None},
+        },
+        workers=2,
+        servers=1,
+        variables={"BYTEPS_MIN_COMPRESS_BYTES": 100},
+    )
     for i in (1, 2):
         m = 0
         for step in range(4):
@@ -84,13 +106,18 @@ def test_small_and_excluded_tensors_travel_uncompressed_under_the_same_momentum(
             m = np.float32(0.9) * m + g
             for result in results:
                 np.testing.assert_allclose(
-                    result[f"g{i}_{step}"], g + np.float32(0.9) * m, rtol=1e-5, atol=1e-6)
+                    result[f"g{i}_{step}"], g + np.float32(0.9) * m, rtol=1e-5, atol=1e-6
+                )
 
 
 @pytest.mark.parametrize("params", [None, ONEBIT], ids=["uncompressed", "onebit"])
 def test_a_plain_gluon_trainer_can_use_the_backend(tmp_path, params):
-    results = run(tmp_path, "plain_trainer", {
-        "kvstore": "GluonGCParameterServer", "compression_params": params}, workers=2)
+    results = run(
+        tmp_path,
+        "plain_trainer",
+        {"kvstore": "GluonGCParameterServer", "compression_params": params},
+        workers=2,
+    )
     expected = sum(gradients_of(rank, 0, [(40,), (7,)])[0] for rank in range(2))
     for result in results:
         np.testing.assert_array_equal(result["g"], results[0]["g"])

@@ -32,8 +32,10 @@ def test_an_unreachable_scheduler_is_named_with_its_address(cluster):
     nodes.start_worker(0, "push_pull")
     assert nodes.wait("worker0") == 1
     port = nodes.environment["DMLC_PS_ROOT_PORT"]
-    assert re.search(rf"ConnectionError: no scheduler at 127.0.0.1:{port} within 1 s",
-                     last_line(nodes.log("worker0")))
+    assert re.search(
+        rf"ConnectionError: no scheduler at 127.0.0.1:{port} within 1 s",
+        last_line(nodes.log("worker0")),
+    )
 
 
 def test_a_missing_variable_is_named(cluster):
@@ -53,9 +55,13 @@ def test_a_stock_mxnet_server_is_recognised(cluster):
     assert "server 0 is not a gluon_gc server but MXNet's own" in last_line(nodes.log("worker0"))
 
 
-@pytest.mark.parametrize("variable, value", [
-    ("BYTEPS_PARTITION_BYTES", 1000), ("BYTEPS_MIN_COMPRESS_BYTES", 64),
-])
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("BYTEPS_PARTITION_BYTES", 1000),
+        ("BYTEPS_MIN_COMPRESS_BYTES", 64),
+    ],
+)
 def test_a_worker_with_other_settings_is_named_to_all(cluster, variable, value):
     nodes = cluster(2, 2)
     nodes.start_roles()
@@ -63,14 +69,18 @@ def test_a_worker_with_other_settings_is_named_to_all(cluster, variable, value):
     nodes.start_worker(1, "push_pull", **{variable: value})
     for name in ("worker0", "worker1"):
         assert nodes.wait(name) == 1
-        assert re.search(rf"worker \d has {variable} \d+, but worker \d has", last_line(nodes.log(name)))
+        assert re.search(
+            rf"worker \d has {variable} \d+, but worker \d has", last_line(nodes.log(name))
+        )
 
 
 def test_another_version_of_gluon_gc_is_refused(cluster):
     nodes = cluster(1, 1)
     nodes.start_roles()
-    code = ("import gluon_gc.version as v; v.__version__ = '9.9.9'; import gluon_gc as bps, mxnet as mx;"
-            "bps.init(); bps.byteps_push_pull(mx.nd.ones(1), name='x')")
+    code = (
+        "import gluon_gc as bps, mxnet as mx; bps.kvstore.handshake.__version__ = '9.9.9'; "
+        "bps.init(); bps.byteps_push_pull(mx.nd.ones(1), name='x')"
+    )
     nodes.start("worker0", [sys.executable, "-c", code], DMLC_ROLE="worker", DMLC_WORKER_ID=0)
     assert nodes.wait("worker0") == 1
     assert "worker 0 runs gluon_gc 9.9.9, the server" in last_line(nodes.log("worker0"))
@@ -93,7 +103,9 @@ def test_a_server_that_dies_is_named_and_everybody_ends(cluster):
         nodes.wait_for(nodes.folder / f"running{rank}")
     nodes.processes["server0"].kill()
     assert nodes.wait("scheduler", 30) == 1
-    assert re.search(r"scheduler: no heartbeat for 3 s from server \d", last_line(nodes.log("scheduler")))
+    assert re.search(
+        r"scheduler: no heartbeat for 3 s from server \d", last_line(nodes.log("scheduler"))
+    )
     for name in ("worker0", "worker1", "server1"):
         assert nodes.wait(name, 30) == 1
         assert "the scheduler" in last_line(nodes.log(name))

@@ -15,8 +15,15 @@ RATES = [0.1] * 5 + [0.05] * 5 + [0.2] * 10
 def arguments(ef="vanilla", scaling=True, momentum="nesterov", **more):
     params = {"compressor": "onebit", "ef": ef, "scaling": scaling, "momentum": momentum}
     optimizer = {"learning_rate": 0.1, "momentum": 0.9} if momentum else {"learning_rate": 0.1}
-    return {"shapes": SHAPES, "steps": STEPS, "compression_params": params, "batch_size": 4,
-            "optimizer_params": optimizer, "learning_rates": RATES, **more}
+    return {
+        "shapes": SHAPES,
+        "steps": STEPS,
+        "compression_params": params,
+        "batch_size": 4,
+        "optimizer_params": optimizer,
+        "learning_rates": RATES,
+        **more,
+    }
 
 
 def check_replay(results, options, workers, chunk_elements=10**9):
@@ -37,19 +44,22 @@ def check_replay(results, options, workers, chunk_elements=10**9):
         for step in range(options["steps"]):
             gradients = [
                 gradients_of(rank, step, options["shapes"], dtype)[i].ravel().astype(work)
-                * work(1 / (options["batch_size"] * workers)) for rank in order
+                * work(1 / (options["batch_size"] * workers))
+                for rank in order
             ]
             ratio = previous / RATES[step]
             previous = RATES[step]
-            expected = np.concatenate([
-                path.step([g[part] for g in gradients], ratio) for path, part in zip(paths, parts)
-            ])
+            expected = np.concatenate(
+                [path.step([g[part] for g in gradients], ratio) for path, part in zip(paths, parts)]
+            )
             for result in results:
                 np.testing.assert_allclose(
-                    result[f"g{i}_{step}"].ravel(), expected, rtol=tolerance, atol=tolerance)
+                    result[f"g{i}_{step}"].ravel(), expected, rtol=tolerance, atol=tolerance
+                )
             weight -= RATES[step] * expected
         np.testing.assert_allclose(
-            results[0][f"w{i}"].ravel(), weight, rtol=weight_tolerance, atol=weight_tolerance)
+            results[0][f"w{i}"].ravel(), weight, rtol=weight_tolerance, atol=weight_tolerance
+        )
 
 
 def assert_identical(results):
@@ -67,10 +77,15 @@ def test_workers_and_servers_agree_with_a_numpy_replay(tmp_path, workers, server
     assert_identical(results)
 
 
-@pytest.mark.parametrize("ef, scaling, momentum", [
-    (None, True, None), ("vanilla", True, None), ("corrected", True, "nesterov"),
-    ("vanilla", False, "nesterov"),
-])
+@pytest.mark.parametrize(
+    "ef, scaling, momentum",
+    [
+        (None, True, None),
+        ("vanilla", True, None),
+        ("corrected", True, "nesterov"),
+        ("vanilla", False, "nesterov"),
+    ],
+)
 def test_every_feedback_agrees_with_a_numpy_replay(tmp_path, ef, scaling, momentum):
     options = arguments(ef, scaling, momentum)
     results = run(tmp_path, "steps", options, workers=2, servers=2)
@@ -97,8 +112,9 @@ def test_a_tensor_cut_into_chunks_over_two_servers_agrees_with_a_numpy_replay(tm
 def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path, variables):
     for name in ("cluster", "local"):
         (tmp_path / name).mkdir()
-    options = arguments("corrected", optimizer_params={
-        "learning_rate": 0.1, "momentum": 0.9, "wd": 0.01})
+    options = arguments(
+        "corrected", optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    )
     (result,) = run(tmp_path / "cluster", "steps", options, 1, 1, variables)
     local = run_local(tmp_path / "local", "steps", options, variables)
     for name in local:
