@@ -150,6 +150,11 @@ def cluster(role: Optional[str] = None) -> Cluster:
     )
 
 
+def heartbeat_timeout() -> int:
+    """Seconds without a heartbeat after which a node is dead; 0: never, since none are sent."""
+    return get("PS_HEARTBEAT_TIMEOUT") if get("PS_HEARTBEAT_INTERVAL") else 0
+
+
 def server_threads() -> int:
     """Threads that a server splits an update over: OMP_NUM_THREADS, or the number of cores."""
     return get("OMP_NUM_THREADS") or cores()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
 import traceback
 
@@ -82,7 +81,7 @@ class Server:
 
 def _watch_nodes(kv: KVStore, cluster: env.Cluster) -> Watch:
     """The scheduler's watch: names the node that died."""
-    timeout = env.get("PS_HEARTBEAT_TIMEOUT")
+    timeout = env.heartbeat_timeout()
     nodes = {8 + 2 * rank: f"server {rank}" for rank in range(cluster.num_server)}
     nodes.update({9 + 2 * rank: f"worker {rank}" for rank in range(cluster.total_workers)})
 
@@ -104,12 +103,12 @@ def main(role: str) -> None:
         watch = _watch_nodes(kv, cluster)
         controller = _CONTROLLER_TYPE(lambda *_: None)
     else:
-        timeout = env.get("PS_HEARTBEAT_TIMEOUT")
+        timeout = env.heartbeat_timeout()
         watch = Watch(
             lambda: is_dead(kv, SCHEDULER_ID, timeout) and "server: the scheduler is gone"
         )
         controller = _CONTROLLER_TYPE(
-            Server(kv, env.get("OMP_NUM_THREADS") or os.cpu_count()).control
+            Server(kv, env.server_threads()).control
         )
     check_call(_LIB.MXKVStoreRunServer(kv.handle, controller, None))
     watch.stop()

@@ -81,6 +81,7 @@ class DistributedTrainer(Trainer):
         self._root_rank = root_rank
         self._number = next(_numbers)
         self._declared: Dict[int, Tensor] = {}
+        self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
         self._learning_rate: Optional[float] = None
         self._broadcast_parameters()
 
@@ -98,7 +99,7 @@ class DistributedTrainer(Trainer):
         initialize = param._init_impl
 
         def initialize_and_broadcast(*args: Any, **kwargs: Any) -> None:
-            del param._init_impl  # back to the class's method: this happens once
+            param.__dict__.pop("_init_impl", None)  # the class's method again: this happens once
             initialize(*args, **kwargs)
             self._broadcast([param])
 
@@ -169,7 +170,7 @@ class DistributedTrainer(Trainer):
         if self._amp_loss_scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
         for i, arrays in zip(indices, gradients):
-            if self._momentum is not None and not self._has_momentum(i):
+            if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, arrays)
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
@@ -219,16 +220,17 @@ class DistributedTrainer(Trainer):
         if tensors:
             self._store.declare(tensors)
             self._declared.update(zip(new, tensors))
+            if self._momentum is not None:
+                minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+                self._momentum_after.update(
+                    i
+                    for i, tensor in zip(new, tensors)
+                    if tensor.params.mu is None or not travels_compressed(tensor, minimum)
+                )
         return indices
 
     def _names(self) -> Set[str]:
         return {tensor.name for tensor in self._declared.values()}
-
-    def _has_momentum(self, index: int) -> bool:
-        """Whether the compressor applies momentum to this gradient."""
-        tensor = self._declared[index]
-        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        return tensor.params.mu is not None and travels_compressed(tensor, minimum)
 
     def compression_stats(self) -> Dict[str, Any]:
         """What one step moves, by parameter name under "tensors", and in all under "total".

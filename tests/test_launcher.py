@@ -30,6 +30,11 @@ while len(list(pathlib.Path().glob("done.*"))) < int(os.environ["DMLC_NUM_WORKER
 DONE = "import os; open('done.' + os.environ['DMLC_WORKER_ID'], 'w').close()"
 
 
+def heed_interrupts():
+    """A shell's background job ignores SIGINT, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Starts bpslaunch, in a directory where `python -m gluon_gc.server` finds the stand-in."""
@@ -45,6 +50,7 @@ def launch(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_interrupts,
         )
         started.append(process)
         return process

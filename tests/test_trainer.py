@@ -260,6 +260,14 @@ def test_row_sparse_gradients_travel_uncompressed():
     np.testing.assert_array_equal(weight[:, 0], [1 - 2 * (i == 3) - (i == 5) for i in range(20)])
 
 
+def test_two_trainers_may_share_parameters_that_are_not_initialized_yet():
+    net = mx.gluon.nn.Dense(3)
+    net.initialize()
+    for _ in range(2):
+        bps.DistributedTrainer(net.collect_params(), "sgd", kvstore="local")
+    assert net(mx.nd.ones((2, 4))).shape == (2, 3)
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="kvstore must be 'local' or 'dist_sync', got 'nccl'"):
         make([(1,)], {}) and bps.DistributedTrainer([], "sgd", kvstore="nccl")

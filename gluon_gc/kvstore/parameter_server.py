@@ -91,7 +91,7 @@ class GluonGCParameterServer(CompressingKVStore):
         # the same arrays: MXNet's engine then ends one exchange before it begins the next.
         self._sent: Dict[int, NDArray] = {}
         self._pulled: Dict[int, RowSparseNDArray] = {}
-        timeout = env.get("PS_HEARTBEAT_TIMEOUT")
+        timeout = env.heartbeat_timeout()
         self._watch = Watch(
             lambda: (
                 is_dead(self._kv, SCHEDULER_ID, timeout)
@@ -113,6 +113,7 @@ class GluonGCParameterServer(CompressingKVStore):
         if self.connected is None:
             return
         mx.nd.waitall()
+        self._kv._barrier()  # watched still: a worker that all wait for may die
         self._watch.stop()
         del self._kv
         GluonGCParameterServer.connected = None

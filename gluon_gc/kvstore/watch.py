@@ -19,7 +19,8 @@ SCHEDULER_ID = 1
 def is_dead(kv: KVStore, node_id: int, timeout: int) -> bool:
     """Whether the node with this ps-lite id has not sent a heartbeat for `timeout` seconds.
 
-    The scheduler hears everybody's heartbeats, the others only the scheduler's.
+    The scheduler hears everybody's heartbeats, the others only the scheduler's. With a time-out
+    of 0 nobody is dead.
     """
     number = ctypes.c_int()
     check_call(
