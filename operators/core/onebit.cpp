@@ -41,6 +41,12 @@ struct Decoder {
   Vec<T> plus, minus;
 };
 
+// e = p - D(p). A p that feedback made is never -0.0, so its sign bit says what D chose.
+template <typename T>
+Vec<T> residual_of(const Vec<T>& p, const Vec<T>& scale) {
+  return p - with_sign_of(p, scale);
+}
+
 // What becomes of the residual e; `scaled` is apart since the usual ratio is 1.
 enum class Feedback { none, plain, scaled };
 
@@ -51,7 +57,7 @@ struct Correction {
       : gradient_scale(broadcast(gradient_scale)),
         mu(broadcast(state.mu)),
         ratio(broadcast(state.ratio)),
-        decode(feedback == Feedback::none ? T{0} : *state.scale),
+        scale(broadcast(feedback == Feedback::none ? T{0} : *state.scale)),
         momentum(state.momentum),
         corrected(state.corrected) {}
 
@@ -67,8 +73,7 @@ struct Correction {
     }
     if constexpr (feedback != Feedback::none) {
       prefetch_ahead(corrected + i);
-      const Vec<T> previous = load(corrected + i, present);
-      const Vec<T> residual = previous - decode(negative(previous));
+      const Vec<T> residual = residual_of(load(corrected + i, present), scale);
       if constexpr (feedback == Feedback::plain) p = p + residual;
       if constexpr (feedback == Feedback::scaled) p = p + ratio * residual;
       store(p, corrected + i, present);
@@ -76,8 +81,7 @@ struct Correction {
     return keep(p, present);
   }
 
-  const Vec<T> gradient_scale, mu, ratio;
-  const Decoder<T> decode;
+  const Vec<T> gradient_scale, mu, ratio, scale;
   T* const momentum;
   T* const corrected;
 };
@@ -178,10 +182,9 @@ void OnebitKernels<isa, T>::decompress_sum(const void* payloads, std::size_t str
 
 template <Isa isa, typename T>
 void OnebitKernels<isa, T>::residual(const T* corrected, T scale, std::size_t n, T* residual) {
-  const Decoder<T> decode(scale);
+  const Vec<T> scales = broadcast(scale);
   sweep<lanes>(0, n, [=](std::size_t i, auto present) {
-    const Vec<T> p = load(corrected + i, present);
-    store(p - decode(negative(p)), residual + i, present);
+    store(residual_of(load(corrected + i, present), scales), residual + i, present);
   });
 }
 

@@ -118,6 +118,14 @@ inline std::uint32_t negative(const Vec<T>& v) {
   return bits;
 }
 
+// The magnitude, which is not negative, with the sign of each lane.
+template <typename T>
+inline Vec<T> with_sign_of(const Vec<T>& signs, const Vec<T>& magnitude) {
+  return generate<T>([&](std::size_t i) {
+    return static_cast<T>(__builtin_copysign(magnitude.lane[i], signs.lane[i]));
+  });
+}
+
 // Lane i of a where bit i is set, else of b.
 template <typename T>
 inline Vec<T> choose(std::uint32_t bits, const Vec<T>& a, const Vec<T>& b) {

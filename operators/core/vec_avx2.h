@@ -51,6 +51,11 @@ inline std::uint32_t negative(Vec<float> a) {
   return static_cast<std::uint32_t>(_mm256_movemask_ps(below_zero(a.low)) |
                                     _mm256_movemask_ps(below_zero(a.high)) << 8);
 }
+inline Vec<float> with_sign_of(Vec<float> signs, Vec<float> magnitude) {
+  const __m256 sign_bit = _mm256_set1_ps(-0.0f);
+  return {_mm256_or_ps(magnitude.low, _mm256_and_ps(signs.low, sign_bit)),
+          _mm256_or_ps(magnitude.high, _mm256_and_ps(signs.high, sign_bit))};
+}
 inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
   const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));

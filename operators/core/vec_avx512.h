@@ -33,6 +33,12 @@ inline Vec<float> operator*(Vec<float> a, Vec<float> b) { return {_mm512_mul_ps(
 inline std::uint32_t negative(Vec<float> a) {
   return _mm512_cmp_ps_mask(a.v, _mm512_setzero_ps(), _CMP_LT_OQ);
 }
+inline Vec<float> with_sign_of(Vec<float> signs, Vec<float> magnitude) {
+  constexpr int a_or_b_and_c = 0xf8;
+  const __m512i sign_bit = _mm512_set1_epi32(static_cast<int>(0x80000000));
+  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+      _mm512_castps_si512(magnitude.v), _mm512_castps_si512(signs.v), sign_bit, a_or_b_and_c))};
+}
 inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), b.v, a.v)};
 }
