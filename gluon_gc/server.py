@@ -20,6 +20,7 @@ from . import compression, env, operators
 from .kvstore import handshake
 from .kvstore.aggregator import Aggregator
 from .kvstore.watch import SCHEDULER_ID, Watch, die, is_dead
+from .log import logger
 
 _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -41,11 +42,9 @@ class Server:
         try:
             chunks = json.loads(body)["gluon_gc"]
         except (ValueError, KeyError, TypeError):
-            print(
-                "gluon_gc server: refused a command that is not a gluon_gc configuration; "
-                "is a worker using MXNet's own KVStore?",
-                file=sys.stderr,
-                flush=True,
+            logger.warning(
+                "server: refused a command that is not a gluon_gc configuration; "
+                "is a worker using MXNet's own KVStore?"
             )
             return
         try:
@@ -107,9 +106,7 @@ def main(role: str) -> None:
         watch = Watch(
             lambda: is_dead(kv, SCHEDULER_ID, timeout) and "server: the scheduler is gone"
         )
-        controller = _CONTROLLER_TYPE(
-            Server(kv, env.server_threads()).control
-        )
+        controller = _CONTROLLER_TYPE(Server(kv, env.server_threads()).control)
     check_call(_LIB.MXKVStoreRunServer(kv.handle, controller, None))
     watch.stop()
 

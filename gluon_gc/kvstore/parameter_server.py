@@ -22,6 +22,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import env, kernels, operators
+from ..log import logger
 from . import handshake, plan
 from .base import CompressingKVStore
 from .plan import Chunk
@@ -73,14 +74,15 @@ class GluonGCParameterServer(CompressingKVStore):
         env.export_for_ps_lite(cluster)
         address = f"{cluster.root_uri}:{cluster.root_port}"
         waiting = (
-            f"gluon_gc: worker {self.rank} waits at {address} until all {cluster.total_workers} "
-            f"workers and {cluster.num_server} servers are there"
+            f"worker {self.rank} waits at {address} until all {cluster.total_workers} workers "
+            f"and {cluster.num_server} servers are there"
         )
-        notice = threading.Timer(30, print, [waiting])
+        notice = threading.Timer(30, logger.warning, [waiting])
         notice.daemon = True
         notice.start()
         self._kv = mx.kv.create("dist_sync")
         notice.cancel()
+        logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
         self._row0 = mx.nd.zeros(1, dtype="int64")

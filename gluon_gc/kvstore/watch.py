@@ -13,6 +13,8 @@ from typing import Callable, Optional, Type
 from mxnet.base import _LIB, check_call
 from mxnet.kvstore.kvstore import KVStore
 
+from ..log import logger
+
 SCHEDULER_ID = 1
 
 
@@ -61,7 +63,7 @@ class Watch:
 def die(message: str) -> None:
     """Say why and end the process at once: its main thread may wait for good inside MXNet."""
     sys.stdout.flush()
-    print(f"gluon_gc: {message}", file=sys.stderr, flush=True)
+    logger.critical(message)
     os._exit(1)
 
 

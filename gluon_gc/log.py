@@ -1,0 +1,17 @@
+"""The logger of gluon_gc: lines on stderr, at the level of BYTEPS_LOG_LEVEL."""
+
+import logging
+import sys
+
+from . import env
+
+_LEVELS = {"TRACE": logging.DEBUG, "FATAL": logging.CRITICAL}  # those that Python does not have
+
+logger = logging.getLogger("gluon_gc")
+if not logger.handlers:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("gluon_gc: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+    level = env.get("BYTEPS_LOG_LEVEL")
+    logger.setLevel(_LEVELS.get(level, level))
