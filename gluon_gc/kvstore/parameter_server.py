@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, ClassVar, Dict, List, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -93,22 +93,21 @@ class GluonGCParameterServer(CompressingKVStore):
         # the same arrays: MXNet's engine then ends one exchange before it begins the next.
         self._sent: Dict[int, NDArray] = {}
         self._pulled: Dict[int, RowSparseNDArray] = {}
-        timeout = env.heartbeat_timeout()
-        self._watch = Watch(
-            lambda: (
-                is_dead(self._kv, SCHEDULER_ID, timeout)
-                and (
-                    f"worker {self.rank}: the scheduler at {address} is gone; "
-                    "it leaves when a worker or server dies, and says which"
-                )
-            )
+        gone = (
+            f"worker {self.rank}: the scheduler at {address} is gone; "
+            "it leaves when a worker or server dies, and says which"
         )
+        timeout = env.heartbeat_timeout()
+        self._watch = Watch(lambda: gone if is_dead(self._kv, SCHEDULER_ID, timeout) else "")
         GluonGCParameterServer.connected = self
         sys.excepthook = die_of
         atexit.register(self.close)
         self._greetings = [self._allocator.key(server) for server in range(self._servers)]
         self._configure([])
-        self._init_rows(self._greetings, handshake.MESSAGE_BYTES)
+        self._kv.init(
+            self._greetings, [self._rows(key, handshake.MESSAGE_BYTES) for key in self._greetings]
+        )
+        self._agree({})
 
     def close(self) -> None:
         """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
@@ -123,7 +122,7 @@ class GluonGCParameterServer(CompressingKVStore):
     # Set-up: every worker comes here with the same chunks
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
-        self._greet(chunks)
+        self._agree(_described(chunks))
         servers = plan.spread([chunk.message_bytes for chunk in chunks], self._servers)
         compressed, keys, zeros = [], [], []
         for chunk, server in zip(chunks, servers):
@@ -134,14 +133,8 @@ class GluonGCParameterServer(CompressingKVStore):
                 self._sent[key] = mx.nd.zeros(chunk.size, dtype=chunk.dtype)
             else:
                 zeros.append(self._rows(key, chunk.params.payload_bytes(chunk.size, chunk.dtype)))
-                compressed.append(
-                    {
-                        "key": key,
-                        "size": chunk.size,
-                        "dtype": chunk.dtype,
-                        "params": chunk.params.describe(),
-                    }
-                )
+                described = {"size": chunk.size, "dtype": chunk.dtype}
+                compressed.append({"key": key, "params": chunk.params.describe(), **described})
         self._configure(compressed)
         if keys:
             self._kv.init(keys, zeros)
@@ -153,36 +146,18 @@ class GluonGCParameterServer(CompressingKVStore):
         self._pulled[key] = mx.nd.sparse.zeros("row_sparse", shape)
         return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
-    def _init_rows(self, keys: List[int], num_bytes: int) -> None:
-        self._kv.init(keys, [self._rows(key, num_bytes) for key in keys])
-
     def _configure(self, compressed: List[Dict[str, Any]]) -> None:
         if self._row == 0:
             command = json.dumps({"gluon_gc": compressed})
             self._kv._send_command_to_servers(_CONTROLLER, command)
 
-    def _greet(self, chunks: Sequence[Chunk]) -> None:
-        """Make sure that all workers have these chunks, and that all servers are ours."""
-        described = [
-            (chunk.dtype, chunk.message_bytes, [(p.begin, p.end) for p in chunk.slices])
-            for chunk in chunks
-        ]
-        params = sorted(
-            {
-                json.dumps([chunk.params.describe(), chunk.params.mu])
-                for chunk in chunks
-                if chunk.params
-            }
-        )
-        hello = handshake.hello(
-            self.rank,
-            {
-                "BYTEPS_PARTITION_BYTES": env.get("BYTEPS_PARTITION_BYTES"),
-                "BYTEPS_MIN_COMPRESS_BYTES": env.get("BYTEPS_MIN_COMPRESS_BYTES"),
-                "compression_params": params[0] if len(params) == 1 else _digest(params),
-                "gradients (digest of shapes)": _digest(described),
-            },
-        )
+    def _agree(self, about: Mapping[str, Any]) -> None:
+        """Make sure that all servers are ours, and all workers about to do the same."""
+        settings = {
+            name: env.get(name) for name in ("BYTEPS_PARTITION_BYTES", "BYTEPS_MIN_COMPRESS_BYTES")
+        }
+        settings.update((name, _short(value)) for name, value in about.items())
+        hello = handshake.hello(self.rank, settings)
         for server, key in enumerate(self._greetings):
             handshake.check(self._exchange_row(key, hello, priority=0), server)
 
@@ -211,6 +186,8 @@ class GluonGCParameterServer(CompressingKVStore):
         """
         if not 0 <= root_rank < self.num_workers:
             raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
+        shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
+        self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
         host = [array.asnumpy() for array in arrays]
         data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
         words = kernels.frame(data).view(np.float32)
@@ -237,5 +214,21 @@ class GluonGCParameterServer(CompressingKVStore):
             begin += old.nbytes
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+def _described(chunks: Sequence[Chunk]) -> Dict[str, Any]:
+    """What all workers must have alike to exchange these chunks."""
+    params = [chunk.params and [chunk.params.describe(), chunk.params.mu] for chunk in chunks]
+    return {
+        "compression_params": [p for i, p in enumerate(params) if p not in params[:i]],
+        "gradients": [
+            [chunk.dtype, chunk.message_bytes, [[piece.begin, piece.end] for piece in chunk.slices]]
+            for chunk in chunks
+        ],
+    }
+
+
+def _short(value: Any) -> str:
+    """As JSON; what is too long to be read in an error, as a digest of it."""
+    text = json.dumps(value)
+    if len(text) <= 300:
+        return text
+    return f"(SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"

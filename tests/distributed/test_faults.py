@@ -74,6 +74,32 @@ def test_a_worker_with_other_settings_is_named_to_all(cluster, variable, value):
         )
 
 
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"compression_params": {"compressor": "onebit"}}, "compression_params"),
+        ({"optimizer_params": {"learning_rate": 0.1, "momentum": 0.5}}, "compression_params"),
+        ({"shapes": [[41], [7]]}, "parameters to broadcast"),
+    ],
+)
+def test_a_worker_with_another_trainer_is_named_to_all(cluster, change, named):
+    arguments = {
+        "shapes": [[40], [7]],
+        "steps": 1,
+        "compression_params": {"compressor": "onebit", "ef": "vanilla", "momentum": "nesterov"},
+        "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9},
+    }
+    nodes = cluster(2, 1)
+    nodes.start_roles()
+    nodes.start_worker(0, "steps", arguments)
+    nodes.start_worker(1, "steps", {**arguments, **change})
+    for name in ("worker0", "worker1"):
+        assert nodes.wait(name) == 1
+        assert re.search(
+            rf"worker \d has {named} .*, but worker \d has", last_line(nodes.log(name))
+        )
+
+
 def test_another_version_of_gluon_gc_is_refused(cluster):
     nodes = cluster(1, 1)
     nodes.start_roles()
