@@ -15,8 +15,10 @@ from .runtime import (  # noqa: E402
     local_rank,
     local_size,
     rank,
+    resume,
     shutdown,
     size,
+    suspend,
 )
 from .trainer import DistributedTrainer  # noqa: E402
 from .version import __version__  # noqa: E402
@@ -34,6 +36,8 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "resume",
     "shutdown",
     "size",
+    "suspend",
 ]

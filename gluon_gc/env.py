@@ -174,6 +174,13 @@ def export_for_ps_lite(cluster: Cluster) -> None:
     )
 
 
+def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:
+    """Describe a cluster of another size, with the same address, for `cluster` to read."""
+    os.environ.update(DMLC_NUM_WORKER=str(num_worker), DMLC_NUM_SERVER=str(num_server))
+    if worker_id is not None:
+        os.environ["DMLC_WORKER_ID"] = str(worker_id)
+
+
 def prepare_engine() -> None:
     """Set, where the user did not, what MXNet and ps-lite read once: call before either starts."""
     threads = get("BYTEPS_THREADPOOL_SIZE")

@@ -77,6 +77,28 @@ def shutdown() -> None:
         store.close()
 
 
+def suspend() -> None:
+    """Leave the cluster when all workers have come here, to `resume` in another."""
+    shutdown()
+
+
+def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
+    """Join a cluster of another size, whose scheduler and servers are new.
+
+    Trainers go on with it at their next step: parameters are broadcast from the root rank, and
+    residuals start from zero.
+
+    Parameters
+    ----------
+    num_workers, num_servers : int
+        Instead of DMLC_NUM_WORKER and DMLC_NUM_SERVER.
+    global_rank : int
+        Instead of DMLC_WORKER_ID; -1: as before.
+    """
+    env.resize(num_workers, num_servers, None if global_rank == -1 else global_rank)
+    init()
+
+
 def default_kvstore() -> CompressingKVStore:
     """The backend that `init` chose; RuntimeError before `init`."""
     if _default is None:

@@ -65,8 +65,9 @@ class DistributedTrainer(Trainer):
         if self._compression.mu is not None:
             self._momentum = Momentum(self._compression.mu)
             del optimizer_params["momentum"]  # this copy: the compressor applies it instead
+        self._own_store = kvstore is not None
         self._store = (
-            runtime.default_kvstore() if kvstore is None else runtime.create_kvstore(kvstore)
+            runtime.create_kvstore(kvstore) if self._own_store else runtime.default_kvstore()
         )
         if not 0 <= root_rank < self._store.num_workers:
             raise ValueError(
@@ -123,6 +124,15 @@ class DistributedTrainer(Trainer):
         """gluon.Trainer's hook: parameters were broadcast in the constructor."""
         self._params_to_init = []
 
+    def _follow_cluster(self) -> None:
+        """After `resume`, go on with the new cluster."""
+        if self._own_store or self._store is runtime.default_kvstore():
+            return
+        self._store = runtime.default_kvstore()
+        self._declared.clear()
+        self._momentum_after.clear()
+        self._broadcast_parameters()
+
     # A step
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -159,6 +169,7 @@ class DistributedTrainer(Trainer):
         self._apply(1.0 / batch_size, ignore_stale_grad)
 
     def _reduce(self, batch_size: int) -> None:
+        self._follow_cluster()
         if self._amp_loss_scaler is not None and self._amp_loss_scaler.check(self._params):
             return  # all workers leave this step out
         indices = self._declare_all()
@@ -256,9 +267,10 @@ class DistributedTrainer(Trainer):
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, scaler: Any) -> None:
         name = f"trainer{self._number}.overflow"
-        self._store.declare([Tensor(name, 1, "float32", CompressionParams())])
 
         def total(flag: NDArray) -> None:
+            if not self._store.declared(name):
+                self._store.declare([Tensor(name, 1, "float32", CompressionParams())])
             self._store.gradient_scale = 1.0
             self._store.pushpull(name, flag)
 

@@ -53,11 +53,12 @@ class Cluster:
         }
         self._servers = servers
 
-    def start_roles(self) -> None:
+    def start_roles(self, suffix: str = "") -> None:
         """Start the scheduler and the servers."""
-        self.start("scheduler", [sys.executable, "-m", "gluon_gc.server", "scheduler"])
+        service = [sys.executable, "-m", "gluon_gc.server"]
+        self.start(f"scheduler{suffix}", [*service, "scheduler"])
         for server in range(self._servers):
-            self.start(f"server{server}", [sys.executable, "-m", "gluon_gc.server", "server"])
+            self.start(f"server{server}{suffix}", [*service, "server"])
 
     def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
         """Start worker `rank`, which runs a function of jobs.py."""

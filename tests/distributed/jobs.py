@@ -1,6 +1,7 @@
 """What workers run in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -169,6 +170,26 @@ def amp_overflow(arguments):
         trainer.step(1)
         result[f"w{step}"] = param.data().asnumpy()
         result[f"scale{step}"] = np.array(trainer._amp_loss_scaler.loss_scale)
+    return result
+
+
+def resume(arguments):
+    """Steps in a cluster of two, then alone in one of one worker."""
+    params = _parameters([(40,)])
+    compression = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 1.0}, compression_params=compression
+    )
+    _backward(params, [np.ones(40, np.float32)])
+    trainer.step(1)
+    bps.suspend()
+    result = {"suspended": params[0].data().asnumpy()}
+    if arguments["worker_that_goes_on"] == int(os.environ["DMLC_WORKER_ID"]):
+        os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+        bps.resume(num_workers=1, num_servers=1, global_rank=0)
+        _backward(params, [np.ones(40, np.float32)])
+        trainer.step(1)
+        result.update(resumed=params[0].data().asnumpy(), size=np.array(bps.size()))
     return result
 
 

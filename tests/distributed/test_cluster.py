@@ -132,3 +132,23 @@ def test_an_overflow_on_one_worker_makes_all_leave_the_step_out(tmp_path):
         np.testing.assert_allclose(result["w1"], np.zeros(64), atol=1e-6)
         np.testing.assert_allclose(result["w2"], -np.ones(64), atol=1e-6)
         assert [float(result[f"scale{step}"]) for step in range(3)] == [65536, 32768, 32768]
+
+
+def test_a_worker_can_go_on_in_a_cluster_of_another_size(tmp_path):
+    second = Cluster(tmp_path, 1, 1)
+    first = Cluster(tmp_path, 2, 1)
+    port = second.environment["DMLC_PS_ROOT_PORT"]
+    try:
+        first.start_roles()
+        second.start_roles("2")
+        for rank in range(2):
+            first.start_worker(rank, "resume", {"worker_that_goes_on": 1, "port": port})
+        left, resumed = first.results()
+        np.testing.assert_array_equal(left["suspended"], np.zeros(40))
+        np.testing.assert_array_equal(resumed["resumed"], np.full(40, -1))
+        assert resumed["size"] == 1 and "resumed" not in left
+        for name in second.processes:
+            assert second.wait(name) == 0
+    finally:
+        first.stop()
+        second.stop()
