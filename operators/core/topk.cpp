@@ -6,7 +6,7 @@
 namespace gluon_gc {
 namespace {
 
-constexpr std::size_t group_elements = 32;
+constexpr std::size_t group_elements = 64;
 using ElementBlocks = Blocks<16384>;
 
 template <typename Value>
@@ -140,7 +140,7 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, std::size_t ran
 
 // Where candidates are, one bit each, among the elements from `begin`.
 struct Group {
-  std::uint32_t begin, bits;
+  std::uint64_t begin, bits;
 };
 
 // Updates momentum and residual (to p), and collects the elements of at least the threshold. Returns the
@@ -159,24 +159,27 @@ Bits<T> collect(const T* gradient, std::size_t n, T gradient_scale, const TopkSt
       T* const kept = feedback == Feedback::none ? room : state.residual + begin;
       Group groups[topk_segment / group_elements];
       std::size_t group_count = 0, count = 0;
-      sweep<group_elements>(begin, end, [&, kept](std::size_t i, auto present) {
-        const Vec<T> low = correct.template at<true>(i, present.part(0));
-        const Vec<T> high = correct.template at<true>(i + lanes, present.part(1));
-        store(low, kept + (i - begin), present.part(0));
-        store(high, kept + (i - begin) + lanes, present.part(1));
-        const std::uint32_t bits = (magnitude_at_least(low, threshold) & all_bits(present.part(0))) |
-                                   (magnitude_at_least(high, threshold) & all_bits(present.part(1))) << lanes;
-        groups[group_count] = {static_cast<std::uint32_t>(i - begin), bits};
+      sweep<group_elements>(begin, end, [=, &groups, &group_count](std::size_t i, auto present) {
+        std::uint64_t bits = 0;
+        for (std::size_t part = 0; part < group_elements / lanes; ++part) {
+          const auto here = present.part(part);
+          const Vec<T> p = correct.template at<true>(i + part * lanes, here);
+          store(p, kept + (i - begin) + part * lanes, here);
+          bits |= std::uint64_t{magnitude_at_least(p, threshold) & all_bits(here)} << part * lanes;
+        }
+        groups[group_count] = {i - begin, bits};
         group_count += bits != 0;
       });
-      for (std::size_t g = 0; g < group_count; ++g) count += __builtin_popcount(groups[g].bits);
-      const std::size_t place = __atomic_fetch_add(&total, count, __ATOMIC_RELAXED);
+      for (std::size_t g = 0; g < group_count; ++g) count += __builtin_popcountll(groups[g].bits);
+      // Only where threads share it, since an atomic operation waits for all stores before it.
+      const std::size_t place = threads > 1 ? __atomic_fetch_add(&total, count, __ATOMIC_RELAXED) : total;
+      if (threads <= 1) total += count;
       workspace.segments[begin / topk_segment] = {place, count};
       if (place + count > plan.capacity) continue;
       TopkElement<T>* to = workspace.candidates + place;
       for (std::size_t g = 0; g < group_count; ++g) {
-        for (std::uint32_t bits = groups[g].bits; bits != 0; bits &= bits - 1) {
-          const std::size_t i = groups[g].begin + __builtin_ctz(bits);
+        for (std::uint64_t bits = groups[g].bits; bits != 0; bits &= bits - 1) {
+          const std::size_t i = groups[g].begin + __builtin_ctzll(bits);
           *to++ = element(kept[i], begin + i);
         }
       }
@@ -284,11 +287,21 @@ T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k,
     const std::size_t segments = (n + topk_segment - 1) / topk_segment;
     std::memcpy(workspace.scratch, workspace.candidates, found * sizeof(TopkElement<T>));
     const TopkElement<T> last = select(workspace.scratch, found, k);
+    TopkElement<T>* const sent = workspace.scratch;
+    std::size_t count = 0;
     for (std::size_t s = 0; s < segments; ++s) {
       const TopkElement<T>* const candidates = workspace.candidates + workspace.segments[s].begin;
       for (std::size_t i = 0; i < workspace.segments[s].count; ++i) {
-        if (candidates[i] >= last) writer.add(candidates[i]);
+        sent[count] = candidates[i];  // count < found <= capacity until the last one
+        count += candidates[i] >= last;
       }
+    }
+    constexpr std::size_t ahead = 24;
+    for (std::size_t i = 0; i < k; ++i) {
+      if (state.residual && i + ahead < k) {
+        __builtin_prefetch(state.residual + index_of<T>(sent[i + ahead]), 1);
+      }
+      writer.add(sent[i]);
     }
   } else {
     const Collected<T> p{gradient, gradient_scale, state};

@@ -35,7 +35,7 @@ template <typename T>
 using TopkElement = std::conditional_t<sizeof(T) == 4, std::uint64_t, unsigned __int128>;
 
 constexpr std::size_t topk_sample = 4096;   // elements that the threshold is estimated from
-constexpr std::size_t topk_segment = 2048;  // elements whose candidates lie side by side
+constexpr std::size_t topk_segment = 4096;  // elements whose candidates lie side by side
 
 // How to find the k among n: candidates are the elements at least as large as number `rank` of a sample,
 // or all if rank is 0.
