@@ -77,7 +77,6 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         return Loop("onebit_compress_f32", lambda n: (x, n, 1.0, 1, *state, payload))
 
     def topk(residual):
-        # Adding the same gradient for ever would make the residual of one kind: large, or sent.
         return Loop(
             "topk_compress_f32",
             lambda n: (x, n, n // 1000, 1.0, None, 0.0, residual, 1.0, sparse),
