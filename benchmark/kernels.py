@@ -58,7 +58,8 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     """Each kernel and its limit."""
     values = np.random.default_rng(0).standard_normal(n, np.float32)
     payload, _ = kernels.onebit_compress(values)
-    x, y, z, payload, halves, words, scale = staggered(
+    sparse, _ = kernels.topk_compress(values, n // 1000)
+    x, y, z, payload, halves, words, scale, sparse = staggered(
         [
             values,
             values,
@@ -67,12 +68,19 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             values.astype(np.float16),
             kernels.frame(values.view(np.uint8)),
             np.ones(1, np.float32),
+            sparse,
         ]
     )
 
     def compress(momentum, corrected):
         state = momentum, 0.9, corrected, None if corrected is None else scale, 1.0
         return Loop("onebit_compress_f32", lambda n: (x, n, 1.0, 1, *state, payload))
+
+    def topk(residual):
+        return Loop(
+            "topk_compress_f32",
+            lambda n: (x, n, n // 1000, 1.0, None, 0.0, residual, 1.0, sparse),
+        )
 
     copy = Loop("limit_copy", lambda n: (x, y, n))
     return {
@@ -89,6 +97,12 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         "onebit_decompress_add": (
             Loop("onebit_decompress_add_f32", lambda n: (payload, n, y)),
             Loop("limit_add_constant", lambda n: (y, n)),
+        ),
+        "topk_compress": (topk(None), Loop("limit_sum", lambda n: (x, n))),
+        "topk_compress_ef": (topk(y), Loop("limit_add", lambda n: (y, x, n))),
+        "topk_decompress": (
+            Loop("topk_decompress_f32", lambda n: (sparse, n, n // 1000, y)),
+            Loop("limit_fill", lambda n: (y, n)),
         ),
         "half_from_float": (
             Loop("half_from_float", lambda n: (x, n, 1.0, halves)),

@@ -102,9 +102,11 @@ def decompress(
     return _operator(compressor + "_decompress")(payload, n=n, out=out, **attributes)
 
 
-def residual(compressor: str, memory: Sequence[NDArray]) -> NDArray:
+def residual(
+    compressor: str, memory: Sequence[NDArray], attributes: Mapping[str, object]
+) -> NDArray:
     """What error feedback will add to the next gradient, shape (n,)."""
-    return _operator(compressor + "_residual")(*memory)
+    return _operator(compressor + "_residual")(*memory, **attributes)
 
 
 def half_from_float(x: NDArray, scale: float = 1.0) -> NDArray:

@@ -69,7 +69,9 @@ class Codec:
         """What a checkpoint keeps: "residual" and "momentum", where there are any."""
         state = {}
         if self._memory:
-            state["residual"] = operators.residual(self._name, self._memory).asnumpy()
+            state["residual"] = operators.residual(
+                self._name, self._memory, self._decoding
+            ).asnumpy()
         if self._momentum is not None:
             state["momentum"] = self._momentum.asnumpy()
         return state

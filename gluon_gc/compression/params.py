@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import numpy as np
@@ -60,9 +60,10 @@ def options() -> Dict[str, Option]:
         _number(
             "k",
             (numbers.Real,),
-            lambda v: v > 0,
-            "a number > 0",
-            "share (0 < k < 1) or number of elements; number of levels for dithering",
+            lambda v: 0 < v < 1 or (v >= 1 and v % 1 == 0),
+            "a share between 0 and 1 or a whole number >= 1",
+            "share of the elements of a chunk (0 < k < 1, at least one) or number of them "
+            "(all where there are fewer); number of levels for dithering",
             compressors=("topk", "randomk", "dithering", "dgc"),
             unused=1,
         ),
@@ -205,5 +206,12 @@ def parse(
                 "compression_params['momentum'] needs 'momentum' in optimizer_params, "
                 f"got {mu!r} there"
             )
+    if name:
+        for field in fields(registry[name]):
+            if field.default is MISSING and field.name not in own:
+                raise KeyError(
+                    f"compression_params['{field.name}'] is missing; {name} needs "
+                    f"{known[field.name].allowed}"
+                )
     compressor = registry[name](**own) if name else None
     return CompressionParams(compressor, ef, None if mu is None else float(mu), fp16)

@@ -126,6 +126,44 @@ inline Vec<T> with_sign_of(const Vec<T>& signs, const Vec<T>& magnitude) {
   });
 }
 
+// The unsigned integer that has the size of T.
+template <std::size_t size>
+struct BitsOfSize;
+template <>
+struct BitsOfSize<4> {
+  using type = std::uint32_t;
+};
+template <>
+struct BitsOfSize<8> {
+  using type = std::uint64_t;
+};
+template <typename T>
+using Bits = typename BitsOfSize<sizeof(T)>::type;
+
+template <typename T>
+inline Bits<T> read_bits(const T& x) {
+  Bits<T> bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+// Bit i of the result: the bits of |lane i| are at least `least`, as integers. That is the order of |x|,
+// with NaNs above infinity.
+template <typename T>
+inline std::uint32_t magnitude_at_least(const Vec<T>& v, Bits<T> least) {
+  constexpr Bits<T> magnitude = static_cast<Bits<T>>(-1) >> 1;
+  std::uint32_t bits = 0;
+#pragma omp simd reduction(| : bits)
+  for (std::size_t i = 0; i < lanes; ++i) {
+    bits |= (read_bits(v.lane[i]) & magnitude) >= least ? lane_bit[i] : 0;
+  }
+  return bits;
+}
+
+// A bit for each lane that is in memory.
+inline std::uint32_t all_bits(All) { return (1u << lanes) - 1; }
+inline std::uint32_t all_bits(First present) { return (1u << present.count) - 1; }
+
 // Lane i of a where bit i is set, else of b.
 template <typename T>
 inline Vec<T> choose(std::uint32_t bits, const Vec<T>& a, const Vec<T>& b) {

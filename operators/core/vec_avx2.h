@@ -56,6 +56,15 @@ inline Vec<float> with_sign_of(Vec<float> signs, Vec<float> magnitude) {
   return {_mm256_or_ps(magnitude.low, _mm256_and_ps(signs.low, sign_bit)),
           _mm256_or_ps(magnitude.high, _mm256_and_ps(signs.high, sign_bit))};
 }
+inline __m256 magnitude_above(__m256 a, int bound) {
+  const __m256i bits = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffffff));
+  return _mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, _mm256_set1_epi32(bound)));
+}
+inline std::uint32_t magnitude_at_least(Vec<float> a, std::uint32_t least) {
+  const int bound = static_cast<int>(least) - 1;  // all magnitudes are at most the largest int
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(magnitude_above(a.low, bound)) |
+                                    _mm256_movemask_ps(magnitude_above(a.high, bound)) << 8);
+}
 inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
   const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));

@@ -13,7 +13,12 @@ RATES = [0.1] * 5 + [0.05] * 5 + [0.2] * 10
 
 
 def arguments(ef="vanilla", scaling=True, momentum="nesterov", **more):
-    params = {"compressor": "onebit", "ef": ef, "scaling": scaling, "momentum": momentum}
+    return arguments_of({"compressor": "onebit", "scaling": scaling}, ef, momentum, **more)
+
+
+def arguments_of(compressor, ef="vanilla", momentum="nesterov", **more):
+    """Arguments of `jobs.steps` for a compressor with its own options."""
+    params = {**compressor, "ef": ef, "momentum": momentum}
     optimizer = {"learning_rate": 0.1, "momentum": 0.9} if momentum else {"learning_rate": 0.1}
     return {
         "shapes": SHAPES,
@@ -39,7 +44,7 @@ def check_replay(results, options, workers, chunk_elements=10**9):
         n = int(np.prod(shape))
         weight = np.full(n, i + 1.0)
         parts = replay.chunks(n, chunk_elements)
-        paths = [replay.TwoWay(workers, params["scaling"], params["ef"], mu) for _ in parts]
+        paths = [replay.TwoWay(workers, params, mu) for _ in parts]
         previous = RATES[0]
         for step in range(options["steps"]):
             gradients = [
@@ -117,5 +122,42 @@ def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path, v
     )
     (result,) = run(tmp_path / "cluster", "steps", options, 1, 1, variables)
     local = run_local(tmp_path / "local", "steps", options, variables)
+    for name in local:
+        np.testing.assert_array_equal(result[name], local[name], err_msg=name)
+
+
+TOPK = {"compressor": "topk", "k": 0.05}
+
+
+@pytest.mark.parametrize("ef", [None, "vanilla", "corrected"])
+@pytest.mark.parametrize("momentum", [None, "nesterov"])
+def test_topk_with_every_feedback_agrees_with_a_numpy_replay(tmp_path, ef, momentum):
+    options = arguments_of(TOPK, ef, momentum)
+    results = run(tmp_path, "steps", options, workers=2, servers=2)
+    check_replay(results, options, workers=2)
+    assert_identical(results)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_topk_of_other_float_dtypes_agrees_with_a_numpy_replay(tmp_path, dtype):
+    options = arguments_of(TOPK, dtype=dtype, steps=5)
+    results = run(tmp_path, "steps", options, workers=2, servers=1)
+    check_replay(results, options, workers=2)
+    assert_identical(results)
+
+
+def test_topk_of_chunks_over_two_servers_agrees_with_a_numpy_replay(tmp_path):
+    options = arguments_of({"compressor": "topk", "k": 50.0}, "corrected")
+    results = run(tmp_path, "steps", options, 2, 2, {"BYTEPS_PARTITION_BYTES": 400})
+    check_replay(results, options, workers=2, chunk_elements=100)
+    assert_identical(results)
+
+
+def test_topk_of_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path):
+    for name in ("cluster", "local"):
+        (tmp_path / name).mkdir()
+    options = arguments_of(TOPK, "corrected")
+    (result,) = run(tmp_path / "cluster", "steps", options, 1, 1)
+    local = run_local(tmp_path / "local", "steps", options)
     for name in local:
         np.testing.assert_array_equal(result[name], local[name], err_msg=name)

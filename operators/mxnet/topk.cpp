@@ -1,0 +1,68 @@
+// topk as MXNet operators.
+#include "../core/topk.h"
+
+#include "compressor.h"
+
+namespace gluon_gc {
+namespace {
+
+struct Topk {
+  static constexpr const char* kName = "topk";
+  static constexpr int kMemory = 1;  // the residual (n)
+
+  double k;
+
+  explicit Topk(const Attributes& attributes) : k(attributes.number("k")) {
+    require(k > 0, "k must be > 0, got " + attributes.text("k"));
+  }
+
+  // A share, of which at least one element is sent, or a number of elements: gluon_gc/compression/topk.py.
+  std::size_t count(std::size_t n) const {
+    const double asked = k < 1 ? k * static_cast<double>(n) : k;
+    if (asked >= static_cast<double>(n)) return n;
+    return asked < 1 ? 1 : static_cast<std::size_t>(asked);
+  }
+
+  template <typename T>
+  std::size_t payload_bytes(std::size_t n) const {
+    require(n <= UINT32_MAX, "topk takes fewer than 2^32 elements");
+    return topk_payload_bytes<T>(count(n));
+  }
+
+  template <typename T>
+  void compress(const T* x, std::size_t n, const Feedback<T>& f, std::uint8_t* payload,
+                int threads) const {
+    TopkState<T> state{};
+    state.momentum = f.momentum;
+    state.mu = f.mu;
+    state.ratio = f.ratio;
+    if (f.memory != nullptr) state.residual = f.memory[0];
+    topk_compress(x, n, count(n), f.gradient_scale, state, payload, threads);
+  }
+
+  template <typename T>
+  void decompress(const std::uint8_t* payload, std::size_t n, T* out, int threads) const {
+    decompress_sum(payload, 0, 1, n, out, threads);
+  }
+
+  template <typename T>
+  void decompress_sum(const std::uint8_t* payloads, std::size_t stride, std::size_t rows,
+                      std::size_t n, T* out, int threads) const {
+    for (std::size_t row = 0; row < rows; ++row) {
+      require(topk_valid<T>(payloads + row * stride, n, count(n)),
+              "the indices of payload " + std::to_string(row) + " do not ascend below " +
+                  std::to_string(n));
+    }
+    topk_decompress_sum(payloads, stride, rows, n, count(n), out, threads);
+  }
+
+  template <typename T>
+  void residual(T* const* memory, std::size_t n, T* out) const {
+    std::memcpy(out, memory[0], n * sizeof(T));
+  }
+};
+
+const bool added = CompressorOperators<Topk>::add();
+
+}  // namespace
+}  // namespace gluon_gc

@@ -1,0 +1,349 @@
+"""topk: the kernels against a NumPy replay that sorts, each other, and BytePS's numbers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gluon_gc import kernels
+
+from . import arrays
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+N = 100_000  # large enough for a threshold from a sample, and for several blocks
+
+
+def chosen(p, k):
+    """The indices of the k largest magnitudes, ascending; NaN is the largest."""
+    magnitude = np.where(np.isnan(p), np.inf, np.abs(p))
+    return np.sort(np.lexsort((np.arange(p.size), -magnitude, ~np.isnan(p)))[:k])
+
+
+def payload_of(p, k):
+    indices = chosen(p, k)
+    return np.concatenate([indices.astype(np.uint32).view(np.uint8), p[indices].view(np.uint8)])
+
+
+def decoded(p, k):
+    out = np.zeros_like(p)
+    out[chosen(p, k)] = p[chosen(p, k)]
+    return out
+
+
+def indices_of(payload, k):
+    return payload[: 4 * k].copy().view(np.uint32)
+
+
+class Replay:
+    """topk in NumPy."""
+
+    def __init__(self, size, dtype, mu=None, feedback=False):
+        self.dtype, self.mu = np.dtype(dtype).type, mu
+        self.momentum = None if mu is None else np.zeros(size, dtype)
+        self.residual = np.zeros(size, dtype) if feedback else None
+
+    def step(self, gradient, k, gradient_scale=1.0, ratio=1.0):
+        """Returns p."""
+        T = self.dtype
+        p = gradient * T(gradient_scale)
+        if self.momentum is not None:
+            self.momentum = T(self.mu) * self.momentum + p
+            p = p + T(self.mu) * self.momentum
+        if self.residual is not None:
+            p = p + T(ratio) * self.residual
+            self.residual = p.copy()
+            self.residual[chosen(p, k)] = 0
+        return p
+
+
+def state_of(size, dtype, mu=None, feedback=False, copy=np.copy):
+    """The arrays that the kernel keeps between calls."""
+    state = {}
+    if mu is not None:
+        state.update(momentum=copy(np.zeros(size, dtype)), mu=mu)
+    if feedback:
+        state.update(residual=copy(np.zeros(size, dtype)))
+    return state
+
+
+def number(share, size):
+    """k of size elements: 1, all, or in between."""
+    return min(size, max(1, round(share * size)))
+
+
+shares = st.one_of(st.sampled_from([0.0, 0.001, 0.01, 1.0]), st.floats(0, 1))
+momenta = st.sampled_from([None, 0.9])
+
+
+@given(
+    arrays.sizes,
+    shares,
+    arrays.dtypes,
+    arrays.seeds,
+    momenta,
+    st.booleans(),
+    st.sampled_from([1.0, 0.25, 1 / 3]),
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
+def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
+    size, share, dtype, seed, mu, feedback, gradient_scale, isa, threads, offset
+):
+    k = number(share, size)
+    guarded = arrays.Guarded(offset)
+    replay = Replay(size, dtype, mu, feedback)
+    state = state_of(size, dtype, mu, feedback, guarded.copy)
+    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+        gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
+        payload = guarded.empty(kernels.topk_payload_bytes(k, dtype), np.uint8)
+        p = replay.step(gradient, k, gradient_scale, ratio)
+
+        _, largest = kernels.topk_compress(
+            gradient,
+            k,
+            gradient_scale=gradient_scale,
+            ratio=ratio,
+            payload=payload,
+            threads=threads,
+            isa=isa,
+            **state,
+        )
+
+        assert np.array_equal(payload, payload_of(p, k))
+        assert largest == np.abs(p).max(initial=0)
+        if mu is not None:
+            assert arrays.same_bits(state["momentum"], replay.momentum)
+        if feedback:
+            assert arrays.same_bits(state["residual"], replay.residual)
+    guarded.check()
+
+
+def normal(random, n):
+    return random.standard_normal(n)
+
+
+DISTRIBUTIONS = {
+    "normal": normal,
+    "all zero": lambda random, n: np.zeros(n),
+    "all equal": lambda random, n: np.full(n, -1.5),
+    "of one magnitude": lambda random, n: random.choice([-2.0, 2.0], n),
+    "half zero": lambda random, n: normal(random, n) * (random.random(n) < 0.5),
+    "nearly all zero": lambda random, n: normal(random, n) * (random.random(n) < 2e-4),
+    "few values": lambda random, n: random.integers(-3, 4, n),
+    "nearly all of few values": lambda random, n: random.integers(-3, 4, n)
+    * (1 + 1e-3 * normal(random, n)),
+    "ascending": lambda random, n: np.sort(normal(random, n)),
+    "descending": lambda random, n: np.sort(np.abs(normal(random, n)))[::-1],
+    "periodic": lambda random, n: 1 + np.arange(n) % 128,
+    "large ones in one place": lambda random, n: np.where(np.arange(n) // 700 == 3, 1e6, 1)
+    * normal(random, n),
+    "heavy-tailed": lambda random, n: random.standard_cauchy(n),
+    "denormal": lambda random, n: normal(random, n) * 1e-40,
+    "denormal in float64": lambda random, n: normal(random, n) * 1e-310,
+    "of all magnitudes": lambda random, n: normal(random, n) * 10.0 ** random.integers(-37, 37, n),
+}
+
+
+@settings(max_examples=10)
+@given(
+    st.integers(0, 3),
+    st.sampled_from([1, 7, 100, 5000, 30_000, 70_000, N - 1, N]),
+    arrays.dtypes,
+    momenta,
+    st.booleans(),
+    arrays.isas,
+    arrays.threads,
+)
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_no_distribution_defeats_the_sample(kind, seed, k, dtype, mu, feedback, isa, threads):
+    random = np.random.default_rng(seed)
+    replay = Replay(N, dtype, mu, feedback)
+    state = state_of(N, dtype, mu, feedback)
+    for _ in range(2):
+        x = np.ascontiguousarray(DISTRIBUTIONS[kind](random, N)).astype(dtype)
+        p = replay.step(x, k)
+        payload, _ = kernels.topk_compress(x, k, threads=threads, isa=isa, **state)
+        assert np.array_equal(payload, payload_of(p, k))
+        if feedback:
+            assert arrays.same_bits(state["residual"], replay.residual)
+
+
+@given(
+    arrays.sizes, shares, arrays.dtypes, arrays.seeds, arrays.isas, arrays.threads, arrays.offsets
+)
+def test_decoding_gives_what_was_sent_and_zeros_and_adding_adds_it(
+    size, share, dtype, seed, isa, threads, offset
+):
+    k = number(share, size)
+    guarded = arrays.Guarded(offset)
+    x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
+    payload = guarded.copy(kernels.topk_compress(x, k)[0])
+
+    out = kernels.topk_decompress(
+        payload, size, k, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
+    )
+    added = kernels.topk_decompress_add(payload, guarded.copy(start), k, isa=isa)
+
+    expected = decoded(x, k)
+    assert np.array_equal(out, expected)
+    assert np.array_equal(added, start + expected)
+    if size:
+        exact = x.astype(np.longdouble)
+        lost = np.sum((exact - out) ** 2)
+        assert lost <= (1 - k / size) * np.sum(exact**2) * (1 + 1e-9)
+    guarded.check()
+
+
+@given(
+    arrays.sizes,
+    shares,
+    arrays.dtypes,
+    arrays.seeds,
+    st.integers(0, 5),
+    st.sampled_from([0, 1, 60]),
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
+def test_summing_payloads_equals_adding_them_in_order(
+    size, share, dtype, seed, count, padding, isa, threads, offset
+):
+    k = number(share, size)
+    guarded = arrays.Guarded(offset)
+    nbytes = kernels.topk_payload_bytes(k, dtype)
+    payloads = np.zeros((count, nbytes + padding), np.uint8)
+    expected = np.zeros(size, dtype)
+    for row in payloads:
+        row[:nbytes], _ = kernels.topk_compress(arrays.awkward(size, dtype, seed), k)
+        expected = kernels.topk_decompress_add(row[:nbytes].copy(), expected, k)
+        seed += 1
+
+    out = kernels.topk_decompress_sum(
+        guarded.copy(payloads.ravel()).reshape(payloads.shape),
+        size,
+        k,
+        dtype,
+        out=guarded.empty(size, dtype),
+        threads=threads,
+        isa=isa,
+    )
+
+    assert arrays.same_bits(out, expected)
+    guarded.check()
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize(
+    "indices", [[0, 1, 10], [2, 1, 3], [1, 1, 3], [0, 1, 2**32 - 1], [2**31, 2**31 + 1, 2**31 + 2]]
+)
+def test_indices_that_do_not_ascend_below_n_are_refused(indices, isa):
+    payload = np.zeros(24, np.uint8)
+    payload[:12] = np.array(indices, np.uint32).view(np.uint8)
+    out = np.zeros(10, np.float32)
+    with pytest.raises(ValueError, match="indices that ascend below 10"):
+        kernels.topk_decompress(payload, 10, 3, isa=isa)
+    with pytest.raises(ValueError, match="indices that ascend below 10"):
+        kernels.topk_decompress_add(payload, out, 3, isa=isa)
+    with pytest.raises(ValueError, match="indices that ascend below 10"):
+        kernels.topk_decompress_sum(payload[None], 10, 3, isa=isa)
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 300), arrays.isas)
+def test_a_payload_is_valid_just_if_its_indices_ascend_below_n(indices, n, isa):
+    small = np.frombuffer(indices, np.uint8).astype(np.uint32)[:4]
+    for candidate in (np.frombuffer(indices, np.uint32), small, np.sort(small)):
+        payload = np.concatenate([candidate.view(np.uint8), np.zeros(16, np.uint8)])
+        wide = candidate.astype(np.int64)
+        expected = bool((np.diff(wide) > 0).all() and wide[-1] < n)
+        assert kernels.topk_valid(payload, n, 4, isa=isa) == expected
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size, at", [(99, 0), (99, 40), (99, 98), (N, 0), (N, 77_777)])
+@pytest.mark.parametrize("k", [1, 10])
+def test_a_value_that_is_not_finite_is_sent_and_shows_in_the_largest(isa, dtype, bad, size, at, k):
+    x = np.random.default_rng(0).standard_normal(size).astype(dtype)
+    x[at] = bad
+    residual = np.zeros(size, dtype)
+    payload, largest = kernels.topk_compress(x, k, residual=residual, isa=isa)
+    out = kernels.topk_decompress(payload, size, k, dtype, isa=isa)
+    assert np.isnan(largest) if np.isnan(bad) else largest == np.inf
+    assert np.array_equal(out[at : at + 1], x[at : at + 1], equal_nan=True)
+    assert np.isfinite(residual).all() and residual[at] == 0
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("k", [1, 60, 3000, N])
+def test_nans_go_before_infinities_and_those_before_numbers(isa, k):
+    x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
+    x[::2000], x[1::2000], x[7::2000] = np.inf, np.nan, -np.inf
+    payload, _ = kernels.topk_compress(x, k, isa=isa)
+    assert np.array_equal(indices_of(payload, k), chosen(x, k))
+
+
+def test_a_k_that_is_not_from_1_to_n_is_refused():
+    for k in (0, 11, -1):
+        with pytest.raises(ValueError, match="k must be from 1 to 10"):
+            kernels.topk_compress(np.zeros(10, np.float32), k)
+
+
+def golden(name):
+    with np.load(GOLDEN / f"topk_{name}.npz") as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_a_single_compression_decodes_to_byteps_numbers(isa):
+    vectors = golden("compress")
+    checked = 0
+    for key, expected in vectors.items():
+        compressor, _, rest = key.partition("|")
+        if compressor != "topk":
+            continue
+        option, kind = rest.split("|")
+        x, k = vectors["input|" + kind], int(option.partition("=")[2])
+        payload, _ = kernels.topk_compress(x, k, isa=isa)
+        got = kernels.topk_decompress(payload, x.size, k, isa=isa)
+        np.testing.assert_array_max_ulp(got, expected, 2)
+        checked += 1
+    assert checked == 12
+
+
+FEEDBACK = golden("feedback")
+RUNS = sorted({key.rpartition("|")[0] for key in FEEDBACK})
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("run", RUNS)
+def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
+    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum
+    # cancel, that is many ulp of what is left, so it is measured in ulp of the largest term.
+    n, k = FEEDBACK[run + "|g0"].size, int(run.split("|")[0].partition("=")[2])
+    state = state_of(n, np.float32, 0.9 if "nesterov" in run else None, feedback=True)
+    rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in run else [1.0] * 4
+    before = {"e": np.zeros(n, np.float32), "m": np.zeros(n, np.float32)}
+    for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
+        expected = {name: FEEDBACK.get(f"{run}|{name}{step}") for name in "gpdem"}
+        expected = {name: v for name, v in expected.items() if v is not None}
+        ratio = previous / rate if "ef=corrected" in run else 1.0
+        payload, _ = kernels.topk_compress(expected["g"], k, ratio=ratio, isa=isa, **state)
+        got = {"d": kernels.topk_decompress(payload, n, k, isa=isa), "e": state["residual"]}
+        got["p"] = got["d"] + got["e"]
+        if "nesterov" in run:
+            got["m"] = state["momentum"]
+        terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
+        exact = "nesterov" not in run
+        for name, values in got.items():
+            if exact:
+                np.testing.assert_array_max_ulp(values, expected[name], 2)
+            bound = 2 * np.spacing(terms.astype(np.float32))
+            assert (np.abs(values - expected[name]) <= bound).all(), name
+        before.update(expected)
+        state["residual"][:] = expected["e"]
+        if "nesterov" in run:
+            state["momentum"][:] = expected["m"]
