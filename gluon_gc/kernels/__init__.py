@@ -1,0 +1,49 @@
+"""The compiled kernels on NumPy arrays, for tests and benchmarks; needs no MXNet.
+
+Every function takes ``isa``, one of `isas()`, the best by default, and most take ``threads``.
+Neither changes a bit of what comes out. Arrays must be C-contiguous and of the stated dtype;
+nothing is converted. T is float32 or float64.
+"""
+
+from .framing import frame, frame_words, framed, unframe
+from .half import float_from_half, half_from_float
+from .library import isas, library
+from .onebit import (
+    onebit_compress,
+    onebit_decompress,
+    onebit_decompress_add,
+    onebit_decompress_sum,
+    onebit_payload_bytes,
+    onebit_residual,
+)
+from .topk import (
+    topk_compress,
+    topk_decompress,
+    topk_decompress_add,
+    topk_decompress_sum,
+    topk_payload_bytes,
+    topk_valid,
+)
+
+__all__ = [
+    "float_from_half",
+    "frame",
+    "frame_words",
+    "framed",
+    "half_from_float",
+    "isas",
+    "library",
+    "onebit_compress",
+    "onebit_decompress",
+    "onebit_decompress_add",
+    "onebit_decompress_sum",
+    "onebit_payload_bytes",
+    "onebit_residual",
+    "topk_compress",
+    "topk_decompress",
+    "topk_decompress_add",
+    "topk_decompress_sum",
+    "topk_payload_bytes",
+    "topk_valid",
+    "unframe",
+]
