@@ -190,9 +190,4 @@ def broadcast_parameters(
     if isinstance(params, (dict, ParameterDict)):
         params = [params[name] for name in sorted(params.keys())]
     copies = [p.list_data() if isinstance(p, Parameter) else [p] for p in params]
-    if not copies:
-        return
-    default_kvstore().broadcast_all([arrays[0] for arrays in copies], root_rank)
-    for first, *others in copies:
-        for other in others:
-            first.copyto(other)
+    default_kvstore().broadcast_copies(copies, root_rank)

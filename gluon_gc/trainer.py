@@ -107,13 +107,7 @@ class DistributedTrainer(Trainer):
         param._init_impl = initialize_and_broadcast
 
     def _broadcast(self, params: Sequence[Parameter]) -> None:
-        copies = [p.list_data() for p in params]
-        if not copies:
-            return
-        self._store.broadcast_all([arrays[0] for arrays in copies], self._root_rank)
-        for first, *others in copies:
-            for other in others:
-                first.copyto(other)
+        self._store.broadcast_copies([p.list_data() for p in params], self._root_rank)
 
     def _init_kvstore(self) -> None:
         """gluon.Trainer's hook: our store was made in the constructor, and holds no weights."""

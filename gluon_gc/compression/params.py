@@ -1,4 +1,4 @@
-"""Checks compression_params; the table OPTIONS is the one place that says what is allowed."""
+"""Checks compression_params; the table `options` is the one place that says what is allowed."""
 
 from __future__ import annotations
 
@@ -49,15 +49,11 @@ def _switch(name: str, meaning: str, **more: Any) -> Option:
     return Option(name, (bool, np.bool_), lambda v: True, "True or False", meaning, **more)
 
 
-def _number(name: str, types: Tuple[type, ...], rule: Callable, allowed: str, meaning: str, **more):
-    return Option(name, types, rule, allowed, meaning, **more)
-
-
 def options() -> Dict[str, Option]:
     """The keys of compression_params, in the order in which the docs list them."""
     table = (
         _one_of("compressor", tuple(registry), "the algorithm; falsy: none"),
-        _number(
+        Option(
             "k",
             (numbers.Real,),
             lambda v: 0 < v < 1 or (v >= 1 and v % 1 == 0),
@@ -89,7 +85,7 @@ def options() -> Dict[str, Option]:
             compressors=("dithering",),
             unused="max",
         ),
-        _number(
+        Option(
             "seed",
             (numbers.Integral,),
             lambda v: v > 0,

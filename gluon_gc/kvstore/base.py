@@ -21,16 +21,20 @@ def _as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def _with_storage(array: NDArray, stype: str) -> NDArray:
+    """The array itself if it is stored so: tostype would copy it."""
+    return array if array.stype == stype else array.tostype(stype)
+
+
 class _Gradient:
     """The copies of one tensor (one a context) as a flat CPU array of the worker's own sum."""
 
     def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         self._targets = targets
-        first = arrays[0] if arrays[0].stype == "default" else arrays[0].tostype("default")
-        cpu = mx.cpu() if first.context.device_type != "cpu" else first.context
-        local = [array.tostype("default").as_in_context(cpu) for array in arrays[1:]]
-        self._sum = mx.nd.add_n(first.as_in_context(cpu), *local) if local else first
-        self._sum = self._sum.as_in_context(cpu)
+        context = arrays[0].context
+        cpu = context if context.device_type == "cpu" else mx.cpu()
+        local = [_with_storage(array, "default").as_in_context(cpu) for array in arrays]
+        self._sum = mx.nd.add_n(*local) if len(local) > 1 else local[0]
         self.flat = self._sum.reshape((-1,))
 
     def __getitem__(self, piece: Slice) -> NDArray:
@@ -43,7 +47,7 @@ class _Gradient:
         """Copy the result to every context's array."""
         for target in self._targets:
             if target is not self._sum:
-                self._sum.tostype(target.stype).copyto(target)
+                _with_storage(self._sum, target.stype).copyto(target)
 
 
 class CompressingKVStore(KVStoreBase):
@@ -87,7 +91,7 @@ class CompressingKVStore(KVStoreBase):
         raise NotImplementedError
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays with those of the worker whose ps-lite or Horovod rank is root_rank."""
+        """Overwrite arrays with those of worker `root_rank`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -175,6 +179,15 @@ class CompressingKVStore(KVStoreBase):
                 self._codecs[chunk] = Codec(chunk.params, chunk.size, chunk.dtype)
         self._open(chunks)
         self._chunks.extend(chunks)
+
+    def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
+        """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
+        if not copies:
+            return
+        self.broadcast_all([arrays[0] for arrays in copies], root_rank)
+        for first, *others in copies:
+            for other in others:
+                first.copyto(other)
 
     def message_bytes(self) -> Dict[str, float]:
         """Bytes that this worker pushes (and as many that it pulls) for each tensor in a step."""
