@@ -6,8 +6,9 @@ its output is next waited for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping, Optional, Sequence
+from typing import Dict, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -29,9 +30,15 @@ def _operator(name: str):
     return getattr(mx.nd.op, "gluon_gc_" + name)
 
 
+METER = ("calls", "sent_bytes", "received_bytes")
+METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_seconds")
+"""What the elements of a meter are: operators/mxnet/meter.h."""
+
+
 def compress(
     compressor: str,
     x: NDArray,
+    meter: NDArray,
     state: Sequence[NDArray],
     attributes: Mapping[str, object],
     scale: float = 1.0,
@@ -45,9 +52,11 @@ def compress(
         The compressor's name.
     x : NDArray
         Gradient, float32 or float64, any shape, n elements in all.
+    meter : NDArray
+        float64, shape (len(METER),); updated in place.
     state : sequence of NDArray
-        The momentum (if ``attributes`` has "mu"), then the compressor's memory (if it has "ef").
-        Updated in place.
+        The stream (int64, shape (2, 2); if the compressor draws), the momentum (if ``attributes``
+        has "mu"), then the compressor's memory (if it has "ef"). Updated in place.
     attributes : mapping
         The compressor's options, and "mu", "ef", "dtype".
     scale : float
@@ -58,10 +67,10 @@ def compress(
     Returns
     -------
     NDArray
-        Payload, uint8, shape (bytes,).
+        Payload: uint8, shape (bytes,), or if payloads are summed as they are, values of x's dtype.
     """
     return _operator(compressor + "_compress")(
-        x, *state, scale=repr(float(scale)), ratio=repr(float(ratio)), **attributes
+        x, meter, *state, scale=repr(float(scale)), ratio=repr(float(ratio)), **attributes
     )
 
 
@@ -94,12 +103,20 @@ def aggregate(
 def decompress(
     compressor: str,
     payload: NDArray,
+    meter: NDArray,
+    stream: Sequence[NDArray],
     attributes: Mapping[str, object],
     n: int,
     out: Optional[NDArray] = None,
 ) -> NDArray:
-    """Decode a payload of n elements, into `out` (shape (n,)) if given."""
-    return _operator(compressor + "_decompress")(payload, n=n, out=out, **attributes)
+    """Decode a payload of n elements, into `out` (shape (n,)) if given.
+
+    `stream` holds the stream as compress left it, for a compressor that draws; the others are as
+    in `compress`.
+    """
+    return _operator(compressor + "_decompress")(
+        payload, meter, *stream, n=n, out=out, **attributes
+    )
 
 
 def residual(
@@ -124,17 +141,87 @@ def framed_words(num_bytes: int) -> int:
     return -(-8 * num_bytes // 30)
 
 
-def frame(payload: NDArray, row: int, rows: int, out: Optional[RowSparseNDArray] = None):
-    """Bytes as the one stored row `row` of a row_sparse float32 array of `rows` rows.
+@dataclass(frozen=True)
+class MessageRows:
+    """How a message lies in the rows of a row_sparse float32 array.
+
+    Parameters
+    ----------
+    num_bytes : int
+        Its length, or the most that it can be.
+    length_at : int, optional
+        None: all messages have that length. Else where the message says how many bytes there are
+        from there on; it then takes only the rows that it needs.
+    """
+
+    num_bytes: int
+    length_at: Optional[int] = None
+
+    _ROW_WORDS = 256  # each row costs 12 bytes more on the wire, and the last is seldom full
+
+    @property
+    def row_words(self) -> int:
+        words = framed_words(self.num_bytes)
+        return words if self.length_at is None else min(words, self._ROW_WORDS)
+
+    @property
+    def count(self) -> int:
+        """The most rows that a message takes."""
+        return -(-framed_words(self.num_bytes) // self.row_words)
+
+    def _attributes(self) -> Dict[str, object]:
+        attributes = dict(bytes=self.num_bytes, row_words=self.row_words, message_rows=self.count)
+        return attributes if self.length_at is None else dict(attributes, length_at=self.length_at)
+
+
+def frame(
+    message: NDArray,
+    rows: MessageRows,
+    place: int,
+    places: int,
+    counter: Optional[NDArray] = None,
+    out: Optional[RowSparseNDArray] = None,
+) -> RowSparseNDArray:
+    """A message (uint8) in the rows from ``place * rows.count`` on, where there are `places`.
 
     The words look like ordinary floats, which MXNet's server may add 0.0 to without changing them.
+    `counter`, float64, shape (1,), is told the bytes that this takes on the wire.
     """
-    return _operator("frame")(payload, row=row, rows=rows, out=out)
+    counters = [] if counter is None else [counter]
+    return _operator("frame")(
+        message,
+        *counters,
+        row=place * rows.count,
+        rows=places * rows.count,
+        counted=bool(counters),
+        out=out,
+        **rows._attributes(),
+    )
 
 
-def unframe(framed: RowSparseNDArray, num_bytes: int, count: int = 1) -> NDArray:
-    """The bytes of rows 0 to `count` - 1, uint8, shape (count, num_bytes).
+def rows_left(first_row: RowSparseNDArray, rows: MessageRows) -> NDArray:
+    """Numbers of the rows that a message has beside its first, int64; they may repeat."""
+    return _operator("rows_left")(first_row, **rows._attributes())
 
-    The operator fails if a row is missing or holds anything but framed words.
+
+def unframe(
+    framed: Sequence[RowSparseNDArray],
+    rows: MessageRows,
+    places: int = 1,
+    counter: Optional[NDArray] = None,
+) -> NDArray:
+    """The messages of the first `places`, uint8, shape (places, rows.num_bytes).
+
+    Their rows may be spread over several arrays. What a message does not fill is undefined. The
+    operator fails if a row is missing or holds anything but framed words. `counter` is as in
+    `frame`.
     """
-    return _operator("unframe")(framed, bytes=num_bytes, count=count)
+    counters = [] if counter is None else [counter]
+    return _operator("unframe")(
+        *framed,
+        *counters,
+        arrays=len(framed),
+        count=places,
+        counted=bool(counters),
+        **rows._attributes(),
+    )

@@ -10,6 +10,7 @@ import ctypes
 import json
 import sys
 import traceback
+from typing import Dict
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -35,6 +36,7 @@ class Server:
     def __init__(self, kv: KVStore, threads: int) -> None:
         self._kv = kv
         self._aggregator = Aggregator(threads)
+        self._rows: Dict[int, operators.MessageRows] = {}
         self._serving = False
 
     def control(self, command: int, body: bytes, _: object) -> None:
@@ -50,7 +52,9 @@ class Server:
         try:
             for chunk in chunks:
                 params = compression.parse(chunk["params"])
-                self._aggregator.add(chunk["key"], params, chunk["size"], chunk["dtype"])
+                key, size, dtype = chunk["key"], chunk["size"], chunk["dtype"]
+                self._aggregator.add(key, params, size, dtype, chunk["start"])
+                self._rows[key] = params.rows(size, dtype)
             if not self._serving:  # MXNet takes an updater only once the server runs
                 self._kv._set_updater(self.update)
                 self._serving = True
@@ -64,15 +68,14 @@ class Server:
             if received.stype == "default":
                 received.copyto(stored)
                 return
-            workers = received.shape[0]
+            rows = self._rows.get(key, handshake.ROWS)
+            workers = received.shape[0] // rows.count
+            messages = operators.unframe([received], rows, workers)
             if key in self._aggregator:
-                length = self._aggregator.payload_bytes(key)
-                payloads = operators.unframe(received, length, workers)
-                reply = self._aggregator.reduce(key, payloads)
+                reply = self._aggregator.reduce(key, messages)
             else:
-                hellos = operators.unframe(received, handshake.MESSAGE_BYTES, workers)
-                reply = handshake.answer(hellos)
-            operators.frame(reply, row=0, rows=workers).copyto(stored)
+                reply = handshake.answer(messages)
+            operators.frame(reply, rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:
             die(f"server: key {key}: {error}")

@@ -14,7 +14,7 @@ from mxnet.optimizer import Optimizer
 from . import env, runtime
 from .amp import AgreedLossScaler
 from .compression import CompressionParams, parse
-from .kvstore.base import CompressingKVStore
+from .kvstore.base import STATS, CompressingKVStore
 from .kvstore.plan import Tensor, travels_compressed
 from .momentum import Momentum
 
@@ -220,6 +220,7 @@ class DistributedTrainer(Trainer):
                     int(np.prod(grad.shape)),
                     np.dtype(grad.dtype).name,
                     params,
+                    index=i,
                 )
             )
         if tensors:
@@ -238,19 +239,24 @@ class DistributedTrainer(Trainer):
         return {tensor.name for tensor in self._declared.values()}
 
     def compression_stats(self) -> Dict[str, Any]:
-        """What one step moves, by parameter name under "tensors", and in all under "total".
+        """What one step moves and takes, by parameter name under "tensors", and in all: "total".
 
         Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
-        messages that this worker sends and receives), and ratio (raw_bytes / pushed_bytes).
+        messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes),
+        bits_per_element (of what is pushed), and compress_seconds, wait_seconds and
+        decompress_seconds: averages of the steps so far. Chunks are at work at the same time, so
+        the seconds add up to more than a step takes. Waits until all steps are done.
         """
-        sent = self._store.message_bytes()
+        stats = self._store.stats()
         tensors = {
-            self._params[i].name: _traffic(tensor.num_bytes, sent[tensor.name])
+            self._params[i].name: _stats(tensor.num_bytes, tensor.size, stats[tensor.name])
             for i, tensor in self._declared.items()
         }
-        raw = sum(tensor["raw_bytes"] for tensor in tensors.values())
-        pushed = sum(tensor["pushed_bytes"] for tensor in tensors.values())
-        return {"tensors": tensors, "total": _traffic(raw, pushed)}
+        declared = self._declared.values()
+        total = {field: sum(stats[tensor.name][field] for tensor in declared) for field in STATS}
+        raw_bytes = sum(tensor.num_bytes for tensor in declared)
+        size = sum(tensor.size for tensor in declared)
+        return {"tensors": tensors, "total": _stats(raw_bytes, size, total)}
 
     # AMP: amp.init_trainer sets this attribute
 
@@ -310,10 +316,11 @@ class DistributedTrainer(Trainer):
         self._optimizer.param_dict = dict(enumerate(self._params))
 
 
-def _traffic(raw_bytes: float, sent_bytes: float) -> Dict[str, float]:
+def _stats(raw_bytes: int, size: int, stats: Mapping[str, float]) -> Dict[str, float]:
+    pushed = stats["pushed_bytes"]
     return {
         "raw_bytes": raw_bytes,
-        "pushed_bytes": sent_bytes,
-        "pulled_bytes": sent_bytes,
-        "ratio": raw_bytes / sent_bytes if sent_bytes else 0.0,
+        "ratio": raw_bytes / pushed if pushed else 0.0,
+        "bits_per_element": 8 * pushed / size if size else 0.0,
+        **stats,
     }

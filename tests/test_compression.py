@@ -66,12 +66,12 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "onebit", "ef": "vanila"},
             ValueError,
-            "['ef'] must be 'vanilla' or 'corrected', got 'vanila'",
+            "['ef'] must be 'vanilla' or 'corrected' or 'sparse', got 'vanila'",
         ),
         (
             {"compressor": "onebit", "ef": True},
             TypeError,
-            "['ef'] must be 'vanilla' or 'corrected', got True",
+            "['ef'] must be 'vanilla' or 'corrected' or 'sparse', got True",
         ),
         (
             {"compressor": "onebit", "momentum": "polyak"},

@@ -1,8 +1,8 @@
 """The compressors, what they are told, and the state that error feedback keeps."""
 
-from . import onebit, topk  # noqa: F401  (registers the compressors)
+from . import onebit, stream, topk  # noqa: F401  (registers the compressors)
 from .base import Compressor, registry
 from .codec import Codec
 from .params import CompressionParams, options, parse
 
-__all__ = ["Codec", "CompressionParams", "Compressor", "options", "parse", "registry"]
+__all__ = ["Codec", "CompressionParams", "Compressor", "options", "parse", "registry", "stream"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Dict, Sequence, Tuple, Type
+from typing import ClassVar, Dict, Optional, Sequence, Tuple, Type
 
 from mxnet.ndarray import NDArray
 
@@ -22,16 +22,30 @@ class Compressor:
     """Turns a float array into bytes and back; knows nothing of training and keeps no state.
 
     A subclass has its options as fields, and operators ``gluon_gc_NAME_*`` in the library.
+
+    Attributes
+    ----------
+    draws : str, optional
+        Whether it draws random numbers: "alike" if all nodes need the same, "apart" if each has a
+        part of the stream of its own.
+    summable : bool
+        A payload is an array of values, and the payload of a sum is the sum of payloads.
+    variable : bool
+        A payload may be shorter than `payload_bytes`, and begins with its length in bytes, as a
+        uint32.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
+    draws: ClassVar[Optional[str]] = None
+    summable: ClassVar[bool] = False
+    variable: ClassVar[bool] = False
 
     def payload_bytes(self, n: int, itemsize: int) -> int:
-        """Size of the payload of n elements of `itemsize` bytes."""
+        """Size of the payload of n elements of `itemsize` bytes, or the most that it can be."""
         raise NotImplementedError
 
-    def memory_sizes(self, n: int) -> Tuple[int, ...]:
+    def memory_sizes(self, n: int, itemsize: int) -> Tuple[int, ...]:
         """Number of elements of each array that error feedback keeps for a chunk of n."""
         raise NotImplementedError
 
@@ -39,6 +53,10 @@ class Compressor:
         """Set the memory so that the next call adds exactly `residual`, shape (n,)."""
         raise NotImplementedError
 
+    def seed_offset(self, n: int) -> int:
+        """What is added to the seed of a chunk of n elements."""
+        return 0
+
     def attributes(self) -> Dict[str, object]:
         """The options, as the operators take them."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}

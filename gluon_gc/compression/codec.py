@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -10,6 +10,7 @@ from mxnet.ndarray import NDArray
 
 from .. import operators
 from .params import CompressionParams
+from .stream import State
 
 
 class Codec:
@@ -23,9 +24,13 @@ class Codec:
         Number of elements.
     dtype : str
         "float32" or "float64": of the gradient, the arithmetic and the state.
+    start : tuple of two int, optional
+        Where the random stream starts, for a compressor that draws.
     """
 
-    def __init__(self, params: CompressionParams, n: int, dtype: str) -> None:
+    def __init__(
+        self, params: CompressionParams, n: int, dtype: str, start: Optional[State] = None
+    ) -> None:
         self._compressor = params.compressor
         self._name = params.compressor.name
         self._n = n
@@ -35,16 +40,21 @@ class Codec:
         self._memory: List[NDArray] = []
         if params.ef:
             self._decoding["ef"] = self._encoding["ef"] = params.ef
-            sizes = params.compressor.memory_sizes(n)
+            sizes = params.compressor.memory_sizes(n, np.dtype(dtype).itemsize)
             self._memory = [mx.nd.zeros(size, dtype=dtype) for size in sizes]
         if params.mu is not None:
             self._encoding["mu"] = repr(params.mu)
             self._momentum = mx.nd.zeros(n, dtype=dtype)
+        self._meter = mx.nd.zeros(len(operators.METER), dtype="float64")
+        self._stream: List[NDArray] = []
+        if params.compressor.draws:
+            self._stream = [_stream_array(start)]
         self.payload_bytes = params.payload_bytes(n, dtype)
 
     @property
     def _state(self) -> List[NDArray]:
-        return ([] if self._momentum is None else [self._momentum]) + self._memory
+        momentum = [] if self._momentum is None else [self._momentum]
+        return self._stream + momentum + self._memory
 
     def compress(self, gradient: NDArray, scale: float = 1.0, ratio: float = 1.0) -> NDArray:
         """The payload of scale * gradient, shape (n,), after momentum and feedback.
@@ -53,7 +63,9 @@ class Codec:
         """
         if self._encoding.get("ef") != "corrected":
             ratio = 1.0
-        return operators.compress(self._name, gradient, self._state, self._encoding, scale, ratio)
+        return operators.compress(
+            self._name, gradient, self._meter, self._state, self._encoding, scale, ratio
+        )
 
     def aggregate(self, payloads: NDArray, threads: int = 1) -> NDArray:
         """The payload of the sum of all workers' payloads, shape (workers, payload_bytes)."""
@@ -63,11 +75,19 @@ class Codec:
 
     def decompress(self, payload: NDArray, out: Optional[NDArray] = None) -> NDArray:
         """The n elements of a payload, in `out` if given."""
-        return operators.decompress(self._name, payload, self._decoding, self._n, out)
+        return operators.decompress(
+            self._name, payload, self._meter, self._stream, self._decoding, self._n, out
+        )
+
+    def meter(self) -> Dict[str, float]:
+        """What was done so far; waits until it is."""
+        return dict(zip(operators.METER, self._meter.asnumpy().tolist()))
 
     def state(self) -> Dict[str, np.ndarray]:
-        """What a checkpoint keeps: "residual" and "momentum", where there are any."""
+        """What a checkpoint keeps: "stream", "residual" and "momentum", where there are any."""
         state = {}
+        if self._stream:
+            state["stream"] = self._stream[0].asnumpy()[1].view(np.uint64)
         if self._memory:
             state["residual"] = operators.residual(
                 self._name, self._memory, self._decoding
@@ -78,8 +98,15 @@ class Codec:
 
     def load_state(self, state: Dict[str, np.ndarray]) -> None:
         """Go on from what `state` returned."""
+        if self._stream:
+            self._stream = [_stream_array(state["stream"])]
         if self._memory:
             residual = mx.nd.array(state["residual"], dtype=state["residual"].dtype)
             self._compressor.restore(self._memory, residual)
         if self._momentum is not None:
             self._momentum[:] = state["momentum"]
+
+
+def _stream_array(start: Sequence[int]) -> NDArray:
+    """The stream as it was before the last compress, and as it is."""
+    return mx.nd.array(np.array([start, start], np.uint64).view(np.int64), dtype="int64")

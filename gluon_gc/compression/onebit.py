@@ -34,7 +34,7 @@ class Onebit(Compressor):
     def payload_bytes(self, n: int, itemsize: int) -> int:
         return 4 * -(-n // 32) + itemsize
 
-    def memory_sizes(self, n: int) -> Tuple[int, ...]:
+    def memory_sizes(self, n: int, itemsize: int) -> Tuple[int, ...]:
         return n, 1  # the last corrected gradient, and the scale that it was decoded with
 
     def restore(self, memory: Sequence[NDArray], residual: NDArray) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
+from ..operators import MessageRows
 from .base import Compressor, registry
 
 _RATIO_BYTES = 8  # corrected error feedback sends the ratio of learning rates before each payload
@@ -63,7 +64,12 @@ def options() -> Dict[str, Option]:
             compressors=("topk", "randomk", "dithering", "dgc"),
             unused=1,
         ),
-        _one_of("ef", ("vanilla", "corrected"), "error feedback"),
+        _one_of(
+            "ef",
+            ("vanilla", "corrected", "sparse"),
+            "error feedback; corrected: by the ratio of learning rates; sparse: for randomk, where "
+            "the aggregator corrects what was drawn, which is all that it has",
+        ),
         _one_of(
             "momentum",
             ("nesterov",),
@@ -90,7 +96,7 @@ def options() -> Dict[str, Option]:
             (numbers.Integral,),
             lambda v: v > 0,
             "a whole number > 0",
-            "seed of the random stream",
+            "seed of the random stream; none: another one in every run",
             compressors=("randomk", "dithering"),
         ),
         _switch("fp16", "what no compressor handles travels as float16"),
@@ -107,7 +113,7 @@ class CompressionParams:
     compressor : Compressor, optional
         None: values travel as they are.
     ef : str, optional
-        "vanilla", "corrected" or None.
+        "vanilla", "corrected", "sparse" or None.
     mu : float, optional
         Momentum of "nesterov", None without.
     fp16 : bool
@@ -119,10 +125,20 @@ class CompressionParams:
     mu: Optional[float] = None
     fp16: bool = False
 
+    @property
+    def header_bytes(self) -> int:
+        """What feedback sends before a payload that is aggregated."""
+        aggregated = self.compressor is not None and not self.compressor.summable
+        return _RATIO_BYTES if aggregated and self.ef == "corrected" else 0
+
     def payload_bytes(self, n: int, dtype: str) -> int:
-        """Size of the payload of n elements, with what feedback sends before it."""
-        ratio = _RATIO_BYTES if self.ef == "corrected" else 0
-        return ratio + self.compressor.payload_bytes(n, np.dtype(dtype).itemsize)
+        """Size of the payload of n elements with its header, or the most that it can be."""
+        return self.header_bytes + self.compressor.payload_bytes(n, np.dtype(dtype).itemsize)
+
+    def rows(self, n: int, dtype: str) -> MessageRows:
+        """How payloads of n elements with their headers travel in rows."""
+        length_at = self.header_bytes if self.compressor.variable else None
+        return MessageRows(self.payload_bytes(n, dtype), length_at)
 
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""
@@ -185,6 +201,11 @@ def parse(
     if name is None and (ef or momentum):
         key = "ef" if ef else "momentum"
         raise ValueError(f"compression_params['{key}'] needs a 'compressor'")
+    if ef == "sparse" and name != "randomk":
+        raise ValueError(
+            f"compression_params['ef'] 'sparse' is for randomk, not for {name}; "
+            "'vanilla' and 'corrected' are for any compressor"
+        )
     own = {}
     for key, value in given.items():
         if name in known[key].compressors:

@@ -41,7 +41,7 @@ class TopK(Compressor):
     def payload_bytes(self, n: int, itemsize: int) -> int:
         return self.count(n) * (_INDEX_BYTES + itemsize)
 
-    def memory_sizes(self, n: int) -> Tuple[int, ...]:
+    def memory_sizes(self, n: int, itemsize: int) -> Tuple[int, ...]:
         return (n,)  # the residual
 
     def restore(self, memory: Sequence[NDArray], residual: NDArray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Optional, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -26,13 +26,20 @@ class Aggregator:
     def __contains__(self, key: int) -> bool:
         return key in self._codecs
 
-    def add(self, key: int, params: CompressionParams, size: int, dtype: str) -> None:
-        """Expect compressed gradients of `size` elements under `key`. Momentum is a worker's."""
-        self._codecs[key] = Codec(CompressionParams(params.compressor, params.ef), size, dtype)
+    def add(
+        self,
+        key: int,
+        params: CompressionParams,
+        size: int,
+        dtype: str,
+        start: Optional[Sequence[int]] = None,
+    ) -> None:
+        """Expect compressed gradients of `size` elements under `key`.
 
-    def payload_bytes(self, key: int) -> int:
-        """Length of a payload of `key`."""
-        return self._codecs[key].payload_bytes
+        `start` is as in `Codec`. Momentum is a worker's.
+        """
+        params = CompressionParams(params.compressor, params.ef)
+        self._codecs[key] = Codec(params, size, dtype, start)
 
     def reduce(self, key: int, payloads: NDArray) -> NDArray:
         """The payload of the sum of `payloads`, uint8, shape (workers, bytes), in row order."""

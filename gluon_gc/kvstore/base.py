@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+import os
+from typing import (
+    Any,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import mxnet as mx
 import numpy as np
@@ -10,11 +22,13 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import env, operators
-from ..compression import Codec, CompressionParams, parse
+from ..compression import Codec, CompressionParams, parse, stream
 from . import plan
 from .plan import Chunk, Slice, Tensor
 
 Arrays = Union[NDArray, Sequence[NDArray]]
+STATS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "decompress_seconds")
+"""What `CompressingKVStore.stats` tells of a tensor."""
 
 
 def _as_list(value: Any) -> List[Any]:
@@ -75,8 +89,12 @@ class CompressingKVStore(KVStoreBase):
         self._tensors: Dict[str, Tensor] = {}
         self._chunks: List[Chunk] = []
         self._codecs: Dict[Chunk, Codec] = {}
+        self._entropy = b""
 
     # What a backend supplies
+
+    def _agree(self, about: Mapping[str, Any]) -> None:
+        """Make sure that all workers are about to do the same: `about` it."""
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
         """Make ready to exchange these chunks."""
@@ -87,8 +105,12 @@ class CompressingKVStore(KVStoreBase):
         raise NotImplementedError
 
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
-        """Exchange a plain chunk: from this worker's values to their sum."""
+        """Exchange values as they are: from this worker's to their sum."""
         raise NotImplementedError
+
+    def _message_bytes(self, chunk: Chunk, calls: float) -> Tuple[float, float]:
+        """Bytes that this worker pushes and pulls for a chunk in a step, so far on average."""
+        return chunk.message_bytes, chunk.message_bytes
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of worker `root_rank`."""
@@ -116,7 +138,9 @@ class CompressingKVStore(KVStoreBase):
         for array in _as_list(out):
             result.copyto(array)
         if not self.declared(str(key)):
-            self.declare([Tensor(str(key), value.size, np.dtype(value.dtype).name, self._params)])
+            dtype = np.dtype(value.dtype).name
+            index = len(self._tensors)
+            self.declare([Tensor(str(key), value.size, dtype, self._params, index)])
 
     def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
         """Sum each value over contexts and workers, into `out` if given, else in place.
@@ -174,9 +198,11 @@ class CompressingKVStore(KVStoreBase):
         chunks = plan.cut(
             tensors, env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         )
+        self._agree(plan.described(chunks))
         for chunk in chunks:
             if chunk.params is not None:
-                self._codecs[chunk] = Codec(chunk.params, chunk.size, chunk.dtype)
+                start = self._start(chunk, node=self.rank)
+                self._codecs[chunk] = Codec(chunk.params, chunk.size, chunk.dtype, start)
         self._open(chunks)
         self._chunks.extend(chunks)
 
@@ -189,13 +215,24 @@ class CompressingKVStore(KVStoreBase):
             for other in others:
                 first.copyto(other)
 
-    def message_bytes(self) -> Dict[str, float]:
-        """Bytes that this worker pushes (and as many that it pulls) for each tensor in a step."""
-        sent = dict.fromkeys(self._tensors, 0.0)
+    def stats(self) -> Dict[str, Dict[str, float]]:
+        """What this worker does in a step, on average, for each tensor.
+
+        pushed_bytes and pulled_bytes of messages; compress_seconds, wait_seconds and
+        decompress_seconds, summed over chunks, though these may be at work at the same time. Waits
+        until all exchanges are done.
+        """
+        stats = {name: dict.fromkeys(STATS, 0.0) for name in self._tensors}
         for chunk in self._chunks:
+            done = self._codecs[chunk].meter() if chunk in self._codecs else {"calls": 0}
+            calls = done["calls"]
+            bytes_ = dict(zip(STATS, self._message_bytes(chunk, calls)))
             for piece in chunk.slices:
-                sent[piece.tensor] += chunk.message_bytes * piece.size / chunk.size
-        return sent
+                share = piece.size / chunk.size
+                for field in STATS:
+                    value = bytes_[field] if field in bytes_ else calls and done[field] / calls
+                    stats[piece.tensor][field] += share * value
+        return stats
 
     def declared(self, name: str) -> bool:
         """Whether a tensor of that name can be exchanged."""
@@ -228,6 +265,25 @@ class CompressingKVStore(KVStoreBase):
     def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
         self._codecs[chunk].load_state(state["worker"])
 
+    # Random streams
+
+    def _start(self, chunk: Chunk, node: int) -> Optional[stream.State]:
+        """Where a node's stream for a compressed chunk starts, if its compressor draws."""
+        compressor = chunk.params.compressor
+        if not compressor.draws:
+            return None
+        if compressor.seed is None and not self._entropy:
+            self._entropy = self._shared_entropy()
+        (piece,) = chunk.slices
+        index = self._tensors[piece.tensor].index
+        return stream.start(compressor, chunk.size, node, index, piece.begin, self._entropy)
+
+    def _shared_entropy(self) -> bytes:
+        """Sixteen random bytes, those of rank 0 on all workers."""
+        words = mx.nd.array(np.frombuffer(os.urandom(16), np.int64), dtype="int64")
+        self.broadcast_all([words], root_rank=0)
+        return words.asnumpy().tobytes()
+
     # One chunk's way
 
     def _exchange(self, chunk: Chunk, gradients: Mapping[str, _Gradient], priority: int) -> None:
@@ -237,7 +293,8 @@ class CompressingKVStore(KVStoreBase):
         is_half = gradient.dtype == np.float16
         values = operators.float_from_half(gradient) if is_half else gradient
         payload = codec.compress(values, self.gradient_scale, self.learning_rate_ratio)
-        payload = self._reduce(chunk, payload, priority)
+        exchange = self._reduce if chunk.aggregated else self._sum
+        payload = exchange(chunk, payload, priority)
         if is_half:
             operators.half_from_float(codec.decompress(payload)).copyto(gradient)
         else:

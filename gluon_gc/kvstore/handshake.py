@@ -13,9 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from ..operators import MessageRows
 from ..version import __version__
 
 MESSAGE_BYTES = 1020  # 272 framed words
+ROWS = MessageRows(MESSAGE_BYTES)
 _WORKER, _SERVER = "gluon_gc worker", "gluon_gc server"
 
 

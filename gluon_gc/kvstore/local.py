@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
@@ -29,8 +29,9 @@ class GluonGCLocal(CompressingKVStore):
     def _open(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             key = self._keys[chunk] = len(self._keys)
-            if chunk.params is not None:
-                self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype)
+            if chunk.aggregated:
+                start = self._start(chunk, node=self.num_workers)
+                self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
 
     def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
         return self._aggregator.reduce(self._keys[chunk], payload.reshape((1, -1)))
@@ -38,14 +39,23 @@ class GluonGCLocal(CompressingKVStore):
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
         return array
 
+    def _message_bytes(self, chunk: Chunk, calls: float) -> Tuple[float, float]:
+        if not (calls and chunk.params.compressor.variable):
+            return super()._message_bytes(chunk, calls)
+        done = self._codecs[chunk].meter()
+        return done["sent_bytes"] / calls, done["received_bytes"] / calls
+
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         if root_rank != 0:
             raise ValueError(f"root_rank must be 0 with one worker, got {root_rank}")
 
     def _chunk_state(self, chunk: Chunk) -> Dict[str, Any]:
-        aggregated = self._aggregator.state(self._keys[chunk])
-        return {**super()._chunk_state(chunk), "aggregator": aggregated}
+        state = super()._chunk_state(chunk)
+        if chunk.aggregated:
+            state["aggregator"] = self._aggregator.state(self._keys[chunk])
+        return state
 
     def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
         super()._load_chunk_state(chunk, state)
-        self._aggregator.load_state(self._keys[chunk], state["aggregator"])
+        if chunk.aggregated:
+            self._aggregator.load_state(self._keys[chunk], state["aggregator"])

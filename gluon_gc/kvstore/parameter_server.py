@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -23,6 +23,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import env, kernels, operators
 from ..log import logger
+from ..operators import MessageRows
 from . import handshake, plan
 from .base import CompressingKVStore
 from .plan import Chunk
@@ -92,7 +93,9 @@ class GluonGCParameterServer(CompressingKVStore):
         # A server counts the pushes of a key, not who sent them. So a key is always exchanged with
         # the same arrays: MXNet's engine then ends one exchange before it begins the next.
         self._sent: Dict[int, NDArray] = {}
-        self._pulled: Dict[int, RowSparseNDArray] = {}
+        self._pulled: Dict[int, List[RowSparseNDArray]] = {}
+        self._rows: Dict[int, MessageRows] = {}
+        self._counters: Dict[int, Tuple[NDArray, NDArray]] = {}  # bytes pushed and pulled
         gone = (
             f"worker {self.rank}: the scheduler at {address} is gone; "
             "it leaves when a worker or server dies, and says which"
@@ -105,7 +108,7 @@ class GluonGCParameterServer(CompressingKVStore):
         self._greetings = [self._allocator.key(server) for server in range(self._servers)]
         self._configure([])
         self._kv.init(
-            self._greetings, [self._rows(key, handshake.MESSAGE_BYTES) for key in self._greetings]
+            self._greetings, [self._zero_rows(key, handshake.ROWS) for key in self._greetings]
         )
         self._agree({})
 
@@ -122,33 +125,44 @@ class GluonGCParameterServer(CompressingKVStore):
     # Set-up: every worker comes here with the same chunks
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
-        self._agree(_described(chunks))
         servers = plan.spread([chunk.message_bytes for chunk in chunks], self._servers)
-        compressed, keys, zeros = [], [], []
+        aggregated, keys, zeros = [], [], []
         for chunk, server in zip(chunks, servers):
             key = self._keys[chunk] = self._allocator.key(server)
             keys.append(key)
-            if chunk.params is None:
-                zeros.append(mx.nd.zeros(chunk.size, dtype=chunk.dtype))
-                self._sent[key] = mx.nd.zeros(chunk.size, dtype=chunk.dtype)
+            if chunk.aggregated:
+                zeros.append(self._zero_rows(key, chunk.params.rows(chunk.size, chunk.dtype)))
+                aggregated.append(
+                    {
+                        "key": key,
+                        "params": chunk.params.describe(),
+                        "size": chunk.size,
+                        "dtype": chunk.dtype,
+                        "start": self._start(chunk, node=self.num_workers),
+                    }
+                )
             else:
-                zeros.append(self._rows(key, chunk.params.payload_bytes(chunk.size, chunk.dtype)))
-                described = {"size": chunk.size, "dtype": chunk.dtype}
-                compressed.append({"key": key, "params": chunk.params.describe(), **described})
-        self._configure(compressed)
+                values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
+                zeros.append(mx.nd.zeros(values, dtype=chunk.dtype))
+                self._sent[key] = mx.nd.zeros(values, dtype=chunk.dtype)
+        self._configure(aggregated)
         if keys:
             self._kv.init(keys, zeros)
 
-    def _rows(self, key: int, num_bytes: int) -> RowSparseNDArray:
-        """Zeros as the server first stores them for framed messages of `num_bytes`."""
-        shape = (self.num_workers, operators.framed_words(num_bytes))
+    def _zero_rows(self, key: int, rows: MessageRows) -> RowSparseNDArray:
+        """Zeros as the server first stores them for messages of all workers."""
+        shape = (self.num_workers * rows.count, rows.row_words)
+        self._rows[key] = rows
         self._sent[key] = mx.nd.sparse.zeros("row_sparse", shape)
-        self._pulled[key] = mx.nd.sparse.zeros("row_sparse", shape)
+        pulls = 1 if rows.count == 1 else 2
+        self._pulled[key] = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
+        if rows.length_at is not None:
+            self._counters[key] = mx.nd.zeros(1, dtype="float64"), mx.nd.zeros(1, dtype="float64")
         return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
-    def _configure(self, compressed: List[Dict[str, Any]]) -> None:
+    def _configure(self, aggregated: List[Dict[str, Any]]) -> None:
         if self._row == 0:
-            command = json.dumps({"gluon_gc": compressed})
+            command = json.dumps({"gluon_gc": aggregated})
             self._kv._send_command_to_servers(_CONTROLLER, command)
 
     def _agree(self, about: Mapping[str, Any]) -> None:
@@ -163,12 +177,17 @@ class GluonGCParameterServer(CompressingKVStore):
 
     # What travels
 
-    def _exchange_row(self, key: int, payload: NDArray, priority: int) -> NDArray:
-        sent, pulled = self._sent[key], self._pulled[key]
-        operators.frame(payload, row=self._row, rows=self.num_workers, out=sent)
+    def _exchange_row(self, key: int, message: NDArray, priority: int) -> NDArray:
+        rows, sent, pulled = self._rows[key], self._sent[key], self._pulled[key]
+        pushed_bytes, pulled_bytes = self._counters.get(key, (None, None))
+        operators.frame(message, rows, self._row, self.num_workers, pushed_bytes, out=sent)
         self._kv.push(key, sent, priority)
-        self._kv.row_sparse_pull(key, out=pulled, row_ids=self._row0, priority=priority)
-        return operators.unframe(pulled, payload.size).reshape((-1,))
+        wanted = self._row0
+        for part in pulled:  # the first row says how many more there are
+            self._kv.row_sparse_pull(key, out=part, row_ids=wanted, priority=priority)
+            if part is not pulled[-1]:
+                wanted = operators.rows_left(part, rows)
+        return operators.unframe(pulled, rows, counter=pulled_bytes).reshape((-1,))
 
     def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
         return self._exchange_row(self._keys[chunk], payload, priority)
@@ -178,6 +197,13 @@ class GluonGCParameterServer(CompressingKVStore):
         sent = array.copyto(self._sent[key])
         self._kv.pushpull(key, sent, out=sent, priority=priority)
         return sent
+
+    def _message_bytes(self, chunk: Chunk, calls: float) -> Tuple[float, float]:
+        counters = self._counters.get(self._keys[chunk])
+        if counters is None or not calls:
+            return chunk.message_bytes, chunk.message_bytes
+        pushed, pulled = (counter.asscalar() / calls for counter in counters)
+        return pushed, pulled
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
@@ -212,18 +238,6 @@ class GluonGCParameterServer(CompressingKVStore):
             new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
             array[:] = mx.nd.array(new, dtype=old.dtype)
             begin += old.nbytes
-
-
-def _described(chunks: Sequence[Chunk]) -> Dict[str, Any]:
-    """What all workers must have alike to exchange these chunks."""
-    params = [chunk.params and [chunk.params.describe(), chunk.params.mu] for chunk in chunks]
-    return {
-        "compression_params": [p for i, p in enumerate(params) if p not in params[:i]],
-        "gradients": [
-            [chunk.dtype, chunk.message_bytes, [[piece.begin, piece.end] for piece in chunk.slices]]
-            for chunk in chunks
-        ],
-    }
 
 
 def _short(value: Any) -> str:

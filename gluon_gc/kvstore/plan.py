@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -15,12 +15,16 @@ _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 
 @dataclass(frozen=True)
 class Tensor:
-    """A gradient as the plan sees it: `size` elements of `dtype`, and how to compress them."""
+    """A gradient as the plan sees it: `size` elements of `dtype`, and how to compress them.
+
+    `index` is that of the parameter in its trainer, which a seed is added to.
+    """
 
     name: str
     size: int
     dtype: str
     params: CompressionParams
+    index: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -53,7 +57,7 @@ class Chunk:
     params : CompressionParams, optional
         How it is compressed; None: a plain sum.
     message_bytes : int
-        What one worker sends one way.
+        What one worker sends one way, or the most that it can be.
     """
 
     slices: Tuple[Slice, ...]
@@ -64,6 +68,11 @@ class Chunk:
     @property
     def size(self) -> int:
         return sum(piece.size for piece in self.slices)
+
+    @property
+    def aggregated(self) -> bool:
+        """Whether payloads are decoded to be summed, rather than summed as they are."""
+        return self.params is not None and not self.params.compressor.summable
 
 
 def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
@@ -88,7 +97,9 @@ def _compressed(tensor: Tensor, partition_bytes: int) -> Iterator[Chunk]:
     dtype = working_dtype(tensor.dtype)
     for piece in _pieces(tensor, partition_bytes):
         payload = tensor.params.payload_bytes(piece.size, dtype)
-        yield Chunk((piece,), dtype, tensor.params, 4 * framed_words(payload))
+        if not tensor.params.compressor.summable:
+            payload = 4 * framed_words(payload)
+        yield Chunk((piece,), dtype, tensor.params, payload)
 
 
 def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> Iterator[Chunk]:
@@ -135,6 +146,18 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
         and tensor.dtype.startswith("float")
         and tensor.num_bytes >= min_compress_bytes
     )
+
+
+def described(chunks: Sequence[Chunk]) -> Dict[str, Any]:
+    """What all workers must have alike to exchange these chunks."""
+    params = [chunk.params and [chunk.params.describe(), chunk.params.mu] for chunk in chunks]
+    return {
+        "compression_params": [p for i, p in enumerate(params) if p not in params[:i]],
+        "gradients": [
+            [chunk.dtype, chunk.message_bytes, [[piece.begin, piece.end] for piece in chunk.slices]]
+            for chunk in chunks
+        ],
+    }
 
 
 class KeyAllocator:

@@ -1,30 +1,38 @@
-// Registers the four operators of a compressor: gluon_gc_NAME_compress, _decompress, _aggregate
-// and _residual. A compressor supplies its kernels as a class:
+// Registers the operators of a compressor: gluon_gc_NAME_compress, _decompress, _residual and, unless
+// payloads are summed as they are, _aggregate. A compressor supplies its kernels as a class:
 //
-//   struct Compressor {
+//   struct Compressor : CompressorTraits {      // with what differs from the traits
 //     static constexpr const char* kName;       // "onebit"
 //     static constexpr int kMemory;             // arrays that its error feedback keeps
 //     explicit Compressor(const Attributes&);   // its own options
-//     template <typename T> std::size_t payload_bytes(std::size_t n) const;
-//     template <typename T> void compress(const T* x, std::size_t n, const Feedback<T>&,
+//     template <typename T> std::size_t payload_bytes(std::size_t n) const;  // at most
+//     template <typename T> void compress(const T* x, std::size_t n, const Feedback<T>&, Stream&,
 //                                         std::uint8_t* payload, int threads) const;
-//     template <typename T> void decompress(const std::uint8_t* payload, std::size_t n, T* out,
-//                                           int threads) const;
+//     template <typename T> void decompress(const std::uint8_t* payload, std::size_t n,
+//                                           const Stream& start, T* out, int threads) const;
 //     template <typename T> void decompress_sum(const std::uint8_t* payloads, std::size_t stride,
 //                                               std::size_t count, std::size_t n, T* out,
 //                                               int threads) const;
 //     template <typename T> void residual(T* const* memory, std::size_t n, T* out) const;
 //   };
 //
-// With corrected error feedback the ratio of learning rates travels in front of the payload, so
-// that the aggregator corrects with the same ratio as the workers.
+// With corrected error feedback the ratio of learning rates travels in front of a payload that is
+// aggregated, so that the aggregator corrects with the same ratio as the workers.
 #pragma once
 
 #include <cstring>
 
+#include "../core/stream.h"
+#include "meter.h"
 #include "operator.h"
 
 namespace gluon_gc {
+
+struct CompressorTraits {
+  static constexpr bool kDraws = false;     // draws from a stream, which compress moves on
+  static constexpr bool kSummable = false;  // a payload is an array of T; that of a sum is their sum
+  static constexpr bool kVariable = false;  // a payload starts with its length in bytes, as a uint32
+};
 
 template <typename T>
 struct Feedback {
@@ -42,20 +50,23 @@ class CompressorOperators {
     const std::string prefix = std::string("gluon_gc_") + Compressor::kName;
     add_operator(prefix + "_compress")
         .setParseAttrs(compress_arity)
-        .setInferType(to_bytes)
+        .setInferType(payload_type)
         .setInferShape(compress_shape)
-        .setMutateInputs(mutate_state)
+        .setMutateInputs(mutate_meter_and_state)
         .setForward(compress, "cpu");
-    add_operator(prefix + "_aggregate")
-        .setParseAttrs(compress_arity)
-        .setInferType(aggregate_type)
-        .setInferShape(aggregate_shape)
-        .setMutateInputs(mutate_state)
-        .setForward(aggregate, "cpu");
+    if constexpr (!Compressor::kSummable) {
+      add_operator(prefix + "_aggregate")
+          .setParseAttrs(aggregate_arity)
+          .setInferType(aggregate_type)
+          .setInferShape(aggregate_shape)
+          .setMutateInputs(mutate_state)
+          .setForward(aggregate, "cpu");
+    }
     add_operator(prefix + "_decompress")
         .setParseAttrs(decompress_arity)
         .setInferType(decompress_type)
         .setInferShape(decompress_shape)
+        .setMutateInputs(mutate_meter)
         .setForward(decompress, "cpu");
     add_operator(prefix + "_residual")
         .setParseAttrs(residual_arity)
@@ -74,11 +85,12 @@ class CompressorOperators {
   static bool has_memory(const Attributes& a) { return a.has("ef"); }
   static bool has_momentum(const Attributes& a) { return a.has("mu"); }
   static std::size_t header_bytes(const Attributes& a) {
-    return a.has("ef") && a.text("ef") == "corrected" ? sizeof(double) : 0;
+    const bool corrected = a.has("ef") && a.text("ef") == "corrected";
+    return corrected && !Compressor::kSummable ? sizeof(double) : 0;
   }
   static int threads(const Attributes& a) { return static_cast<int>(a.number("threads", 1)); }
   static int state_arrays(const Attributes& a) {
-    return (has_momentum(a) ? 1 : 0) + (has_memory(a) ? Compressor::kMemory : 0);
+    return Compressor::kDraws + has_momentum(a) + (has_memory(a) ? Compressor::kMemory : 0);
   }
 
   template <typename T>
@@ -86,14 +98,39 @@ class CompressorOperators {
     return header_bytes(a) + Compressor(a).template payload_bytes<T>(n);
   }
 
-  static Shape message_shape(const Attributes& a, int dtype, std::size_t n) {
-    std::size_t bytes = 0;
-    with_dtype(dtype, [&](auto zero) { bytes = message_bytes<decltype(zero)>(a, n); });
-    return {static_cast<unsigned int>(bytes)};
+  // What is used of a message with room for `most` bytes.
+  static std::size_t used_bytes(const Attributes& a, const std::uint8_t* message, std::size_t most) {
+    if (!Compressor::kVariable) return most;
+    std::uint32_t length;
+    std::memcpy(&length, message + header_bytes(a), sizeof(length));
+    return header_bytes(a) + length;
   }
 
-  // inputs: x or payloads, then momentum (with mu), then the compressor's memory (with ef)
+  static Shape message_shape(const Attributes& a, int dtype, std::size_t n) {
+    std::size_t size = 0;
+    with_dtype(dtype, [&](auto zero) {
+      using T = decltype(zero);
+      size = message_bytes<T>(a, n) / (Compressor::kSummable ? sizeof(T) : 1);
+    });
+    return {static_cast<unsigned int>(size)};
+  }
+
+  // compress: x, the meter, then the state: the stream (if it draws), momentum (with mu), the
+  // compressor's memory (with ef)
   static MXReturnValue compress_arity(const Map& map, int* inputs, int* outputs) {
+    *inputs = 2 + state_arrays(Attributes(map));
+    *outputs = 1;
+    return mxnet::ext::MX_SUCCESS;
+  }
+
+  static MXReturnValue mutate_meter_and_state(const Map& map, std::vector<int>* indices) {
+    const int count = 1 + state_arrays(Attributes(map));
+    for (int i = 1; i <= count; ++i) indices->push_back(i);
+    return mxnet::ext::MX_SUCCESS;
+  }
+
+  // aggregate: payloads, then the state
+  static MXReturnValue aggregate_arity(const Map& map, int* inputs, int* outputs) {
     *inputs = 1 + state_arrays(Attributes(map));
     *outputs = 1;
     return mxnet::ext::MX_SUCCESS;
@@ -105,9 +142,11 @@ class CompressorOperators {
     return mxnet::ext::MX_SUCCESS;
   }
 
-  static MXReturnValue to_bytes(const Map&, Types*, Types* out) {
-    out->at(0) = mxnet::ext::kUint8;
-    return mxnet::ext::MX_SUCCESS;
+  static MXReturnValue payload_type(const Map& map, Types*, Types* out) {
+    return guarded([&] {
+      out->at(0) = Compressor::kSummable ? dtype_named(Attributes(map).text("dtype"))
+                                         : mxnet::ext::kUint8;
+    });
   }
 
   static MXReturnValue compress_shape(const Map& map, Shapes* in, Shapes* out) {
@@ -117,43 +156,72 @@ class CompressorOperators {
     });
   }
 
-  template <typename T>
-  static Feedback<T> feedback(const Attributes& a, Tensors& inputs, std::size_t n,
-                              std::vector<T*>& memory) {
-    Feedback<T> f;
-    std::size_t next = 1;
-    for (std::size_t i = next; i < inputs.size(); ++i) {
-      require(inputs[i].dtype == dtype_of<T>(), "a state array has another dtype");
-    }
-    if (has_momentum(a)) {
-      require(static_cast<std::size_t>(inputs[next].size()) == n,
-              "the momentum has another size than the gradient");
-      f.momentum = inputs[next++].data<T>();
-      f.mu = static_cast<T>(a.number("mu"));
-    }
-    if (has_memory(a)) {
-      while (next < inputs.size()) memory.push_back(inputs[next++].data<T>());
-      f.memory = memory.data();
-    }
-    return f;
+  static Meter& meter(MXTensor& array) {
+    require(array.dtype == mxnet::ext::kFloat64 &&
+                static_cast<std::size_t>(array.size()) == meter_fields,
+            "the meter must be float64, shape (" + std::to_string(meter_fields) + ",)");
+    return *reinterpret_cast<Meter*>(array.data<double>());
   }
+
+  // The stream as it was before compress, and as it is.
+  static Stream* streams(MXTensor& array) {
+    require(array.dtype == mxnet::ext::kInt64 && array.size() == 4,
+            "the stream must be int64, shape (2, 2)");
+    return reinterpret_cast<Stream*>(array.data<std::int64_t>());
+  }
+
+  // The state from input `next` on. Moves the stream on to where compress begins.
+  template <typename T>
+  struct State {
+    State(const Attributes& a, Tensors& inputs, std::size_t next, std::size_t n) {
+      if (Compressor::kDraws) {
+        stream = streams(inputs.at(next++));
+        stream[0] = stream[1];
+      }
+      for (std::size_t i = next; i < inputs.size(); ++i) {
+        require(inputs[i].dtype == dtype_of<T>(), "a state array has another dtype");
+      }
+      if (has_momentum(a)) {
+        require(static_cast<std::size_t>(inputs[next].size()) == n,
+                "the momentum has another size than the gradient");
+        feedback.momentum = inputs[next++].data<T>();
+        feedback.mu = static_cast<T>(a.number("mu"));
+      }
+      if (has_memory(a)) {
+        while (next < inputs.size()) memory.push_back(inputs[next++].data<T>());
+        feedback.memory = memory.data();
+      }
+    }
+
+    void compress(const Attributes& a, const T* x, std::size_t n, double ratio,
+                  std::uint8_t* message) {
+      feedback.ratio = static_cast<T>(ratio);
+      std::memcpy(message, &ratio, header_bytes(a));
+      Stream none{};
+      Compressor(a).compress(x, n, feedback, stream != nullptr ? stream[1] : none,
+                             message + header_bytes(a), threads(a));
+    }
+
+    Stream* stream = nullptr;
+    std::vector<T*> memory;
+    Feedback<T> feedback;
+  };
 
   static MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs,
                                 const OpResource&) {
     return guarded([&] {
+      const double started = Meter::now();
       const Attributes a(map);
       MXTensor& x = inputs->at(0);
       with_dtype(x.dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto n = static_cast<std::size_t>(x.size());
-        std::vector<T*> memory;
-        Feedback<T> f = feedback<T>(a, *inputs, n, memory);
-        const double ratio = a.number("ratio", 1);
-        f.gradient_scale = static_cast<T>(a.number("scale", 1));
-        f.ratio = static_cast<T>(ratio);
-        auto* message = outputs->at(0).data<std::uint8_t>();
-        std::memcpy(message, &ratio, header_bytes(a));
-        Compressor(a).compress(x.data<T>(), n, f, message + header_bytes(a), threads(a));
+        State<T> state(a, *inputs, 2, n);
+        state.feedback.gradient_scale = static_cast<T>(a.number("scale", 1));
+        auto* message = reinterpret_cast<std::uint8_t*>(outputs->at(0).data_ptr);
+        state.compress(a, x.data<T>(), n, a.number("ratio", 1), message);
+        const std::size_t used = used_bytes(a, message, message_bytes<T>(a, n));
+        meter(inputs->at(1)).compressed(started, used);
       });
     });
   }
@@ -185,23 +253,25 @@ class CompressorOperators {
                 "the payloads are not of the length that " + std::to_string(n) + " elements need");
         const auto* messages = payloads.data<std::uint8_t>();
         auto* sum = static_cast<T*>(resource.alloc_cpu(static_cast<int>(n * sizeof(T))));
-        const Compressor compressor(a);
-        compressor.decompress_sum(messages + header_bytes(a), stride,
-                                  static_cast<std::size_t>(payloads.shape[0]), n, sum, threads(a));
+        Compressor(a).decompress_sum(messages + header_bytes(a), stride,
+                                     static_cast<std::size_t>(payloads.shape[0]), n, sum,
+                                     threads(a));
         double ratio = 1;
         std::memcpy(&ratio, messages, header_bytes(a));
-        std::vector<T*> memory;
-        Feedback<T> f = feedback<T>(a, *inputs, n, memory);
-        f.ratio = static_cast<T>(ratio);
-        auto* message = outputs->at(0).data<std::uint8_t>();
-        std::memcpy(message, &ratio, header_bytes(a));
-        compressor.compress(sum, n, f, message + header_bytes(a), threads(a));
+        State<T>(a, *inputs, 1, n).compress(a, sum, n, ratio, outputs->at(0).data<std::uint8_t>());
       });
     });
   }
 
+  // payload, the meter, then the stream (if it draws)
   static MXReturnValue decompress_arity(const Map&, int* inputs, int* outputs) {
-    *inputs = *outputs = 1;
+    *inputs = 2 + Compressor::kDraws;
+    *outputs = 1;
+    return mxnet::ext::MX_SUCCESS;
+  }
+
+  static MXReturnValue mutate_meter(const Map&, std::vector<int>* indices) {
+    indices->push_back(1);
     return mxnet::ext::MX_SUCCESS;
   }
 
@@ -216,15 +286,21 @@ class CompressorOperators {
   static MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs,
                                   const OpResource&) {
     return guarded([&] {
+      const double started = Meter::now();
       const Attributes a(map);
+      MXTensor& payload = inputs->at(0);
       MXTensor& out = outputs->at(0);
       with_dtype(out.dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto n = static_cast<std::size_t>(out.size());
-        require(static_cast<std::size_t>(inputs->at(0).size()) == message_bytes<T>(a, n),
+        require(Shape{static_cast<unsigned int>(payload.size())} == message_shape(a, out.dtype, n),
                 "the payload is not of the length that " + std::to_string(n) + " elements need");
-        Compressor(a).decompress(inputs->at(0).data<std::uint8_t>() + header_bytes(a), n,
+        const auto* message = reinterpret_cast<const std::uint8_t*>(payload.data_ptr);
+        Compressor(a).decompress(message + header_bytes(a), n,
+                                 Compressor::kDraws ? streams(inputs->at(2))[0] : Stream{},
                                  out.data<T>(), threads(a));
+        const std::size_t used = used_bytes(a, message, message_bytes<T>(a, n));
+        meter(inputs->at(1)).decompressed(started, used);
       });
     });
   }

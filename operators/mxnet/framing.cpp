@@ -1,9 +1,16 @@
-// The float-safe framing as MXNet operators, from bytes to rows of a row_sparse array and back:
-// what travels through MXNet's parameter server (see core/framing.h).
+// The float-safe framing as MXNet operators, from bytes to rows of a row_sparse array and back: what
+// travels through MXNet's parameter server (see core/framing.h).
 //
-// gluon_gc_frame(payload (bytes,)) -> row_sparse (rows, words) with the one row `row`
-// gluon_gc_unframe(row_sparse (rows, words)) -> (count, bytes): the rows 0 to count - 1
+// A message has `message_rows` rows of `row_words` words for at most `bytes` bytes. With `length_at` its
+// length varies: what counts the bytes from there on, as a uint32, is at that offset, and only the rows
+// that it needs travel. With `counted` the last input is a float64 counter of bytes on the wire.
+//
+// gluon_gc_frame(payload (bytes,)[, counter]) -> row_sparse (rows, row_words): the message from row `row` on
+// gluon_gc_rows_left(row 0 of a message) -> int64 (message_rows - 1,): the others that it needs, repeated
+// gluon_gc_unframe(row_sparse (rows, row_words)[, another][, counter]) -> (count, bytes): messages from row 0
 #include "../core/framing.h"
+
+#include <cstring>
 
 #include "operator.h"
 
@@ -11,10 +18,44 @@ namespace gluon_gc {
 namespace {
 
 using Map = Attributes::Map;
+using Words = const std::uint32_t*;
 
-MXReturnValue arity(const Map&, int* inputs, int* outputs) {
-  *inputs = *outputs = 1;
-  return mxnet::ext::MX_SUCCESS;
+constexpr std::size_t row_key_bytes = 12;  // ps-lite sends a key and a length with each row
+constexpr std::uint32_t framed_zero = 0x40000000;
+
+struct Layout {
+  explicit Layout(const Attributes& a)
+      : bytes(a.size("bytes")),
+        row_words(a.size("row_words")),
+        message_rows(a.size("message_rows")),
+        varies(a.has("length_at")),
+        length_at(varies ? a.size("length_at") : 0) {}
+
+  std::size_t row_bytes() const { return message_rows == 1 ? bytes : row_words / 16 * 60; }
+
+  // The length of a message that starts with these bytes.
+  std::size_t length(const std::uint8_t* message) const {
+    if (!varies) return bytes;
+    std::uint32_t counted;
+    std::memcpy(&counted, message + length_at, sizeof(counted));
+    require(counted >= sizeof(counted) && counted <= bytes - length_at,
+            "a message says that it is " + std::to_string(counted) + " bytes long");
+    return length_at + counted;
+  }
+
+  std::size_t rows(std::size_t length) const { return (length + row_bytes() - 1) / row_bytes(); }
+
+  std::size_t traffic(std::size_t rows) const { return rows * (4 * row_words + row_key_bytes); }
+
+  std::size_t bytes, row_words, message_rows;
+  bool varies;
+  std::size_t length_at;
+};
+
+bool counted(const Attributes& a) { return a.flag("counted"); }
+
+void count(const Attributes& a, std::vector<MXTensor>& inputs, std::size_t bytes) {
+  if (counted(a)) *inputs.back().data<double>() += static_cast<double>(bytes);
 }
 
 template <int Type>
@@ -23,38 +64,128 @@ MXReturnValue output_type(const Map&, std::vector<int>*, std::vector<int>* out) 
   return mxnet::ext::MX_SUCCESS;
 }
 
-template <int In, int Out>
-MXReturnValue storage(const Map&, std::vector<int>* in, std::vector<int>* out) {
-  return guarded([&] {
-    require(in->at(0) == In, "the input has the wrong storage type");
-    out->at(0) = Out;
-  });
+template <int Out>
+MXReturnValue output_storage(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = Out;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue frame_arity(const Map& map, int* inputs, int* outputs) {
+  *inputs = 1 + counted(Attributes(map));
+  *outputs = 1;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue frame_mutates(const Map& map, std::vector<int>* indices) {
+  if (counted(Attributes(map))) indices->push_back(1);
+  return mxnet::ext::MX_SUCCESS;
 }
 
 MXReturnValue frame_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
   return guarded([&] {
-    out->at(0) = {static_cast<unsigned int>(Attributes(map).size("rows")),
-                  static_cast<unsigned int>(frame_words(elements(in->at(0))))};
+    const Attributes a(map);
+    require(elements(in->at(0)) == Layout(a).bytes, "the payload has another length than its rows");
+    out->at(0) = {static_cast<unsigned int>(a.size("rows")),
+                  static_cast<unsigned int>(a.size("row_words"))};
   });
 }
 
 MXReturnValue frame_payload(const Map& map, std::vector<MXTensor>* inputs,
-                            std::vector<MXTensor>* outputs, const OpResource& resource) {
+                            std::vector<MXTensor>*, const OpResource& resource) {
   return guarded([&] {
-    MXTensor& payload = inputs->at(0);
-    mxnet::ext::MXSparse row;
-    resource.alloc_sparse(&row, 0, 1);
-    row.indices[0] = static_cast<std::int64_t>(Attributes(map).size("row"));
-    frame(payload.data<std::uint8_t>(), static_cast<std::size_t>(payload.size()),
-          static_cast<std::uint32_t*>(row.data));
-    (void)outputs;
+    const Attributes a(map);
+    const Layout layout(a);
+    const auto* payload = inputs->at(0).data<std::uint8_t>();
+    const std::size_t length = layout.length(payload), rows = layout.rows(length);
+    mxnet::ext::MXSparse framed_rows;
+    resource.alloc_sparse(&framed_rows, 0, static_cast<int>(rows));
+    for (std::size_t i = 0; i < rows; ++i) {
+      framed_rows.indices[i] = static_cast<std::int64_t>(a.size("row") + i);
+    }
+    auto* words = static_cast<std::uint32_t*>(framed_rows.data);
+    frame(payload, length, words);
+    for (std::size_t i = frame_words(length); i < rows * layout.row_words; ++i) words[i] = framed_zero;
+    count(a, *inputs, layout.traffic(rows));
   });
+}
+
+// Where each row of the messages is, or null.
+std::vector<Words> present_rows(const Layout& layout, std::vector<MXTensor>& inputs,
+                                std::size_t arrays, std::size_t count) {
+  std::vector<Words> present(layout.message_rows * count);
+  for (std::size_t i = 0; i < arrays; ++i) {
+    const auto& rows = *inputs[i].data<mxnet::ext::MXSparse>();
+    for (std::int64_t r = 0; r < rows.indices_len; ++r) {
+      require(rows.indices[r] >= 0 && rows.indices[r] < static_cast<std::int64_t>(present.size()),
+              "there is a row " + std::to_string(rows.indices[r]));
+      present[rows.indices[r]] = static_cast<Words>(rows.data) + r * layout.row_words;
+    }
+  }
+  return present;
+}
+
+void unframe_row(const Layout& layout, Words words, std::size_t bytes, const std::string& whose,
+                 std::uint8_t* out) {
+  require(words != nullptr, "a row of the message of rank " + whose + " is missing");
+  require(framed(words, layout.row_words), "the row of rank " + whose + " is not a gluon_gc payload");
+  unframe(words, bytes, out);
+}
+
+// Writes the message whose rows these are.
+void unframe_message(const Layout& layout, const Words* rows, const std::string& whose,
+                            std::uint8_t* out) {
+  const std::size_t row_bytes = layout.row_bytes();
+  unframe_row(layout, rows[0], layout.bytes < row_bytes ? layout.bytes : row_bytes, whose, out);
+  const std::size_t length = layout.length(out), count = layout.rows(length);
+  for (std::size_t r = 1; r < count; ++r) {
+    const std::size_t left = length - r * row_bytes;
+    unframe_row(layout, rows[r], left < row_bytes ? left : row_bytes, whose, out + r * row_bytes);
+  }
+}
+
+MXReturnValue rows_left_arity(const Map&, int* inputs, int* outputs) {
+  *inputs = *outputs = 1;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue rows_left_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
+  return guarded([&] {
+    out->at(0) = {static_cast<unsigned int>(Layout(Attributes(map)).message_rows - 1)};
+  });
+}
+
+// Row numbers may repeat in what MXNet pulls, but there must be one: row 0 again if no other is needed.
+MXReturnValue rows_left(const Map& map, std::vector<MXTensor>* inputs, std::vector<MXTensor>* outputs,
+                        const OpResource&) {
+  return guarded([&] {
+    const Layout layout{Attributes(map)};
+    std::vector<std::uint8_t> first(layout.row_bytes());
+    unframe_row(layout, present_rows(layout, *inputs, 1, 1)[0], first.size(), "0", first.data());
+    const auto last = static_cast<std::int64_t>(layout.rows(layout.length(first.data()))) - 1;
+    auto* numbers = outputs->at(0).data<std::int64_t>();
+    for (std::int64_t i = 1; i < static_cast<std::int64_t>(layout.message_rows); ++i) {
+      numbers[i - 1] = i < last ? i : last;
+    }
+  });
+}
+
+MXReturnValue unframe_arity(const Map& map, int* inputs, int* outputs) {
+  const Attributes a(map);
+  *inputs = static_cast<int>(a.size("arrays")) + counted(a);
+  *outputs = 1;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue unframe_mutates(const Map& map, std::vector<int>* indices) {
+  const Attributes a(map);
+  if (counted(a)) indices->push_back(static_cast<int>(a.size("arrays")));
+  return mxnet::ext::MX_SUCCESS;
 }
 
 MXReturnValue unframe_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
   return guarded([&] {
     const Attributes a(map);
-    require(in->at(0).size() == 2 && in->at(0)[1] == frame_words(a.size("bytes")),
+    require(in->at(0).size() == 2 && in->at(0)[1] == a.size("row_words"),
             "the rows are not of the length that " + a.text("bytes") + " bytes need");
     out->at(0) = {static_cast<unsigned int>(a.size("count")),
                   static_cast<unsigned int>(a.size("bytes"))};
@@ -65,36 +196,45 @@ MXReturnValue unframe_rows(const Map& map, std::vector<MXTensor>* inputs,
                            std::vector<MXTensor>* outputs, const OpResource&) {
   return guarded([&] {
     const Attributes a(map);
-    const std::size_t count = a.size("count"), bytes = a.size("bytes");
-    const std::size_t words = frame_words(bytes);
-    const auto& rows = *inputs->at(0).data<mxnet::ext::MXSparse>();
-    require(static_cast<std::size_t>(rows.indices_len) == count,
-            "expected " + std::to_string(count) + " rows, got " + std::to_string(rows.indices_len));
-    const auto* data = static_cast<const std::uint32_t*>(rows.data);
-    auto* payloads = outputs->at(0).data<std::uint8_t>();
-    for (std::size_t r = 0; r < count; ++r) {
-      require(rows.indices[r] == static_cast<std::int64_t>(r),
-              "the row of rank " + std::to_string(r) + " is missing");
-      require(framed(data + r * words, words),
-              "the row of rank " + std::to_string(r) + " is not a gluon_gc payload");
-      unframe(data + r * words, bytes, payloads + r * bytes);
+    const Layout layout(a);
+    const std::size_t messages = a.size("count");
+    const std::vector<Words> present = present_rows(layout, *inputs, a.size("arrays"), messages);
+    auto* out = outputs->at(0).data<std::uint8_t>();
+    for (std::size_t m = 0; m < messages; ++m) {
+      unframe_message(layout, present.data() + m * layout.message_rows, std::to_string(m),
+                      out + m * layout.bytes);
     }
+    std::size_t rows = 0;
+    for (std::size_t i = 0; i < a.size("arrays"); ++i) {
+      rows += inputs->at(i).data<mxnet::ext::MXSparse>()->indices_len;
+    }
+    count(a, *inputs, layout.traffic(rows));
   });
 }
 
 const auto& frame_operator =
     add_operator("gluon_gc_frame")
-        .setParseAttrs(arity)
+        .setParseAttrs(frame_arity)
+        .setMutateInputs(frame_mutates)
         .setInferType(output_type<mxnet::ext::kFloat32>)
-        .setInferSType(storage<mxnet::ext::kDefaultStorage, mxnet::ext::kRowSparseStorage>)
+        .setInferSType(output_storage<mxnet::ext::kRowSparseStorage>)
         .setInferShape(frame_shape)
         .setForward(frame_payload, "cpu");
 
+const auto& rows_left_operator =
+    add_operator("gluon_gc_rows_left")
+        .setParseAttrs(rows_left_arity)
+        .setInferType(output_type<mxnet::ext::kInt64>)
+        .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
+        .setInferShape(rows_left_shape)
+        .setForward(rows_left, "cpu");
+
 const auto& unframe_operator =
     add_operator("gluon_gc_unframe")
-        .setParseAttrs(arity)
+        .setParseAttrs(unframe_arity)
+        .setMutateInputs(unframe_mutates)
         .setInferType(output_type<mxnet::ext::kUint8>)
-        .setInferSType(storage<mxnet::ext::kRowSparseStorage, mxnet::ext::kDefaultStorage>)
+        .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
         .setInferShape(unframe_shape)
         .setForward(unframe_rows, "cpu");
 

@@ -6,7 +6,7 @@
 namespace gluon_gc {
 namespace {
 
-struct Onebit {
+struct Onebit : CompressorTraits {
   static constexpr const char* kName = "onebit";
   static constexpr int kMemory = 2;  // the last corrected gradient (n), its decoded scale (1)
 
@@ -20,8 +20,8 @@ struct Onebit {
   }
 
   template <typename T>
-  void compress(const T* x, std::size_t n, const Feedback<T>& f, std::uint8_t* payload,
-                int threads) const {
+  void compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
+                std::uint8_t* payload, int threads) const {
     OnebitState<T> state{};
     state.momentum = f.momentum;
     state.mu = f.mu;
@@ -34,7 +34,8 @@ struct Onebit {
   }
 
   template <typename T>
-  void decompress(const std::uint8_t* payload, std::size_t n, T* out, int threads) const {
+  void decompress(const std::uint8_t* payload, std::size_t n, const Stream&, T* out,
+                  int threads) const {
     onebit_decompress(payload, n, out, threads);
   }
 

@@ -6,7 +6,7 @@
 namespace gluon_gc {
 namespace {
 
-struct Topk {
+struct Topk : CompressorTraits {
   static constexpr const char* kName = "topk";
   static constexpr int kMemory = 1;  // the residual (n)
 
@@ -30,8 +30,8 @@ struct Topk {
   }
 
   template <typename T>
-  void compress(const T* x, std::size_t n, const Feedback<T>& f, std::uint8_t* payload,
-                int threads) const {
+  void compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
+                std::uint8_t* payload, int threads) const {
     TopkState<T> state{};
     state.momentum = f.momentum;
     state.mu = f.mu;
@@ -41,7 +41,8 @@ struct Topk {
   }
 
   template <typename T>
-  void decompress(const std::uint8_t* payload, std::size_t n, T* out, int threads) const {
+  void decompress(const std::uint8_t* payload, std::size_t n, const Stream&, T* out,
+                  int threads) const {
     decompress_sum(payload, 0, 1, n, out, threads);
   }
 
