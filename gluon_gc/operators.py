@@ -31,7 +31,7 @@ def _operator(name: str):
 
 
 METER = ("calls", "sent_bytes", "received_bytes")
-METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_seconds")
+METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_seconds", "nonfinite")
 """What the elements of a meter are: operators/mxnet/meter.h."""
 
 
@@ -108,12 +108,16 @@ def decompress(
     attributes: Mapping[str, object],
     n: int,
     out: Optional[NDArray] = None,
+    refused: str = "",
 ) -> NDArray:
     """Decode a payload of n elements, into `out` (shape (n,)) if given.
 
     `stream` holds the stream as compress left it, for a compressor that draws; the others are as
-    in `compress`.
+    in `compress`. If `refused` is given, the operator fails where the payload is of values that
+    are not finite, and calls them so.
     """
+    if refused:
+        attributes = dict(attributes, refused=refused)
     return _operator(compressor + "_decompress")(
         payload, meter, *stream, n=n, out=out, **attributes
     )

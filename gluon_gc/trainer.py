@@ -6,6 +6,7 @@ import itertools
 import pickle
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 from mxnet.ndarray import NDArray
@@ -18,6 +19,7 @@ from .kvstore.base import STATS, CompressingKVStore
 from .kvstore.plan import Tensor, travels_compressed
 from .momentum import Momentum
 
+ON_NONFINITE = ("raise", "skip", "propagate")
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
 
 
@@ -41,6 +43,12 @@ class DistributedTrainer(Trainer):
         How gradients are compressed; `gluon_gc.compression.options` lists the keys.
     kvstore : None, "local", "dist_sync" or a CompressingKVStore
         What carries them; None: chosen from the environment.
+    on_nonfinite : str
+        What happens where a compressed gradient has a NaN or an infinity on any worker. "raise":
+        an MXNetError that names the parameter and the step, on all workers, when the result is
+        next waited for. "skip": all workers leave the step out, which they wait for in every step.
+        "propagate": nothing. Whichever it is, the worker's momentum and residual of that chunk
+        start again from zero, and so does the residual of the aggregator; other workers' go on.
 
     Raises
     ------
@@ -58,7 +66,11 @@ class DistributedTrainer(Trainer):
         root_rank: int = 0,
         compression_params: Optional[Mapping[str, Any]] = None,
         kvstore: Union[None, str, CompressingKVStore] = None,
+        on_nonfinite: str = "raise",
     ) -> None:
+        if on_nonfinite not in ON_NONFINITE:
+            raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {on_nonfinite!r}")
+        self._on_nonfinite = on_nonfinite
         optimizer_params = dict(optimizer_params or {})
         self._compression = parse(compression_params, optimizer_params)
         self._momentum: Optional[Momentum] = None
@@ -84,6 +96,8 @@ class DistributedTrainer(Trainer):
         self._declared: Dict[int, Tensor] = {}
         self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
         self._learning_rate: Optional[float] = None
+        self._nonfinite = 0  # results so far that were not finite
+        self._skipped = False  # whether the last step's were not
         self._broadcast_parameters()
 
     # Parameters
@@ -124,6 +138,7 @@ class DistributedTrainer(Trainer):
             return
         self._store = runtime.default_kvstore()
         self._declared.clear()
+        self._nonfinite = 0
         self._momentum_after.clear()
         if self._momentum is not None:
             self._momentum.clear()  # as the compressors': a worker that is new has none
@@ -176,11 +191,24 @@ class DistributedTrainer(Trainer):
         store.pushpull([self._declared[i].name for i in indices], gradients)
         if self._amp_loss_scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
+        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite(indices)
+        if self._skipped:
+            return
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, arrays)
 
+    def _found_nonfinite(self, indices: Sequence[int]) -> bool:
+        """Whether a result is not finite, alike on all workers; waits for it."""
+        before, self._nonfinite = self._nonfinite, self._store.nonfinite(self._names())
+        plain = [self._params[i].list_grad()[0] for i in indices if self._travels_plain(i)]
+        plain = [gradient for gradient in plain if np.issubdtype(gradient.dtype, np.floating)]
+        finite = not plain or mx.nd.multi_all_finite(*plain, num_arrays=len(plain)).asscalar()
+        return self._nonfinite > before or not finite
+
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
+        if self._skipped:
+            return
         self._optimizer.rescale_grad = rescale
         skipped = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow([])
         if self._momentum is not None and not skipped:
@@ -214,6 +242,9 @@ class DistributedTrainer(Trainer):
         for i in new:
             grad = self._params[i].list_grad()[0]
             params = self._overrides.get(i, self._compression)
+            refused = ""
+            if self._on_nonfinite == "raise":
+                refused = f"the gradient of {self._params[i].name}"
             if grad.stype != "default":
                 params = CompressionParams(fp16=params.fp16)
             tensors.append(
@@ -223,19 +254,23 @@ class DistributedTrainer(Trainer):
                     np.dtype(grad.dtype).name,
                     params,
                     index=i,
+                    refused=refused,
                 )
             )
         if tensors:
             self._store.declare(tensors)
             self._declared.update(zip(new, tensors))
             if self._momentum is not None:
-                minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
                 self._momentum_after.update(
                     i
                     for i, tensor in zip(new, tensors)
-                    if tensor.params.mu is None or not travels_compressed(tensor, minimum)
+                    if tensor.params.mu is None or self._travels_plain(i)
                 )
         return indices
+
+    def _travels_plain(self, index: int) -> bool:
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        return not travels_compressed(self._declared[index], minimum)
 
     def _names(self) -> Set[str]:
         return {tensor.name for tensor in self._declared.values()}

@@ -26,14 +26,22 @@ class Codec:
         "float32" or "float64": of the gradient, the arithmetic and the state.
     start : tuple of two int, optional
         Where the random stream starts, for a compressor that draws.
+    refused : str
+        If given, what decompresses to a NaN or an infinity is an error that calls it so.
     """
 
     def __init__(
-        self, params: CompressionParams, n: int, dtype: str, start: Optional[State] = None
+        self,
+        params: CompressionParams,
+        n: int,
+        dtype: str,
+        start: Optional[State] = None,
+        refused: str = "",
     ) -> None:
         self._compressor = params.compressor
         self._name = params.compressor.name
         self._n = n
+        self._refused = refused
         self._decoding = dict(params.compressor.attributes(), dtype=dtype)
         self._encoding = dict(self._decoding)
         self._momentum: Optional[NDArray] = None
@@ -76,7 +84,14 @@ class Codec:
     def decompress(self, payload: NDArray, out: Optional[NDArray] = None) -> NDArray:
         """The n elements of a payload, in `out` if given."""
         return operators.decompress(
-            self._name, payload, self._meter, self._stream, self._decoding, self._n, out
+            self._name,
+            payload,
+            self._meter,
+            self._stream,
+            self._decoding,
+            self._n,
+            out,
+            self._refused,
         )
 
     def meter(self) -> Dict[str, float]:

@@ -140,7 +140,8 @@ class CompressingKVStore(KVStoreBase):
         if not self.declared(str(key)):
             dtype = np.dtype(value.dtype).name
             index = len(self._tensors)
-            self.declare([Tensor(str(key), value.size, dtype, self._params, index)])
+            refused = f"the gradient of key {key}"
+            self.declare([Tensor(str(key), value.size, dtype, self._params, index, refused)])
 
     def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
         """Sum each value over contexts and workers, into `out` if given, else in place.
@@ -201,8 +202,13 @@ class CompressingKVStore(KVStoreBase):
         self._agree(plan.described(chunks))
         for chunk in chunks:
             if chunk.params is not None:
-                start = self._start(chunk, node=self.rank)
-                self._codecs[chunk] = Codec(chunk.params, chunk.size, chunk.dtype, start)
+                self._codecs[chunk] = Codec(
+                    chunk.params,
+                    chunk.size,
+                    chunk.dtype,
+                    self._start(chunk, node=self.rank),
+                    self._tensors[chunk.slices[0].tensor].refused,
+                )
         self._open(chunks)
         self._chunks.extend(chunks)
 
@@ -233,6 +239,14 @@ class CompressingKVStore(KVStoreBase):
                     value = bytes_[field] if field in bytes_ else calls and done[field] / calls
                     stats[piece.tensor][field] += share * value
         return stats
+
+    def nonfinite(self, names: Collection[str]) -> int:
+        """How often a chunk of these tensors was decompressed to a NaN or an infinity.
+
+        The same on all workers; waits until all exchanges are done.
+        """
+        chunks = self._compressed(names)
+        return int(sum(self._codecs[chunk].meter()["nonfinite"] for chunk in chunks))
 
     def declared(self, name: str) -> bool:
         """Whether a tensor of that name can be exchanged."""

@@ -17,7 +17,8 @@ _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 class Tensor:
     """A gradient as the plan sees it: `size` elements of `dtype`, and how to compress them.
 
-    `index` is that of the parameter in its trainer, which a seed is added to.
+    `index` is that of the parameter in its trainer, which a seed is added to. `refused` is what
+    an error calls the gradient if it is compressed and not finite; "": that is no error.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Tensor:
     dtype: str
     params: CompressionParams
     index: int = 0
+    refused: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -6,8 +6,11 @@
 //     static constexpr int kMemory;             // arrays that its error feedback keeps
 //     explicit Compressor(const Attributes&);   // its own options
 //     template <typename T> std::size_t payload_bytes(std::size_t n) const;  // at most
-//     template <typename T> void compress(const T* x, std::size_t n, const Feedback<T>&, Stream&,
-//                                         std::uint8_t* payload, int threads) const;
+//     template <typename T> double compress(const T* x, std::size_t n, const Feedback<T>&, Stream&,
+//                                           std::uint8_t* payload, int threads) const;
+//         // not finite if an element of x is not
+//     template <typename T> void spoil(std::uint8_t* payload, std::size_t n) const;  // not finite
+//     template <typename T> bool finite(const std::uint8_t* payload, std::size_t n) const;
 //     template <typename T> void decompress(const std::uint8_t* payload, std::size_t n,
 //                                           const Stream& start, T* out, int threads) const;
 //     template <typename T> void decompress_sum(const std::uint8_t* payloads, std::size_t stride,
@@ -16,11 +19,16 @@
 //     template <typename T> void residual(T* const* memory, std::size_t n, T* out) const;
 //   };
 //
+// What is not finite makes its payload not finite, so that all workers learn of it, and momentum and
+// memory start again from zero.
+//
 // With corrected error feedback the ratio of learning rates travels in front of a payload that is
 // aggregated, so that the aggregator corrects with the same ratio as the workers.
 #pragma once
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "../core/stream.h"
 #include "meter.h"
@@ -42,6 +50,17 @@ struct Feedback {
   T* const* memory = nullptr;    // the compressor's kMemory arrays, or none: no error feedback
   T ratio = 1;                   // multiplies the residual
 };
+
+// Whether `count` values of T, of any alignment, are finite.
+template <typename T>
+bool all_finite(const std::uint8_t* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, values + i * sizeof(T), sizeof(T));
+    if (!std::isfinite(value)) return false;
+  }
+  return true;
+}
 
 template <typename Compressor>
 class CompressorOperators {
@@ -184,13 +203,22 @@ class CompressorOperators {
       if (has_momentum(a)) {
         require(static_cast<std::size_t>(inputs[next].size()) == n,
                 "the momentum has another size than the gradient");
-        feedback.momentum = inputs[next++].data<T>();
+        feedback.momentum = keep(inputs[next++]);
         feedback.mu = static_cast<T>(a.number("mu"));
       }
       if (has_memory(a)) {
-        while (next < inputs.size()) memory.push_back(inputs[next++].data<T>());
+        while (next < inputs.size()) memory.push_back(keep(inputs[next++]));
         feedback.memory = memory.data();
       }
+    }
+
+    T* keep(MXTensor& array) {
+      kept.push_back(&array);
+      return array.data<T>();
+    }
+
+    void forget() {
+      for (MXTensor* array : kept) std::memset(array->data_ptr, 0, array->size() * sizeof(T));
     }
 
     void compress(const Attributes& a, const T* x, std::size_t n, double ratio,
@@ -198,11 +226,18 @@ class CompressorOperators {
       feedback.ratio = static_cast<T>(ratio);
       std::memcpy(message, &ratio, header_bytes(a));
       Stream none{};
-      Compressor(a).compress(x, n, feedback, stream != nullptr ? stream[1] : none,
-                             message + header_bytes(a), threads(a));
+      std::uint8_t* const payload = message + header_bytes(a);
+      const Compressor compressor(a);
+      const double check = compressor.compress(x, n, feedback, stream != nullptr ? stream[1] : none,
+                                               payload, threads(a));
+      if (!std::isfinite(check)) {
+        compressor.template spoil<T>(payload, n);
+        forget();
+      }
     }
 
     Stream* stream = nullptr;
+    std::vector<MXTensor*> kept;
     std::vector<T*> memory;
     Feedback<T> feedback;
   };
@@ -296,11 +331,18 @@ class CompressorOperators {
         require(Shape{static_cast<unsigned int>(payload.size())} == message_shape(a, out.dtype, n),
                 "the payload is not of the length that " + std::to_string(n) + " elements need");
         const auto* message = reinterpret_cast<const std::uint8_t*>(payload.data_ptr);
-        Compressor(a).decompress(message + header_bytes(a), n,
-                                 Compressor::kDraws ? streams(inputs->at(2))[0] : Stream{},
-                                 out.data<T>(), threads(a));
+        const Compressor compressor(a);
+        compressor.decompress(message + header_bytes(a), n,
+                              Compressor::kDraws ? streams(inputs->at(2))[0] : Stream{},
+                              out.data<T>(), threads(a));
         const std::size_t used = used_bytes(a, message, message_bytes<T>(a, n));
-        meter(inputs->at(1)).decompressed(started, used);
+        Meter& m = meter(inputs->at(1));
+        m.decompressed(started, used);
+        if (compressor.template finite<T>(message + header_bytes(a), n)) return;
+        m.nonfinite += 1;
+        if (!a.has("refused")) return;
+        throw std::invalid_argument(a.text("refused") + " has a NaN or an infinity in step " +
+                                    std::to_string(static_cast<std::size_t>(m.calls)));
       });
     });
   }

@@ -8,11 +8,12 @@
 namespace gluon_gc {
 
 struct Meter {
-  double calls;
+  double calls;                             // of compress: the number of the step
   double sent_bytes, received_bytes;        // payloads with what feedback sends before them
   double compress_seconds, compressed_at;   // the latter on the steady clock
   double wait_seconds;                      // from the end of compress to the start of decompress
   double decompress_seconds;
+  double nonfinite;                         // results that had a NaN or an infinity
 
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -19,9 +19,11 @@ struct Onebit : CompressorTraits {
     return onebit_payload_bytes<T>(n);
   }
 
+  static std::size_t scale_at(std::size_t n) { return onebit_words(n) * sizeof(std::uint32_t); }
+
   template <typename T>
-  void compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
-                std::uint8_t* payload, int threads) const {
+  double compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
+                  std::uint8_t* payload, int threads) const {
     OnebitState<T> state{};
     state.momentum = f.momentum;
     state.mu = f.mu;
@@ -30,7 +32,18 @@ struct Onebit : CompressorTraits {
       state.corrected = f.memory[0];
       state.scale = f.memory[1];
     }
-    onebit_compress(x, n, f.gradient_scale, scaling, state, payload, threads);
+    return onebit_compress(x, n, f.gradient_scale, scaling, state, payload, threads);
+  }
+
+  template <typename T>
+  void spoil(std::uint8_t* payload, std::size_t n) const {
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    std::memcpy(payload + scale_at(n), &nan, sizeof(T));
+  }
+
+  template <typename T>
+  bool finite(const std::uint8_t* payload, std::size_t n) const {
+    return all_finite<T>(payload + scale_at(n), 1);
   }
 
   template <typename T>

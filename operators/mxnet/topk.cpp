@@ -26,14 +26,22 @@ struct Topk : CompressorTraits {
   }
 
   template <typename T>
-  void compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
-                std::uint8_t* payload, int threads) const {
+  double compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
+                  std::uint8_t* payload, int threads) const {
     TopkState<T> state{};
     state.momentum = f.momentum;
     state.mu = f.mu;
     state.ratio = f.ratio;
     if (f.memory != nullptr) state.residual = f.memory[0];
-    topk_compress(x, n, count(n), f.gradient_scale, state, payload, threads);
+    return topk_compress(x, n, count(n), f.gradient_scale, state, payload, threads);
+  }
+
+  template <typename T>
+  void spoil(std::uint8_t*, std::size_t) const {}  // what is not finite is largest, and sent
+
+  template <typename T>
+  bool finite(const std::uint8_t* payload, std::size_t n) const {
+    return all_finite<T>(payload + count(n) * sizeof(std::uint32_t), count(n));
   }
 
   template <typename T>

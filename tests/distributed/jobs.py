@@ -80,6 +80,34 @@ def several_steps(arguments):
     }
 
 
+def nonfinite(arguments):
+    """Three steps with the gradient 1, but that worker 0 has a NaN in the second.
+
+    Returns the weights after each, and what was raised in its place.
+    """
+    (param,) = params = _parameters([(64,)])
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        {"learning_rate": 1.0},
+        compression_params=arguments["compression_params"],
+        on_nonfinite=arguments["on_nonfinite"],
+    )
+    result = {}
+    for step in range(3):
+        gradient = np.ones(64, np.float32)
+        if step == 1 and bps.rank() == 0:
+            gradient[5] = np.nan
+        _backward(params, [gradient])
+        try:
+            trainer.step(1)
+            result[f"w{step}"] = param.data().asnumpy()
+        except mx.MXNetError as error:
+            result["raised"] = np.array(str(error))
+            break
+    return result
+
+
 def delayed(arguments):
     """A step while the server is stopped: says when it has returned, then waits for the result."""
     folder = Path(arguments["folder"])

@@ -5,21 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from gluon_gc.compression import registry
 from tests import replay
+from tests.compressors import COMPRESSORS
 from tests.distributed.cluster import run, run_local
 from tests.distributed.jobs import gradients_of
 
 SHAPES = [(50, 20), (33,), (1,), (257, 3)]
 STEPS = 20
 RATES = [0.1] * 5 + [0.05] * 5 + [0.2] * 10
-
-COMPRESSORS = {
-    "onebit": {"compressor": "onebit", "scaling": True},
-    "onebit unscaled": {"compressor": "onebit", "scaling": False},
-    "topk": {"compressor": "topk", "k": 0.05},
-}
-assert {params["compressor"] for params in COMPRESSORS.values()} == set(registry)
 
 
 def arguments(name="onebit", ef="vanilla", momentum="nesterov", **more):

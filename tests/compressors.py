@@ -1,0 +1,10 @@
+"""Every compressor, with options as users give them: what tests run through."""
+
+from gluon_gc.compression import registry
+
+COMPRESSORS = {
+    "onebit": {"compressor": "onebit", "scaling": True},
+    "onebit unscaled": {"compressor": "onebit", "scaling": False},
+    "topk": {"compressor": "topk", "k": 0.05},
+}
+assert {params["compressor"] for params in COMPRESSORS.values()} == set(registry)
