@@ -10,7 +10,7 @@ import ctypes
 import json
 import sys
 import traceback
-from typing import Dict
+from typing import Any, Dict, List, Optional, Set
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -18,7 +18,7 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from . import compression, env, operators
-from .kvstore import handshake
+from .kvstore import archive, handshake, messages
 from .kvstore.aggregator import Aggregator
 from .kvstore.watch import SCHEDULER_ID, Watch, die, is_dead
 from .log import logger
@@ -37,30 +37,51 @@ class Server:
         self._kv = kv
         self._aggregator = Aggregator(threads)
         self._rows: Dict[int, operators.MessageRows] = {}
+        self._served: Set[int] = set()  # the keys that came here, of those that are configured
+        self._greeting: Optional[NDArray] = None  # what workers pull messages from
+        self._archive = b""
         self._serving = False
 
     def control(self, command: int, body: bytes, _: object) -> None:
-        """Take a JSON configuration; anything else, such as a pickled optimizer, is refused."""
+        """Take a request in JSON; anything else, such as a pickled optimizer, is refused."""
         try:
-            chunks = json.loads(body)["gluon_gc"]
-        except (ValueError, KeyError, TypeError):
+            ((action, request),) = json.loads(body)["gluon_gc"].items()
+            act = {"configure": self._configure, "save": self._save, "load": self._load}[action]
+        except (ValueError, KeyError, TypeError, AttributeError):
             logger.warning(
-                "server: refused a command that is not a gluon_gc configuration; "
+                "server: refused a command that is not gluon_gc's; "
                 "is a worker using MXNet's own KVStore?"
             )
             return
         try:
-            for chunk in chunks:
-                params = compression.parse(chunk["params"])
-                key, size, dtype = chunk["key"], chunk["size"], chunk["dtype"]
-                self._aggregator.add(key, params, size, dtype, chunk["start"])
-                self._rows[key] = params.rows(size, dtype)
-            if not self._serving:  # MXNet takes an updater only once the server runs
-                self._kv._set_updater(self.update)
-                self._serving = True
+            act(request)
         except Exception:
             traceback.print_exc()
-            die("server: cannot use the configuration that worker 0 sent")
+            die(f"server: cannot {action} what worker 0 sent")
+
+    def _configure(self, chunks: List[Dict[str, Any]]) -> None:
+        for chunk in chunks:
+            key, size, dtype = chunk["key"], chunk["size"], chunk["dtype"]
+            params = compression.parse(chunk["params"])
+            self._aggregator.add(key, params, size, dtype, chunk["start"])
+            self._rows[key] = params.rows(size, dtype)
+        if not self._serving:  # MXNet takes an updater only once the server runs
+            self._kv._set_updater(self.update)
+            self._serving = True
+
+    def _save(self, request: Dict[str, Any]) -> None:
+        """Answer with a page of what is carried over for some keys; the first page fixes it."""
+        if request["page"] == 0:
+            served = self._served.intersection(request["keys"])
+            self._archive = archive.pack({key: self._aggregator.state(key) for key in served})
+        page = messages.pack(archive.page(self._archive, request["page"]))
+        places = self._greeting.shape[0] // messages.ROWS.count
+        operators.frame(page, messages.ROWS, 0, places).copyto(self._greeting)
+        self._greeting.wait_to_read()
+
+    def _load(self, request: Dict[str, Any]) -> None:
+        if request["key"] in self._aggregator:
+            self._aggregator.load_state(request["key"], archive.from_json(request["state"]))
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
         """Called by MXNet once every worker has pushed `key`."""
@@ -68,13 +89,15 @@ class Server:
             if received.stype == "default":
                 received.copyto(stored)
                 return
-            rows = self._rows.get(key, handshake.ROWS)
+            rows = self._rows.get(key, messages.ROWS)
             workers = received.shape[0] // rows.count
-            messages = operators.unframe([received], rows, workers)
+            pushed = operators.unframe([received], rows, workers)
             if key in self._aggregator:
-                reply = self._aggregator.reduce(key, messages)
+                self._served.add(key)
+                reply = self._aggregator.reduce(key, pushed)
             else:
-                reply = handshake.answer(messages)
+                reply = handshake.answer(pushed)
+                self._greeting = stored
             operators.frame(reply, rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:

@@ -319,7 +319,7 @@ class DistributedTrainer(Trainer):
         """Save the optimizer's state with this worker's residuals and momentum.
 
         Residuals differ between workers, so each saves its own file. What the servers of a
-        cluster carry over is not in it.
+        cluster carry over is in that of rank 0.
         """
         self._declare_all()
         state = {

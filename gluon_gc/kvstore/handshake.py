@@ -1,6 +1,6 @@
 """How workers and servers make sure, before the first gradient, that they fit together.
 
-Every worker pushes a description of itself to every server, as JSON in a row of fixed length. A
+Every worker pushes a description of itself to every server, as JSON. A
 gluon_gc server compares the rows and answers; a stock MXNet server merely echoes them.
 """
 
@@ -9,28 +9,21 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping
 
-import mxnet as mx
-import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..operators import MessageRows
 from ..version import __version__
+from . import messages
 
-MESSAGE_BYTES = 1020  # 272 framed words
-ROWS = MessageRows(MESSAGE_BYTES)
 _WORKER, _SERVER = "gluon_gc worker", "gluon_gc server"
 
 
 def _pack(message: Mapping[str, Any]) -> NDArray:
-    text = json.dumps(message, sort_keys=True).encode()
-    if len(text) > MESSAGE_BYTES:
-        raise ValueError(f"a handshake of {len(text)} bytes is over {MESSAGE_BYTES}: {text!r}")
-    return mx.nd.array(np.frombuffer(text.ljust(MESSAGE_BYTES), np.uint8), dtype="uint8")
+    return messages.pack(json.dumps(message, sort_keys=True).encode())
 
 
 def _unpack(message: NDArray) -> Dict[str, Any]:
     try:
-        return json.loads(message.asnumpy().tobytes())
+        return json.loads(messages.unpack(message))
     except ValueError:
         return {}
 
@@ -41,7 +34,7 @@ def hello(rank: int, settings: Mapping[str, Any]) -> NDArray:
 
 
 def answer(hellos: NDArray) -> NDArray:
-    """What a server answers to the workers' hellos, uint8, shape (workers, MESSAGE_BYTES)."""
+    """What a server answers to the workers' hellos, uint8, shape (workers, bytes of a message)."""
     problem = _difference([_unpack(row) for row in hellos])
     return _pack({"from": _SERVER, "version": __version__, "problem": problem})
 

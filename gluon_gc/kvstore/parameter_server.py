@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +24,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from .. import env, kernels, operators
 from ..log import logger
 from ..operators import MessageRows
-from . import handshake, plan
+from . import archive, handshake, messages, plan
 from .base import CompressingKVStore
 from .plan import Chunk
 from .watch import SCHEDULER_ID, Watch, die_of, is_dead
@@ -108,7 +108,7 @@ class GluonGCParameterServer(CompressingKVStore):
         self._greetings = [self._allocator.key(server) for server in range(self._servers)]
         self._configure([])
         self._kv.init(
-            self._greetings, [self._zero_rows(key, handshake.ROWS) for key in self._greetings]
+            self._greetings, [self._zero_rows(key, messages.ROWS) for key in self._greetings]
         )
         self._agree({})
 
@@ -156,14 +156,17 @@ class GluonGCParameterServer(CompressingKVStore):
         self._sent[key] = mx.nd.sparse.zeros("row_sparse", shape)
         pulls = 1 if rows.count == 1 else 2
         self._pulled[key] = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
-        if rows.length_at is not None:
-            self._counters[key] = mx.nd.zeros(1, dtype="float64"), mx.nd.zeros(1, dtype="float64")
+        self._counters[key] = mx.nd.zeros(1, dtype="float64"), mx.nd.zeros(1, dtype="float64")
         return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
     def _configure(self, aggregated: List[Dict[str, Any]]) -> None:
         if self._row == 0:
-            command = json.dumps({"gluon_gc": aggregated})
-            self._kv._send_command_to_servers(_CONTROLLER, command)
+            self._command("configure", aggregated)
+
+    def _command(self, action: str, request: Any) -> None:
+        """Ask all servers; returns when they have done it."""
+        body = json.dumps({"gluon_gc": {action: request}})
+        self._kv._send_command_to_servers(_CONTROLLER, body)
 
     def _agree(self, about: Mapping[str, Any]) -> None:
         """Make sure that all servers are ours, and all workers about to do the same."""
@@ -174,14 +177,20 @@ class GluonGCParameterServer(CompressingKVStore):
         hello = handshake.hello(self.rank, settings)
         for server, key in enumerate(self._greetings):
             handshake.check(self._exchange_row(key, hello, priority=0), server)
+        self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
 
     # What travels
 
     def _exchange_row(self, key: int, message: NDArray, priority: int) -> NDArray:
-        rows, sent, pulled = self._rows[key], self._sent[key], self._pulled[key]
-        pushed_bytes, pulled_bytes = self._counters.get(key, (None, None))
+        pushed_bytes, _ = self._counters[key]
+        rows, sent = self._rows[key], self._sent[key]
         operators.frame(message, rows, self._row, self.num_workers, pushed_bytes, out=sent)
         self._kv.push(key, sent, priority)
+        return self._pull_row(key, priority)
+
+    def _pull_row(self, key: int, priority: int) -> NDArray:
+        _, pulled_bytes = self._counters[key]
+        rows, pulled = self._rows[key], self._pulled[key]
         wanted = self._row0
         for part in pulled:  # the first row says how many more there are
             self._kv.row_sparse_pull(key, out=part, row_ids=wanted, priority=priority)
@@ -198,12 +207,45 @@ class GluonGCParameterServer(CompressingKVStore):
         self._kv.pushpull(key, sent, out=sent, priority=priority)
         return sent
 
+    # Checkpoints: rank 0's has what the servers carry over as well
+
+    def state(self, names: Collection[str]) -> List[Dict[str, Any]]:
+        states = super().state(names)
+        chunks = self._compressed(names)
+        keys = [self._keys[chunk] for chunk in chunks if chunk.aggregated]
+        if self.rank == 0 and keys:
+            aggregators = self._archived(keys)
+            for chunk, state in zip(chunks, states):
+                if self._keys[chunk] in aggregators:
+                    state["aggregator"] = aggregators[self._keys[chunk]]
+        return states
+
+    def _archived(self, keys: Sequence[int]) -> archive.States:
+        """What servers carry over for these keys."""
+        mx.nd.waitall()
+        pages = [b""] * self._servers
+        unfinished, number = list(range(self._servers)), 0
+        while unfinished:
+            self._command("save", {"keys": keys, "page": number})
+            for server in list(unfinished):
+                page = messages.unpack(self._pull_row(self._greetings[server], priority=0))
+                pages[server] += page[1:]
+                if not page[0]:
+                    unfinished.remove(server)
+            number += 1
+        return {key: state for data in pages for key, state in archive.unpack(data).items()}
+
+    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
+        super()._load_chunk_state(chunk, state)
+        if self.rank == 0 and "aggregator" in state:
+            packed = archive.to_json(state["aggregator"])
+            self._command("load", {"key": self._keys[chunk], "state": packed})
+
     def _message_bytes(self, chunk: Chunk, calls: float) -> Tuple[float, float]:
-        counters = self._counters.get(self._keys[chunk])
-        if counters is None or not calls:
-            return chunk.message_bytes, chunk.message_bytes
-        pushed, pulled = (counter.asscalar() / calls for counter in counters)
-        return pushed, pulled
+        if not (chunk.aggregated and calls):
+            return super()._message_bytes(chunk, calls)
+        pushed, pulled = self._counters[self._keys[chunk]]
+        return pushed.asscalar() / calls, pulled.asscalar() / calls
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.

@@ -108,6 +108,36 @@ def nonfinite(arguments):
     return result
 
 
+def checkpoint(arguments):
+    """Steps `begin` to `end` of a trainer, from a checkpoint if begin > 0; saves one in the middle.
+
+    Returns the weights in the end. Rank r's file is "FOLDER/r".
+    """
+    begin, middle, end = arguments["begin"], arguments["middle"], arguments["end"]
+    file = str(Path(arguments["folder"], str(bps.rank())))
+    shapes = arguments["shapes"]
+    params = _parameters(shapes)
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+        compression_params=arguments["compression_params"],
+    )
+    if begin > 0:
+        with np.load(file + ".npz") as weights:
+            for i, param in enumerate(params):
+                param.set_data(mx.nd.array(weights[f"w{i}"]))
+        trainer.load_states(file)
+    for step in range(begin, end):
+        trainer.set_learning_rate(0.1 / (1 + step))
+        _backward(params, gradients_of(bps.rank(), step, shapes))
+        trainer.step(1)
+        if step + 1 == middle:
+            trainer.save_states(file)
+            np.savez(file, **{f"w{i}": p.data().asnumpy() for i, p in enumerate(params)})
+    return {f"w{i}": param.data().asnumpy() for i, param in enumerate(params)}
+
+
 def delayed(arguments):
     """A step while the server is stopped: says when it has returned, then waits for the result."""
     folder = Path(arguments["folder"])

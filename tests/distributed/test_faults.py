@@ -117,7 +117,7 @@ def test_a_server_refuses_a_pickled_optimizer_and_goes_on(cluster):
     nodes.start_roles()
     nodes.start_worker(0, "stock_worker")
     nodes.results()
-    assert "refused a command that is not a gluon_gc configuration" in nodes.log("server0")
+    assert "refused a command that is not gluon_gc's" in nodes.log("server0")
 
 
 def test_a_server_that_dies_is_named_and_everybody_ends(cluster):
