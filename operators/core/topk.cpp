@@ -1,5 +1,6 @@
 #include "core/topk.h"
 
+#include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"
 
@@ -82,44 +83,6 @@ U select(U* values, std::size_t count, std::size_t rank) {
   }
 }
 
-enum class Feedback { none, plain, scaled };
-
-// Momentum and feedback for sixteen elements from i: returns p, and with `update` writes the momentum.
-template <typename T, bool with_momentum, Feedback feedback>
-struct Correction {
-  Correction(const T* gradient, T gradient_scale, const TopkState<T>& state)
-      : gradient(gradient),
-        gradient_scale(broadcast(gradient_scale)),
-        mu(broadcast(state.mu)),
-        ratio(broadcast(state.ratio)),
-        momentum(state.momentum),
-        residual(state.residual) {}
-
-  template <bool update, typename Lanes>
-  Vec<T> at(std::size_t i, Lanes present) const {
-    if constexpr (update) prefetch_ahead(gradient + i);
-    Vec<T> p = load(gradient + i, present) * gradient_scale;
-    if constexpr (with_momentum) {
-      if constexpr (update) prefetch_ahead(momentum + i);
-      const Vec<T> m = mu * load(momentum + i, present) + p;
-      if constexpr (update) store(m, momentum + i, present);
-      p = p + mu * m;
-    }
-    if constexpr (feedback != Feedback::none) {
-      if constexpr (update) prefetch_ahead(residual + i);
-      const Vec<T> e = load(residual + i, present);
-      if constexpr (feedback == Feedback::plain) p = p + e;
-      if constexpr (feedback == Feedback::scaled) p = p + ratio * e;
-    }
-    return p;
-  }
-
-  const T* const gradient;
-  const Vec<T> gradient_scale, mu, ratio;
-  T* const momentum;
-  T* const residual;
-};
-
 // The magnitude of number `rank` of a sample of p: sixteen neighbours here and there, at distances that no
 // row length divides. n is more than the sample.
 template <typename T, typename Correct>
@@ -130,7 +93,7 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, std::size_t ran
   for (std::size_t group = 0; group < groups; ++group) {
     const std::size_t jitter = (group * 2654435761u >> 5) % (stride - lanes + 1);
     T p[lanes];
-    store(correct.template at<false>(group * stride + jitter, All{}), p, All{});
+    store(correct.preview(group * stride + jitter, All{}), p, All{});
     for (std::size_t i = 0; i < lanes; ++i) {
       magnitudes[group * lanes + i] = magnitude_bits<T>(read_bits(p[i]));
     }
@@ -145,25 +108,25 @@ struct Group {
 
 // Updates momentum and residual (to p), and collects the elements of at least the threshold. Returns the
 // threshold, and in `found` how many there are, also if there is no room for them all.
-template <typename T, bool with_momentum, Feedback feedback>
-Bits<T> collect(const T* gradient, std::size_t n, T gradient_scale, const TopkState<T>& state,
-                const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads, std::size_t* found) {
-  const Correction<T, with_momentum, feedback> correct(gradient, gradient_scale, state);
+template <typename T, typename Correct>
+Bits<T> collect(const Correct& correct, std::size_t n, T* residual, const TopkPlan& plan,
+                const TopkWorkspace<T>& workspace, int threads, std::size_t* found) {
+  constexpr bool keeps_p = Correct::feedback != Feedback::none;
   Bits<T> threshold = plan.rank == 0 ? 0 : sampled_threshold<T>(correct, n, plan.rank);
   if (plan.rank != 0 && threshold == 0) threshold = 1;  // zeros need no room: see compress
   std::size_t total = 0;
   ElementBlocks(n).run(threads, [&](std::size_t, std::size_t block_begin, std::size_t block_end) {
     for (std::size_t begin = block_begin; begin < block_end; begin += topk_segment) {
       const std::size_t end = block_end - begin < topk_segment ? block_end : begin + topk_segment;
-      T room[feedback == Feedback::none ? topk_segment : 1];
-      T* const kept = feedback == Feedback::none ? room : state.residual + begin;
+      T room[keeps_p ? 1 : topk_segment];
+      T* const kept = keeps_p ? residual + begin : room;
       Group groups[topk_segment / group_elements];
       std::size_t group_count = 0, count = 0;
       sweep<group_elements>(begin, end, [=, &groups, &group_count](std::size_t i, auto present) {
         std::uint64_t bits = 0;
         for (std::size_t part = 0; part < group_elements / lanes; ++part) {
           const auto here = present.part(part);
-          const Vec<T> p = correct.template at<true>(i + part * lanes, here);
+          const Vec<T> p = correct(i + part * lanes, here);
           store(p, kept + (i - begin) + part * lanes, here);
           bits |= std::uint64_t{magnitude_at_least(p, threshold) & all_bits(here)} << part * lanes;
         }
@@ -188,13 +151,6 @@ Bits<T> collect(const T* gradient, std::size_t n, T gradient_scale, const TopkSt
   *found = total;
   return threshold;
 }
-
-template <typename T>
-constexpr decltype(&collect<T, false, Feedback::none>) collect_for[2][3] = {
-    {collect<T, false, Feedback::none>, collect<T, false, Feedback::plain>,
-     collect<T, false, Feedback::scaled>},
-    {collect<T, true, Feedback::none>, collect<T, true, Feedback::plain>,
-     collect<T, true, Feedback::scaled>}};
 
 // p once more, after `collect`.
 template <typename T>
@@ -274,13 +230,12 @@ template <Isa isa, typename T>
 T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
                                 const TopkState<T>& state, const TopkPlan& plan,
                                 const TopkWorkspace<T>& workspace, void* payload, int threads) {
-  const Feedback feedback = !state.residual       ? Feedback::none
-                            : state.ratio == T{1} ? Feedback::plain
-                                                  : Feedback::scaled;
-  const auto collect_candidates = collect_for<T>[state.momentum != nullptr][static_cast<int>(feedback)];
   std::size_t found = 0;
-  const Bits<T> threshold =
-      collect_candidates(gradient, n, gradient_scale, state, plan, workspace, threads, &found);
+  const auto collect_candidates = [=, &plan, &workspace, &found](const auto& correct) {
+    return collect(correct, n, state.residual, plan, workspace, threads, &found);
+  };
+  const StoredResidual<T> residual{state.residual};
+  const Bits<T> threshold = with_correction(gradient, gradient_scale, state, residual, collect_candidates);
   Writer<T> writer(payload, k, state.residual);
   if (k == 0) return 0;
   if (found >= k && found <= plan.capacity) {
