@@ -96,5 +96,33 @@ auto with_correction(const T* gradient, T gradient_scale, const State& state, co
                         : with_feedback<false>(gradient, gradient_scale, state, residual, sweep);
 }
 
+// p once more, of one element, after a sweep that stored it where the residual was.
+template <typename T>
+struct Corrected {
+  template <typename State>
+  Corrected(const T* gradient, T gradient_scale, const State& state)
+      : gradient(gradient),
+        gradient_scale(gradient_scale),
+        mu(state.mu),
+        momentum(state.momentum),
+        residual(state.residual) {}
+
+  T operator[](std::size_t i) const {
+    if (residual) return residual[i];
+    const T g = gradient[i] * gradient_scale;
+    return momentum ? g + mu * momentum[i] : g;
+  }
+
+  void prefetch(std::size_t i) const {
+    __builtin_prefetch(residual ? residual + i : gradient + i);
+    if (!residual && momentum) __builtin_prefetch(momentum + i);
+  }
+
+  const T* const gradient;
+  const T gradient_scale, mu;
+  const T* const momentum;
+  const T* const residual;
+};
+
 }  // namespace
 }  // namespace gluon_gc

@@ -1,5 +1,6 @@
 #include "core/onebit.h"
 
+#include "core/bytes.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"
@@ -11,27 +12,21 @@ constexpr std::size_t word_elements = 32;
 using ElementBlocks = Blocks<16384>;
 
 std::uint32_t read_word(const void* words, std::size_t index) {
-  std::uint32_t word;
-  std::memcpy(&word, static_cast<const char*>(words) + index * sizeof(word), sizeof(word));
-  return word;
+  return read<std::uint32_t>(static_cast<const char*>(words) + index * sizeof(std::uint32_t));
 }
 
 void write_word(void* words, std::size_t index, std::uint32_t word) {
-  std::memcpy(static_cast<char*>(words) + index * sizeof(word), &word, sizeof(word));
+  write(static_cast<char*>(words) + index * sizeof(word), word);
 }
 
 template <typename T>
 T read_scale(const void* payload, std::size_t n) {
-  T scale;
-  std::memcpy(&scale, static_cast<const char*>(payload) + onebit_words(n) * sizeof(std::uint32_t),
-              sizeof(scale));
-  return scale;
+  return read<T>(static_cast<const char*>(payload) + onebit_words(n) * sizeof(std::uint32_t));
 }
 
 template <typename T>
 void write_scale(void* payload, std::size_t n, T scale) {
-  std::memcpy(static_cast<char*>(payload) + onebit_words(n) * sizeof(std::uint32_t), &scale,
-              sizeof(scale));
+  write(static_cast<char*>(payload) + onebit_words(n) * sizeof(std::uint32_t), scale);
 }
 
 // The two values that a sign decodes to.

@@ -1,5 +1,6 @@
 #include "core/topk.h"
 
+#include "core/bytes.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"
@@ -9,18 +10,6 @@ namespace {
 
 constexpr std::size_t group_elements = 64;
 using ElementBlocks = Blocks<16384>;
-
-template <typename Value>
-Value read(const void* from) {
-  Value value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-template <typename Value>
-void write(void* to, const Value& value) {
-  std::memcpy(to, &value, sizeof(value));
-}
 
 template <typename T>
 constexpr int sign_shift = 8 * sizeof(T) - 1;
@@ -152,20 +141,6 @@ Bits<T> collect(const Correct& correct, std::size_t n, T* residual, const TopkPl
   return threshold;
 }
 
-// p once more, after `collect`.
-template <typename T>
-struct Collected {
-  T operator[](std::size_t i) const {
-    if (state.residual) return state.residual[i];
-    const T p = gradient[i] * gradient_scale;
-    return state.momentum ? p + state.mu * state.momentum[i] : p;
-  }
-
-  const T* const gradient;
-  const T gradient_scale;
-  const TopkState<T>& state;
-};
-
 // What is sent has magnitudes above `magnitude`, and the first `equal` elements that have just that.
 template <typename T>
 struct Cut {
@@ -176,7 +151,7 @@ struct Cut {
 // The cut for k elements, whatever the values: counts magnitudes by their highest bits, then those that
 // share them with number k by the next ones.
 template <typename T>
-Cut<T> exact_cut(const Collected<T>& p, std::size_t n, std::size_t k) {
+Cut<T> exact_cut(const Corrected<T>& p, std::size_t n, std::size_t k) {
   constexpr int digit_bits = 11;
   Bits<T> cut = 0;
   int known = sign_shift<T>;  // bits of `cut` from here on are known
@@ -259,7 +234,7 @@ T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k,
       writer.add(sent[i]);
     }
   } else {
-    const Collected<T> p{gradient, gradient_scale, state};
+    const Corrected<T> p(gradient, gradient_scale, state);
     // The sample was mostly zeros and all else is fewer than k, or only counting helps.
     Cut<T> cut = found < k && threshold == 1 ? Cut<T>{0, k - found} : exact_cut(p, n, k);
     for (std::size_t i = 0; i < n && writer.left != 0; ++i) {
@@ -287,9 +262,7 @@ bool TopkKernels<isa, T>::valid(const void* payload, std::size_t n, std::size_t 
 
 template <Isa isa, typename T>
 void TopkKernels<isa, T>::decompress(const void* payload, std::size_t n, std::size_t k, T* out, int threads) {
-  ElementBlocks(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
-    std::memset(out + begin, 0, (end - begin) * sizeof(T));
-  });
+  fill_with_zeros(out, n, threads);
   add(payload, k, out);
 }
 
