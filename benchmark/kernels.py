@@ -59,7 +59,9 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     values = np.random.default_rng(0).standard_normal(n, np.float32)
     payload, _ = kernels.onebit_compress(values)
     sparse, _ = kernels.topk_compress(values, n // 1000)
-    x, y, z, payload, halves, words, scale, sparse, residual = staggered(
+    stream = np.ones(2, np.uint64)
+    drawn, _ = kernels.randomk_compress(values, n // 1000, stream)
+    x, y, z, payload, halves, words, scale, sparse, residual, drawn = staggered(
         [
             values,
             values,
@@ -70,6 +72,7 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             np.ones(1, np.float32),
             sparse,
             np.zeros_like(values),  # topk's own: its speed depends on the values
+            drawn,
         ]
     )
 
@@ -82,6 +85,10 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             "topk_compress_f32",
             lambda n: (x, n, n // 1000, 1.0, None, 0.0, residual, 1.0, sparse),
         )
+
+    def randomk(momentum, residual):
+        state = momentum, 0.9, residual, 1.0, stream
+        return Loop("randomk_compress_f32", lambda n: (x, n, n // 1000, 1.0, *state, drawn))
 
     copy = Loop("limit_copy", lambda n: (x, y, n))
     return {
@@ -103,6 +110,15 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         "topk_compress_ef": (topk(residual), Loop("limit_add", lambda n: (residual, x, n))),
         "topk_decompress": (
             Loop("topk_decompress_f32", lambda n: (sparse, n, n // 1000, y)),
+            Loop("limit_fill", lambda n: (y, n)),
+        ),
+        "randomk_compress_ef": (randomk(None, y), Loop("limit_add", lambda n: (y, x, n))),
+        "randomk_compress_ef_nesterov": (
+            randomk(z, y),
+            Loop("limit_add_twice", lambda n: (y, z, x, n)),
+        ),
+        "randomk_decompress": (
+            Loop("randomk_decompress_f32", lambda n: (drawn, n, n // 1000, stream, y)),
             Loop("limit_fill", lambda n: (y, n)),
         ),
         "half_from_float": (

@@ -16,6 +16,7 @@ from .onebit import (
     onebit_payload_bytes,
     onebit_residual,
 )
+from .randomk import randomk_compress, randomk_decompress, randomk_decompress_add
 from .topk import (
     topk_compress,
     topk_decompress,
@@ -39,6 +40,9 @@ __all__ = [
     "onebit_decompress_sum",
     "onebit_payload_bytes",
     "onebit_residual",
+    "randomk_compress",
+    "randomk_decompress",
+    "randomk_decompress_add",
     "topk_compress",
     "topk_decompress",
     "topk_decompress_add",

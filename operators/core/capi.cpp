@@ -5,6 +5,7 @@
 #include "core/isa.h"
 #include "core/limits.h"
 #include "core/onebit.h"
+#include "core/randomk.h"
 #include "core/topk.h"
 
 using namespace gluon_gc;
@@ -60,6 +61,36 @@ void gluon_gc_onebit_residual_f32(const float* corrected, float scale, size_t n,
 void gluon_gc_onebit_residual_f64(const double* corrected, double scale, size_t n, double* residual,
                                   int isa) {
   onebit_residual(corrected, scale, n, residual, Isa(isa));
+}
+
+float gluon_gc_randomk_compress_f32(const float* gradient, size_t n, size_t k, float gradient_scale, float* momentum,
+                                    float mu, float* residual, float ratio, Stream* stream, void* payload,
+                                    int threads, int isa) {
+  return randomk_compress<float>(gradient, n, k, gradient_scale, {momentum, mu, residual, ratio}, *stream,
+                               payload, threads, Isa(isa));
+}
+void gluon_gc_randomk_decompress_f32(const void* payload, size_t n, size_t k, const Stream* start, float* out,
+                                     int threads, int isa) {
+  randomk_decompress(payload, n, k, *start, out, threads, Isa(isa));
+}
+void gluon_gc_randomk_decompress_add_f32(const void* payload, size_t n, size_t k, const Stream* start,
+                                         float* out, int isa) {
+  randomk_decompress_add(payload, n, k, *start, out, Isa(isa));
+}
+
+double gluon_gc_randomk_compress_f64(const double* gradient, size_t n, size_t k, double gradient_scale, double* momentum,
+                                    double mu, double* residual, double ratio, Stream* stream, void* payload,
+                                    int threads, int isa) {
+  return randomk_compress<double>(gradient, n, k, gradient_scale, {momentum, mu, residual, ratio}, *stream,
+                               payload, threads, Isa(isa));
+}
+void gluon_gc_randomk_decompress_f64(const void* payload, size_t n, size_t k, const Stream* start, double* out,
+                                     int threads, int isa) {
+  randomk_decompress(payload, n, k, *start, out, threads, Isa(isa));
+}
+void gluon_gc_randomk_decompress_add_f64(const void* payload, size_t n, size_t k, const Stream* start,
+                                         double* out, int isa) {
+  randomk_decompress_add(payload, n, k, *start, out, Isa(isa));
 }
 
 size_t gluon_gc_topk_payload_bytes_f32(size_t k) { return topk_payload_bytes<float>(k); }

@@ -1,5 +1,7 @@
 #include "core/onebit.h"
 
+#include "core/bytes.h"
+#include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"
 
@@ -10,27 +12,21 @@ constexpr std::size_t word_elements = 32;
 using ElementBlocks = Blocks<16384>;
 
 std::uint32_t read_word(const void* words, std::size_t index) {
-  std::uint32_t word;
-  std::memcpy(&word, static_cast<const char*>(words) + index * sizeof(word), sizeof(word));
-  return word;
+  return read<std::uint32_t>(static_cast<const char*>(words) + index * sizeof(std::uint32_t));
 }
 
 void write_word(void* words, std::size_t index, std::uint32_t word) {
-  std::memcpy(static_cast<char*>(words) + index * sizeof(word), &word, sizeof(word));
+  write(static_cast<char*>(words) + index * sizeof(word), word);
 }
 
 template <typename T>
 T read_scale(const void* payload, std::size_t n) {
-  T scale;
-  std::memcpy(&scale, static_cast<const char*>(payload) + onebit_words(n) * sizeof(std::uint32_t),
-              sizeof(scale));
-  return scale;
+  return read<T>(static_cast<const char*>(payload) + onebit_words(n) * sizeof(std::uint32_t));
 }
 
 template <typename T>
 void write_scale(void* payload, std::size_t n, T scale) {
-  std::memcpy(static_cast<char*>(payload) + onebit_words(n) * sizeof(std::uint32_t), &scale,
-              sizeof(scale));
+  write(static_cast<char*>(payload) + onebit_words(n) * sizeof(std::uint32_t), scale);
 }
 
 // The two values that a sign decodes to.
@@ -47,57 +43,36 @@ Vec<T> residual_of(const Vec<T>& p, const Vec<T>& scale) {
   return p - with_sign_of(p, scale);
 }
 
-// What becomes of the residual e; `scaled` is apart since the usual ratio is 1.
-enum class Feedback { none, plain, scaled };
-
-// Momentum and feedback for sixteen elements from i: updates the state and returns p.
-template <typename T, bool with_momentum, Feedback feedback>
-struct Correction {
-  Correction(T gradient_scale, const OnebitState<T>& state)
-      : gradient_scale(broadcast(gradient_scale)),
-        mu(broadcast(state.mu)),
-        ratio(broadcast(state.ratio)),
-        scale(broadcast(feedback == Feedback::none ? T{0} : *state.scale)),
-        momentum(state.momentum),
-        corrected(state.corrected) {}
+// The residual of the p that was kept.
+template <typename T>
+struct LazyResidual {
+  explicit operator bool() const { return corrected != nullptr; }
+  void prefetch(std::size_t i) const { prefetch_ahead(corrected + i); }
 
   template <typename Lanes>
-  Vec<T> operator()(const T* gradient, std::size_t i, Lanes present) const {
-    prefetch_ahead(gradient + i);
-    Vec<T> p = load(gradient + i, present) * gradient_scale;
-    if constexpr (with_momentum) {
-      prefetch_ahead(momentum + i);
-      const Vec<T> m = mu * load(momentum + i, present) + p;
-      store(m, momentum + i, present);
-      p = p + mu * m;
-    }
-    if constexpr (feedback != Feedback::none) {
-      prefetch_ahead(corrected + i);
-      const Vec<T> residual = residual_of(load(corrected + i, present), scale);
-      if constexpr (feedback == Feedback::plain) p = p + residual;
-      if constexpr (feedback == Feedback::scaled) p = p + ratio * residual;
-      store(p, corrected + i, present);
-    }
-    return keep(p, present);
+  Vec<T> operator()(std::size_t i, Lanes present) const {
+    return residual_of(load(corrected + i, present), scale);
   }
 
-  const Vec<T> gradient_scale, mu, ratio, scale;
-  T* const momentum;
-  T* const corrected;
+  const T* corrected;
+  Vec<T> scale;
 };
 
-// Writes the words of the payload and returns the sum of |p|.
-template <typename T, bool with_momentum, Feedback feedback>
-double compress_words(const T* gradient, std::size_t n, T gradient_scale, const OnebitState<T>& state,
-                      void* payload, int threads) {
-  const Correction<T, with_momentum, feedback> correct(gradient_scale, state);
+// Writes the words of the payload and, with feedback, the p that they stand for. Returns the sum of |p|.
+template <typename T, typename Correct>
+double compress_words(const Correct& correct, std::size_t n, T* corrected, void* payload, int threads) {
+  const auto part = [=](std::size_t i, auto present) {
+    const Vec<T> p = correct(i, present);
+    if constexpr (Correct::feedback != Feedback::none) store(p, corrected + i, present);
+    return keep(p, present);
+  };
   const ElementBlocks blocks(n);
   double block_sums[max_blocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
     LaneSums<T> low_sums, high_sums;
     sweep<word_elements>(begin, end, [=, &low_sums, &high_sums](std::size_t i, auto present) {
-      const Vec<T> low = correct(gradient, i, present.part(0));
-      const Vec<T> high = correct(gradient, i + lanes, present.part(1));
+      const Vec<T> low = part(i, present.part(0));
+      const Vec<T> high = part(i + lanes, present.part(1));
       low_sums.add_magnitude(low);
       high_sums.add_magnitude(high);
       write_word(payload, i / word_elements, negative(low) | negative(high) << lanes);
@@ -108,13 +83,6 @@ double compress_words(const T* gradient, std::size_t n, T gradient_scale, const 
   for (std::size_t block = 0; block < blocks.count; ++block) sum += block_sums[block];
   return sum;
 }
-
-template <typename T>
-constexpr decltype(&compress_words<T, false, Feedback::none>) compress_words_for[2][3] = {
-    {compress_words<T, false, Feedback::none>, compress_words<T, false, Feedback::plain>,
-     compress_words<T, false, Feedback::scaled>},
-    {compress_words<T, true, Feedback::none>, compress_words<T, true, Feedback::plain>,
-     compress_words<T, true, Feedback::scaled>}};
 
 // Calls step(word index, part of the word, first element, lanes) for every sixteen elements.
 template <typename Step>
@@ -136,11 +104,11 @@ std::uint32_t read_signs(const void* payload, std::size_t word, int part) {
 template <Isa isa, typename T>
 double OnebitKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient_scale, bool scaling,
                                        const OnebitState<T>& state, void* payload, int threads) {
-  const Feedback feedback = !state.corrected      ? Feedback::none
-                            : state.ratio == T{1} ? Feedback::plain
-                                                  : Feedback::scaled;
-  const auto sweep_words = compress_words_for<T>[state.momentum != nullptr][static_cast<int>(feedback)];
-  const double sum = sweep_words(gradient, n, gradient_scale, state, payload, threads);
+  const LazyResidual<T> residual{state.corrected, broadcast(state.corrected ? *state.scale : T{0})};
+  const auto compress_all = [=](const auto& correct) {
+    return compress_words(correct, n, state.corrected, payload, threads);
+  };
+  const double sum = with_correction(gradient, gradient_scale, state, residual, compress_all);
   const T mean = n == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(n));
   const T scale = scaling ? mean : T{1};
   write_scale(payload, n, scale);

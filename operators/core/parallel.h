@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 
 namespace gluon_gc {
 namespace {
@@ -30,6 +31,13 @@ struct Blocks {
 
   const std::size_t n, size, count;
 };
+
+template <typename T>
+void fill_with_zeros(T* out, std::size_t n, int threads) {
+  Blocks<16384>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+    std::memset(out + begin, 0, (end - begin) * sizeof(T));
+  });
+}
 
 }  // namespace
 }  // namespace gluon_gc

@@ -1,5 +1,7 @@
 #include "core/topk.h"
 
+#include "core/bytes.h"
+#include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"
 
@@ -8,18 +10,6 @@ namespace {
 
 constexpr std::size_t group_elements = 64;
 using ElementBlocks = Blocks<16384>;
-
-template <typename Value>
-Value read(const void* from) {
-  Value value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-template <typename Value>
-void write(void* to, const Value& value) {
-  std::memcpy(to, &value, sizeof(value));
-}
 
 template <typename T>
 constexpr int sign_shift = 8 * sizeof(T) - 1;
@@ -82,44 +72,6 @@ U select(U* values, std::size_t count, std::size_t rank) {
   }
 }
 
-enum class Feedback { none, plain, scaled };
-
-// Momentum and feedback for sixteen elements from i: returns p, and with `update` writes the momentum.
-template <typename T, bool with_momentum, Feedback feedback>
-struct Correction {
-  Correction(const T* gradient, T gradient_scale, const TopkState<T>& state)
-      : gradient(gradient),
-        gradient_scale(broadcast(gradient_scale)),
-        mu(broadcast(state.mu)),
-        ratio(broadcast(state.ratio)),
-        momentum(state.momentum),
-        residual(state.residual) {}
-
-  template <bool update, typename Lanes>
-  Vec<T> at(std::size_t i, Lanes present) const {
-    if constexpr (update) prefetch_ahead(gradient + i);
-    Vec<T> p = load(gradient + i, present) * gradient_scale;
-    if constexpr (with_momentum) {
-      if constexpr (update) prefetch_ahead(momentum + i);
-      const Vec<T> m = mu * load(momentum + i, present) + p;
-      if constexpr (update) store(m, momentum + i, present);
-      p = p + mu * m;
-    }
-    if constexpr (feedback != Feedback::none) {
-      if constexpr (update) prefetch_ahead(residual + i);
-      const Vec<T> e = load(residual + i, present);
-      if constexpr (feedback == Feedback::plain) p = p + e;
-      if constexpr (feedback == Feedback::scaled) p = p + ratio * e;
-    }
-    return p;
-  }
-
-  const T* const gradient;
-  const Vec<T> gradient_scale, mu, ratio;
-  T* const momentum;
-  T* const residual;
-};
-
 // The magnitude of number `rank` of a sample of p: sixteen neighbours here and there, at distances that no
 // row length divides. n is more than the sample.
 template <typename T, typename Correct>
@@ -130,7 +82,7 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, std::size_t ran
   for (std::size_t group = 0; group < groups; ++group) {
     const std::size_t jitter = (group * 2654435761u >> 5) % (stride - lanes + 1);
     T p[lanes];
-    store(correct.template at<false>(group * stride + jitter, All{}), p, All{});
+    store(correct.preview(group * stride + jitter, All{}), p, All{});
     for (std::size_t i = 0; i < lanes; ++i) {
       magnitudes[group * lanes + i] = magnitude_bits<T>(read_bits(p[i]));
     }
@@ -145,25 +97,25 @@ struct Group {
 
 // Updates momentum and residual (to p), and collects the elements of at least the threshold. Returns the
 // threshold, and in `found` how many there are, also if there is no room for them all.
-template <typename T, bool with_momentum, Feedback feedback>
-Bits<T> collect(const T* gradient, std::size_t n, T gradient_scale, const TopkState<T>& state,
-                const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads, std::size_t* found) {
-  const Correction<T, with_momentum, feedback> correct(gradient, gradient_scale, state);
+template <typename T, typename Correct>
+Bits<T> collect(const Correct& correct, std::size_t n, T* residual, const TopkPlan& plan,
+                const TopkWorkspace<T>& workspace, int threads, std::size_t* found) {
+  constexpr bool keeps_p = Correct::feedback != Feedback::none;
   Bits<T> threshold = plan.rank == 0 ? 0 : sampled_threshold<T>(correct, n, plan.rank);
   if (plan.rank != 0 && threshold == 0) threshold = 1;  // zeros need no room: see compress
   std::size_t total = 0;
   ElementBlocks(n).run(threads, [&](std::size_t, std::size_t block_begin, std::size_t block_end) {
     for (std::size_t begin = block_begin; begin < block_end; begin += topk_segment) {
       const std::size_t end = block_end - begin < topk_segment ? block_end : begin + topk_segment;
-      T room[feedback == Feedback::none ? topk_segment : 1];
-      T* const kept = feedback == Feedback::none ? room : state.residual + begin;
+      T room[keeps_p ? 1 : topk_segment];
+      T* const kept = keeps_p ? residual + begin : room;
       Group groups[topk_segment / group_elements];
       std::size_t group_count = 0, count = 0;
       sweep<group_elements>(begin, end, [=, &groups, &group_count](std::size_t i, auto present) {
         std::uint64_t bits = 0;
         for (std::size_t part = 0; part < group_elements / lanes; ++part) {
           const auto here = present.part(part);
-          const Vec<T> p = correct.template at<true>(i + part * lanes, here);
+          const Vec<T> p = correct(i + part * lanes, here);
           store(p, kept + (i - begin) + part * lanes, here);
           bits |= std::uint64_t{magnitude_at_least(p, threshold) & all_bits(here)} << part * lanes;
         }
@@ -189,27 +141,6 @@ Bits<T> collect(const T* gradient, std::size_t n, T gradient_scale, const TopkSt
   return threshold;
 }
 
-template <typename T>
-constexpr decltype(&collect<T, false, Feedback::none>) collect_for[2][3] = {
-    {collect<T, false, Feedback::none>, collect<T, false, Feedback::plain>,
-     collect<T, false, Feedback::scaled>},
-    {collect<T, true, Feedback::none>, collect<T, true, Feedback::plain>,
-     collect<T, true, Feedback::scaled>}};
-
-// p once more, after `collect`.
-template <typename T>
-struct Collected {
-  T operator[](std::size_t i) const {
-    if (state.residual) return state.residual[i];
-    const T p = gradient[i] * gradient_scale;
-    return state.momentum ? p + state.mu * state.momentum[i] : p;
-  }
-
-  const T* const gradient;
-  const T gradient_scale;
-  const TopkState<T>& state;
-};
-
 // What is sent has magnitudes above `magnitude`, and the first `equal` elements that have just that.
 template <typename T>
 struct Cut {
@@ -220,7 +151,7 @@ struct Cut {
 // The cut for k elements, whatever the values: counts magnitudes by their highest bits, then those that
 // share them with number k by the next ones.
 template <typename T>
-Cut<T> exact_cut(const Collected<T>& p, std::size_t n, std::size_t k) {
+Cut<T> exact_cut(const Corrected<T>& p, std::size_t n, std::size_t k) {
   constexpr int digit_bits = 11;
   Bits<T> cut = 0;
   int known = sign_shift<T>;  // bits of `cut` from here on are known
@@ -274,13 +205,12 @@ template <Isa isa, typename T>
 T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
                                 const TopkState<T>& state, const TopkPlan& plan,
                                 const TopkWorkspace<T>& workspace, void* payload, int threads) {
-  const Feedback feedback = !state.residual       ? Feedback::none
-                            : state.ratio == T{1} ? Feedback::plain
-                                                  : Feedback::scaled;
-  const auto collect_candidates = collect_for<T>[state.momentum != nullptr][static_cast<int>(feedback)];
   std::size_t found = 0;
-  const Bits<T> threshold =
-      collect_candidates(gradient, n, gradient_scale, state, plan, workspace, threads, &found);
+  const auto collect_candidates = [=, &plan, &workspace, &found](const auto& correct) {
+    return collect(correct, n, state.residual, plan, workspace, threads, &found);
+  };
+  const StoredResidual<T> residual{state.residual};
+  const Bits<T> threshold = with_correction(gradient, gradient_scale, state, residual, collect_candidates);
   Writer<T> writer(payload, k, state.residual);
   if (k == 0) return 0;
   if (found >= k && found <= plan.capacity) {
@@ -304,7 +234,7 @@ T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k,
       writer.add(sent[i]);
     }
   } else {
-    const Collected<T> p{gradient, gradient_scale, state};
+    const Corrected<T> p(gradient, gradient_scale, state);
     // The sample was mostly zeros and all else is fewer than k, or only counting helps.
     Cut<T> cut = found < k && threshold == 1 ? Cut<T>{0, k - found} : exact_cut(p, n, k);
     for (std::size_t i = 0; i < n && writer.left != 0; ++i) {
@@ -332,9 +262,7 @@ bool TopkKernels<isa, T>::valid(const void* payload, std::size_t n, std::size_t 
 
 template <Isa isa, typename T>
 void TopkKernels<isa, T>::decompress(const void* payload, std::size_t n, std::size_t k, T* out, int threads) {
-  ElementBlocks(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
-    std::memset(out + begin, 0, (end - begin) * sizeof(T));
-  });
+  fill_with_zeros(out, n, threads);
   add(payload, k, out);
 }
 

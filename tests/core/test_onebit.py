@@ -1,7 +1,5 @@
 """onebit: the kernels against a NumPy replay, each other, and BytePS's numbers."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +7,8 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays
+from . import arrays, golden
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 GRAIN, MAX_BLOCKS, LANES, WORD = 16384, 128, 16, 32
 
 
@@ -246,76 +243,45 @@ def test_blocks_that_grow_with_the_size_keep_the_sum_independent_of_threads():
             assert np.array_equal(kernels.onebit_compress(x, threads=threads, isa=isa)[0], payload)
 
 
-def golden(name):
-    with np.load(GOLDEN / f"onebit_{name}.npz") as archive:
-        return dict(archive)
-
-
 @pytest.mark.parametrize("isa", kernels.isas())
 def test_a_single_compression_decodes_to_byteps_numbers(isa):
-    vectors = golden("compress")
-    checked = 0
-    for key, expected in vectors.items():
-        compressor, _, rest = key.partition("|")
-        if compressor != "onebit":
-            continue
-        scaling, kind = rest.split("|")
-        x = vectors["input|" + kind]
-        payload, _ = kernels.onebit_compress(x, scaling=scaling == "scaling=True", isa=isa)
-        np.testing.assert_array_max_ulp(
-            kernels.onebit_decompress(payload, x.size, isa=isa), expected, 2
-        )
-        checked += 1
-    assert checked == 32
+    cases = golden.compressions("onebit")
+    assert len(cases) == 32
+    for options, x, expected in cases:
+        payload, _ = kernels.onebit_compress(x, scaling=options["scaling"] == "True", isa=isa)
+        decoded = kernels.onebit_decompress(payload, x.size, isa=isa)
+        np.testing.assert_array_max_ulp(decoded, expected, 2)
 
 
-FEEDBACK = golden("feedback")
-RUNS = sorted({key.rpartition("|")[0] for key in FEEDBACK})
-
-
-def steps_of(run):
-    """Each step's vectors by letter (gradient, p, decoded, residual e, momentum), and its ratio."""
-    rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in run else [1.0] * 4
-    for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
-        vectors = {name: FEEDBACK.get(f"{run}|{name}{step}") for name in "gpdem"}
-        yield vectors, previous / rate if "ef=corrected" in run else 1.0
+RUNS = golden.runs("onebit")
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", RUNS, ids=golden.name_of)
 def test_four_steps_with_feedback_decode_to_byteps_numbers(run, isa):
-    n = FEEDBACK[run + "|g0"].size
-    state = State(n, np.float32, 0.9 if "nesterov" in run else None, feedback=True)
-    for expected, ratio in steps_of(run):
+    state = State(run.size, np.float32, run.mu, feedback=True)
+    for expected, ratio in run.steps():
         payload, _ = kernels.onebit_compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
-        np.testing.assert_array_max_ulp(
-            kernels.onebit_decompress(payload, n, isa=isa), expected["d"], 2
-        )
-        if "nesterov" not in run:
-            np.testing.assert_array_max_ulp(state.keywords["corrected"], expected["p"], 2)
-            np.testing.assert_array_max_ulp(state.residual(), expected["e"], 2)
+        decoded = kernels.onebit_decompress(payload, run.size, isa=isa)
+        np.testing.assert_array_max_ulp(decoded, expected["d"], 2)
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("run", [run for run in RUNS if "nesterov" in run])
-def test_a_step_of_momentum_from_byteps_state_differs_by_rounding_only(run, isa):
-    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum
-    # cancel, that is many ulp of what is left, so it is measured in ulp of the largest term.
-    n = FEEDBACK[run + "|g0"].size
-    state = State(n, np.float32, 0.9, feedback=True)
-    before = {"e": np.zeros(n, np.float32), "m": np.zeros(n, np.float32)}
-    for expected, ratio in steps_of(run):
-        kernels.onebit_compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
-        got = {
-            "p": state.keywords["corrected"],
-            "e": state.residual(),
-            "m": state.keywords["momentum"],
-        }
-        terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
-        for name, values in got.items():
-            assert (
-                np.abs(values - expected[name]) <= 2 * np.spacing(terms.astype(np.float32))
-            ).all(), name
-        before = expected
+@pytest.mark.parametrize("run", RUNS, ids=golden.name_of)
+def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
+    state = State(run.size, np.float32, run.mu, feedback=True)
+
+    def step(gradient, ratio):
+        payload, _ = kernels.onebit_compress(gradient, ratio=ratio, isa=isa, **state.keywords)
+        decoded = kernels.onebit_decompress(payload, run.size, isa=isa)
+        got = {"p": state.keywords["corrected"], "d": decoded, "e": state.residual()}
+        if run.mu:
+            got["m"] = state.keywords["momentum"]
+        return got
+
+    def restore(expected):
         state.keywords["corrected"][:], state.keywords["scale"][:] = expected["e"], 0
-        state.keywords["momentum"][:] = expected["m"]
+        if run.mu:
+            state.keywords["momentum"][:] = expected["m"]
+
+    run.check(step, restore)

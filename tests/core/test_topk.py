@@ -1,7 +1,5 @@
 """topk: the kernels against a NumPy replay that sorts, each other, and BytePS's numbers."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,9 +7,8 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays
+from . import arrays, golden
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 N = 100_000  # large enough for a threshold from a sample, and for several blocks
 
 
@@ -292,58 +289,34 @@ def test_a_k_that_is_not_from_1_to_n_is_refused():
             kernels.topk_compress(np.zeros(10, np.float32), k)
 
 
-def golden(name):
-    with np.load(GOLDEN / f"topk_{name}.npz") as archive:
-        return dict(archive)
-
-
 @pytest.mark.parametrize("isa", kernels.isas())
 def test_a_single_compression_decodes_to_byteps_numbers(isa):
-    vectors = golden("compress")
-    checked = 0
-    for key, expected in vectors.items():
-        compressor, _, rest = key.partition("|")
-        if compressor != "topk":
-            continue
-        option, kind = rest.split("|")
-        x, k = vectors["input|" + kind], int(option.partition("=")[2])
+    cases = golden.compressions("topk")
+    assert len(cases) == 12
+    for options, x, expected in cases:
+        k = int(options["k"])
         payload, _ = kernels.topk_compress(x, k, isa=isa)
-        got = kernels.topk_decompress(payload, x.size, k, isa=isa)
-        np.testing.assert_array_max_ulp(got, expected, 2)
-        checked += 1
-    assert checked == 12
-
-
-FEEDBACK = golden("feedback")
-RUNS = sorted({key.rpartition("|")[0] for key in FEEDBACK})
+        decoded = kernels.topk_decompress(payload, x.size, k, isa=isa)
+        np.testing.assert_array_max_ulp(decoded, expected, 2)
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", golden.runs("topk"), ids=golden.name_of)
 def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
-    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum
-    # cancel, that is many ulp of what is left, so it is measured in ulp of the largest term.
-    n, k = FEEDBACK[run + "|g0"].size, int(run.split("|")[0].partition("=")[2])
-    state = state_of(n, np.float32, 0.9 if "nesterov" in run else None, feedback=True)
-    rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in run else [1.0] * 4
-    before = {"e": np.zeros(n, np.float32), "m": np.zeros(n, np.float32)}
-    for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
-        expected = {name: FEEDBACK.get(f"{run}|{name}{step}") for name in "gpdem"}
-        expected = {name: v for name, v in expected.items() if v is not None}
-        ratio = previous / rate if "ef=corrected" in run else 1.0
-        payload, _ = kernels.topk_compress(expected["g"], k, ratio=ratio, isa=isa, **state)
-        got = {"d": kernels.topk_decompress(payload, n, k, isa=isa), "e": state["residual"]}
-        got["p"] = got["d"] + got["e"]
-        if "nesterov" in run:
+    k = int(run.options["k"])
+    state = state_of(run.size, np.float32, run.mu, feedback=True)
+
+    def step(gradient, ratio):
+        payload, _ = kernels.topk_compress(gradient, k, ratio=ratio, isa=isa, **state)
+        decoded = kernels.topk_decompress(payload, run.size, k, isa=isa)
+        got = {"p": decoded + state["residual"], "d": decoded, "e": state["residual"]}
+        if run.mu:
             got["m"] = state["momentum"]
-        terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
-        exact = "nesterov" not in run
-        for name, values in got.items():
-            if exact:
-                np.testing.assert_array_max_ulp(values, expected[name], 2)
-            bound = 2 * np.spacing(terms.astype(np.float32))
-            assert (np.abs(values - expected[name]) <= bound).all(), name
-        before.update(expected)
+        return got
+
+    def restore(expected):
         state["residual"][:] = expected["e"]
-        if "nesterov" in run:
+        if run.mu:
             state["momentum"][:] = expected["m"]
+
+    run.check(step, restore)

@@ -1,0 +1,126 @@
+#include "core/randomk.h"
+
+#include "core/bytes.h"
+#include "core/correction.h"
+#include "core/parallel.h"
+#include "core/vec.h"
+
+namespace gluon_gc {
+namespace {
+
+constexpr std::size_t group_elements = 64;
+
+// x mod n, by a multiplication: the quotient comes out right or one too small.
+struct Modulo {
+  explicit Modulo(std::uint64_t n) : n(n), inverse(~std::uint64_t{0} / n) {}
+
+  std::uint64_t operator()(std::uint64_t x) const {
+    const auto quotient = static_cast<std::uint64_t>(static_cast<unsigned __int128>(x) * inverse >> 64);
+    const std::uint64_t remainder = x - quotient * n;
+    return remainder < n ? remainder : remainder - n;
+  }
+
+  const std::uint64_t n, inverse;
+};
+
+// Calls visit(i, index) for each of k draws from n elements, and fetch(index) well before.
+template <typename Fetch, typename Visit>
+void for_each_draw(Stream& stream, std::size_t n, std::size_t k, Fetch fetch, Visit visit) {
+  constexpr std::size_t batch = 64;
+  if (n == 0) return;
+  const Modulo modulo(n);
+  for (std::size_t begin = 0; begin < k; begin += batch) {
+    const std::size_t count = k - begin < batch ? k - begin : batch;
+    std::size_t indices[batch];
+    for (std::size_t i = 0; i < count; ++i) fetch(indices[i] = modulo(stream()));
+    for (std::size_t i = 0; i < count; ++i) visit(begin + i, indices[i]);
+  }
+}
+
+// Updates momentum and residual (to p). Returns 0, or NaN if a p is not finite.
+template <typename T, typename Correct>
+T correct_all(const Correct& correct, std::size_t n, T* residual, int threads) {
+  const Blocks<16384> blocks(n);
+  T block_checks[max_blocks];
+  blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
+    Vec<T> checks = broadcast(T{0});
+    sweep<group_elements>(begin, end, [=, &checks](std::size_t i, auto present) {
+      Vec<T> group_checks = broadcast(T{0});
+      for (std::size_t part = 0; part < group_elements / lanes; ++part) {
+        const auto here = present.part(part);
+        const Vec<T> p = correct(i + part * lanes, here);
+        if constexpr (Correct::feedback != Feedback::none) store(p, residual + i + part * lanes, here);
+        group_checks = group_checks + (p - p);
+      }
+      checks = checks + group_checks;
+    });
+    T lane[lanes];
+    store(checks, lane, All{});
+    block_checks[block] = 0;
+    for (const T check : lane) block_checks[block] += check;
+  });
+  T check = 0;
+  for (std::size_t block = 0; block < blocks.count; ++block) check += block_checks[block];
+  return check;
+}
+
+}  // namespace
+
+template <Isa isa, typename T>
+T RandomkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
+                                   const RandomkState<T>& state, Stream& stream, void* payload,
+                                   int threads) {
+  T check = 0;
+  if (state.momentum || state.residual) {
+    const StoredResidual<T> residual{state.residual};
+    check = with_correction(gradient, gradient_scale, state, residual, [=](const auto& correct) {
+      return correct_all(correct, n, state.residual, threads);
+    });
+  }
+  if (n == 0) std::memset(payload, 0, k * sizeof(T));
+  const Corrected<T> p(gradient, gradient_scale, state);
+  const T factor = state.residual || k == 0 ? T{1} : static_cast<T>(n) / static_cast<T>(k);
+  char* const values = static_cast<char*>(payload);
+  Stream start = stream;
+  const auto fetch = [=](std::size_t index) { p.prefetch(index); };
+  for_each_draw(stream, n, k, fetch, [=, &check](std::size_t i, std::size_t index) {
+    const T value = p[index] * factor;
+    check += value - value;
+    write(values + i * sizeof(T), value);
+  });
+  if (state.residual) {  // only now, so that an element that is drawn again is sent again
+    for_each_draw(start, n, k, fetch, [=](std::size_t, std::size_t index) { state.residual[index] = 0; });
+  }
+  return check;
+}
+
+template <Isa isa, typename T>
+void RandomkKernels<isa, T>::decompress(const void* payload, std::size_t n, std::size_t k,
+                                        const Stream& start, T* out, int threads) {
+  const char* const values = static_cast<const char*>(payload);
+  fill_with_zeros(out, n, threads);
+  Stream stream = start;
+  const auto fetch = [=](std::size_t index) { __builtin_prefetch(out + index, 1); };
+  for_each_draw(stream, n, k, fetch, [=](std::size_t i, std::size_t index) {
+    out[index] = read<T>(values + i * sizeof(T));
+  });
+}
+
+// All sums are formed before any is written, so that those of an element that is drawn twice are the same.
+template <Isa isa, typename T>
+void RandomkKernels<isa, T>::add(const void* payload, std::size_t n, std::size_t k, const Stream& start,
+                                 T* out, T* scratch) {
+  const char* const values = static_cast<const char*>(payload);
+  const auto fetch = [=](std::size_t index) { __builtin_prefetch(out + index, 1); };
+  Stream stream = start;
+  for_each_draw(stream, n, k, fetch, [=](std::size_t i, std::size_t index) {
+    scratch[i] = out[index] + read<T>(values + i * sizeof(T));
+  });
+  stream = start;
+  for_each_draw(stream, n, k, fetch, [=](std::size_t i, std::size_t index) { out[index] = scratch[i]; });
+}
+
+template struct RandomkKernels<this_isa, float>;
+template struct RandomkKernels<this_isa, double>;
+
+}  // namespace gluon_gc

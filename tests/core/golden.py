@@ -1,0 +1,111 @@
+"""BytePS's numbers in tests/golden, and the comparison with them that the compressors share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Dict, Iterator, NamedTuple, Optional
+
+import numpy as np
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+Vectors = Dict[str, np.ndarray]
+
+
+def _load(name: str) -> Vectors:
+    with np.load(GOLDEN / f"{name}.npz") as archive:
+        return dict(archive)
+
+
+def _options(text: str) -> dict[str, str]:
+    return dict(part.split("=") for part in text.split(",") if part)
+
+
+class Compression(NamedTuple):
+    """One array, and what compressing and decompressing it gives."""
+
+    options: dict[str, str]
+    x: np.ndarray
+    decoded: np.ndarray
+
+
+def compressions(compressor: str) -> list[Compression]:
+    """The vectors of a compressor without feedback."""
+    vectors = _load(compressor + "_compress")
+    return [
+        Compression(_options(key.split("|")[1]), vectors["input|" + key.split("|")[2]], decoded)
+        for key, decoded in vectors.items()
+        if not key.startswith("input|")
+    ]
+
+
+class Run(NamedTuple):
+    """Four steps of one tensor with error feedback."""
+
+    name: str
+    vectors: Vectors
+
+    @property
+    def options(self) -> dict[str, str]:
+        compressor, feedback = self.name.split("|")[:2]
+        return {**_options(compressor.partition(",")[2]), **_options(feedback)}
+
+    @property
+    def mu(self) -> Optional[float]:
+        return float(self.options["mu"]) if "mu" in self.options else None
+
+    @property
+    def size(self) -> int:
+        return self.vectors["g0"].size
+
+    def steps(self) -> Iterator[tuple[Vectors, float]]:
+        """Each step's gradient g, p, decoded d, residual e and momentum m; and its ratio."""
+        rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in self.name else [1.0] * 4
+        for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
+            vectors = {n[0]: v for n, v in self.vectors.items() if n[1:] == str(step)}
+            yield vectors, previous / rate if self.options["ef"] == "corrected" else 1.0
+
+    def check(
+        self,
+        step: Callable[[np.ndarray, float], Vectors],
+        restore: Callable[[Vectors], None],
+    ) -> None:
+        """Compare each step from BytePS's state with BytePS's own.
+
+        Parameters
+        ----------
+        step : callable
+            Compresses a gradient with a ratio. Returns some of p, d, e and m.
+        restore : callable
+            Sets the state to a step's e and m.
+
+        Notes
+        -----
+        BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum with
+        momentum cancel, that is many ulp of what is left, so there it is measured in ulp of the
+        largest term.
+        """
+        before = dict.fromkeys("em", np.zeros(self.size, np.float32))
+        for expected, ratio in self.steps():
+            terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
+            bound = 2 * np.spacing(terms.astype(np.float32))
+            for name, values in step(expected["g"], ratio).items():
+                if self.mu is None:
+                    np.testing.assert_array_max_ulp(values, expected[name], 2)
+                assert (np.abs(values - expected[name]) <= bound).all(), name
+            before.update(expected)
+            restore(expected)
+
+
+def runs(compressor: str) -> list[Run]:
+    """The vectors of a compressor with feedback."""
+    vectors: dict[str, Vectors] = {}
+    for key, values in _load(compressor + "_feedback").items():
+        run, _, name = key.rpartition("|")
+        vectors.setdefault(run, {})[name] = values
+    return [Run(name, vectors[name]) for name in sorted(vectors)]
+
+
+def name_of(case: object) -> Optional[str]:
+    """The name of a parametrised test."""
+    return case.name if isinstance(case, Run) else None
