@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+WORD = 2**64
+State = Tuple[int, int]
+
+
+def draws(a: int, b: int) -> Iterator[int]:
+    """xorshift128+ with shifts 23, 17 and 26, from the state (a, b)."""
+    while True:
+        t = a ^ (a << 23) % WORD
+        a = b
+        b = t ^ (t >> 17) ^ a ^ (a >> 26)
+        yield (a + b) % WORD
+
 
 class Node:
-    """One node's compressor with error feedback and momentum, on arrays of one dtype."""
+    """One node's compressor with error feedback and momentum, on arrays of one dtype.
 
-    def __init__(self, params: Mapping[str, Any], mu: Optional[float] = None) -> None:
-        """params: as compression_params; mu: of Nesterov's momentum, None without."""
+    Parameters
+    ----------
+    params : mapping
+        As compression_params.
+    mu : float, optional
+        Of Nesterov's momentum.
+    start : tuple of two int, optional
+        Where the node's random stream starts.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Any], mu: Optional[float] = None, start: Optional[State] = None
+    ) -> None:
         self.params, self.ef, self.mu = params, params.get("ef"), mu
         self.residual = self.momentum = 0
+        self.stream = draws(*start) if start else iter(())
 
     def __call__(self, g: np.ndarray, ratio: float = 1.0) -> np.ndarray:
         """What the payload decodes to."""
@@ -24,44 +48,62 @@ class Node:
         p = g
         if self.ef:
             p = g + T(ratio if self.ef == "corrected" else 1) * self.residual
-        decoded = DECODED[self.params["compressor"]](p, self.params).astype(g.dtype)
+        decoded = DECODED[self.params["compressor"]](p, self).astype(g.dtype)
         if self.ef:
             self.residual = p - decoded
         return decoded
 
+    def draw(self, count: int) -> List[int]:
+        return [next(self.stream) for _ in range(count)]
 
-def onebit(p: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    scale = p.dtype.type(np.abs(p.astype(np.float64)).mean()) if params["scaling"] else 1
+
+def onebit(p: np.ndarray, node: Node) -> np.ndarray:
+    scale = p.dtype.type(np.abs(p.astype(np.float64)).mean()) if node.params["scaling"] else 1
     return np.where(p < 0, -scale, scale)
 
 
-def topk(p: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    k = params["k"]
-    count = min(p.size, max(1, int(k * p.size if k < 1 else k)))
-    chosen = np.lexsort((np.arange(p.size), -np.abs(p)))[:count]
+def element_count(k: float, n: int) -> int:
+    return min(n, max(1, int(k * n if k < 1 else k)))
+
+
+def topk(p: np.ndarray, node: Node) -> np.ndarray:
+    chosen = np.lexsort((np.arange(p.size), -np.abs(p)))[: element_count(node.params["k"], p.size)]
     decoded = np.zeros_like(p)
     decoded[chosen] = p[chosen]
     return decoded
 
 
-DECODED = {"onebit": onebit, "topk": topk}
-"""By compressor: what p and compression_params decode to."""
+DECODED: Dict[str, Callable[[np.ndarray, Node], np.ndarray]] = {"onebit": onebit, "topk": topk}
+"""By compressor: what p decodes to at a node."""
 
 
 class TwoWay:
-    """All workers and the server, for one chunk."""
+    """All workers and the server, for one chunk of n elements of parameter `index`."""
 
-    def __init__(self, workers: int, params: Mapping[str, Any], mu: Optional[float]) -> None:
-        self.workers = [Node(params, mu) for _ in range(workers)]
-        self.server = Node(params)
+    def __init__(
+        self, workers: int, params: Mapping[str, Any], mu: Optional[float], n: int, index: int
+    ) -> None:
+        def start(node: int) -> Optional[State]:
+            return STARTS.get(params["compressor"], lambda *_: None)(params, n, index, node)
 
-    def step(self, gradients: Sequence[np.ndarray], ratio: float = 1.0) -> np.ndarray:
-        """The gradient that everybody gets; `gradients` in the order in which they are summed."""
+        self.workers = [Node(params, mu, start(rank)) for rank in range(workers)]
+        self.server: Callable[..., np.ndarray] = lambda total, ratio: total  # summed as they are
+        if params["compressor"] != "randomk":
+            self.server = Node(params, start=start(workers))
+
+    def step(
+        self, gradients: Sequence[np.ndarray], ratio: float, order: Sequence[int]
+    ) -> np.ndarray:
+        """The gradient that everybody gets, from `gradients` by rank, summed in `order`."""
         decoded = [worker(g, ratio) for worker, g in zip(self.workers, gradients)]
-        total = decoded[0]
-        for other in decoded[1:]:
-            total = total + other
+        total = decoded[order[0]]
+        for rank in order[1:]:
+            total = total + decoded[rank]
         return self.server(total, ratio)
+
+
+STARTS: Dict[str, Callable[[Mapping[str, Any], int, int, int], State]] = {}
+"""By compressor that draws: where the stream of (params, n, index, node) starts."""
 
 
 def chunks(n: int, elements: int) -> List[slice]:

@@ -60,3 +60,8 @@ class Compressor:
     def attributes(self) -> Dict[str, object]:
         """The options, as the operators take them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def element_count(k: float, n: int) -> int:
+    """How many of n elements k asks for: a share (0 < k < 1, at least one) or a number."""
+    return min(n, max(1, int(k * n if k < 1 else k)))

@@ -7,7 +7,7 @@ from typing import Sequence, Tuple
 
 from mxnet.ndarray import NDArray
 
-from .base import Compressor, register
+from .base import Compressor, element_count, register
 
 _INDEX_BYTES = 4
 
@@ -36,7 +36,7 @@ class TopK(Compressor):
 
     def count(self, n: int) -> int:
         """How many of n elements are sent."""
-        return min(n, max(1, int(self.k * n if self.k < 1 else self.k)))
+        return element_count(self.k, n)
 
     def payload_bytes(self, n: int, itemsize: int) -> int:
         return self.count(n) * (_INDEX_BYTES + itemsize)

@@ -2,6 +2,7 @@
 #include "../core/topk.h"
 
 #include "compressor.h"
+#include "count.h"
 
 namespace gluon_gc {
 namespace {
@@ -16,12 +17,7 @@ struct Topk : CompressorTraits {
     require(k > 0, "k must be > 0, got " + attributes.text("k"));
   }
 
-  // A share, of which at least one element is sent, or a number of elements: gluon_gc/compression/topk.py.
-  std::size_t count(std::size_t n) const {
-    const double asked = k < 1 ? k * static_cast<double>(n) : k;
-    if (asked >= static_cast<double>(n)) return n;
-    return asked < 1 ? 1 : static_cast<std::size_t>(asked);
-  }
+  std::size_t count(std::size_t n) const { return element_count(k, n); }
 
   template <typename T>
   std::size_t payload_bytes(std::size_t n) const {

@@ -71,6 +71,15 @@ def steps(arguments):
     return result
 
 
+def several_steps(arguments):
+    """`steps` for each of a list of arguments, with a trainer each; results under "NUMBER/"."""
+    return {
+        f"{i}/{name}": array
+        for i, one in enumerate(arguments)
+        for name, array in steps(one).items()
+    }
+
+
 def delayed(arguments):
     """A step while the server is stopped: says when it has returned, then waits for the result."""
     folder = Path(arguments["folder"])
