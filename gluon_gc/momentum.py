@@ -13,9 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from .kvstore.plan import working_dtype
+
 
 class Momentum:
-    """The state of Nesterov momentum mu, by name.
+    """The state of Nesterov momentum mu, by name, in the dtype that compressors compute in.
 
     Parameters
     ----------
@@ -27,19 +29,23 @@ class Momentum:
         self._mu = mu
         self._state: Dict[Any, NDArray] = {}
 
-    def _zeros_like(self, name: Any, array: NDArray) -> NDArray:
+    def _of(self, name: Any, like: NDArray) -> NDArray:
+        """The state of that name, on the context of `like`; zeros at first."""
         if name not in self._state:
-            self._state[name] = mx.nd.zeros_like(array.tostype("default"))
+            dtype = working_dtype(np.dtype(like.dtype).name)
+            self._state[name] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
+        self._state[name] = self._state[name].as_in_context(like.context)
         return self._state[name]
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
         """m = mu m + g, then g = g + mu m, for the equal gradients of all contexts."""
-        dense = gradients[0].tostype("default")
-        m = self._zeros_like(index, dense)
-        m[:] = self._mu * m + dense
-        (dense + self._mu * m).tostype(gradients[0].stype).copyto(gradients[0])
-        for other in gradients[1:]:
-            gradients[0].copyto(other)
+        first, *others = gradients
+        m = self._of(index, first)
+        m *= self._mu
+        m += first.astype(m.dtype, copy=False)
+        first += (self._mu * m).astype(first.dtype, copy=False)
+        for other in others:
+            first.copyto(other)
 
     def add_weight_decay(
         self,
@@ -49,11 +55,21 @@ class Momentum:
         gradients: Sequence[NDArray],
         rescale: float,
     ) -> None:
-        """w = mu (w + wd x), then g = g + w, where the optimizer will multiply g by `rescale`."""
+        """w = mu (w + wd x), then g = g + w, where the optimizer will multiply g by `rescale`.
+
+        Weights whose gradient is stale are left alone, as the optimizer leaves them.
+        """
         for context, (x, gradient) in enumerate(zip(weights, gradients)):
-            w = self._zeros_like((index, context), x)
-            w[:] = self._mu * (w + wd * x)
-            gradient += w / rescale
+            name = (index, context)
+            if x._fresh_grad and (wd or name in self._state):
+                w = self._of(name, x)
+                w += wd * x.astype(w.dtype, copy=False)
+                w *= self._mu
+                gradient += (w / rescale).astype(gradient.dtype, copy=False)
+
+    def clear(self) -> None:
+        """Start again from zero."""
+        self._state.clear()
 
     def state(self) -> Dict[Any, np.ndarray]:
         """For a checkpoint."""

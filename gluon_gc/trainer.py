@@ -64,7 +64,7 @@ class DistributedTrainer(Trainer):
         self._momentum: Optional[Momentum] = None
         if self._compression.mu is not None:
             self._momentum = Momentum(self._compression.mu)
-            del optimizer_params["momentum"]  # this copy: the compressor applies it instead
+            optimizer_params["momentum"] = 0.0  # in this copy: the compressor applies it instead
         self._own_store = kvstore is not None
         self._store = (
             runtime.create_kvstore(kvstore) if self._own_store else runtime.default_kvstore()
@@ -125,6 +125,8 @@ class DistributedTrainer(Trainer):
         self._store = runtime.default_kvstore()
         self._declared.clear()
         self._momentum_after.clear()
+        if self._momentum is not None:
+            self._momentum.clear()  # as the compressors': a worker that is new has none
         self._broadcast_parameters()
 
     # A step
@@ -183,8 +185,8 @@ class DistributedTrainer(Trainer):
         skipped = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow([])
         if self._momentum is not None and not skipped:
             for i, param in enumerate(self._params):
-                wd = self._optimizer._get_wd(i)
-                if wd and param.grad_req != "null":
+                if param.grad_req != "null":
+                    wd = self._optimizer._get_wd(i)
                     self._momentum.add_weight_decay(
                         i, wd, param.list_data(), param.list_grad(), rescale
                     )
