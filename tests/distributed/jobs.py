@@ -226,6 +226,46 @@ def forever(arguments):
         Path(arguments["folder"], f"running{bps.rank()}").touch()
 
 
+def weight_decay(arguments):
+    """Steps of a trainer with weight decay on known gradients; returns the weights in the end.
+
+    arguments: shapes, wd_mults, excluded (numbers of the parameters that travel uncompressed),
+    learning_rates (one a step), compression_params, optimizer_params, batch_size.
+    """
+    shapes = arguments["shapes"]
+    params = _parameters(shapes)
+    for param, wd_mult in zip(params, arguments["wd_mults"]):
+        param.wd_mult = wd_mult
+    for i in arguments["excluded"]:
+        params[i].compression_params = None
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        arguments["optimizer_params"],
+        compression_params=arguments["compression_params"],
+    )
+    for step, rate in enumerate(arguments["learning_rates"]):
+        trainer.set_learning_rate(rate)
+        _backward(params, gradients_of(bps.rank(), step, shapes))
+        trainer.step(arguments["batch_size"])
+    return {f"w{i}": param.data().asnumpy() for i, param in enumerate(params)}
+
+
+def traffic(arguments):
+    """Steps of a trainer on one large tensor; returns what it says that a step moves."""
+    params = _parameters([arguments["shape"]])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 0.1}, compression_params=arguments["compression_params"]
+    )
+    gradients = gradients_of(bps.rank(), 0, [arguments["shape"]])
+    for _ in range(arguments["steps"]):
+        _backward(params, gradients)
+        trainer.step(1)
+        mx.nd.waitall()
+    total = trainer.compression_stats()["total"]
+    return {name: np.array(total[name]) for name in ("pushed_bytes", "pulled_bytes")}
+
+
 if __name__ == "__main__":
     function, result_file, text = sys.argv[1:]
     if function != "plain_trainer":
