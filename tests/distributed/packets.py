@@ -1,0 +1,69 @@
+"""Counts the bytes that go to each address of this machine, from outside the processes."""
+
+from __future__ import annotations
+
+import collections
+import socket
+import struct
+import threading
+from typing import Collection, Counter
+
+_ETH_P_IP = 0x0800
+_SO_RCVBUFFORCE = 33
+_SOL_PACKET, _PACKET_STATISTICS = 263, 6
+_HEADER_BYTES = 64  # enough of a packet to tell its length and its destination
+_BUFFER_BYTES = 64 << 20  # packets that wait to be looked at count in full
+
+
+class PacketCounter:
+    """While it is entered, counts what is sent over the loopback interface, with TCP/IP headers.
+
+    Parameters
+    ----------
+    addresses : collection of str
+        The destinations to count; others are left out.
+
+    Attributes
+    ----------
+    received : Counter
+        By address, the bytes of the IP packets sent to it.
+
+    Raises
+    ------
+    PermissionError
+        The process may not listen to packets (it lacks CAP_NET_RAW or CAP_NET_ADMIN).
+    """
+
+    def __init__(self, addresses: Collection[str]) -> None:
+        self.received: Counter[str] = collections.Counter()
+        self._addresses = {socket.inet_aton(address): address for address in addresses}
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
+        self._socket.bind(("lo", _ETH_P_IP))
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+        self._socket.settimeout(0.2)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+
+    def __enter__(self) -> PacketCounter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        statistics = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
+        self._socket.close()
+        _, dropped = struct.unpack("II", statistics)
+        assert dropped == 0, f"{dropped} packets were not looked at in time"
+
+    def _count(self) -> None:
+        while True:
+            try:
+                packet, (_, _, kind, _, _) = self._socket.recvfrom(_HEADER_BYTES)
+            except socket.timeout:
+                if self._stopped.is_set():
+                    return
+                continue
+            address = self._addresses.get(packet[16:20])
+            if address and kind != socket.PACKET_OUTGOING:  # loopback shows each packet twice
+                self.received[address] += int.from_bytes(packet[2:4], "big")

@@ -1,0 +1,50 @@
+"""What is counted on the network is what compression_stats() says, both ways.
+
+It says what the messages hold. ps-lite's and TCP/IP's headers, acknowledgements and heartbeats are
+not in it: about 370 bytes a message each way, and 0.1 % of large ones.
+"""
+
+import os
+
+import pytest
+
+from tests.distributed.cluster import Cluster
+from tests.distributed.packets import PacketCounter
+
+WORKERS, SERVERS = 2, 2
+STEPS = 20
+ELEMENTS = 4_000_000
+ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
+
+
+def counted(folder, params, steps):
+    """Bytes sent to the servers and to the workers in a whole run, and what a step says it moves."""
+    folder.mkdir()
+    subnet = os.getpid() % 2**16  # loopback addresses that nobody else uses
+    to_workers, to_servers = (f"127.{subnet >> 8}.{subnet & 255}.{host}" for host in (101, 102))
+    try:
+        packets = PacketCounter([to_workers, to_servers])
+    except PermissionError:
+        pytest.skip("counting packets needs CAP_NET_RAW and CAP_NET_ADMIN")
+    cluster = Cluster(folder, WORKERS, SERVERS, DMLC_NODE_HOST=to_servers)
+    try:
+        with packets:
+            cluster.start_roles()
+            for rank in range(WORKERS):
+                arguments = {"shape": [ELEMENTS], "steps": steps, "compression_params": params}
+                cluster.start_worker(rank, "traffic", arguments, DMLC_NODE_HOST=to_workers)
+            results = cluster.results()
+    finally:
+        cluster.stop()
+    sent = packets.received[to_servers], packets.received[to_workers]
+    return sent, [sum(float(r[name]) for r in results) for name in ("pushed_bytes", "pulled_bytes")]
+
+
+@pytest.mark.parametrize("params", [ONEBIT, {"fp16": True}], ids=["onebit", "fp16"])
+def test_the_bytes_on_the_network_are_those_of_compression_stats(tmp_path, params):
+    once, _ = counted(tmp_path / "once", params, STEPS)
+    twice, expected = counted(tmp_path / "twice", params, 2 * STEPS)
+    for way in range(2):  # pushed, pulled
+        a_step = (twice[way] - once[way]) / STEPS  # without what setting up takes
+        assert a_step == pytest.approx(expected[way], rel=0.02)
+        assert a_step > expected[way]
