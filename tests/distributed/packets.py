@@ -6,17 +6,20 @@ import collections
 import socket
 import struct
 import threading
-from typing import Collection, Counter
+from typing import Collection, Counter, Dict
 
 _ETH_P_IP = 0x0800
 _SO_RCVBUFFORCE = 33
 _SOL_PACKET, _PACKET_STATISTICS = 263, 6
-_HEADER_BYTES = 64  # enough of a packet to tell its length and its destination
+_HEADERS = struct.Struct(">2xH8x4s4s4sI4xB")  # IP length, addresses; TCP ports, sequence, offset
+_IP_HEADER_BYTES = 20  # without options, which nobody sends here
 _BUFFER_BYTES = 64 << 20  # packets that wait to be looked at count in full
 
 
 class PacketCounter:
-    """While it is entered, counts what is sent over the loopback interface, with TCP/IP headers.
+    """While it is entered, counts what TCP sends over the loopback interface, with its headers.
+
+    What is sent again, as happens where a busy machine acknowledges late, counts once.
 
     Parameters
     ----------
@@ -36,6 +39,7 @@ class PacketCounter:
 
     def __init__(self, addresses: Collection[str]) -> None:
         self.received: Counter[str] = collections.Counter()
+        self._ends: Dict[bytes, int] = {}  # by connection, the sequence number after its last byte
         self._addresses = {socket.inet_aton(address): address for address in addresses}
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
         self._socket.bind(("lo", _ETH_P_IP))
@@ -59,11 +63,24 @@ class PacketCounter:
     def _count(self) -> None:
         while True:
             try:
-                packet, (_, _, kind, _, _) = self._socket.recvfrom(_HEADER_BYTES)
+                packet, (_, _, kind, _, _) = self._socket.recvfrom(_HEADERS.size)
             except socket.timeout:
                 if self._stopped.is_set():
                     return
                 continue
-            address = self._addresses.get(packet[16:20])
-            if address and kind != socket.PACKET_OUTGOING:  # loopback shows each packet twice
-                self.received[address] += int.from_bytes(packet[2:4], "big")
+            if kind != socket.PACKET_OUTGOING and len(packet) == _HEADERS.size:  # it comes twice
+                self._count_packet(*_HEADERS.unpack(packet))
+
+    def _count_packet(
+        self, length: int, source: bytes, target: bytes, ports: bytes, sequence: int, offset: int
+    ) -> None:
+        if target not in self._addresses:
+            return
+        data = length - _IP_HEADER_BYTES - 4 * (offset >> 4)
+        connection = source + target + ports
+        end = (sequence + data) % 2**32
+        new = (end - self._ends.get(connection, sequence)) % 2**32
+        if data and not 0 < new < 2**31:
+            return
+        self._ends[connection] = end
+        self.received[self._addresses[target]] += length

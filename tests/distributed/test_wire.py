@@ -18,7 +18,7 @@ ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 
 
 def counted(folder, params, steps):
-    """Bytes sent to the servers and to the workers in a whole run, and what a step says it moves."""
+    """Bytes sent to the servers and to the workers in a run, and what it says that a step moves."""
     folder.mkdir()
     subnet = os.getpid() % 2**16  # loopback addresses that nobody else uses
     to_workers, to_servers = (f"127.{subnet >> 8}.{subnet & 255}.{host}" for host in (101, 102))
