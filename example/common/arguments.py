@@ -14,16 +14,22 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay")
     group.add_argument("--seed", type=int, default=0, help="of weights and shuffling")
     group.add_argument("--logging-file", default="", help="gets one line of JSON an epoch")
+    group.add_argument(
+        "--stats", action="store_true", help="print what each gradient's way took, at the end"
+    )
 
 
 def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose how gradients are compressed; all are off by default."""
     group = parser.add_argument_group("gradient compression")
     group.add_argument("--compressor", default="", help="name of the compressor, e.g. onebit")
-    group.add_argument("--ef", default="", help="error feedback: vanilla or corrected")
+    group.add_argument("--ef", default="", help="error feedback: vanilla, corrected or sparse")
     group.add_argument("--compress-momentum", default="", help="before compression: nesterov")
     group.add_argument("--onebit-scaling", action="store_true", help="send the mean magnitude too")
     group.add_argument("--k", type=float, help="elements that a compressor keeps, or its levels")
+    group.add_argument("--partition", default="", help="levels of dithering: linear or natural")
+    group.add_argument("--normalize", default="", help="what they divide: max or l2")
+    group.add_argument("--compressor-seed", type=int, help="of randomk's and dithering's stream")
     group.add_argument("--fp16-pushpull", action="store_true", help="send float16")
 
 
@@ -41,5 +47,8 @@ def compression_params(args: argparse.Namespace) -> Dict[str, Any]:
         "momentum": args.compress_momentum,
         "scaling": args.onebit_scaling,
         "k": args.k,
+        "partition": args.partition,
+        "normalize": args.normalize,
+        "seed": args.compressor_seed,
         "fp16": args.fp16_pushpull,
     }

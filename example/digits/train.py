@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/comm
 from common.arguments import add_compression_arguments, add_training_arguments, compression_params
 from common.checksum import parameter_checksum
 from common.log import EpochLog
+from common.stats import stats_table
 from data import Images, batches, load_images, steps_per_epoch
 from network import digits_network
 
@@ -88,6 +89,8 @@ def main() -> None:
                 accuracy=f"{record['validation_accuracy']:.4f}",
             )
     bar.close()
+    if args.stats and rank == 0:
+        print(stats_table(trainer.compression_stats()))
     print(f"rank {rank} of {size}: checksum of the parameters {parameter_checksum(net)}")
     bps.shutdown()
 
