@@ -1,13 +1,14 @@
 // The random stream that workers and servers share: xorshift128+ with shifts 23, 17 and 26, as in BytePS.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace gluon_gc {
 
 struct Stream {
-  // The next draw.
-  std::uint64_t operator()() {
+  // The next draw. Inlined always, since kernel sources must not share a copy (see isa.h).
+  __attribute__((always_inline)) std::uint64_t operator()() {
     std::uint64_t t = state[0];
     const std::uint64_t s = state[1];
     t ^= t << 23;
@@ -20,5 +21,25 @@ struct Stream {
 
   std::uint64_t state[2];
 };
+
+// Moves on by `count` draws: 0.1 us for each bit that is set in it.
+void jump(Stream& stream, std::uint64_t count);
+
+// Moves on by worker * 2^64 draws.
+void jump_to_worker(Stream& stream, std::uint64_t worker);
+
+// Kernels draw at sixteen places of the stream side by side, a segment apart: one lane of a vector each. A
+// segment is an odd number of cache lines of float, so that what the lanes load is not all in one set of the
+// cache.
+constexpr std::size_t stream_lanes = 16;
+constexpr std::size_t stream_segment = 16 * 257;
+constexpr std::size_t stream_block = stream_lanes * stream_segment;
+
+// The states that draw_segments writes: those that n draws begin a segment with, and more for whole blocks.
+inline std::size_t stream_states(std::size_t n) { return (n / stream_block + 1) * stream_lanes; }
+
+// Writes the states at draws 0, stream_segment, 2 stream_segment, ... from here on, and moves on by n draws.
+// 10 ns a state.
+void draw_segments(Stream& stream, std::size_t n, Stream* states);
 
 }  // namespace gluon_gc

@@ -1,0 +1,124 @@
+// Jumps in the stream. Not a kernel: compiled once.
+//
+// A step is linear over GF(2) and its characteristic polynomial p has degree 128, so that `count` steps are
+// x^count mod p evaluated at the step.
+#include "core/stream.h"
+
+namespace gluon_gc {
+namespace {
+
+constexpr int degree = 128;
+
+// Coefficient i is bit i % 64 of word i / 64.
+struct Polynomial {
+  constexpr bool operator[](int i) const { return word[i / 64] >> i % 64 & 1; }
+  std::uint64_t word[2];
+};
+
+// p without x^128, from the Berlekamp-Massey algorithm on one bit of the state.
+constexpr Polynomial characteristic = {{0xbd82fd40e01730f9, 0x01f9f801f6fd0098}};
+
+constexpr Polynomial times_x(const Polynomial& a) {
+  const std::uint64_t carry = -(a.word[1] >> 63);
+  return {{a.word[0] << 1 ^ (carry & characteristic.word[0]),
+           (a.word[1] << 1 | a.word[0] >> 63) ^ (carry & characteristic.word[1])}};
+}
+
+// a b mod p
+constexpr Polynomial product(const Polynomial& a, const Polynomial& b) {
+  Polynomial sum = {};
+  for (int i = degree; i-- > 0;) {
+    sum = times_x(sum);
+    const std::uint64_t set = -std::uint64_t{a[i]};
+    sum.word[0] ^= set & b.word[0];
+    sum.word[1] ^= set & b.word[1];
+  }
+  return sum;
+}
+
+// x^(2^i) mod p for i < 128
+struct Powers {
+  constexpr Powers() : of{} {
+    of[0] = {{2, 0}};
+    for (int i = 1; i < degree; ++i) of[i] = product(of[i - 1], of[i - 1]);
+  }
+  Polynomial of[degree];
+};
+constexpr Powers powers;
+
+constexpr Polynomial power(std::uint64_t count) {
+  Polynomial result = {{1, 0}};
+  for (int i = 0; i < 64; ++i) {
+    if (count >> i & 1) result = product(result, powers.of[i]);
+  }
+  return result;
+}
+
+void apply(const Polynomial& steps, Stream& stream) {
+  Stream sum = {};
+  for (int i = 0; i < degree; ++i) {
+    const std::uint64_t set = -std::uint64_t{steps[i]};
+    sum.state[0] ^= set & stream.state[0];
+    sum.state[1] ^= set & stream.state[1];
+    stream();
+  }
+  stream = sum;
+}
+
+// Jumps by each bit of `count`; power_of_bit[i] is what bit i stands for.
+void jump_by_powers(Stream& stream, std::uint64_t count, const Polynomial* power_of_bit) {
+  for (; count != 0; count >>= 1, ++power_of_bit) {
+    if (count & 1) apply(*power_of_bit, stream);
+  }
+}
+
+// The jump by a segment as a table: what each four bits of a state become.
+struct SegmentJump {
+  static constexpr int digits = degree / 4;
+
+  SegmentJump() {
+    constexpr Polynomial steps = power(stream_segment);
+    for (int digit = 0; digit < digits; ++digit) {
+      for (std::uint64_t value = 0; value < 16; ++value) {
+        Stream& image = table[digit][value];
+        image = {};
+        image.state[digit / 16] = value << digit % 16 * 4;
+        apply(steps, image);
+      }
+    }
+  }
+
+  // Four sums, since one would be a chain of all its additions.
+  Stream operator()(const Stream& stream) const {
+    constexpr int sums = 4;
+    Stream sum[sums] = {};
+#pragma GCC unroll 32
+    for (int digit = 0; digit < digits; ++digit) {
+      const Stream& image = table[digit][stream.state[digit / 16] >> digit % 16 * 4 & 15];
+      sum[digit % sums].state[0] ^= image.state[0];
+      sum[digit % sums].state[1] ^= image.state[1];
+    }
+    return {{sum[0].state[0] ^ sum[1].state[0] ^ sum[2].state[0] ^ sum[3].state[0],
+             sum[0].state[1] ^ sum[1].state[1] ^ sum[2].state[1] ^ sum[3].state[1]}};
+  }
+
+  Stream table[digits][16];
+};
+
+}  // namespace
+
+void jump(Stream& stream, std::uint64_t count) { jump_by_powers(stream, count, powers.of); }
+
+void jump_to_worker(Stream& stream, std::uint64_t worker) {
+  jump_by_powers(stream, worker, powers.of + 64);
+}
+
+void draw_segments(Stream& stream, std::size_t n, Stream* states) {
+  static const SegmentJump next;
+  states[0] = stream;
+  for (std::size_t i = 1; i < stream_states(n); ++i) states[i] = next(states[i - 1]);
+  stream = states[n / stream_segment];
+  jump(stream, n % stream_segment);
+}
+
+}  // namespace gluon_gc
