@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Dict, Mapping, Optional, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
@@ -138,6 +139,16 @@ def half_from_float(x: NDArray, scale: float = 1.0) -> NDArray:
 def float_from_half(x: NDArray, out: Optional[NDArray] = None) -> NDArray:
     """Float16 values as float32, into `out` if given."""
     return _operator("float_from_half")(x, out=out)
+
+
+def as_bytes(x: NDArray) -> NDArray:
+    """The bytes of float32 or float64 values, uint8, shape (bytes,)."""
+    return _operator("as_bytes")(x, dtype=np.dtype(x.dtype).name)
+
+
+def sum_rows(rows: NDArray, dtype: str) -> NDArray:
+    """The sum of values whose bytes are rows, uint8, shape (rows, bytes), in the rows' order."""
+    return _operator("sum_rows")(rows, dtype=dtype)
 
 
 def framed_words(num_bytes: int) -> int:

@@ -29,8 +29,8 @@ _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.
 class Server:
     """Answers the workers' pushes.
 
-    A key that was configured as compressed is aggregated, the rows of a key that was not are
-    workers' hellos, and dense arrays are sums that MXNet has made already.
+    A key that was configured as compressed is aggregated, or summed if it was as float64; the rows
+    of other keys are workers' hellos, and dense arrays are sums that MXNet has made already.
     """
 
     def __init__(self, kv: KVStore, threads: int) -> None:
@@ -61,7 +61,11 @@ class Server:
 
     def _configure(self, chunks: List[Dict[str, Any]]) -> None:
         for chunk in chunks:
-            key, size, dtype = chunk["key"], chunk["size"], chunk["dtype"]
+            key = chunk["key"]
+            if "summed_bytes" in chunk:
+                self._rows[key] = operators.MessageRows(chunk["summed_bytes"])
+                continue
+            size, dtype = chunk["size"], chunk["dtype"]
             params = compression.parse(chunk["params"])
             self._aggregator.add(key, params, size, dtype, chunk["start"])
             self._rows[key] = params.rows(size, dtype)
@@ -95,6 +99,8 @@ class Server:
             if key in self._aggregator:
                 self._served.add(key)
                 reply = self._aggregator.reduce(key, pushed)
+            elif key in self._rows:
+                reply = operators.as_bytes(operators.sum_rows(pushed, "float64"))
             else:
                 reply = handshake.answer(pushed)
                 self._greeting = stored

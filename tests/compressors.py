@@ -6,5 +6,6 @@ COMPRESSORS = {
     "onebit": {"compressor": "onebit", "scaling": True},
     "onebit unscaled": {"compressor": "onebit", "scaling": False},
     "topk": {"compressor": "topk", "k": 0.05},
+    "randomk": {"compressor": "randomk", "k": 0.1, "seed": 7},
 }
 assert {params["compressor"] for params in COMPRESSORS.values()} == set(registry)

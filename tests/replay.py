@@ -73,7 +73,19 @@ def topk(p: np.ndarray, node: Node) -> np.ndarray:
     return decoded
 
 
-DECODED: Dict[str, Callable[[np.ndarray, Node], np.ndarray]] = {"onebit": onebit, "topk": topk}
+def randomk(p: np.ndarray, node: Node) -> np.ndarray:
+    k = element_count(node.params["k"], p.size)
+    drawn = [draw % p.size for draw in node.draw(k)]
+    decoded = np.zeros_like(p)
+    decoded[drawn] = p[drawn] if node.ef else p[drawn] * p.dtype.type(p.size / k)
+    return decoded
+
+
+DECODED: Dict[str, Callable[[np.ndarray, Node], np.ndarray]] = {
+    "onebit": onebit,
+    "topk": topk,
+    "randomk": randomk,
+}
 """By compressor: what p decodes to at a node."""
 
 
@@ -102,7 +114,14 @@ class TwoWay:
         return self.server(total, ratio)
 
 
-STARTS: Dict[str, Callable[[Mapping[str, Any], int, int, int], State]] = {}
+def _randomk_start(params: Mapping[str, Any], n: int, index: int, node: int) -> State:
+    seed = params["seed"] + index + element_count(params["k"], n)
+    return seed, seed
+
+
+STARTS: Dict[str, Callable[[Mapping[str, Any], int, int, int], State]] = {
+    "randomk": _randomk_start,
+}
 """By compressor that draws: where the stream of (params, n, index, node) starts."""
 
 

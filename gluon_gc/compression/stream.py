@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 from typing import Tuple
 
+import numpy as np
+
 from .. import kernels
 from .base import Compressor
 
 State = Tuple[int, int]
 """The two 64-bit words of an xorshift128+ generator."""
 
-_WORD = 2**64
 _THROWN_AWAY = 16  # the first draws of a state that is not well mixed are small
 
 
-def seeded(seed: int) -> State:
-    """The state that BytePS makes of a seed: both words are the seed."""
-    return seed % _WORD, seed % _WORD
+def seeded(seed: int) -> np.ndarray:
+    """The state that BytePS makes of a seed: both words are the seed. uint64, shape (2,)."""
+    return np.full(2, seed % 2**64, np.uint64)
 
 
-def unseeded(entropy: bytes, index: int, begin: int) -> State:
+def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
     """The state for a chunk that begins at element `begin` of parameter `index`.
 
     Parameters
@@ -29,8 +30,9 @@ def unseeded(entropy: bytes, index: int, begin: int) -> State:
         Random ones, the same on every node.
     """
     digest = hashlib.sha256(entropy + b"%d,%d" % (index, begin)).digest()
-    state = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
-    return kernels.stream_jump(state, _THROWN_AWAY)
+    state = np.frombuffer(digest[:16], np.uint64).copy()
+    kernels.stream_jump(state, _THROWN_AWAY)
+    return state
 
 
 def start(
@@ -53,4 +55,7 @@ def start(
         state = unseeded(entropy, index, begin)
     else:
         state = seeded(compressor.seed + index + compressor.seed_offset(n))
-    return kernels.stream_jump(state, node * _WORD) if compressor.draws == "apart" else state
+    if compressor.draws == "apart":
+        kernels.stream_jump_to_worker(state, node)
+    first, second = state.tolist()
+    return first, second

@@ -17,6 +17,7 @@ from .onebit import (
     onebit_residual,
 )
 from .randomk import randomk_compress, randomk_decompress, randomk_decompress_add
+from .stream import stream_jump, stream_jump_to_worker
 from .topk import (
     topk_compress,
     topk_decompress,
@@ -43,6 +44,8 @@ __all__ = [
     "randomk_compress",
     "randomk_decompress",
     "randomk_decompress_add",
+    "stream_jump",
+    "stream_jump_to_worker",
     "topk_compress",
     "topk_decompress",
     "topk_decompress_add",

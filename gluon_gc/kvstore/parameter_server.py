@@ -126,13 +126,13 @@ class GluonGCParameterServer(CompressingKVStore):
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
         servers = plan.spread([chunk.message_bytes for chunk in chunks], self._servers)
-        aggregated, keys, zeros = [], [], []
+        configured, keys, zeros = [], [], []
         for chunk, server in zip(chunks, servers):
             key = self._keys[chunk] = self._allocator.key(server)
             keys.append(key)
             if chunk.aggregated:
                 zeros.append(self._zero_rows(key, chunk.params.rows(chunk.size, chunk.dtype)))
-                aggregated.append(
+                configured.append(
                     {
                         "key": key,
                         "params": chunk.params.describe(),
@@ -141,11 +141,14 @@ class GluonGCParameterServer(CompressingKVStore):
                         "start": self._start(chunk, node=self.num_workers),
                     }
                 )
+            elif chunk.dtype == "float64":
+                zeros.append(self._zero_rows(key, MessageRows(chunk.message_bytes)))
+                configured.append({"key": key, "summed_bytes": chunk.message_bytes})
             else:
                 values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
                 zeros.append(mx.nd.zeros(values, dtype=chunk.dtype))
                 self._sent[key] = mx.nd.zeros(values, dtype=chunk.dtype)
-        self._configure(aggregated)
+        self._configure(configured)
         if keys:
             self._kv.init(keys, zeros)
 
@@ -159,9 +162,9 @@ class GluonGCParameterServer(CompressingKVStore):
         self._counters[key] = mx.nd.zeros(1, dtype="float64"), mx.nd.zeros(1, dtype="float64")
         return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
-    def _configure(self, aggregated: List[Dict[str, Any]]) -> None:
+    def _configure(self, keys: List[Dict[str, Any]]) -> None:
         if self._row == 0:
-            self._command("configure", aggregated)
+            self._command("configure", keys)
 
     def _command(self, action: str, request: Any) -> None:
         """Ask all servers; returns when they have done it."""
@@ -203,6 +206,9 @@ class GluonGCParameterServer(CompressingKVStore):
 
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
         key = self._keys[chunk]
+        if chunk.dtype == "float64":  # MXNet's server may sum it in float32
+            reply = self._exchange_row(key, operators.as_bytes(array), priority)
+            return operators.sum_rows(reply.reshape((1, -1)), chunk.dtype)
         sent = array.copyto(self._sent[key])
         self._kv.pushpull(key, sent, out=sent, priority=priority)
         return sent

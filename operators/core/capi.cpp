@@ -6,6 +6,7 @@
 #include "core/limits.h"
 #include "core/onebit.h"
 #include "core/randomk.h"
+#include "core/stream.h"
 #include "core/topk.h"
 
 using namespace gluon_gc;
@@ -15,6 +16,9 @@ using std::size_t;
 extern "C" {
 
 int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
+
+void gluon_gc_stream_jump(Stream* stream, size_t count) { jump(*stream, count); }
+void gluon_gc_stream_jump_to_worker(Stream* stream, size_t worker) { jump_to_worker(*stream, worker); }
 
 size_t gluon_gc_onebit_payload_bytes_f32(size_t n) { return onebit_payload_bytes<float>(n); }
 size_t gluon_gc_onebit_payload_bytes_f64(size_t n) { return onebit_payload_bytes<double>(n); }

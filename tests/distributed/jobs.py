@@ -190,6 +190,9 @@ def push_pull(arguments):
         tensor = mx.nd.array(np.arange(6).reshape(2, 3) * (rank + 1), dtype=dtype)
         bps.byteps_push_pull(tensor, name="sum" + dtype, is_average=False)
         result[dtype] = tensor.asnumpy()
+    exact = mx.nd.array([(rank + 1) / 3.7], dtype="float64")
+    bps.byteps_push_pull(exact, name="exact", is_average=False)
+    result["exact"] = exact.asnumpy()
     mean = mx.nd.ones(4) * rank
     bps.byteps_push_pull(mean, name="mean")
     result["mean"] = mean.asnumpy()

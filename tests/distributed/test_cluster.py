@@ -51,6 +51,7 @@ def test_push_pull_sums_and_averages_every_dtype(tmp_path):
         for dtype in ("float32", "float64", "float16", "int32"):
             assert result[dtype].dtype == dtype
             np.testing.assert_array_equal(result[dtype], 3 * np.arange(6).reshape(2, 3))
+        np.testing.assert_array_equal(result["exact"], 1 / 3.7 + 2 / 3.7)
         np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
         np.testing.assert_array_equal(result["signs"], [1, -1, 1, -1])
         np.testing.assert_array_equal(result["optimized"], np.full(3, -1.5))
