@@ -5,6 +5,15 @@ Neither changes a bit of what comes out. Arrays must be C-contiguous and of the 
 nothing is converted. T is float32 or float64.
 """
 
+from .dithering import (
+    dithering_allows,
+    dithering_capacity,
+    dithering_compress,
+    dithering_decompress,
+    dithering_decompress_add,
+    dithering_decompress_sum,
+    dithering_valid,
+)
 from .framing import frame, frame_words, framed, unframe
 from .half import float_from_half, half_from_float
 from .library import isas, library
@@ -17,7 +26,7 @@ from .onebit import (
     onebit_residual,
 )
 from .randomk import randomk_compress, randomk_decompress, randomk_decompress_add
-from .stream import stream_jump, stream_jump_to_worker
+from .stream import stream_draw, stream_jump, stream_jump_to_worker
 from .topk import (
     topk_compress,
     topk_decompress,
@@ -28,6 +37,13 @@ from .topk import (
 )
 
 __all__ = [
+    "dithering_allows",
+    "dithering_capacity",
+    "dithering_compress",
+    "dithering_decompress",
+    "dithering_decompress_add",
+    "dithering_decompress_sum",
+    "dithering_valid",
     "float_from_half",
     "frame",
     "frame_words",
@@ -44,6 +60,7 @@ __all__ = [
     "randomk_compress",
     "randomk_decompress",
     "randomk_decompress_add",
+    "stream_draw",
     "stream_jump",
     "stream_jump_to_worker",
     "topk_compress",

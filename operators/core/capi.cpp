@@ -1,5 +1,6 @@
 // The C interface to the kernels, for tests and benchmarks; gluon_gc/kernels.py declares it to Python.
 // `isa` is a value of gluon_gc::Isa that is at most gluon_gc_best_isa().
+#include "core/dithering.h"
 #include "core/framing.h"
 #include "core/half.h"
 #include "core/isa.h"
@@ -17,8 +18,6 @@ extern "C" {
 
 int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
-void gluon_gc_stream_jump(Stream* stream, size_t count) { jump(*stream, count); }
-void gluon_gc_stream_jump_to_worker(Stream* stream, size_t worker) { jump_to_worker(*stream, worker); }
 
 size_t gluon_gc_onebit_payload_bytes_f32(size_t n) { return onebit_payload_bytes<float>(n); }
 size_t gluon_gc_onebit_payload_bytes_f64(size_t n) { return onebit_payload_bytes<double>(n); }
@@ -135,6 +134,70 @@ void gluon_gc_topk_decompress_add_f64(const void* payload, size_t k, double* out
 void gluon_gc_topk_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
                                      size_t k, double* out, int threads, int isa) {
   topk_decompress_sum(payloads, stride_bytes, count, n, k, out, threads, Isa(isa));
+}
+
+void gluon_gc_stream_draw(Stream* stream, size_t n, std::uint64_t* draws) {
+  for (size_t i = 0; i < n; ++i) draws[i] = (*stream)();
+}
+void gluon_gc_stream_jump(Stream* stream, std::uint64_t count) { jump(*stream, count); }
+void gluon_gc_stream_jump_to_worker(Stream* stream, std::uint64_t worker) { jump_to_worker(*stream, worker); }
+
+int gluon_gc_dithering_allows(size_t levels, int natural) { return dithering_allows(levels, natural); }
+
+size_t gluon_gc_dithering_capacity_f32(size_t n, size_t levels) {
+  return dithering_capacity<float>(n, levels);
+}
+double gluon_gc_dithering_compress_f32(const float* gradient, size_t n, float gradient_scale, std::uint32_t levels,
+                                       int natural, int l2, int fixed_width, float* momentum, float mu,
+                                       float* residual, float ratio, Stream* stream, void* payload, int threads,
+                                       int isa) {
+  return dithering_compress<float>(gradient, n, gradient_scale, {levels, natural != 0, l2 != 0, fixed_width != 0},
+                               {momentum, mu, residual, ratio}, *stream, payload, threads, Isa(isa));
+}
+int gluon_gc_dithering_valid_f32(const void* payload, size_t capacity, size_t n, std::uint32_t levels,
+                                 int natural, int isa) {
+  return dithering_valid<float>(payload, capacity, n, {levels, natural != 0, false, false}, Isa(isa));
+}
+void gluon_gc_dithering_decompress_f32(const void* payload, size_t n, std::uint32_t levels, int natural, float* out,
+                                       int threads, int isa) {
+  dithering_decompress(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+}
+void gluon_gc_dithering_decompress_add_f32(const void* payload, size_t n, std::uint32_t levels, int natural,
+                                           float* out, int threads, int isa) {
+  dithering_decompress_add(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+}
+void gluon_gc_dithering_decompress_sum_f32(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                           std::uint32_t levels, int natural, float* out, int threads, int isa) {
+  dithering_decompress_sum(payloads, stride_bytes, count, n, {levels, natural != 0, false, false}, out, threads,
+                           Isa(isa));
+}
+
+size_t gluon_gc_dithering_capacity_f64(size_t n, size_t levels) {
+  return dithering_capacity<double>(n, levels);
+}
+double gluon_gc_dithering_compress_f64(const double* gradient, size_t n, double gradient_scale, std::uint32_t levels,
+                                       int natural, int l2, int fixed_width, double* momentum, double mu,
+                                       double* residual, double ratio, Stream* stream, void* payload, int threads,
+                                       int isa) {
+  return dithering_compress<double>(gradient, n, gradient_scale, {levels, natural != 0, l2 != 0, fixed_width != 0},
+                               {momentum, mu, residual, ratio}, *stream, payload, threads, Isa(isa));
+}
+int gluon_gc_dithering_valid_f64(const void* payload, size_t capacity, size_t n, std::uint32_t levels,
+                                 int natural, int isa) {
+  return dithering_valid<double>(payload, capacity, n, {levels, natural != 0, false, false}, Isa(isa));
+}
+void gluon_gc_dithering_decompress_f64(const void* payload, size_t n, std::uint32_t levels, int natural, double* out,
+                                       int threads, int isa) {
+  dithering_decompress(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+}
+void gluon_gc_dithering_decompress_add_f64(const void* payload, size_t n, std::uint32_t levels, int natural,
+                                           double* out, int threads, int isa) {
+  dithering_decompress_add(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+}
+void gluon_gc_dithering_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                           std::uint32_t levels, int natural, double* out, int threads, int isa) {
+  dithering_decompress_sum(payloads, stride_bytes, count, n, {levels, natural != 0, false, false}, out, threads,
+                           Isa(isa));
 }
 
 void gluon_gc_half_from_float(const float* x, size_t n, float scale, std::uint16_t* out, int threads,

@@ -1,0 +1,249 @@
+#include "core/dithering.h"
+
+#include "core/dithering_code.h"
+#include "core/dithering_levels.h"
+#include "core/dithering_norm.h"
+#include "core/stream_lanes.h"
+
+namespace gluon_gc {
+namespace {
+
+template <typename Value>
+Value read(const void* from) {
+  Value value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename Value>
+void write(void* to, const Value& value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+// Where things are in a payload. `Byte` is const or not.
+template <typename T, typename Byte>
+struct Payload {
+  Payload(Byte* begin, std::size_t n, const DitheringConfig& config)
+      : begin(begin),
+        body(begin + dithering_header_bytes<T>),
+        n(n),
+        planes(1 + static_cast<std::size_t>(dithering_symbol_bits(config.levels))) {}
+
+  std::uint32_t bytes() const { return read<std::uint32_t>(begin); }
+  Coding coding() const { return read<Coding>(begin + sizeof(std::uint32_t)); }
+  T norm() const { return read<T>(begin + 2 * sizeof(std::uint32_t)); }
+
+  // The planes of the sixteen elements from i.
+  Byte* group(std::size_t i) const { return body + i / lanes * 2 * planes; }
+
+  Byte* code_bits(std::size_t block) const { return body + block * sizeof(std::uint32_t); }
+
+  Byte* const begin;
+  Byte* const body;
+  const std::size_t n, planes;
+};
+
+std::size_t whole_bytes(std::size_t bits) { return (bits + 7) / 8; }
+
+// Calls body(block, begin, end) for each stream_block elements, on up to `threads` threads.
+template <typename Body>
+void for_each_block(std::size_t n, int threads, Body body) {
+  Blocks<stream_block>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+    for (; begin < end; begin += stream_block) {
+      body(begin / stream_block, begin, end - begin < stream_block ? end : begin + stream_block);
+    }
+  });
+}
+
+// p once more, after the first sweep.
+template <typename T>
+struct Corrected {
+  Corrected(const T* gradient, T gradient_scale, const DitheringState<T>& state)
+      : gradient(gradient), gradient_scale(broadcast(gradient_scale)), mu(broadcast(state.mu)), state(state) {}
+
+  template <typename Lanes>
+  Vec<T> operator()(std::size_t i, Lanes present) const {
+    if (state.residual) return load(state.residual + i, present);
+    const Vec<T> p = load(gradient + i, present) * gradient_scale;
+    return state.momentum ? p + mu * load(state.momentum + i, present) : p;
+  }
+
+  const T* const gradient;
+  const Vec<T> gradient_scale, mu;
+  const DitheringState<T> state;
+};
+
+// The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is one.
+template <typename T, bool natural>
+void quantise(const Corrected<T>& corrected, const Quantiser<T, natural>& quantiser, const Levels<T>& levels,
+              const Stream* streams, std::size_t begin, std::size_t end, const Payload<T, std::uint8_t>& payload) {
+  LaneStreams draws(streams);
+  const std::size_t longest = end - begin < stream_segment ? end - begin : stream_segment;
+  for (std::size_t offset = 0; offset < longest; offset += lanes) {
+    Stream starts[stream_lanes];
+    Tile tile;
+    draws.save(starts);
+    draws.draw(tile);
+    const auto step = [=, &tile, &starts](std::size_t segment, std::size_t i, auto present) {
+      const Vec<T> p = corrected(i, present);
+      const auto draw = [=, &starts](std::size_t lane) { return draw_at(starts[segment], lane); };
+      const Ints symbols = quantiser(p, load_ints(tile.upper[segment]), draw);
+      const std::uint32_t signs = negative(p) & any_set(symbols, ints(-1));
+      std::uint8_t* const group = payload.group(i);
+      write(group, static_cast<std::uint16_t>(signs));
+      for (std::size_t bit = 1; bit < payload.planes; ++bit) {
+        write(group + 2 * bit, static_cast<std::uint16_t>(any_set(symbols, ints(1 << (bit - 1)))));
+      }
+      if (corrected.state.residual) {
+        store(p - negate(signs, levels(symbols)), corrected.state.residual + i, present);
+      }
+    };
+    for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
+      const std::size_t i = begin + segment * stream_segment + offset;
+      if (i >= end) break;
+      if (end - i >= lanes) {
+        step(segment, i, All{});
+      } else {
+        step(segment, i, First{end - i});
+      }
+    }
+  }
+}
+
+// Replaces planes by codes if that is shorter. Returns the length of the payload.
+template <typename T>
+std::size_t choose_coding(const Payload<T, std::uint8_t>& payload, const DitheringWorkspace& workspace,
+                          std::size_t scratch_bytes, std::size_t fixed_bytes) {
+  const std::size_t blocks = dithering_blocks(payload.n);
+  std::size_t bytes = dithering_header_bytes<T> + blocks * sizeof(std::uint32_t);
+  for (std::size_t block = 0; block < blocks; ++block) bytes += whole_bytes(workspace.code_bits[block]);
+  if (bytes >= fixed_bytes) return fixed_bytes;
+  std::uint8_t* to = payload.code_bits(blocks);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t code_bytes = whole_bytes(workspace.code_bits[block]);
+    write(payload.code_bits(block), workspace.code_bits[block]);
+    std::memcpy(to, workspace.scratch + block * scratch_bytes, code_bytes);
+    to += code_bytes;
+  }
+  return bytes;
+}
+
+// The parts of a sum of values that are not finite are lost with the payload.
+template <typename T>
+void forget_nonfinite(T* residual, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) residual[i] = is_finite(residual[i]) ? residual[i] : 0;
+}
+
+template <typename T, bool natural>
+std::size_t compress_body(const Corrected<T>& corrected, std::size_t n, T norm, const DitheringConfig& config,
+                          const DitheringWorkspace& workspace, const Payload<T, std::uint8_t>& payload, int threads) {
+  const Quantiser<T, natural> quantiser(norm, config);
+  const Levels<T> levels(norm, config);
+  const std::size_t scratch_bytes = dithering_scratch_bytes(config.levels);
+  for_each_block(n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
+    quantise(corrected, quantiser, levels, workspace.streams + block * stream_lanes, begin, end, payload);
+    if (!config.fixed_width) {
+      workspace.code_bits[block] = static_cast<std::uint32_t>(
+          encode(payload.group(begin), payload.planes, end - begin, workspace.scratch + block * scratch_bytes));
+    }
+  });
+  const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
+  return config.fixed_width ? fixed_bytes : choose_coding(payload, workspace, scratch_bytes, fixed_bytes);
+}
+
+// out = D(payload) for elements [begin, end), a block, or with `add` out += D(payload).
+template <typename T>
+void decode_planes(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t begin,
+                   std::size_t end, bool add, T* out) {
+  sweep<lanes>(begin, end, [=, &levels](std::size_t i, auto present) {
+    const std::uint8_t* const group = payload.group(i);
+    Ints symbols = ints(0);
+    for (std::size_t bit = 1; bit < payload.planes; ++bit) {
+      symbols = symbols + keep(plane(group, bit), ints(1 << (bit - 1)));
+    }
+    const Vec<T> decoded = negate(plane(group, 0), levels(symbols));
+    store(add ? load(out + i, present) + decoded : decoded, out + i, present);
+  });
+}
+
+template <typename T>
+void decode_block(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t block,
+                  std::size_t begin, std::size_t end, bool add, T* out) {
+  if (payload.coding() == Coding::fixed) {
+    decode_planes(payload, levels, begin, end, add, out);
+    return;
+  }
+  if (!add) std::memset(out + begin, 0, (end - begin) * sizeof(T));
+  const std::uint8_t* code = payload.code_bits(dithering_blocks(payload.n));
+  for (std::size_t before = 0; before < block; ++before) {
+    code += whole_bytes(read<std::uint32_t>(payload.code_bits(before)));
+  }
+  const BitReader reader{code, payload.begin + payload.bytes()};
+  decode(reader, read<std::uint32_t>(payload.code_bits(block)), [=, &levels](std::size_t i, std::uint32_t level, bool negative) {
+    T& element = out[begin + i];
+    const T decoded = levels(level);
+    element = element + (negative ? -decoded : decoded);
+  });
+}
+
+}  // namespace
+
+template <Isa isa, typename T>
+double DitheringKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient_scale,
+                                          const DitheringConfig& config, const DitheringState<T>& state,
+                                          const DitheringWorkspace& workspace, void* payload, int threads) {
+  const T norm = with_correction(
+      gradient, gradient_scale, state, StoredResidual<T>{state.residual}, [=](const auto& correct) {
+        return config.l2 ? corrected_norm<true>(correct, n, state.residual, threads)
+                         : corrected_norm<false>(correct, n, state.residual, threads);
+      });
+  const Corrected<T> corrected(gradient, gradient_scale, state);
+  const Payload<T, std::uint8_t> to(static_cast<std::uint8_t*>(payload), n, config);
+  const auto compress_levels = config.natural ? compress_body<T, true> : compress_body<T, false>;
+  const std::size_t bytes = compress_levels(corrected, n, norm, config, workspace, to, threads);
+  const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
+  write(to.begin, static_cast<std::uint32_t>(bytes));
+  write(to.begin + sizeof(std::uint32_t), bytes < fixed_bytes ? Coding::elias : Coding::fixed);
+  write(to.begin + 2 * sizeof(std::uint32_t), norm);
+  if (state.residual && !is_finite(norm)) forget_nonfinite(state.residual, n);
+  return norm;
+}
+
+template <Isa isa, typename T>
+bool DitheringKernels<isa, T>::valid(const void* payload, std::size_t capacity, std::size_t n,
+                                     const DitheringConfig& config) {
+  const Payload<T, const std::uint8_t> from(static_cast<const std::uint8_t*>(payload), n, config);
+  if (capacity < dithering_header_bytes<T> || from.bytes() > capacity) return false;
+  if (from.coding() == Coding::fixed) return from.bytes() == dithering_capacity<T>(n, config.levels);
+  const std::size_t blocks = dithering_blocks(n);
+  const std::uint8_t* code = from.code_bits(blocks);
+  const std::uint8_t* const end = from.begin + from.bytes();
+  if (from.coding() != Coding::elias || from.bytes() < static_cast<std::size_t>(code - from.begin)) return false;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t bits = read<std::uint32_t>(from.code_bits(block)), left = n - block * stream_block;
+    const std::size_t count = left < stream_block ? left : stream_block;
+    if (whole_bytes(bits) > static_cast<std::size_t>(end - code)) return false;
+    if (!is_code({code, end}, bits, count, config.levels)) return false;
+    code += whole_bytes(bits);
+  }
+  return code == end;
+}
+
+template <Isa isa, typename T>
+void DitheringKernels<isa, T>::sum(const void* payloads, std::size_t stride_bytes, std::size_t count, std::size_t n,
+                                   const DitheringConfig& config, bool add, T* out, int threads) {
+  const auto* const first = static_cast<const std::uint8_t*>(payloads);
+  for_each_block(n, threads, [=](std::size_t block, std::size_t begin, std::size_t end) {
+    if (count == 0 && !add) std::memset(out + begin, 0, (end - begin) * sizeof(T));
+    for (std::size_t k = 0; k < count; ++k) {
+      const Payload<T, const std::uint8_t> payload(first + k * stride_bytes, n, config);
+      const Levels<T> levels(payload.norm(), config);
+      decode_block(payload, levels, block, begin, end, add || k > 0, out);
+    }
+  });
+}
+
+template struct DitheringKernels<this_isa, float>;
+template struct DitheringKernels<this_isa, double>;
+
+}  // namespace gluon_gc

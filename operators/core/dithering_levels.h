@@ -1,0 +1,130 @@
+// How dithering rounds to levels, and what they stand for. For kernel sources only (see isa.h).
+#pragma once
+
+#include "core/dithering.h"
+#include "core/vec_int.h"
+
+namespace gluon_gc {
+namespace {
+
+template <typename T>
+constexpr T largest_finite = static_cast<T>(sizeof(T) == 4 ? __FLT_MAX__ : __DBL_MAX__);
+
+template <typename T>
+inline bool is_finite(T x) {
+  return __builtin_fabs(x) <= largest_finite<T>;
+}
+
+// 2^exponent in T, for exponents of normal numbers.
+template <typename T>
+inline T power_of_two(int exponent) {
+  const Bits<T> bits = bits_of_one<T> + (static_cast<Bits<T>>(exponent) << mantissa_bits<T>);
+  T x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// What symbols decode to.
+template <typename T>
+struct Levels {
+  Levels(T norm, const DitheringConfig& config)
+      : norm(norm), config(config), tabulated(config.levels < table_size) {
+    for (std::uint32_t symbol = 0; tabulated && symbol < table_size; ++symbol) table[symbol] = level(symbol);
+  }
+
+  // A share of the norm, so that nothing overflows and the largest is the norm itself.
+  T level(std::uint32_t symbol) const {
+    if (symbol == 0) return 0;
+    const T share = config.natural ? power_of_two<T>(static_cast<int>(symbol) - static_cast<int>(config.levels))
+                                   : static_cast<T>(symbol) / static_cast<T>(config.levels);
+    return share * norm;
+  }
+
+  T operator()(std::uint32_t symbol) const { return tabulated ? table[symbol] : level(symbol); }
+
+  Vec<T> operator()(const Ints& symbols) const {
+    if (tabulated) return look_up(table, symbols);
+    const Vec<T> share = convert<T>(symbols) / broadcast(static_cast<T>(config.levels));
+    return choose(any_set(symbols, ints(-1)), share * broadcast(norm), broadcast(T{0}));
+  }
+
+  const T norm;
+  const DitheringConfig config;
+  const bool tabulated;
+  T table[table_size];
+};
+
+// Rounds sixteen elements at random to symbols.
+//
+// The place of an element between symbols is a fixed-point number; adding all but the draw and taking the
+// whole part rounds up just if the draw is below the fraction. For natural, that place is the logarithm, taken
+// as linear between powers of two. Only the highest bits of both are added: where the lower ones could make a
+// difference, all are compared.
+template <typename T, bool natural>
+struct Quantiser {
+  Quantiser(T norm, const DitheringConfig& config)
+      : fraction_bits(31 - dithering_symbol_bits(config.levels)) {
+    const int far = sizeof(T) == 4 ? 64 : 512;
+    const int exponent = norm < power_of_two<T>(-far) ? far : norm > power_of_two<T>(far) ? -far : 0;
+    unit = power_of_two<T>(exponent);  // keeps 1 / norm normal
+    top = natural ? power_of_two<T>(static_cast<int>(config.levels) - 1)
+                  : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits);
+    scale = norm > 0 && is_finite(norm) ? top / (norm * unit) : 0;
+  }
+
+  // `upper` has the upper halves of sixteen draws; draw(i) gives one of them whole.
+  template <typename Draw>
+  Ints operator()(const Vec<T>& p, const Ints& upper, Draw draw) const {
+    const Vec<T> y = lesser(magnitude(p) * broadcast(unit) * broadcast(scale), broadcast(top));
+    const Ints fraction = ints((1 << fraction_bits) - 1);
+    const Ints sum = place(y) + (fraction - shift_right(upper, 32 - fraction_bits));
+    const Ints symbols = shift_right(sum, fraction_bits);
+    const std::uint32_t undecided = all_set(sum, fraction);
+    return __builtin_expect(undecided == 0, 1) ? symbols : decide(undecided, symbols, y, draw);
+  }
+
+  Ints place(const Vec<T>& y) const {
+    if constexpr (!natural) return truncate(y);
+    const Vec<T> below_one = lesser(y, broadcast(T{1})) * broadcast(power_of_two<T>(fraction_bits));
+    return truncate(below_one) + linear_log2(y, fraction_bits);
+  }
+
+  template <typename Draw>
+  __attribute__((noinline)) Ints decide(std::uint32_t undecided, const Ints& symbols, const Vec<T>& y,
+                                        Draw draw) const {
+    std::int32_t symbol[lanes];
+    T values[lanes];
+    store(symbols, symbol);
+    store(y, values, All{});
+    for (; undecided != 0; undecided &= undecided - 1) {
+      const int i = __builtin_ctz(undecided);
+      symbol[i] = exact(values[i], draw(static_cast<std::size_t>(i)));
+    }
+    return load_ints(symbol);
+  }
+
+  std::int32_t exact(T y, std::uint64_t draw) const {
+    std::int32_t whole = 0;
+    T probability = y;
+    if constexpr (natural) {
+      if (y >= 1) {
+        const Bits<T> above = read_bits(y) - bits_of_one<T>;
+        const Bits<T> mantissa = above & ((Bits<T>{1} << mantissa_bits<T>) - 1);
+        whole = 1 + static_cast<std::int32_t>(above >> mantissa_bits<T>);
+        probability = static_cast<T>(mantissa) * power_of_two<T>(-mantissa_bits<T>);
+      }
+    } else {
+      whole = static_cast<std::int32_t>(y) >> fraction_bits;
+      probability = y * power_of_two<T>(-fraction_bits) - static_cast<T>(whole);
+    }
+    const T bound = probability * power_of_two<T>(64);  // below 2^64
+    const auto floor = static_cast<std::uint64_t>(bound);
+    return whole + (draw < floor || (draw == floor && static_cast<T>(floor) < bound));
+  }
+
+  const int fraction_bits;
+  T unit, scale, top;
+};
+
+}  // namespace
+}  // namespace gluon_gc

@@ -1,0 +1,86 @@
+// Elias-delta codes, and bits in memory. For kernel sources only (see isa.h).
+//
+// The code of a whole number x >= 1, the lowest bit first: with l = floor(log2 x) and z = floor(log2(l + 1)),
+// z zeros, a one, the low z bits of l + 1, and the low l bits of x.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace gluon_gc {
+namespace {
+
+inline int floor_log2(std::uint32_t x) { return 31 - __builtin_clz(x); }
+inline std::uint64_t low_bits(std::uint64_t x, int count) { return x & ((std::uint64_t{1} << count) - 1); }
+
+struct Code {
+  std::uint64_t bits;
+  int length;
+};
+
+// At most 40 bits.
+inline Code elias_delta(std::uint32_t x) {
+  const int l = floor_log2(x), z = floor_log2(static_cast<std::uint32_t>(l + 1));
+  const std::uint64_t of_length = std::uint64_t{1} << z | low_bits(static_cast<std::uint64_t>(l + 1), z) << (z + 1);
+  return {of_length | low_bits(x, l) << (2 * z + 1), 2 * z + 1 + l};
+}
+
+inline Code join(const Code& first, const Code& second) {
+  return {first.bits | second.bits << first.length, first.length + second.length};
+}
+
+// What a code at the start of `bits` is of. A wrong code may say more than 32 bits, and is then of 0.
+struct Number {
+  std::uint32_t x;
+  int length;
+};
+
+inline Number from_elias_delta(std::uint64_t bits) {
+  constexpr int longest = 5;  // zeros, of 32-bit numbers
+  const int z = __builtin_ctzll(bits | std::uint64_t{1} << longest);
+  const int l = static_cast<int>(1u << z | low_bits(bits >> (z + 1), z)) - 1;
+  if (l >= 32) return {0, 0};
+  return {static_cast<std::uint32_t>(std::uint64_t{1} << l | low_bits(bits >> (2 * z + 1), l)), 2 * z + 1 + l};
+}
+
+// Appends up to 57 bits at a time. Writes up to eight bytes past them.
+struct BitWriter {
+  explicit BitWriter(std::uint8_t* begin) : begin(begin), at(begin) {}
+
+  void put(const Code& code) {
+    pending |= code.bits << count;
+    count += code.length;
+    std::memcpy(at, &pending, sizeof(pending));
+    at += count / 8;
+    pending = count < 64 ? pending >> count / 8 * 8 : 0;
+    count %= 8;
+  }
+
+  std::size_t bits() const { return static_cast<std::size_t>(at - begin) * 8 + static_cast<std::size_t>(count); }
+
+  std::uint8_t* const begin;
+  std::uint8_t* at;
+  std::uint64_t pending = 0;
+  int count = 0;  // bits of pending, less than 8 between calls
+};
+
+// Reads bits from `position` on, at least 57 of them; there are zeros behind the last byte.
+struct BitReader {
+  std::uint64_t operator()(std::size_t position) const {
+    const std::uint8_t* const at = begin + position / 8;
+    std::uint64_t bits = 0;
+    if (static_cast<std::size_t>(end - at) >= sizeof(bits)) {
+      std::memcpy(&bits, at, sizeof(bits));
+    } else {
+      for (const std::uint8_t* byte = at; byte < end; ++byte) bits |= std::uint64_t{*byte} << 8 * (byte - at);
+    }
+    return bits >> position % 8;
+  }
+
+  const std::uint8_t* begin;
+  const std::uint8_t* end;
+};
+
+}  // namespace
+}  // namespace gluon_gc

@@ -1,0 +1,211 @@
+// Sixteen lanes of int32, and the ways between them and those of T. For kernel sources only (see isa.h).
+// The portable version is the specification, as in vec.h.
+#pragma once
+
+#include "core/vec.h"
+
+namespace gluon_gc {
+namespace {
+
+using Ints = Vec<std::int32_t>;
+
+#if defined(__AVX512F__)
+
+template <>
+struct Vec<std::int32_t> {
+  __m512i v;
+};
+
+inline Ints ints(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
+inline void store(Ints a, std::int32_t* to) { _mm512_storeu_si512(to, a.v); }
+inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Ints operator-(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline Ints shift_right(Ints a, int count) { return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(count))}; }
+inline Ints keep(std::uint32_t bits, Ints a) {
+  return {_mm512_maskz_mov_epi32(static_cast<__mmask16>(bits), a.v)};
+}
+inline std::uint32_t any_set(Ints a, Ints bits) { return _mm512_test_epi32_mask(a.v, bits.v); }
+inline std::uint32_t all_set(Ints a, Ints bits) {
+  return _mm512_cmpeq_epi32_mask(_mm512_and_si512(a.v, bits.v), bits.v);
+}
+
+#else
+
+inline Ints ints(std::int32_t x) {
+  return generate<std::int32_t>([=](std::size_t) { return x; });
+}
+inline Ints load_ints(const void* from) {
+  Ints result;
+  std::memcpy(result.lane, from, sizeof(result.lane));
+  return result;
+}
+inline void store(const Ints& a, std::int32_t* to) { std::memcpy(to, a.lane, sizeof(a.lane)); }
+inline Ints shift_right(const Ints& a, int count) {
+  return generate<std::int32_t>(
+      [&](std::size_t i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.lane[i]) >> count); });
+}
+
+// Lane i where bit i is set, else 0.
+inline Ints keep(std::uint32_t bits, const Ints& a) { return choose(bits, a, ints(0)); }
+
+// Bit i of the result: lane i has any (all) of the bits.
+inline std::uint32_t any_set(const Ints& a, const Ints& bits) {
+  std::uint32_t result = 0;
+#pragma omp simd reduction(| : result)
+  for (std::size_t i = 0; i < lanes; ++i) result |= a.lane[i] & bits.lane[i] ? lane_bit[i] : 0;
+  return result;
+}
+inline std::uint32_t all_set(const Ints& a, const Ints& bits) {
+  std::uint32_t result = 0;
+#pragma omp simd reduction(| : result)
+  for (std::size_t i = 0; i < lanes; ++i) {
+    result |= (a.lane[i] & bits.lane[i]) == bits.lane[i] ? lane_bit[i] : 0;
+  }
+  return result;
+}
+
+#endif
+
+template <typename Function>
+inline Ints generate_ints(Function value) {
+  std::int32_t lane[lanes];
+#pragma omp simd
+  for (std::size_t i = 0; i < lanes; ++i) lane[i] = value(i);
+  return load_ints(lane);
+}
+
+template <typename T>
+constexpr int mantissa_bits = sizeof(T) == 4 ? 23 : 52;
+
+template <typename T>
+constexpr auto bits_of_one = static_cast<Bits<T>>(sizeof(T) == 4 ? 0x3f800000 : 0x3ff0000000000000);
+
+constexpr std::size_t table_size = 32;
+
+template <typename T>
+inline Vec<T> operator/(const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return a.lane[i] / b.lane[i]; });
+}
+
+template <typename T>
+inline Vec<T> magnitude(const Vec<T>& v) {
+  return generate<T>([&](std::size_t i) { return static_cast<T>(__builtin_fabs(v.lane[i])); });
+}
+
+// a where it is less than b, else b, also where a is a NaN.
+template <typename T>
+inline Vec<T> lesser(const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+
+// Negated where bit i is set.
+template <typename T>
+inline Vec<T> negate(std::uint32_t bits, const Vec<T>& v) {
+  return generate<T>([&](std::size_t i) {
+    const T x = v.lane[i];
+    return bits & lane_bit[i] ? -x : x;
+  });
+}
+
+// Lanes from 0 to less than 2^31, rounded down.
+template <typename T>
+inline Ints truncate(const Vec<T>& v) {
+  return generate_ints([&](std::size_t i) { return static_cast<std::int32_t>(v.lane[i]); });
+}
+
+template <typename T>
+inline Vec<T> convert(const Ints& v) {
+  std::int32_t lane[lanes];
+  store(v, lane);
+  return generate<T>([&](std::size_t i) { return static_cast<T>(lane[i]); });
+}
+
+// table[lane] for lanes from 0 to 31.
+template <typename T>
+inline Vec<T> look_up(const T (&table)[table_size], const Ints& v) {
+  std::int32_t lane[lanes];
+  store(v, lane);
+  return generate<T>([&](std::size_t i) { return table[lane[i]]; });
+}
+
+// log2 of lanes from 1 on, linear between powers of two, times 2^shift, rounded down; 0 for smaller ones.
+template <typename T>
+inline Ints linear_log2(const Vec<T>& v, int shift) {
+  return generate_ints([&](std::size_t i) {
+    const Bits<T> bits = read_bits(v.lane[i]);
+    const Bits<T> above = bits > bits_of_one<T> ? bits - bits_of_one<T> : 0;
+    return static_cast<std::int32_t>(shift < mantissa_bits<T> ? above >> (mantissa_bits<T> - shift)
+                                                              : above << (shift - mantissa_bits<T>));
+  });
+}
+
+#if defined(__AVX512F__)
+
+inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec<float> magnitude(Vec<float> a) { return {_mm512_abs_ps(a.v)}; }
+inline Vec<float> lesser(Vec<float> a, Vec<float> b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
+  return {_mm512_mask_xor_ps(a.v, static_cast<__mmask16>(bits), a.v, _mm512_set1_ps(-0.0f))};
+}
+inline Ints truncate(Vec<float> a) { return {_mm512_cvttps_epi32(a.v)}; }
+template <>
+inline Vec<float> convert<float>(const Ints& a) {
+  return {_mm512_cvtepi32_ps(a.v)};
+}
+inline Vec<float> look_up(const float (&table)[table_size], Ints a) {
+  return {_mm512_permutex2var_ps(_mm512_loadu_ps(table), a.v, _mm512_loadu_ps(table + lanes))};
+}
+inline Ints linear_log2(Vec<float> a, int shift) {
+  const __m512i above = _mm512_sub_epi32(_mm512_castps_si512(a.v), _mm512_set1_epi32(bits_of_one<float>));
+  return {_mm512_sll_epi32(_mm512_max_epi32(above, _mm512_setzero_si512()),
+                           _mm_cvtsi32_si128(shift - mantissa_bits<float>))};
+}
+
+#elif defined(__AVX2__)
+
+// Only float is in registers here: compilers vectorise the loops over int32.
+inline Vec<float> operator/(Vec<float> a, Vec<float> b) {
+  return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
+inline Vec<float> magnitude(Vec<float> a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};
+}
+inline Vec<float> lesser(Vec<float> a, Vec<float> b) {
+  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
+inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return choose(bits, Vec<float>{_mm256_xor_ps(a.low, sign), _mm256_xor_ps(a.high, sign)}, a);
+}
+inline Ints join(__m256i low, __m256i high) {
+  Ints result;
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(result.lane), low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(result.lane + 8), high);
+  return result;
+}
+inline __m256i half(const Ints& a, int index) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a.lane + 8 * index));
+}
+inline Ints truncate(Vec<float> a) { return join(_mm256_cvttps_epi32(a.low), _mm256_cvttps_epi32(a.high)); }
+template <>
+inline Vec<float> convert<float>(const Ints& a) {
+  return {_mm256_cvtepi32_ps(half(a, 0)), _mm256_cvtepi32_ps(half(a, 1))};
+}
+inline Vec<float> look_up(const float (&table)[table_size], const Ints& a) {
+  return {_mm256_i32gather_ps(table, half(a, 0), 4), _mm256_i32gather_ps(table, half(a, 1), 4)};
+}
+inline __m256i linear_log2(__m256 a, int shift) {
+  const __m256i above = _mm256_sub_epi32(_mm256_castps_si256(a), _mm256_set1_epi32(bits_of_one<float>));
+  return _mm256_sll_epi32(_mm256_max_epi32(above, _mm256_setzero_si256()),
+                          _mm_cvtsi32_si128(shift - mantissa_bits<float>));
+}
+inline Ints linear_log2(Vec<float> a, int shift) {
+  return join(linear_log2(a.low, shift), linear_log2(a.high, shift));
+}
+
+#endif
+
+}  // namespace
+}  // namespace gluon_gc
