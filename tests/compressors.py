@@ -7,5 +7,15 @@ COMPRESSORS = {
     "onebit unscaled": {"compressor": "onebit", "scaling": False},
     "topk": {"compressor": "topk", "k": 0.05},
     "randomk": {"compressor": "randomk", "k": 0.1, "seed": 7},
+    "dithering": {"compressor": "dithering", "k": 2, "seed": 7},
+    "dithering l2": {"compressor": "dithering", "k": 5, "normalize": "l2", "seed": 7},
+    "natural dithering": {"compressor": "dithering", "k": 3, "partition": "natural", "seed": 7},
+    "natural dithering l2": {
+        "compressor": "dithering",
+        "k": 12,
+        "partition": "natural",
+        "normalize": "l2",
+        "seed": 7,
+    },
 }
 assert {params["compressor"] for params in COMPRESSORS.values()} == set(registry)

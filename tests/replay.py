@@ -6,6 +6,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
+from gluon_gc import kernels
+
 WORD = 2**64
 State = Tuple[int, int]
 
@@ -81,10 +83,32 @@ def randomk(p: np.ndarray, node: Node) -> np.ndarray:
     return decoded
 
 
+def dithering(p: np.ndarray, node: Node) -> np.ndarray:
+    T = p.dtype.type
+    natural = node.params.get("partition") == "natural"
+    levels = 2 ** (node.params["k"] - 1) if natural else node.params["k"]
+    if node.params.get("normalize") == "l2":
+        norm = T(np.sqrt(np.sum(p.astype(np.float64) ** 2)))
+    else:
+        norm = np.abs(p).max()
+    y = np.abs(p) * (T(levels) / norm)
+    if natural:
+        above = 2.0 ** np.ceil(np.log2(np.maximum(np.ceil(y), 1)))
+        lower = np.where(above > 1, above / 2, 0).astype(T)
+    else:
+        lower = np.floor(y)
+    step = np.maximum(lower, T(1)) if natural else T(1)
+    chances = [int(chance * WORD) for chance in ((y - lower) / step).tolist()]
+    drawn = [draw < chance for draw, chance in zip(node.draw(p.size), chances)]
+    q = lower + step * np.array(drawn)
+    return np.copysign(q.astype(T) / T(levels) * norm, p)
+
+
 DECODED: Dict[str, Callable[[np.ndarray, Node], np.ndarray]] = {
     "onebit": onebit,
     "topk": topk,
     "randomk": randomk,
+    "dithering": dithering,
 }
 """By compressor: what p decodes to at a node."""
 
@@ -119,8 +143,15 @@ def _randomk_start(params: Mapping[str, Any], n: int, index: int, node: int) -> 
     return seed, seed
 
 
+def _dithering_start(params: Mapping[str, Any], n: int, index: int, node: int) -> State:
+    state = np.full(2, params["seed"] + index, np.uint64)
+    kernels.stream_jump_to_worker(state, node)
+    return state[0].item(), state[1].item()
+
+
 STARTS: Dict[str, Callable[[Mapping[str, Any], int, int, int], State]] = {
     "randomk": _randomk_start,
+    "dithering": _dithering_start,
 }
 """By compressor that draws: where the stream of (params, n, index, node) starts."""
 

@@ -46,12 +46,16 @@ class Compressor:
         raise NotImplementedError
 
     def memory_sizes(self, n: int, itemsize: int) -> Tuple[int, ...]:
-        """Number of elements of each array that error feedback keeps for a chunk of n."""
-        raise NotImplementedError
+        """Number of elements of each array that error feedback keeps for a chunk of n.
+
+        Unless a compressor says otherwise: the residual.
+        """
+        return (n,)
 
     def restore(self, memory: Sequence[NDArray], residual: NDArray) -> None:
         """Set the memory so that the next call adds exactly `residual`, shape (n,)."""
-        raise NotImplementedError
+        (kept,) = memory
+        kept[:] = residual
 
     def seed_offset(self, n: int) -> int:
         """What is added to the seed of a chunk of n elements."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Sequence, Tuple
-
-from mxnet.ndarray import NDArray
+from typing import Optional
 
 from .base import Compressor, element_count, register
 
@@ -45,13 +43,6 @@ class RandomK(Compressor):
 
     def payload_bytes(self, n: int, itemsize: int) -> int:
         return self.count(n) * itemsize
-
-    def memory_sizes(self, n: int, itemsize: int) -> Tuple[int, ...]:
-        return (n,)  # the residual
-
-    def restore(self, memory: Sequence[NDArray], residual: NDArray) -> None:
-        (kept,) = memory
-        kept[:] = residual
 
     def seed_offset(self, n: int) -> int:
         return self.count(n)

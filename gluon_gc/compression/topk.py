@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence, Tuple
-
-from mxnet.ndarray import NDArray
 
 from .base import Compressor, element_count, register
 
@@ -40,10 +37,3 @@ class TopK(Compressor):
 
     def payload_bytes(self, n: int, itemsize: int) -> int:
         return self.count(n) * (_INDEX_BYTES + itemsize)
-
-    def memory_sizes(self, n: int, itemsize: int) -> Tuple[int, ...]:
-        return (n,)  # the residual
-
-    def restore(self, memory: Sequence[NDArray], residual: NDArray) -> None:
-        (kept,) = memory
-        kept[:] = residual

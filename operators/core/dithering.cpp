@@ -57,8 +57,8 @@ void for_each_block(std::size_t n, int threads, Body body) {
 
 // p once more, after the first sweep.
 template <typename T>
-struct Corrected {
-  Corrected(const T* gradient, T gradient_scale, const DitheringState<T>& state)
+struct CorrectedLanes {
+  CorrectedLanes(const T* gradient, T gradient_scale, const DitheringState<T>& state)
       : gradient(gradient), gradient_scale(broadcast(gradient_scale)), mu(broadcast(state.mu)), state(state) {}
 
   template <typename Lanes>
@@ -75,7 +75,7 @@ struct Corrected {
 
 // The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is one.
 template <typename T, bool natural>
-void quantise(const Corrected<T>& corrected, const Quantiser<T, natural>& quantiser, const Levels<T>& levels,
+void quantise(const CorrectedLanes<T>& corrected, const Quantiser<T, natural>& quantiser, const Levels<T>& levels,
               const Stream* streams, std::size_t begin, std::size_t end, const Payload<T, std::uint8_t>& payload) {
   LaneStreams draws(streams);
   const std::size_t longest = end - begin < stream_segment ? end - begin : stream_segment;
@@ -135,7 +135,7 @@ void forget_nonfinite(T* residual, std::size_t n) {
 }
 
 template <typename T, bool natural>
-std::size_t compress_body(const Corrected<T>& corrected, std::size_t n, T norm, const DitheringConfig& config,
+std::size_t compress_body(const CorrectedLanes<T>& corrected, std::size_t n, T norm, const DitheringConfig& config,
                           const DitheringWorkspace& workspace, const Payload<T, std::uint8_t>& payload, int threads) {
   const Quantiser<T, natural> quantiser(norm, config);
   const Levels<T> levels(norm, config);
@@ -197,7 +197,7 @@ double DitheringKernels<isa, T>::compress(const T* gradient, std::size_t n, T gr
         return config.l2 ? corrected_norm<true>(correct, n, state.residual, threads)
                          : corrected_norm<false>(correct, n, state.residual, threads);
       });
-  const Corrected<T> corrected(gradient, gradient_scale, state);
+  const CorrectedLanes<T> corrected(gradient, gradient_scale, state);
   const Payload<T, std::uint8_t> to(static_cast<std::uint8_t*>(payload), n, config);
   const auto compress_levels = config.natural ? compress_body<T, true> : compress_body<T, false>;
   const std::size_t bytes = compress_levels(corrected, n, norm, config, workspace, to, threads);

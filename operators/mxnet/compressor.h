@@ -40,6 +40,12 @@ struct CompressorTraits {
   static constexpr bool kDraws = false;     // draws from a stream, which compress moves on
   static constexpr bool kSummable = false;  // a payload is an array of T; that of a sum is their sum
   static constexpr bool kVariable = false;  // a payload starts with its length in bytes, as a uint32
+
+  // The memory is the residual.
+  template <typename T>
+  void residual(T* const* memory, std::size_t n, T* out) const {
+    std::memcpy(out, memory[0], n * sizeof(T));
+  }
 };
 
 template <typename T>

@@ -53,11 +53,6 @@ struct Randomk : CompressorTraits {
                   int threads) const {
     randomk_decompress(payload, n, element_count(k, n), start, out, threads);
   }
-
-  template <typename T>
-  void residual(T* const* memory, std::size_t n, T* out) const {
-    std::memcpy(out, memory[0], n * sizeof(T));
-  }
 };
 
 const bool added = CompressorOperators<Randomk>::add();

@@ -60,11 +60,6 @@ struct Topk : CompressorTraits {
     }
     topk_decompress_sum(payloads, stride, rows, n, count(n), out, threads);
   }
-
-  template <typename T>
-  void residual(T* const* memory, std::size_t n, T* out) const {
-    std::memcpy(out, memory[0], n * sizeof(T));
-  }
 };
 
 const bool added = CompressorOperators<Topk>::add();
