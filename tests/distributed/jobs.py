@@ -138,6 +138,20 @@ def checkpoint(arguments):
     return {f"w{i}": param.data().asnumpy() for i, param in enumerate(params)}
 
 
+def equal_gradients(arguments):
+    """A step in which all workers have the same gradients: 1 first, then `value` throughout."""
+    params = _parameters([(size,) for size in arguments["sizes"]])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"]
+    )
+    gradients = [np.full(param.shape, arguments["value"], np.float32) for param in params]
+    for gradient in gradients:
+        gradient[0] = 1
+    _backward(params, gradients)
+    trainer.step(1)
+    return {f"g{i}": param.grad().asnumpy() for i, param in enumerate(params)}
+
+
 def delayed(arguments):
     """A step while the server is stopped: says when it has returned, then waits for the result."""
     folder = Path(arguments["folder"])
