@@ -102,7 +102,7 @@ def dithering_compress(
     Returns
     -------
     payload : array of uint8
-        The first uint32 says how many bytes are in use; the others are not written.
+        The first uint32 says how many bytes are in use; the others have no meaning.
     norm : float
         Not finite where an element is not, or the l2 norm of float64 overflows.
 

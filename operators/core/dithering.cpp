@@ -200,8 +200,9 @@ double DitheringKernels<isa, T>::compress(const T* gradient, std::size_t n, T gr
   const CorrectedLanes<T> corrected(gradient, gradient_scale, state);
   const Payload<T, std::uint8_t> to(static_cast<std::uint8_t*>(payload), n, config);
   const auto compress_levels = config.natural ? compress_body<T, true> : compress_body<T, false>;
-  const std::size_t bytes = compress_levels(corrected, n, norm, config, workspace, to, threads);
   const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
+  std::memset(to.begin + fixed_bytes - 2, 0, 2);  // which may be there to make a multiple of 4
+  const std::size_t bytes = compress_levels(corrected, n, norm, config, workspace, to, threads);
   write(to.begin, static_cast<std::uint32_t>(bytes));
   write(to.begin + sizeof(std::uint32_t), bytes < fixed_bytes ? Coding::elias : Coding::fixed);
   write(to.begin + 2 * sizeof(std::uint32_t), norm);

@@ -11,7 +11,7 @@
 //   elias: for every stream_block elements a uint32, the number of bits of a segment; then the segments, each
 //     of whole bytes. A segment has, for each element whose symbol s is not 0, the distance from the one
 //     before it (or from the element before the segment) and s, both as in elias.h, with the sign between.
-// What is left of the capacity is never read. Results are the same bits for every instruction set and number
+// What is left of the capacity has no meaning. Results are the same bits for every instruction set and number
 // of threads. n must be below 2^30.
 #pragma once
 

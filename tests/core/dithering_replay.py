@@ -1,0 +1,179 @@
+"""dithering in NumPy: what the kernels must give, bit for bit, payloads included."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gluon_gc import kernels
+
+GRAIN, MAX_BLOCKS, LANES = 16384, 128, 16
+BLOCK = 16 * 16 * 257
+"""The elements that one Elias segment codes."""
+FIXED, ELIAS = 0, 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options of `kernels.dithering_compress`."""
+
+    levels: int
+    natural: bool = False
+    l2: bool = False
+    fixed_width: bool = False
+
+    @property
+    def symbol_bits(self) -> int:
+        return self.levels.bit_length()
+
+    @property
+    def top(self) -> int:
+        return 2 ** (self.levels - 1) if self.natural else self.levels
+
+    @property
+    def decoding(self) -> dict:
+        return {"levels": self.levels, "natural": self.natural}
+
+    @property
+    def encoding(self) -> dict:
+        return {**self.decoding, "l2": self.l2, "fixed_width": self.fixed_width}
+
+
+def norm_of(p, l2):
+    """In T; sums in the kernel's order: lanes of a block, then the lanes, then the blocks."""
+    if not l2:
+        return np.abs(p).max(initial=0)
+    total = 0.0
+    block = GRAIN * (p.size // (GRAIN * MAX_BLOCKS) + 1)
+    for start in range(0, p.size, block):
+        part = p[start : start + block].astype(np.float64) ** 2
+        rows = np.pad(part, (0, -part.size % (2 * LANES))).reshape(-1, 2 * LANES)
+        lanes = np.add.accumulate(rows, axis=0)[-1]
+        total += np.add.accumulate(lanes[:LANES])[-1] + np.add.accumulate(lanes[LANES:])[-1]
+    return p.dtype.type(min(np.sqrt(total), np.finfo(p.dtype).max))
+
+
+def below(draws, probability):
+    """draws < probability * 2^64, exactly, for probability < 1."""
+    bound = probability * probability.dtype.type(2.0**64)
+    floor = bound.astype(np.uint64)
+    return (draws < floor) | ((draws == floor) & (floor.astype(bound.dtype) < bound))
+
+
+def symbols_of(p, norm, config, draws):
+    """The number of each element's level, from 0."""
+    T = p.dtype.type
+    far = 64 if T is np.float32 else 512
+    unit = T(2.0**far if norm < 2.0**-far else 2.0**-far if norm > 2.0**far else 1)
+    scale = T(config.top) / (norm * unit) if norm > 0 and np.isfinite(norm) else T(0)
+    y = np.minimum(np.abs(p) * unit * scale, T(config.top))
+    if not config.natural:
+        whole = np.floor(y)
+        return whole.astype(np.int64) + below(draws, y - whole)
+    # lower = next_pow2(ceil(y)) >> 1; the logarithm is that of the next power of two
+    log2 = np.ceil(np.log2(np.maximum(np.ceil(y).astype(np.float64), 1)))
+    lower = np.where(log2 > 0, 2.0 ** (log2 - 1), 0).astype(T)
+    step = np.maximum(lower, T(1))
+    probability = (y - lower) / step
+    up = (probability == 1) | below(draws, np.where(probability == 1, T(0), probability))
+    value = lower + step * up
+    return np.where(value == 0, 0, np.frexp(value)[1])
+
+
+def level_of(symbols, norm, config):
+    """What symbols decode to, in the norm's dtype, without the sign."""
+    T = norm.dtype.type
+    if config.natural:
+        share = np.where(symbols == 0, 0, 2.0 ** (symbols - float(config.levels))).astype(T)
+    else:
+        share = symbols.astype(T) / T(config.levels)
+    return share * norm
+
+
+def bits_of(values, count):
+    """The lowest ``count`` bits of each value, as rows."""
+    return (values[:, None] >> np.arange(count)) & 1
+
+
+def elias_delta(x):
+    """The codes of whole numbers, as numbers, and their lengths."""
+    x = x.astype(np.int64)
+    low = np.frexp(x)[1].astype(np.int64) - 1
+    zeros = np.frexp(low + 1)[1].astype(np.int64) - 1
+    prefix = (1 << zeros) | ((low + 1 - (1 << zeros)) << (zeros + 1))
+    return prefix | ((x - (1 << low)) << (2 * zeros + 1)), 2 * zeros + 1 + low
+
+
+def segment_of(symbols, negative):
+    """The bits of the Elias code of a block."""
+    places = np.flatnonzero(symbols)
+    distance, distance_length = elias_delta(np.diff(places, prepend=-1))
+    level, level_length = elias_delta(symbols[places])
+    lengths = distance_length + 1 + level_length
+    codes = distance | (negative[places].astype(np.int64) << distance_length)
+    codes |= level << (distance_length + 1)
+    bits = np.zeros(lengths.sum(), np.uint8)
+    starts = np.cumsum(lengths) - lengths
+    for j in range(lengths.max(initial=0)):
+        has = lengths > j
+        bits[starts[has] + j] = (codes[has] >> j) & 1
+    return bits
+
+
+def payload_of(symbols, negative, norm, config):
+    """The bytes in use of a payload."""
+    planes = np.concatenate(
+        [(negative & (symbols > 0))[:, None], bits_of(symbols, config.symbol_bits)], axis=1
+    )
+    padded = np.pad(planes, ((0, -len(planes) % LANES), (0, 0)))
+    groups = padded.reshape(-1, LANES, planes.shape[1]).transpose(0, 2, 1)
+    fixed = np.packbits(groups.astype(np.uint8), bitorder="little")
+    fixed = np.pad(fixed, (0, -(fixed.size + norm.itemsize) % 4))
+
+    blocks = range(0, symbols.size, BLOCK)
+    segments = [segment_of(symbols[b : b + BLOCK], negative[b : b + BLOCK]) for b in blocks]
+    table = np.array([s.size for s in segments], np.uint32).view(np.uint8)
+    elias = [np.packbits(s, bitorder="little") for s in segments]
+    elias = np.concatenate([table, *elias])
+
+    coding = ELIAS if elias.size < fixed.size and not config.fixed_width else FIXED
+    body = elias if coding == ELIAS else fixed
+    header = np.array([8 + norm.itemsize + body.size, coding], np.uint32).view(np.uint8)
+    return np.concatenate([header, np.array([norm]).view(np.uint8), body])
+
+
+class Replay:
+    """A compressor with its state."""
+
+    def __init__(self, config, size, dtype, seed, mu=None, feedback=False):
+        self.config, self.dtype, self.mu = config, np.dtype(dtype).type, mu
+        self.stream = np.full(2, seed, np.uint64)
+        self.momentum = None if mu is None else np.zeros(size, dtype)
+        self.residual = np.zeros(size, dtype) if feedback else None
+
+    def step(self, gradient, gradient_scale=1.0, ratio=1.0):
+        """The bytes in use of the payload, the norm, and what the payload decodes to."""
+        T = self.dtype
+        p = gradient * T(gradient_scale)
+        if self.momentum is not None:
+            self.momentum = T(self.mu) * self.momentum + p
+            p = p + T(self.mu) * self.momentum
+        if self.residual is not None:
+            p = p + T(ratio) * self.residual
+        norm = T(norm_of(p, self.config.l2))
+        draws = kernels.stream_draw(self.stream, p.size)
+        symbols = symbols_of(p, norm, self.config, draws)
+        decoded = level_of(symbols, norm, self.config)
+        decoded = np.where((p < 0) & (symbols > 0), -decoded, decoded)
+        if self.residual is not None:
+            self.residual = p - decoded
+        return payload_of(symbols, p < 0, norm, self.config), norm, decoded
+
+
+def state_of(replay, copy=np.copy):
+    """The keywords of `kernels.dithering_compress` for a state like a replay's."""
+    state = {"stream": copy(replay.stream)}
+    if replay.momentum is not None:
+        state.update(momentum=copy(replay.momentum), mu=replay.mu)
+    if replay.residual is not None:
+        state.update(residual=copy(replay.residual))
+    return state

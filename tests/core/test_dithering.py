@@ -1,0 +1,340 @@
+"""dithering: the kernels against a NumPy replay, each other, and BytePS's numbers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gluon_gc import kernels
+
+from . import arrays
+from .dithering_replay import Config, Replay, state_of
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+KINDS = [(natural, l2) for natural in (False, True) for l2 in (False, True)]
+
+linear = st.one_of(
+    st.integers(1, 16),
+    st.sampled_from([31, 32, 255, 65535, 2**20, 2**23 - 1]),
+    st.integers(1, 2**23 - 1),
+)
+configs = st.one_of(
+    st.builds(Config, linear, st.just(False), st.booleans(), st.booleans()),
+    st.builds(Config, st.integers(1, 31), st.just(True), st.booleans(), st.booleans()),
+)
+# Small ones put many of the first draws below 2^32, where the upper halves do not decide.
+stream_seeds = st.one_of(st.integers(1, 5), st.integers(1, 2**64 - 1))
+momenta = st.sampled_from([None, 0.9])
+
+
+def gradients(size, dtype, seed):
+    """Awkward values; an l2 norm of them may overflow to the largest float32, not in float64."""
+    values = arrays.awkward(size, dtype, seed)
+    return values * dtype(2.0**-520) if dtype is np.float64 else values
+
+
+def used(payload):
+    return payload[: payload[:4].view(np.uint32)[0]]
+
+
+@given(
+    configs,
+    arrays.sizes,
+    arrays.dtypes,
+    arrays.seeds,
+    stream_seeds,
+    momenta,
+    st.booleans(),
+    st.sampled_from([1.0, 0.25, 1 / 3]),
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
+def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
+    config, size, dtype, seed, stream, mu, feedback, gradient_scale, isa, threads, offset
+):
+    guarded = arrays.Guarded(offset)
+    replay = Replay(config, size, dtype, stream, mu, feedback)
+    state = state_of(replay, guarded.copy)
+    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+        gradient = guarded.copy(gradients(size, dtype, seed + step))
+        payload = guarded.empty(kernels.dithering_capacity(size, config.levels, dtype), np.uint8)
+        expected, expected_norm, decoded = replay.step(gradient, gradient_scale, ratio)
+
+        _, norm = kernels.dithering_compress(
+            gradient,
+            gradient_scale=gradient_scale,
+            ratio=ratio,
+            payload=payload,
+            threads=threads,
+            isa=isa,
+            **config.encoding,
+            **state,
+        )
+
+        assert norm == expected_norm
+        assert np.array_equal(used(payload), expected)
+        assert np.array_equal(state["stream"], replay.stream)
+        if mu is not None:
+            assert arrays.same_bits(state["momentum"], replay.momentum)
+        if feedback:
+            assert arrays.same_bits(state["residual"], replay.residual)
+    guarded.check()
+
+
+@given(
+    configs,
+    arrays.sizes,
+    arrays.dtypes,
+    arrays.seeds,
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
+def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
+    config, size, dtype, seed, isa, threads, offset
+):
+    guarded = arrays.Guarded(offset)
+    x, start = gradients(size, dtype, seed), gradients(size, dtype, seed + 1)
+    expected_payload, _, expected = Replay(config, size, dtype, 2020).step(x)
+    payload = guarded.copy(expected_payload)
+    assert kernels.dithering_valid(payload, size, dtype=dtype, isa=isa, **config.decoding)
+
+    out = kernels.dithering_decompress(
+        payload,
+        size,
+        dtype=dtype,
+        out=guarded.empty(size, dtype),
+        threads=threads,
+        isa=isa,
+        **config.decoding,
+    )
+    added = kernels.dithering_decompress_add(
+        payload, guarded.copy(start), threads=threads, isa=isa, **config.decoding
+    )
+
+    assert arrays.same_bits(out, expected)
+    assert np.array_equal(added, start + expected)
+    guarded.check()
+
+
+@given(
+    configs,
+    arrays.sizes,
+    arrays.dtypes,
+    arrays.seeds,
+    st.integers(0, 5),
+    st.sampled_from([0, 1, 60]),
+    arrays.isas,
+    arrays.threads,
+    arrays.offsets,
+)
+def test_summing_payloads_of_any_coding_equals_adding_them_in_order(
+    config, size, dtype, seed, count, padding, isa, threads, offset
+):
+    guarded = arrays.Guarded(offset)
+    stride = kernels.dithering_capacity(size, config.levels, dtype) + padding
+    payloads = np.zeros((count, stride), np.uint8)
+    expected = np.zeros(size, dtype)
+    for i, row in enumerate(payloads):
+        x = gradients(size, dtype, seed + i)
+        stream = np.full(2, i + 1, np.uint64)
+        options = {**config.encoding, "fixed_width": i % 2 == 0}
+        payload, _ = kernels.dithering_compress(x, stream=stream, **options)
+        row[: used(payload).size] = used(payload)
+        expected = kernels.dithering_decompress_add(row.copy(), expected, **config.decoding)
+
+    out = kernels.dithering_decompress_sum(
+        guarded.copy(payloads.ravel()).reshape(payloads.shape),
+        size,
+        dtype=dtype,
+        out=guarded.empty(size, dtype),
+        threads=threads,
+        isa=isa,
+        **config.decoding,
+    )
+
+    assert arrays.same_bits(out, expected)
+    guarded.check()
+
+
+@given(configs, st.integers(0, 5000), arrays.dtypes, arrays.seeds)
+def test_an_element_moves_by_less_than_the_distance_of_its_two_levels(config, size, dtype, seed):
+    x = gradients(size, dtype, seed)
+    payload, norm = kernels.dithering_compress(
+        x, stream=np.full(2, 7, np.uint64), **config.encoding
+    )
+    decoded = kernels.dithering_decompress(payload, size, dtype=dtype, **config.decoding)
+
+    if config.natural:  # between the powers of two around it, or 0 and the first
+        shares = np.abs(x).astype(np.longdouble) / max(norm, np.finfo(dtype).smallest_subnormal)
+        step = np.maximum(
+            2.0 ** np.floor(np.log2(np.maximum(shares, 2.0**-40))), 2.0 ** (1 - config.levels)
+        )
+    else:
+        step = np.longdouble(1) / config.levels
+    rounding = 4 * np.finfo(dtype).eps * norm + np.finfo(dtype).smallest_subnormal
+    moved = np.abs(x.astype(np.longdouble) - decoded)
+    assert (moved <= step * np.longdouble(norm) + rounding).all()
+    assert (np.sign(decoded) * np.sign(x) >= 0).all()
+
+
+@pytest.mark.parametrize("natural, l2", KINDS)
+@pytest.mark.parametrize("levels", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_mean_over_many_seeds_is_the_element(natural, l2, levels, dtype):
+    config, seeds = Config(levels, natural, l2), 2000
+    random = np.random.default_rng(1)
+    x = random.standard_normal(50).astype(dtype)
+    total = np.zeros(50)
+    for _ in range(seeds):  # far apart, since neighbouring ones begin alike
+        stream = random.integers(1, 2**64, 2, np.uint64)
+        payload, norm = kernels.dithering_compress(x, stream=stream, **config.encoding)
+        total += kernels.dithering_decompress(payload, 50, dtype=dtype, **config.decoding)
+
+    y = np.abs(x.astype(np.float64)) / norm * config.top
+    lower = 2.0 ** np.floor(np.log2(y)) * (y >= 1) if natural else np.floor(y)
+    upper = lower + (np.maximum(lower, 1) if natural else 1)
+    error = np.sqrt(np.maximum((y - lower) * (upper - y), 0) / seeds) * norm / config.top
+    assert (np.abs(total / seeds - x) <= 4 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("natural, l2", KINDS)
+def test_a_norm_of_zero_decodes_to_zeros_and_takes_as_many_draws(isa, natural, l2):
+    stream, drawn = np.full(2, 3, np.uint64), np.full(2, 3, np.uint64)
+    x = np.array([0.0, -0.0] * 500, np.float32)
+    payload, norm = kernels.dithering_compress(x, 3, stream, natural=natural, l2=l2, isa=isa)
+    out = kernels.dithering_decompress(payload, 1000, 3, natural=natural, isa=isa)
+    kernels.stream_draw(drawn, 1000)
+    assert norm == 0 and arrays.same_bits(out, np.zeros(1000, np.float32))
+    assert np.array_equal(stream, drawn)
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("natural, l2", KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 15, 16, 98])
+def test_what_is_not_finite_shows_in_the_norm_and_leaves_the_residual(
+    isa, natural, l2, dtype, bad, at
+):
+    x = np.ones(99, dtype)
+    x[at] = bad
+    residual = np.zeros(99, dtype)
+    payload, norm = kernels.dithering_compress(
+        x, 3, np.full(2, 3, np.uint64), natural=natural, l2=l2, residual=residual, isa=isa
+    )
+    out = kernels.dithering_decompress(payload, 99, 3, dtype, natural=natural, isa=isa)
+    assert np.isnan(norm) if np.isnan(bad) else norm == np.inf
+    assert np.flatnonzero(~np.isfinite(out)).tolist() == [at]
+    assert residual[at] == 0 and (np.delete(residual, at) == 1).all()
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("natural, l2", KINDS)
+def test_the_largest_floats_do_not_overflow_and_the_smallest_are_not_lost(isa, natural, l2):
+    for value in 3e38, np.finfo(np.float32).max, 1e38, 1e-38, 1e-42, 1.4e-45:
+        x = np.full(100, -value, np.float32)
+        payload, norm = kernels.dithering_compress(
+            x, 4, np.full(2, 3, np.uint64), natural=natural, l2=l2, isa=isa
+        )
+        out = kernels.dithering_decompress(payload, 100, 4, natural=natural, isa=isa)
+        assert np.isfinite(out).all()
+        if not l2:
+            assert np.array_equal(out, x) and norm == -float(x[0])
+
+
+def test_an_l2_norm_of_doubles_that_overflows_is_infinite():
+    x = np.full(10, 1e200)
+    _, norm = kernels.dithering_compress(x, 4, np.ones(2, np.uint64), l2=True)
+    assert norm == np.inf
+    assert kernels.dithering_compress(x, 4, np.ones(2, np.uint64))[1] == 1e200
+
+
+@pytest.mark.parametrize("levels, natural", [(0, False), (-1, False), (2**23, False), (32, True)])
+def test_levels_that_cannot_be_are_refused(levels, natural):
+    with pytest.raises(ValueError, match="levels must be from 1 to"):
+        kernels.dithering_compress(
+            np.zeros(4, np.float32), levels, np.ones(2, np.uint64), natural=natural
+        )
+    with pytest.raises(ValueError, match="levels must be from 1 to"):
+        kernels.dithering_decompress(np.zeros(40, np.uint8), 4, levels, natural=natural)
+
+
+def golden(name):
+    with np.load(GOLDEN / f"dithering_{name}.npz") as archive:
+        return dict(archive)
+
+
+COMPRESS = golden("compress")
+VECTORS = sorted(key for key in COMPRESS if key.startswith("dithering"))
+# BytePS squares in float: a single element can be above its own l2 norm by a rounding, and a draw
+# near 0 then sends it to the level beyond the last, twice itself. Here it is its own norm exactly.
+BEYOND = {
+    f"dithering|k={k},partition=natural,normalize=l2,state_seed={seed}|mixed_n1"
+    for k in (2, 5)
+    for seed in (1, 2020)
+}
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_a_single_compression_decodes_to_byteps_numbers(isa):
+    assert len(VECTORS) == 224
+    for key in VECTORS:
+        options, kind = key.split("|")[1:]
+        option = dict(pair.split("=") for pair in options.split(","))
+        config = Config(
+            int(option["k"]), option["partition"] == "natural", option["normalize"] == "l2"
+        )
+        x, expected = COMPRESS["input|" + kind], COMPRESS[key]
+        stream = np.full(2, int(option["state_seed"]), np.uint64)
+        payload, norm = kernels.dithering_compress(x, stream=stream, isa=isa, **config.encoding)
+        got = kernels.dithering_decompress(payload, x.size, isa=isa, **config.decoding)
+        if key in BEYOND:
+            assert np.array_equal(got, x) and np.array_equal(expected, 2 * x)
+        else:
+            np.testing.assert_array_max_ulp(got, expected, 2)
+
+
+FEEDBACK = golden("feedback")
+RUNS = sorted({key.rpartition("|")[0] for key in FEEDBACK})
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("run", RUNS)
+def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
+    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum
+    # cancel, that is many ulp of what is left, so it is measured in ulp of the largest term.
+    n, natural_l2, nesterov = FEEDBACK[run + "|g0"].size, "natural-l2" in run, "nesterov" in run
+    config = Config(2, natural_l2, natural_l2)
+    replay = Replay(config, n, np.float32, 2020, 0.9 if nesterov else None, feedback=True)
+    state = state_of(replay)
+    rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in run else [1.0] * 4
+    before = {"e": np.zeros(n, np.float32), "m": np.zeros(n, np.float32)}
+    for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
+        expected = {name: FEEDBACK.get(f"{run}|{name}{step}") for name in "gpdem"}
+        expected = {name: v for name, v in expected.items() if v is not None}
+        ratio = previous / rate if "ef=corrected" in run else 1.0
+        payload, _ = kernels.dithering_compress(
+            expected["g"], ratio=ratio, isa=isa, **config.encoding, **state
+        )
+        got = {
+            "d": kernels.dithering_decompress(payload, n, isa=isa, **config.decoding),
+            "e": state["residual"],
+        }
+        got["p"] = got["d"] + got["e"]
+        if nesterov:
+            got["m"] = state["momentum"]
+        beyond = natural_l2 and n == 1 and abs(expected["d"][0]) > 1.5 * abs(expected["p"][0])
+        if not beyond:
+            terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
+            bound = 4 * np.spacing(np.maximum(terms, np.abs(got["d"])).astype(np.float32))
+            for name, values in got.items():
+                assert (np.abs(values - expected[name]) <= bound).all(), name
+        before.update(expected)
+        state["residual"][:] = expected["e"]
+        if nesterov:
+            state["momentum"][:] = expected["m"]
