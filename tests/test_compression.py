@@ -50,9 +50,13 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "onebits"},
             ValueError,
-            "['compressor'] must be 'onebit' or 'topk', got 'onebits'",
+            "['compressor'] must be 'dithering', 'onebit', 'randomk' or 'topk', got 'onebits'",
         ),
-        ({"compressor": 1}, TypeError, "['compressor'] must be 'onebit' or 'topk', got 1 (int)"),
+        (
+            {"compressor": 1},
+            TypeError,
+            "['compressor'] must be 'dithering', 'onebit', 'randomk' or 'topk', got 1 (int)",
+        ),
         (
             {"compressor": "onebit", "scaling": "yes"},
             TypeError,
@@ -66,12 +70,12 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "onebit", "ef": "vanila"},
             ValueError,
-            "['ef'] must be 'vanilla' or 'corrected' or 'sparse', got 'vanila'",
+            "['ef'] must be 'vanilla', 'corrected' or 'sparse', got 'vanila'",
         ),
         (
             {"compressor": "onebit", "ef": True},
             TypeError,
-            "['ef'] must be 'vanilla' or 'corrected' or 'sparse', got True",
+            "['ef'] must be 'vanilla', 'corrected' or 'sparse', got True",
         ),
         (
             {"compressor": "onebit", "momentum": "polyak"},

@@ -42,7 +42,8 @@ class Option:
 
 
 def _one_of(name: str, choices: Tuple[str, ...], meaning: str, **more: Any) -> Option:
-    allowed = " or ".join(f"'{choice}'" for choice in choices)
+    *most, last = [f"'{choice}'" for choice in choices]
+    allowed = f"{', '.join(most)} or {last}" if most else last
     return Option(name, (str,), lambda v: v in choices, allowed, meaning, **more)
 
 

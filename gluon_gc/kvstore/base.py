@@ -24,7 +24,8 @@ from mxnet.ndarray import NDArray
 from .. import env, operators
 from ..compression import Codec, CompressionParams, parse, stream
 from . import plan
-from .plan import Chunk, Slice, Tensor
+from .gradient import Gradient, Gradients, defuse, fuse
+from .plan import Chunk, Tensor
 
 Arrays = Union[NDArray, Sequence[NDArray]]
 STATS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "decompress_seconds")
@@ -33,35 +34,6 @@ STATS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "de
 
 def _as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _with_storage(array: NDArray, stype: str) -> NDArray:
-    """The array itself if it is stored so: tostype would copy it."""
-    return array if array.stype == stype else array.tostype(stype)
-
-
-class _Gradient:
-    """The copies of one tensor (one a context) as a flat CPU array of the worker's own sum."""
-
-    def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-        self._targets = targets
-        context = arrays[0].context
-        cpu = context if context.device_type == "cpu" else mx.cpu()
-        local = [_with_storage(array, "default").as_in_context(cpu) for array in arrays]
-        self._sum = mx.nd.add_n(*local) if len(local) > 1 else local[0]
-        self.flat = self._sum.reshape((-1,))
-
-    def __getitem__(self, piece: Slice) -> NDArray:
-        """The elements of a slice; writing to it writes to the gradient."""
-        if piece.size == self.flat.size:
-            return self.flat
-        return self.flat[piece.begin : piece.end]
-
-    def finish(self) -> None:
-        """Copy the result to every context's array."""
-        for target in self._targets:
-            if target is not self._sum:
-                _with_storage(self._sum, target.stype).copyto(target)
 
 
 class CompressingKVStore(KVStoreBase):
@@ -165,12 +137,9 @@ class CompressingKVStore(KVStoreBase):
                 raise KeyError(f"key {name!r} was not declared or broadcast")
             arrays = _as_list(arrays)
             targets = arrays if targets is None else _as_list(targets)
-            gradients[str(name)] = _Gradient(arrays, targets)
-        for chunk in self._chunks:
-            if any(piece.tensor in gradients for piece in chunk.slices):
-                exchange = self._exchange_plain if chunk.params is None else self._exchange
-                exchange(chunk, gradients, priority)
-                priority -= 1
+            gradients[str(name)] = Gradient(arrays, targets)
+        chunks = [c for c in self._chunks if any(p.tensor in gradients for p in c.slices)]
+        self._exchange(chunks, gradients, priority)
         for gradient in gradients.values():
             gradient.finish()
 
@@ -298,43 +267,35 @@ class CompressingKVStore(KVStoreBase):
         self.broadcast_all([words], root_rank=0)
         return words.asnumpy().tobytes()
 
-    # One chunk's way
+    # A step
 
-    def _exchange(self, chunk: Chunk, gradients: Mapping[str, _Gradient], priority: int) -> None:
+    def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
+        """Sum the chunks of these gradients over all workers, the first with most priority."""
+        for number, chunk in enumerate(chunks):
+            exchange = self._reduce if chunk.aggregated else self._sum
+            sent = self._outgoing(chunk, gradients)
+            self._deliver(chunk, exchange(chunk, sent, priority - number), gradients)
+
+    def _outgoing(self, chunk: Chunk, gradients: Gradients) -> NDArray:
+        """What this worker sends of a chunk: values, or their payload."""
+        if chunk.params is None:
+            return fuse(chunk, gradients, self.gradient_scale)
+        (piece,) = chunk.slices
+        values = gradients[piece.tensor][piece]
+        if values.dtype == np.float16:
+            values = operators.float_from_half(values)
+        codec = self._codecs[chunk]
+        return codec.compress(values, self.gradient_scale, self.learning_rate_ratio)
+
+    def _deliver(self, chunk: Chunk, received: NDArray, gradients: Gradients) -> None:
+        """Write what came back of a chunk to its gradients."""
+        if chunk.params is None:
+            defuse(chunk, received, gradients)
+            return
         (piece,) = chunk.slices
         gradient = gradients[piece.tensor][piece]
         codec = self._codecs[chunk]
-        is_half = gradient.dtype == np.float16
-        values = operators.float_from_half(gradient) if is_half else gradient
-        payload = codec.compress(values, self.gradient_scale, self.learning_rate_ratio)
-        exchange = self._reduce if chunk.aggregated else self._sum
-        payload = exchange(chunk, payload, priority)
-        if is_half:
-            operators.half_from_float(codec.decompress(payload)).copyto(gradient)
+        if gradient.dtype == np.float16:
+            operators.half_from_float(codec.decompress(received)).copyto(gradient)
         else:
-            codec.decompress(payload, out=gradient)
-
-    def _exchange_plain(
-        self, chunk: Chunk, gradients: Mapping[str, _Gradient], priority: int
-    ) -> None:
-        def values(piece: Slice) -> NDArray:
-            if piece.tensor in gradients:
-                return self._to_wire(gradients[piece.tensor][piece], chunk.dtype)
-            return mx.nd.zeros(piece.size, dtype=chunk.dtype)
-
-        pieces = [values(piece) for piece in chunk.slices]
-        fused = mx.nd.concat(*pieces, dim=0) if len(pieces) > 1 else pieces[0]
-        summed = self._sum(chunk, fused, priority)
-        begin = 0
-        for piece in chunk.slices:
-            end = begin + piece.size
-            if piece.tensor in gradients:
-                target = gradients[piece.tensor][piece]
-                part = summed if len(pieces) == 1 else summed[begin:end]
-                part.astype(target.dtype, copy=False).copyto(target)
-            begin = end
-
-    def _to_wire(self, values: NDArray, dtype: str) -> NDArray:
-        if dtype == "float16" and values.dtype == np.float32:
-            return operators.half_from_float(values, self.gradient_scale)
-        return values.astype(dtype) * self.gradient_scale
+            codec.decompress(received, out=gradient)

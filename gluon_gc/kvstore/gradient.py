@@ -1,0 +1,72 @@
+"""Gradients of several contexts as one flat array, and several of these as one plain chunk."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import operators
+from .plan import Chunk, Slice
+
+
+def _with_storage(array: NDArray, stype: str) -> NDArray:
+    """The array itself if it is stored so: tostype would copy it."""
+    return array if array.stype == stype else array.tostype(stype)
+
+
+class Gradient:
+    """The copies of one tensor (one a context) as a flat CPU array of the worker's own sum."""
+
+    def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        self._targets = targets
+        context = arrays[0].context
+        cpu = context if context.device_type == "cpu" else mx.cpu()
+        local = [_with_storage(array, "default").as_in_context(cpu) for array in arrays]
+        self._sum = mx.nd.add_n(*local) if len(local) > 1 else local[0]
+        self.flat = self._sum.reshape((-1,))
+
+    def __getitem__(self, piece: Slice) -> NDArray:
+        """The elements of a slice; writing to it writes to the gradient."""
+        if piece.size == self.flat.size:
+            return self.flat
+        return self.flat[piece.begin : piece.end]
+
+    def finish(self) -> None:
+        """Copy the result to every context's array."""
+        for target in self._targets:
+            if target is not self._sum:
+                _with_storage(self._sum, target.stype).copyto(target)
+
+
+Gradients = Mapping[str, Gradient]
+"""By tensor; a chunk's tensors may be missing, if they take no part in a step."""
+
+
+def fuse(chunk: Chunk, gradients: Gradients, scale: float) -> NDArray:
+    """The values of a plain chunk, multiplied by `scale`, in the dtype in which they travel."""
+
+    def values(piece: Slice) -> NDArray:
+        if piece.tensor not in gradients:
+            return mx.nd.zeros(piece.size, dtype=chunk.dtype)
+        array = gradients[piece.tensor][piece]
+        if chunk.dtype == "float16" and array.dtype == np.float32:
+            return operators.half_from_float(array, scale)
+        return array.astype(chunk.dtype) * scale
+
+    pieces = [values(piece) for piece in chunk.slices]
+    return mx.nd.concat(*pieces, dim=0) if len(pieces) > 1 else pieces[0]
+
+
+def defuse(chunk: Chunk, values: NDArray, gradients: Gradients) -> None:
+    """Write the values of a plain chunk to the gradients that they are of."""
+    begin = 0
+    for piece in chunk.slices:
+        end = begin + piece.size
+        if piece.tensor in gradients:
+            target = gradients[piece.tensor][piece]
+            part = values if piece.size == chunk.size else values[begin:end]
+            part.astype(target.dtype, copy=False).copyto(target)
+        begin = end
