@@ -8,7 +8,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 COLOURS = {"uncompressed": "#b0461e", "onebit": "#1f5fa8"}
 WINDOW = 11  # steps that a running mean covers: one batch's loss alone is noise
@@ -91,7 +91,7 @@ def draw_loss(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
 
 
 def draw_accuracy(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
-    """Draw validation accuracy against bytes, a point an epoch: the mean over a setting's runs.
+    """Draw validation accuracy against bytes, epoch by epoch: the mean over a setting's runs.
 
     Parameters
     ----------
@@ -106,10 +106,11 @@ def draw_accuracy(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> No
         moved = np.mean(
             [[r["pushed_bytes"] + r["pulled_bytes"] for r in run] for run in of_setting], axis=0
         )
-        axes.plot(moved / 1e6, accuracy, marker=".", markersize=4, linewidth=1.4, label=name)
+        axes.plot(moved / 1e6, accuracy, linewidth=1.6, label=name)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,g}")
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_locator(MultipleLocator(0.05))
     axes.set_ylim(0.8, 1)
     axes.set_xlabel("pushed and pulled by one worker (MB, log scale)")
     axes.set_ylabel("validation accuracy")
