@@ -4,21 +4,14 @@ Starts scheduler, server and workers on this machine, three times for each setti
 does, or if one-bit training does not keep its accuracy while sending far less.
 """
 
-import os
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any, Dict, List
+from typing import Dict, List
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
+from picture import draw_loss
+from runs import ROOT, Cluster, summary, train
 
-from common.log import read_log
-from picture import draw
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 OUTPUT = ROOT / "build" / "demo"
-WORKERS, SERVERS = 2, 1
+CLUSTER = Cluster(workers=2, servers=1)
 SEEDS = (0, 1, 2)
 SETTINGS = {
     "uncompressed": [],
@@ -36,52 +29,12 @@ MIN_ACCURACY = 0.95
 MAX_ACCURACY_LOSS = 0.01
 MIN_SAVING = 20
 
-Run = List[Dict[str, Any]]  # the records that train.py logs, one an epoch
-
-
-def train(name: str, seed: int) -> Run:
-    """Run train.py on a cluster of this machine and return its log; exit if it fails."""
-    log = OUTPUT / f"{name}-{seed}.jsonl"
-    cluster = ["--local", "-n", str(WORKERS), "-s", str(SERVERS)]
-    script = [
-        str((HERE / "train.py").relative_to(ROOT)),
-        *SETTINGS[name],
-        "--seed",
-        str(seed),
-        "--logging-file",
-        str(log.relative_to(ROOT)),
-    ]
-    print(f"\n$ bpslaunch {' '.join(cluster)} python {' '.join(script)}", flush=True)
-    command = [sys.executable, "-m", "bpslaunch", *cluster, sys.executable, *script]
-    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", **os.environ}  # MXNet's, about NumPy
-    done = subprocess.run(command, cwd=ROOT, env=quiet, check=False)
-    if done.returncode != 0:
-        sys.exit(f"demo: the {name} run with seed {seed} failed with exit code {done.returncode}")
-    return read_log(str(log))
-
-
-def summary(runs: List[Run]) -> Dict[str, float]:
-    """Return the means over runs of what the table shows."""
-
-    def mean(value) -> float:
-        return sum(value(run) for run in runs) / len(runs)
-
-    def steps(run: Run) -> int:
-        return sum(len(record["step_loss"]) for record in run)
-
-    return {
-        "accuracy": mean(lambda run: run[-1]["validation_accuracy"]),
-        "pushed": mean(lambda run: run[-1]["pushed_bytes"] / steps(run)),
-        "pulled": mean(lambda run: run[-1]["pulled_bytes"] / steps(run)),
-        "seconds": mean(lambda run: sum(record["seconds"] for record in run)),
-    }
-
 
 def print_table(rows: Dict[str, Dict[str, float]]) -> None:
     """Print one line a setting."""
     print(
-        f"\nMeans of {len(SEEDS)} seeds, {WORKERS} workers, {SERVERS} server; bytes are those of "
-        "the messages of one worker.\n"
+        f"\nMeans of {len(SEEDS)} seeds, {CLUSTER.workers} workers, {CLUSTER.servers} server; "
+        "bytes are those of the messages of one worker.\n"
     )
     print(f"{'':14}{'validation':>12}{'pushed':>14}{'pulled':>14}{'training':>10}")
     print(f"{'':14}{'accuracy':>12}{'bytes/step':>14}{'bytes/step':>14}{'seconds':>10}")
@@ -118,17 +71,19 @@ def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str
 
 
 def main() -> None:
-    OUTPUT.mkdir(parents=True, exist_ok=True)
     print(
-        f"Training on handwritten digits: {WORKERS} workers, {SERVERS} server and a scheduler, "
-        f"all on this machine;\n{len(SEEDS)} runs of each: {', '.join(SETTINGS)}.",
+        f"Training on handwritten digits: {CLUSTER.workers} workers, {CLUSTER.servers} server and "
+        f"a scheduler, all on this machine;\n{len(SEEDS)} runs of each: {', '.join(SETTINGS)}.",
         flush=True,
     )
-    runs = {name: [train(name, seed) for seed in SEEDS] for name in SETTINGS}
+    runs = {
+        name: [train(name, arguments, seed, CLUSTER, OUTPUT) for seed in SEEDS]
+        for name, arguments in SETTINGS.items()
+    }
     rows = {name: summary(of_setting) for name, of_setting in runs.items()}
     print_table(rows)
     picture = OUTPUT / "demo.png"
-    draw(runs, picture)
+    draw_loss(runs, picture)
     print(f"Loss against steps and against bytes: {picture.relative_to(ROOT)}")
     broken = broken_claims(rows["uncompressed"], rows["onebit"])
     if broken:

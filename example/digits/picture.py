@@ -1,4 +1,4 @@
-"""The demo's picture: training loss against steps, and against the bytes that a worker moved."""
+"""The pictures: loss or accuracy against the bytes that a worker moved."""
 
 from pathlib import Path
 from typing import Any, Dict, List
@@ -8,6 +8,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 COLOURS = {"uncompressed": "#b0461e", "onebit": "#1f5fa8"}
 WINDOW = 11  # steps that a running mean covers: one batch's loss alone is noise
@@ -27,8 +28,13 @@ def _megabytes(run: List[Dict[str, Any]], steps: int) -> np.ndarray:
     return np.arange(1, steps + 1) * total / steps
 
 
-def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
-    """Write the picture.
+def _style(axes: Any) -> None:
+    axes.grid(True, color="#dddddd")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_loss(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
+    """Draw training loss against steps and against bytes.
 
     Parameters
     ----------
@@ -72,8 +78,7 @@ def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
     by_byte.set_title("Loss against bytes")
     by_byte.set_xlabel("pushed and pulled by one worker (MB, log scale)")
     for axes in (by_step, by_byte):
-        axes.grid(True, color="#dddddd")
-        axes.spines[["top", "right"]].set_visible(False)
+        _style(axes)
     seeds = len(next(iter(runs.values())))
     by_step.legend(
         frameon=False,
@@ -82,4 +87,37 @@ def draw(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
     )
     figure.tight_layout()
     figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_accuracy(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
+    """Draw validation accuracy against bytes, epoch by epoch: the mean over a setting's runs.
+
+    Parameters
+    ----------
+    runs : dict
+        By name of the setting, the logs of its runs.
+    path : Path
+        File to write.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.6))
+    for name, of_setting in runs.items():
+        accuracy = np.mean([[r["validation_accuracy"] for r in run] for run in of_setting], axis=0)
+        moved = np.mean(
+            [[r["pushed_bytes"] + r["pulled_bytes"] for r in run] for run in of_setting], axis=0
+        )
+        axes.plot(moved / 1e6, accuracy, linewidth=1.6, label=name)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_locator(MultipleLocator(0.05))
+    axes.set_ylim(0.8, 1)
+    axes.set_xlabel("pushed and pulled by one worker (MB, log scale)")
+    axes.set_ylabel("validation accuracy")
+    axes.legend(frameon=False, loc="lower right")
+    _style(axes)
+    figure.tight_layout()
+    # Text as text, and nothing that differs from run to run: the file is kept in the repository.
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
+        figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

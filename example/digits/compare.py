@@ -1,0 +1,98 @@
+"""Train the digits with every compressor, and write how they converge into docs/convergence.md.
+
+Each setting is trained by a scheduler, 2 servers and 4 workers on this machine, once for each of
+three seeds; what is the same for all of them is in COMMON. Fails if a setting ends more than a
+point below uncompressed training.
+"""
+
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+from picture import draw_accuracy
+from runs import ROOT, Cluster, Run, summary, train
+
+PAGE = ROOT / "docs" / "convergence.md"
+PICTURE = ROOT / "docs" / "convergence.svg"
+BEGIN, END = "<!-- begin: written by compare.py -->", "<!-- end -->"
+OUTPUT = ROOT / "build" / "compare"
+CLUSTER = Cluster(workers=4, servers=2)
+SEEDS = (0, 1, 2)
+COMMON = ["--num-epochs", "40", "--lr", "0.02", "--momentum", "0.5"]
+FEEDBACK = ["--ef", "vanilla", "--compress-momentum", "nesterov"]
+SETTINGS = {
+    "uncompressed": [],
+    "fp16": ["--fp16-pushpull"],
+    "onebit": ["--compressor", "onebit", "--onebit-scaling", *FEEDBACK],
+    "topk 1 %": ["--compressor", "topk", "--k", "0.01", *FEEDBACK],
+}
+MAX_ACCURACY_LOSS = 0.01
+
+
+def table(runs: Dict[str, List[Run]]) -> List[str]:
+    """Return the lines of the Markdown table, the first setting being what others are held to."""
+    rows = {name: summary(of_setting) for name, of_setting in runs.items()}
+    plain = next(iter(rows.values()))
+    lines = [
+        "| | accuracy | of the seeds | points | pushed, bytes a step | pulled | | train.py |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        seeds = sorted(run[-1]["validation_accuracy"] for run in runs[name])
+        points = 100 * (row["accuracy"] - plain["accuracy"])
+        saving = (plain["pushed"] + plain["pulled"]) / (row["pushed"] + row["pulled"])
+        lines.append(
+            f"| {name} | {row['accuracy']:.2%} | {seeds[0]:.2%} to {seeds[-1]:.2%} "
+            f"| {points:+.2f} | {row['pushed']:,.0f} | {row['pulled']:,.0f} "
+            f"| 1/{saving:.1f} | `{' '.join(SETTINGS[name])}` |"
+        )
+    return lines
+
+
+def section(runs: Dict[str, List[Run]]) -> str:
+    """Return what compare.py writes between the markers of the page."""
+    return "\n".join(
+        [
+            f"Made by `python example/digits/compare.py`: {CLUSTER.workers} workers, "
+            f"{CLUSTER.servers} servers,",
+            f"{len(SEEDS)} seeds, and for all settings `{' '.join(COMMON)}`.",
+            "",
+            *table(runs),
+            "",
+            f"![Validation accuracy against bytes moved]({PICTURE.name})",
+        ]
+    )
+
+
+def write_section(page: Path, text: str) -> None:
+    """Replace what stands between the markers of a page."""
+    head, rest = page.read_text().split(BEGIN)
+    page.write_text("\n".join([head + BEGIN, text, END]) + rest.split(END)[1])
+
+
+def broken_claims(rows: Dict[str, Dict[str, float]]) -> List[str]:
+    """Return which settings end further below the first than MAX_ACCURACY_LOSS."""
+    plain = next(iter(rows.values()))["accuracy"]
+    return [
+        f"{name} accuracy {row['accuracy']:.2%} is more than {100 * MAX_ACCURACY_LOSS:.1f} points "
+        f"below {plain:.2%}"
+        for name, row in rows.items()
+        if row["accuracy"] < plain - MAX_ACCURACY_LOSS
+    ]
+
+
+def main() -> None:
+    runs = {
+        name: [train(name, [*COMMON, *arguments], seed, CLUSTER, OUTPUT) for seed in SEEDS]
+        for name, arguments in SETTINGS.items()
+    }
+    draw_accuracy(runs, PICTURE)
+    write_section(PAGE, section(runs))
+    print("\n".join(["", *table(runs), "", f"Written to {PAGE.relative_to(ROOT)}"]))
+    broken = broken_claims({name: summary(of_setting) for name, of_setting in runs.items()})
+    if broken:
+        sys.exit("; ".join(broken))
+
+
+if __name__ == "__main__":
+    main()
