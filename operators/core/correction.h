@@ -96,9 +96,11 @@ auto with_correction(const T* gradient, T gradient_scale, const State& state, co
                         : with_feedback<false>(gradient, gradient_scale, state, residual, sweep);
 }
 
-// p once more, of one element, after a sweep that stored it where the residual was.
+// p once more, after a sweep that stored it where the residual was.
 template <typename T>
 struct Corrected {
+  static constexpr Feedback feedback = Feedback::none;
+
   template <typename State>
   Corrected(const T* gradient, T gradient_scale, const State& state)
       : gradient(gradient),
@@ -111,6 +113,14 @@ struct Corrected {
     if (residual) return residual[i];
     const T g = gradient[i] * gradient_scale;
     return momentum ? g + mu * momentum[i] : g;
+  }
+
+  // Sixteen elements from i.
+  template <typename Lanes>
+  Vec<T> operator()(std::size_t i, Lanes present) const {
+    if (residual) return load(residual + i, present);
+    const Vec<T> g = load(gradient + i, present) * broadcast(gradient_scale);
+    return momentum ? g + broadcast(mu) * load(momentum + i, present) : g;
   }
 
   void prefetch(std::size_t i) const {

@@ -34,24 +34,27 @@ struct TopkState {
 template <typename T>
 using TopkElement = std::conditional_t<sizeof(T) == 4, std::uint64_t, unsigned __int128>;
 
-constexpr std::size_t topk_sample = 4096;   // elements that the threshold is estimated from
-constexpr std::size_t topk_segment = 4096;  // elements whose candidates lie side by side
+constexpr std::size_t topk_sample = 4096;    // elements that the threshold is estimated from
+constexpr std::size_t topk_segment = 16384;  // elements whose candidates lie side by side
 
 // How to find the k among n: candidates are the elements at least as large as number `rank` of a sample,
 // or all if rank is 0.
 struct TopkPlan {
   std::size_t rank;
+  std::size_t fold;      // the sample's elements are the largest of so many
   std::size_t capacity;  // candidates that there is room for
 };
 
 // The rank is four standard deviations more than the k are expected to put into the sample, so that the
 // threshold is hardly ever too high; the room is for six more than candidates are expected then.
 inline TopkPlan topk_plan(std::size_t n, std::size_t k) {
-  const double expected = n == 0 ? 0 : static_cast<double>(k) / static_cast<double>(n) * topk_sample;
+  const std::size_t fold = n > 16 * topk_sample && k <= n / 16 ? 4 : 1;
+  const std::size_t sample = fold * topk_sample;
+  const double expected = n == 0 ? 0 : static_cast<double>(k) / static_cast<double>(n) * sample;
   const auto rank = static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 4);
-  if (n <= 4 * topk_sample || rank > topk_sample / 2) return {0, n};
+  if (n <= 4 * sample || rank > topk_sample / 2) return {0, 1, n};
   const double room = static_cast<double>(rank) + 6 * std::sqrt(static_cast<double>(rank)) + 16;
-  return {rank, static_cast<std::size_t>(room * static_cast<double>(n / topk_sample + 1))};
+  return {rank, fold, static_cast<std::size_t>(room * static_cast<double>(n / sample + 1))};
 }
 
 struct TopkSegment {
@@ -89,9 +92,9 @@ extern template struct TopkKernels<Isa::avx512, double>;
 //
 // Reads gradient; reads and writes momentum and residual; writes payload. One pass over each: 4 bytes an
 // element of float read, 8 more for feedback and 8 more for momentum. Sample, candidates and selection come
-// on top, some 25 us for k = 1,000, and bound the speed where the pass is short. Values of which a sample
-// tells little (more equal ones than there is room for, large ones all in a few places) take four more
-// passes over p, seven for double.
+// on top, some 20 us for k = 1,000, and bound the speed where the pass is short. Values of which a sample
+// tells too little (more equal ones than there is room for, large ones in just the places where it looks)
+// take two more passes over p, at worst one for each bit of T.
 template <typename T>
 T topk_compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
                 const TopkState<T>& state, void* payload, int threads, Isa isa = best_isa()) {

@@ -160,6 +160,19 @@ inline std::uint32_t magnitude_at_least(const Vec<T>& v, Bits<T> least) {
   return bits;
 }
 
+// The larger of |a| and |b|, in the same order.
+template <typename T>
+inline Vec<T> larger_magnitude(const Vec<T>& a, const Vec<T>& b) {
+  constexpr Bits<T> magnitude = static_cast<Bits<T>>(-1) >> 1;
+  return generate<T>([&](std::size_t i) {
+    const Bits<T> x = read_bits(a.lane[i]) & magnitude, y = read_bits(b.lane[i]) & magnitude;
+    const Bits<T> larger = x > y ? x : y;
+    T result;
+    std::memcpy(&result, &larger, sizeof(result));
+    return result;
+  });
+}
+
 // A bit for each lane that is in memory.
 inline std::uint32_t all_bits(All) { return (1u << lanes) - 1; }
 inline std::uint32_t all_bits(First present) { return (1u << present.count) - 1; }

@@ -65,6 +65,14 @@ inline std::uint32_t magnitude_at_least(Vec<float> a, std::uint32_t least) {
   return static_cast<std::uint32_t>(_mm256_movemask_ps(magnitude_above(a.low, bound)) |
                                     _mm256_movemask_ps(magnitude_above(a.high, bound)) << 8);
 }
+inline __m256 larger_magnitude(__m256 a, __m256 b) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a), magnitude),
+                                              _mm256_and_si256(_mm256_castps_si256(b), magnitude)));
+}
+inline Vec<float> larger_magnitude(Vec<float> a, Vec<float> b) {
+  return {larger_magnitude(a.low, b.low), larger_magnitude(a.high, b.high)};
+}
 inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
   const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));

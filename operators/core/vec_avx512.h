@@ -43,6 +43,11 @@ inline std::uint32_t magnitude_at_least(Vec<float> a, std::uint32_t least) {
   const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff));
   return _mm512_cmpge_epu32_mask(bits, _mm512_set1_epi32(static_cast<int>(least)));
 }
+inline Vec<float> larger_magnitude(Vec<float> a, Vec<float> b) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  return {_mm512_castsi512_ps(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a.v), magnitude),
+                                               _mm512_and_si512(_mm512_castps_si512(b.v), magnitude)))};
+}
 inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), b.v, a.v)};
 }

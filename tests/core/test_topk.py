@@ -122,6 +122,16 @@ def normal(random, n):
     return random.standard_normal(n)
 
 
+def large_where_sampled(random, n, groups=1024, runs=5):
+    """80 large ones where topk_threshold.h looks for k = 100, so that it expects many more."""
+    stride = n // groups
+    values = normal(random, n)
+    for group in range(runs):
+        start = group * stride + ((group * 2654435761 % 2**32) * (stride - 15) >> 32)
+        values[start : start + 16] += 100
+    return values
+
+
 DISTRIBUTIONS = {
     "normal": normal,
     "all zero": lambda random, n: np.zeros(n),
@@ -137,6 +147,10 @@ DISTRIBUTIONS = {
     "periodic": lambda random, n: 1 + np.arange(n) % 128,
     "large ones in one place": lambda random, n: np.where(np.arange(n) // 700 == 3, 1e6, 1)
     * normal(random, n),
+    "all equal but a few": lambda random, n: np.where(
+        random.random(n) < 2e-3, normal(random, n), 0.1
+    ),
+    "large ones just in the sample": large_where_sampled,
     "heavy-tailed": lambda random, n: random.standard_cauchy(n),
     "denormal": lambda random, n: normal(random, n) * 1e-40,
     "denormal in float64": lambda random, n: normal(random, n) * 1e-310,
@@ -279,6 +293,15 @@ def test_a_value_that_is_not_finite_is_sent_and_shows_in_the_largest(isa, dtype,
 def test_nans_go_before_infinities_and_those_before_numbers(isa, k):
     x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
     x[::2000], x[1::2000], x[7::2000] = np.inf, np.nan, -np.inf
+    payload, _ = kernels.topk_compress(x, k, isa=isa)
+    assert np.array_equal(indices_of(payload, k), chosen(x, k))
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("k", [1, 3000, N // 2])
+def test_of_more_nans_than_are_sent_the_first_are(isa, k):
+    x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
+    x[::3], x[1::3] = np.nan, -np.nan
     payload, _ = kernels.topk_compress(x, k, isa=isa)
     assert np.array_equal(indices_of(payload, k), chosen(x, k))
 
