@@ -55,58 +55,80 @@ void for_each_block(std::size_t n, int threads, Body body) {
   });
 }
 
-// p once more, after the first sweep.
-template <typename T>
-struct CorrectedLanes {
-  CorrectedLanes(const T* gradient, T gradient_scale, const DitheringState<T>& state)
-      : gradient(gradient), gradient_scale(broadcast(gradient_scale)), mu(broadcast(state.mu)), state(state) {}
-
+// p of sixteen elements once more, after the first sweep.
+template <typename T, bool with_residual>
+struct Corrected {
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
-    if (state.residual) return load(state.residual + i, present);
-    const Vec<T> p = load(gradient + i, present) * gradient_scale;
-    return state.momentum ? p + mu * load(state.momentum + i, present) : p;
+    if constexpr (with_residual) {
+      prefetch_ahead(state.residual + i);
+      return load(state.residual + i, present);
+    }
+    prefetch_ahead(gradient + i);
+    const Vec<T> p = load(gradient + i, present) * broadcast(gradient_scale);
+    return state.momentum ? p + broadcast(state.mu) * load(state.momentum + i, present) : p;
   }
 
   const T* const gradient;
-  const Vec<T> gradient_scale, mu;
+  const T gradient_scale;
   const DitheringState<T> state;
 };
 
+// Writes the planes of sixteen elements, `count` of them, or as many as the payload has if that is 0.
+template <std::size_t count, typename T>
+void write_planes(const Payload<T, std::uint8_t>& payload, std::uint8_t* group, std::uint32_t signs, const Ints& sum,
+                  int fraction_bits) {
+  write(group, static_cast<std::uint16_t>(signs));
+  for (std::size_t plane = 1; plane < (count != 0 ? count : payload.planes); ++plane) {
+    const Ints bit = ints(1 << (fraction_bits + static_cast<int>(plane) - 1));
+    write(group + 2 * plane, static_cast<std::uint16_t>(any_set(sum, bit)));
+  }
+}
+
 // The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is one.
-template <typename T, bool natural>
-void quantise(const CorrectedLanes<T>& corrected, const Quantiser<T, natural>& quantiser, const Levels<T>& levels,
-              const Stream* streams, std::size_t begin, std::size_t end, const Payload<T, std::uint8_t>& payload) {
+template <std::size_t planes, typename T, bool natural, bool with_residual>
+void quantise(const Corrected<T, with_residual>& corrected, const Quantiser<T, natural>& quantiser,
+              const Levels<T>& levels, const Stream* streams, std::size_t begin, std::size_t end,
+              const Payload<T, std::uint8_t>& payload) {
   LaneStreams draws(streams);
   const std::size_t longest = end - begin < stream_segment ? end - begin : stream_segment;
   for (std::size_t offset = 0; offset < longest; offset += lanes) {
-    Stream starts[stream_lanes];
+    LaneStates states;
     Tile tile;
-    draws.save(starts);
+    draws.save(states);
     draws.draw(tile);
-    const auto step = [=, &tile, &starts](std::size_t segment, std::size_t i, auto present) {
+    const auto quantise_group = [=, &tile, &states, &levels](std::size_t segment, std::size_t i, auto present) {
       const Vec<T> p = corrected(i, present);
-      const auto draw = [=, &starts](std::size_t lane) { return draw_at(starts[segment], lane); };
-      const Ints symbols = quantiser(p, load_ints(tile.upper[segment]), draw);
-      const std::uint32_t signs = negative(p) & any_set(symbols, ints(-1));
-      std::uint8_t* const group = payload.group(i);
-      write(group, static_cast<std::uint16_t>(signs));
-      for (std::size_t bit = 1; bit < payload.planes; ++bit) {
-        write(group + 2 * bit, static_cast<std::uint16_t>(any_set(symbols, ints(1 << (bit - 1)))));
-      }
-      if (corrected.state.residual) {
-        store(p - negate(signs, levels(symbols)), corrected.state.residual + i, present);
+      const auto draw = [=, &states](std::size_t lane) { return states.draw(segment, lane); };
+      const Ints sum = quantiser(p, load_ints(tile.upper[segment]), draw);
+      const std::uint32_t signs = negative(p) & any_set(sum, ints(~((1 << quantiser.fraction_bits) - 1)));
+      write_planes<planes>(payload, payload.group(i), signs, sum, quantiser.fraction_bits);
+      if constexpr (with_residual) {
+        const Vec<T> decoded = negate(signs, levels(shift_right(sum, quantiser.fraction_bits)));
+        store(p - decoded, corrected.state.residual + i, present);
       }
     };
+    const bool whole = end - begin == stream_block;
     for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
       const std::size_t i = begin + segment * stream_segment + offset;
-      if (i >= end) break;
-      if (end - i >= lanes) {
-        step(segment, i, All{});
-      } else {
-        step(segment, i, First{end - i});
+      if (whole) {
+        quantise_group(segment, i, All{});
+      } else if (i < end) {
+        quantise_group(segment, i, First{end - i < lanes ? end - i : lanes});
       }
     }
+  }
+}
+
+// The one for the payload's number of planes.
+template <typename T, bool natural, bool with_residual>
+constexpr auto quantise_planes(std::size_t planes) {
+  switch (planes) {
+    case 2: return quantise<2, T, natural, with_residual>;
+    case 3: return quantise<3, T, natural, with_residual>;
+    case 4: return quantise<4, T, natural, with_residual>;
+    case 5: return quantise<5, T, natural, with_residual>;
+    default: return quantise<0, T, natural, with_residual>;
   }
 }
 
@@ -134,14 +156,16 @@ void forget_nonfinite(T* residual, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) residual[i] = is_finite(residual[i]) ? residual[i] : 0;
 }
 
-template <typename T, bool natural>
-std::size_t compress_body(const CorrectedLanes<T>& corrected, std::size_t n, T norm, const DitheringConfig& config,
-                          const DitheringWorkspace& workspace, const Payload<T, std::uint8_t>& payload, int threads) {
+template <bool natural, typename T, bool with_residual>
+std::size_t compress_body(const Corrected<T, with_residual>& corrected, std::size_t n, T norm,
+                          const DitheringConfig& config, const DitheringWorkspace& workspace,
+                          const Payload<T, std::uint8_t>& payload, int threads) {
   const Quantiser<T, natural> quantiser(norm, config);
   const Levels<T> levels(norm, config);
   const std::size_t scratch_bytes = dithering_scratch_bytes(config.levels);
+  const auto quantise_block = quantise_planes<T, natural, with_residual>(payload.planes);
   for_each_block(n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
-    quantise(corrected, quantiser, levels, workspace.streams + block * stream_lanes, begin, end, payload);
+    quantise_block(corrected, quantiser, levels, workspace.streams + block * stream_lanes, begin, end, payload);
     if (!config.fixed_width) {
       workspace.code_bits[block] = static_cast<std::uint32_t>(
           encode(payload.group(begin), payload.planes, end - begin, workspace.scratch + block * scratch_bytes));
@@ -197,12 +221,15 @@ double DitheringKernels<isa, T>::compress(const T* gradient, std::size_t n, T gr
         return config.l2 ? corrected_norm<true>(correct, n, state.residual, threads)
                          : corrected_norm<false>(correct, n, state.residual, threads);
       });
-  const CorrectedLanes<T> corrected(gradient, gradient_scale, state);
   const Payload<T, std::uint8_t> to(static_cast<std::uint8_t*>(payload), n, config);
-  const auto compress_levels = config.natural ? compress_body<T, true> : compress_body<T, false>;
+  const auto compress_p = [&](const auto& corrected) {
+    return config.natural ? compress_body<true>(corrected, n, norm, config, workspace, to, threads)
+                          : compress_body<false>(corrected, n, norm, config, workspace, to, threads);
+  };
   const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
   std::memset(to.begin + fixed_bytes - 2, 0, 2);  // which may be there to make a multiple of 4
-  const std::size_t bytes = compress_levels(corrected, n, norm, config, workspace, to, threads);
+  const std::size_t bytes = state.residual ? compress_p(Corrected<T, true>{gradient, gradient_scale, state})
+                                           : compress_p(Corrected<T, false>{gradient, gradient_scale, state});
   write(to.begin, static_cast<std::uint32_t>(bytes));
   write(to.begin + sizeof(std::uint32_t), bytes < fixed_bytes ? Coding::elias : Coding::fixed);
   write(to.begin + 2 * sizeof(std::uint32_t), norm);

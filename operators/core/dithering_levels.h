@@ -56,31 +56,33 @@ struct Levels {
 
 // Rounds sixteen elements at random to symbols.
 //
-// The place of an element between symbols is a fixed-point number; adding all but the draw and taking the
-// whole part rounds up just if the draw is below the fraction. For natural, that place is the logarithm, taken
-// as linear between powers of two. Only the highest bits of both are added: where the lower ones could make a
-// difference, all are compared.
+// The place of an element between symbols is a fixed-point number; subtracting the draw and then rounding up
+// gives the upper symbol just if the draw is below the fraction. For natural, that place is the logarithm, taken
+// as linear between powers of two. Only the highest bits of both are subtracted: where they are equal, all
+// are compared.
 template <typename T, bool natural>
 struct Quantiser {
   Quantiser(T norm, const DitheringConfig& config)
-      : fraction_bits(31 - dithering_symbol_bits(config.levels)) {
-    const int far = sizeof(T) == 4 ? 64 : 512;
-    const int exponent = norm < power_of_two<T>(-far) ? far : norm > power_of_two<T>(far) ? -far : 0;
-    unit = power_of_two<T>(exponent);  // keeps 1 / norm normal
-    top = natural ? power_of_two<T>(static_cast<int>(config.levels) - 1)
-                  : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits);
+      : fraction_bits(31 - dithering_symbol_bits(config.levels)),
+        extreme(norm < power_of_two<T>(-far) || norm > power_of_two<T>(far)),
+        unit(power_of_two<T>(!extreme ? 0 : norm < 1 ? far : -far)),
+        top(natural ? power_of_two<T>(static_cast<int>(config.levels) - 1)
+                    : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits)) {
     scale = norm > 0 && is_finite(norm) ? top / (norm * unit) : 0;
   }
 
-  // `upper` has the upper halves of sixteen draws; draw(i) gives one of them whole.
+  // The symbols in the bits from fraction_bits on. `upper` has the upper halves of sixteen draws; draw(i)
+  // gives one of them whole.
   template <typename Draw>
   Ints operator()(const Vec<T>& p, const Ints& upper, Draw draw) const {
-    const Vec<T> y = lesser(magnitude(p) * broadcast(unit) * broadcast(scale), broadcast(top));
+    Vec<T> size = magnitude(p);
+    if (__builtin_expect(extreme, 0)) size = size * broadcast(unit);
+    const Vec<T> y = lesser(size * broadcast(scale), broadcast(top));
     const Ints fraction = ints((1 << fraction_bits) - 1);
-    const Ints sum = place(y) + (fraction - shift_right(upper, 32 - fraction_bits));
-    const Ints symbols = shift_right(sum, fraction_bits);
-    const std::uint32_t undecided = all_set(sum, fraction);
-    return __builtin_expect(undecided == 0, 1) ? symbols : decide(undecided, symbols, y, draw);
+    const Ints difference = place(y) - shift_right(upper, 32 - fraction_bits);
+    const Ints sum = difference + fraction;
+    const std::uint32_t undecided = none_set(difference, fraction);
+    return __builtin_expect(undecided == 0, 1) ? sum : decide(undecided, sum, y, draw);
   }
 
   Ints place(const Vec<T>& y) const {
@@ -90,17 +92,16 @@ struct Quantiser {
   }
 
   template <typename Draw>
-  __attribute__((noinline)) Ints decide(std::uint32_t undecided, const Ints& symbols, const Vec<T>& y,
-                                        Draw draw) const {
-    std::int32_t symbol[lanes];
+  __attribute__((noinline)) Ints decide(std::uint32_t undecided, Ints sum, Vec<T> y, Draw draw) const {
+    std::int32_t rounded[lanes];
     T values[lanes];
-    store(symbols, symbol);
+    store(sum, rounded);
     store(y, values, All{});
     for (; undecided != 0; undecided &= undecided - 1) {
       const int i = __builtin_ctz(undecided);
-      symbol[i] = exact(values[i], draw(static_cast<std::size_t>(i)));
+      rounded[i] = exact(values[i], draw(static_cast<std::size_t>(i))) << fraction_bits;
     }
-    return load_ints(symbol);
+    return load_ints(rounded);
   }
 
   std::int32_t exact(T y, std::uint64_t draw) const {
@@ -122,8 +123,13 @@ struct Quantiser {
     return whole + (draw < floor || (draw == floor && static_cast<T>(floor) < bound));
   }
 
+  static constexpr int far = sizeof(T) == 4 ? 64 : 512;
+
   const int fraction_bits;
-  T unit, scale, top;
+  const bool extreme;
+  const T unit;  // keeps the scale normal
+  const T top;
+  T scale;
 };
 
 }  // namespace

@@ -28,11 +28,11 @@ void jump(Stream& stream, std::uint64_t count);
 // Moves on by worker * 2^64 draws.
 void jump_to_worker(Stream& stream, std::uint64_t worker);
 
-// Kernels draw at sixteen places of the stream side by side, a segment apart: one lane of a vector each. A
+// Kernels draw at many places of the stream side by side, a segment apart: one lane of a vector each. A
 // segment is an odd number of cache lines of float, so that what the lanes load is not all in one set of the
 // cache.
-constexpr std::size_t stream_lanes = 16;
-constexpr std::size_t stream_segment = 16 * 257;
+constexpr std::size_t stream_lanes = 32;
+constexpr std::size_t stream_segment = 16 * 129;
 constexpr std::size_t stream_block = stream_lanes * stream_segment;
 
 // The states that draw_segments writes: those that n draws begin a segment with, and more for whole blocks.

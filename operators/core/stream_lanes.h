@@ -1,4 +1,4 @@
-// Draws from sixteen segments of the stream at once. For kernel sources only (see isa.h).
+// Draws from many segments of the stream at once. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -10,18 +10,22 @@
 namespace gluon_gc {
 namespace {
 
-static_assert(stream_lanes == lanes, "a lane a segment");
-
-// The upper halves of sixteen draws from each of sixteen segments.
+// The upper halves of sixteen draws from each segment.
 struct Tile {
   std::uint32_t upper[stream_lanes][lanes];
 };
 
-// The whole of draw `step` (from 0) after a state.
-inline std::uint64_t draw_at(Stream state, std::size_t step) {
-  while (step-- != 0) state();
-  return state();
-}
+// Where each segment of a block is.
+struct LaneStates {
+  // The whole of draw `step` (from 0) in a segment.
+  std::uint64_t draw(std::size_t segment, std::size_t step) const {
+    Stream stream{{first[segment], second[segment]}};
+    while (step-- != 0) stream();
+    return stream();
+  }
+
+  std::uint64_t first[stream_lanes], second[stream_lanes];
+};
 
 #if defined(__AVX512F__)
 
@@ -31,13 +35,6 @@ struct EightStreams {
     const __m512i low = _mm512_loadu_si512(states), high = _mm512_loadu_si512(states + 4);
     first = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), high);
     second = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15), high);
-  }
-
-  void save(Stream* states) const {
-    const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-    const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-    _mm512_storeu_si512(states, _mm512_permutex2var_epi64(first, low, second));
-    _mm512_storeu_si512(states + 4, _mm512_permutex2var_epi64(first, high, second));
   }
 
   __m512i operator()() {
@@ -50,84 +47,93 @@ struct EightStreams {
     return _mm512_add_epi64(first, second);
   }
 
-  // The upper halves of two draws, the first one below.
-  __m512i pair() {
-    const __m512i even = (*this)();
-    return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), (*this)());
-  }
-
   __m512i first, second;
 };
 
-// Writes row j of the transposed 8 x 8 matrix of uint64 to to[j].
-inline void transpose(const __m512i (&row)[8], std::uint32_t (*to)[lanes]) {
-  __m512i a[8], b[8];
-  for (int i = 0; i < 8; i += 2) {  // a[i]: even columns of rows i and i + 1; a[i + 1]: the odd ones
-    a[i] = _mm512_unpacklo_epi64(row[i], row[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi64(row[i], row[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {  // b[i + j]: columns j and j + 4 of rows i to i + 3
-    for (int j = 0; j < 2; ++j) {
-      b[i + j] = _mm512_shuffle_i64x2(a[i + j], a[i + j + 2], 0x88);
-      b[i + j + 2] = _mm512_shuffle_i64x2(a[i + j], a[i + j + 2], 0xdd);
-    }
-  }
-  for (int j = 0; j < 4; ++j) {
-    _mm512_storeu_si512(to[j], _mm512_shuffle_i64x2(b[j], b[j + 4], 0x88));
-    _mm512_storeu_si512(to[j + 4], _mm512_shuffle_i64x2(b[j], b[j + 4], 0xdd));
-  }
+// Of every 128 bits of a, then b: words 0 and 2, or 1 and 3.
+inline __m512i even_words(__m512i a, __m512i b) {
+  return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0x88));
+}
+inline __m512i odd_words(__m512i a, __m512i b) {
+  return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0xdd));
+}
+
+// Writes row j of the transposed 4 x 4 matrix of 128 bits to to[2 * j].
+inline void transpose(const __m512i (&row)[4], std::uint32_t (*to)[lanes]) {
+  const __m512i even01 = _mm512_shuffle_i64x2(row[0], row[1], 0x88);
+  const __m512i odd01 = _mm512_shuffle_i64x2(row[0], row[1], 0xdd);
+  const __m512i even23 = _mm512_shuffle_i64x2(row[2], row[3], 0x88);
+  const __m512i odd23 = _mm512_shuffle_i64x2(row[2], row[3], 0xdd);
+  _mm512_storeu_si512(to[0], _mm512_shuffle_i64x2(even01, even23, 0x88));
+  _mm512_storeu_si512(to[2], _mm512_shuffle_i64x2(odd01, odd23, 0x88));
+  _mm512_storeu_si512(to[4], _mm512_shuffle_i64x2(even01, even23, 0xdd));
+  _mm512_storeu_si512(to[6], _mm512_shuffle_i64x2(odd01, odd23, 0xdd));
 }
 
 struct LaneStreams {
-  explicit LaneStreams(const Stream* states) : low(states), high(states + 8) {}
+  static constexpr int count = stream_lanes / 8;
 
-  void save(Stream* states) const {
-    low.save(states);
-    high.save(states + 8);
-  }
+  explicit LaneStreams(const Stream* states)
+      : streams{EightStreams(states), EightStreams(states + 8), EightStreams(states + 16),
+                EightStreams(states + 24)} {}
 
-  void draw(Tile& tile) {
-    __m512i low_pairs[8], high_pairs[8];
-    for (int i = 0; i < 8; ++i) {
-      low_pairs[i] = low.pair();
-      high_pairs[i] = high.pair();
+  void save(LaneStates& states) const {
+    for (int k = 0; k < count; ++k) {
+      _mm512_storeu_si512(states.first + 8 * k, streams[k].first);
+      _mm512_storeu_si512(states.second + 8 * k, streams[k].second);
     }
-    transpose(low_pairs, tile.upper);
-    transpose(high_pairs, tile.upper + 8);
   }
 
-  EightStreams low, high;
+  // Each draw waits for the one before it: four at a time of different streams keep the processor busy.
+  void draw(Tile& tile) {
+    __m512i even[count][4], odd[count][4];  // segments 0, 2, 4, 6, and 1, 3, 5, 7 of eight
+    for (int i = 0; i < 4; ++i) {
+      __m512i draws[count][4];
+      for (int step = 0; step < 4; ++step) {
+        for (int k = 0; k < count; ++k) draws[k][step] = streams[k]();
+      }
+      for (int k = 0; k < count; ++k) {
+        const __m512i first = odd_words(draws[k][0], draws[k][1]), second = odd_words(draws[k][2], draws[k][3]);
+        even[k][i] = even_words(first, second);
+        odd[k][i] = odd_words(first, second);
+      }
+    }
+    for (int k = 0; k < count; ++k) {
+      transpose(even[k], tile.upper + 8 * k);
+      transpose(odd[k], tile.upper + 8 * k + 1);
+    }
+  }
+
+  EightStreams streams[count];
 };
 
 #else
 
 struct LaneStreams {
-  explicit LaneStreams(const Stream* states) {
-    for (std::size_t j = 0; j < lanes; ++j) {
-      first[j] = states[j].state[0];
-      second[j] = states[j].state[1];
+  explicit LaneStreams(const Stream* from) {
+    for (std::size_t j = 0; j < stream_lanes; ++j) {
+      states.first[j] = from[j].state[0];
+      states.second[j] = from[j].state[1];
     }
   }
 
-  void save(Stream* states) const {
-    for (std::size_t j = 0; j < lanes; ++j) states[j] = {{first[j], second[j]}};
-  }
+  void save(LaneStates& to) const { to = states; }
 
   void draw(Tile& tile) {
     for (std::size_t i = 0; i < lanes; ++i) {
-      std::uint32_t upper[lanes];
+      std::uint32_t upper[stream_lanes];
 #pragma omp simd
-      for (std::size_t j = 0; j < lanes; ++j) {
-        Stream one{{first[j], second[j]}};
-        upper[j] = static_cast<std::uint32_t>(one() >> 32);
-        first[j] = one.state[0];
-        second[j] = one.state[1];
+      for (std::size_t j = 0; j < stream_lanes; ++j) {
+        Stream stream{{states.first[j], states.second[j]}};
+        upper[j] = static_cast<std::uint32_t>(stream() >> 32);
+        states.first[j] = stream.state[0];
+        states.second[j] = stream.state[1];
       }
-      for (std::size_t j = 0; j < lanes; ++j) tile.upper[j][i] = upper[j];
+      for (std::size_t j = 0; j < stream_lanes; ++j) tile.upper[j][i] = upper[j];
     }
   }
 
-  std::uint64_t first[lanes], second[lanes];
+  LaneStates states;
 };
 
 #endif

@@ -26,9 +26,7 @@ inline Ints keep(std::uint32_t bits, Ints a) {
   return {_mm512_maskz_mov_epi32(static_cast<__mmask16>(bits), a.v)};
 }
 inline std::uint32_t any_set(Ints a, Ints bits) { return _mm512_test_epi32_mask(a.v, bits.v); }
-inline std::uint32_t all_set(Ints a, Ints bits) {
-  return _mm512_cmpeq_epi32_mask(_mm512_and_si512(a.v, bits.v), bits.v);
-}
+inline std::uint32_t none_set(Ints a, Ints bits) { return _mm512_testn_epi32_mask(a.v, bits.v); }
 
 #else
 
@@ -49,21 +47,14 @@ inline Ints shift_right(const Ints& a, int count) {
 // Lane i where bit i is set, else 0.
 inline Ints keep(std::uint32_t bits, const Ints& a) { return choose(bits, a, ints(0)); }
 
-// Bit i of the result: lane i has any (all) of the bits.
+// Bit i of the result: lane i has any (none) of the bits.
 inline std::uint32_t any_set(const Ints& a, const Ints& bits) {
   std::uint32_t result = 0;
 #pragma omp simd reduction(| : result)
   for (std::size_t i = 0; i < lanes; ++i) result |= a.lane[i] & bits.lane[i] ? lane_bit[i] : 0;
   return result;
 }
-inline std::uint32_t all_set(const Ints& a, const Ints& bits) {
-  std::uint32_t result = 0;
-#pragma omp simd reduction(| : result)
-  for (std::size_t i = 0; i < lanes; ++i) {
-    result |= (a.lane[i] & bits.lane[i]) == bits.lane[i] ? lane_bit[i] : 0;
-  }
-  return result;
-}
+inline std::uint32_t none_set(const Ints& a, const Ints& bits) { return any_set(a, bits) ^ ((1u << lanes) - 1); }
 
 #endif
 
