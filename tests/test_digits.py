@@ -1,5 +1,6 @@
 """The digits example trains on a real cluster."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -11,9 +12,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example" / "digits"))
 
+import compare
+from common.arguments import add_compression_arguments, compression_params
 from common.log import read_log
+from common.stats import short_names, stats_table
 from data import batches, load_images
 from demo import broken_claims
+from picture import draw_accuracy
+from runs import Cluster, train
 
 ROOT = Path(__file__).resolve().parents[1]
 ONEBIT = [
@@ -45,6 +51,7 @@ def run(request, tmp_path_factory):
         *request.param,
         "--num-epochs",
         "1",
+        "--stats",
         "--logging-file",
         str(log),
     ]
@@ -78,6 +85,18 @@ def test_both_workers_end_with_the_same_parameters(run):
     checksums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters (\w+)", output))
     assert set(checksums) == {"0", "1"}
     assert checksums["0"] == checksums["1"]
+
+
+def test_stats_of_every_tensor_are_printed_by_one_worker_in_100_columns(run):
+    output, _ = run
+    lines = [line.split("] ", 1)[1] for line in output.splitlines() if line.startswith("[worker")]
+    (head,) = [i for i, line in enumerate(lines) if line.startswith("tensor ")]
+    table = lines[head + 1 : head + 13]  # 10 tensors, a rule, the sum
+    assert [line.split()[:2] for line in (table[0], table[-1])] == [
+        ["dense0_weight", "1,572,864"],
+        ["total", "1,665,448"],
+    ]
+    assert max(map(len, lines[head:])) <= 100
 
 
 def test_workers_share_the_images_out_without_overlap():
@@ -115,3 +134,72 @@ def test_the_demo_names_every_claim_that_does_not_hold(changed, said):
     assert len(broken) == len(said)
     for message, part in zip(broken, said):
         assert part in message
+
+
+def test_every_argument_of_compression_reaches_the_trainer():
+    parser = argparse.ArgumentParser()
+    add_compression_arguments(parser)
+    assert not any(compression_params(parser.parse_args([])).values())
+    given = (
+        "--compressor dithering --k 2 --partition natural --normalize l2 --ef vanilla "
+        "--compress-momentum nesterov --compressor-seed 7 --fp16-pushpull --onebit-scaling"
+    )
+    assert compression_params(parser.parse_args(given.split())) == {
+        "compressor": "dithering",
+        "k": 2,
+        "partition": "natural",
+        "normalize": "l2",
+        "ef": "vanilla",
+        "momentum": "nesterov",
+        "seed": 7,
+        "fp16": True,
+        "scaling": True,
+    }
+
+
+def test_names_lose_the_words_that_all_begin_with_and_keep_their_ends():
+    names = ["net0_conv0_weight", "net0_conv1_weight", "net0_long_dense_bias"]
+    assert short_names(names, 12) == dict(
+        zip(names, ["conv0_weight", "conv1_weight", "…_dense_bias"])
+    )
+    assert short_names(["net0_weight"], 20) == {"net0_weight": "net0_weight"}
+
+
+def test_the_table_of_stats_fits_whatever_the_numbers():
+    values = {"raw_bytes": 4e8, "pushed_bytes": 4e8, "pulled_bytes": 4e8, "ratio": 1.0}
+    values.update(bits_per_element=32.0, compress_seconds=1.0, wait_seconds=100.0)
+    values["decompress_seconds"] = 10.0
+    names = [f"resnet0_stage{i}_a_long_name_of_a_block_weight" for i in range(3)]
+    text = stats_table({"tensors": dict.fromkeys(names, values), "total": values})
+    assert max(map(len, text.splitlines())) <= 100
+    assert "100000.00" in text
+
+
+@pytest.mark.timeout(110)
+def test_parts_of_compare_make_a_page_with_a_table_and_a_picture(tmp_path):
+    arguments = [*compare.COMMON, "--num-epochs", "1", *compare.SETTINGS["onebit"]]
+    run = train("onebit", arguments, 0, Cluster(workers=2, servers=2), tmp_path)
+    assert len(run) == 1
+    draw_accuracy({"onebit": [run]}, tmp_path / "picture.svg")
+    assert "onebit" in (tmp_path / "picture.svg").read_text()
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{compare.BEGIN}\nold\n{compare.END}\nafter\n")
+    compare.write_section(page, compare.section({"onebit": [run]}))
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    accuracy = run[0]["validation_accuracy"]
+    assert f"| onebit | {accuracy:.2%} | {accuracy:.2%} to {accuracy:.2%} | +0.00 |" in text
+
+
+@pytest.mark.parametrize("accuracy, broken", [(0.981, 0), (0.979, 1)])
+def test_compare_names_a_setting_that_ends_more_than_a_point_below(accuracy, broken):
+    rows = {"uncompressed": {"accuracy": 0.99}, "topk 0.01": {"accuracy": accuracy}}
+    claims = compare.broken_claims(rows)
+    assert len(claims) == broken
+    assert all("topk 0.01" in claim for claim in claims)
+
+
+def test_the_page_on_convergence_has_every_setting_that_compare_trains():
+    page = compare.PAGE.read_text()
+    for name in compare.SETTINGS:
+        assert f"| {name} |" in page, f"run {Path(compare.__file__).relative_to(ROOT)}"
