@@ -57,7 +57,7 @@ void for_each_block(std::size_t n, int threads, Body body) {
 
 // p of sixteen elements once more, after the first sweep.
 template <typename T, bool with_residual>
-struct Corrected {
+struct CorrectedLanes {
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     if constexpr (with_residual) {
@@ -87,7 +87,7 @@ void write_planes(const Payload<T, std::uint8_t>& payload, std::uint8_t* group, 
 
 // The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is one.
 template <std::size_t planes, typename T, bool natural, bool with_residual>
-void quantise(const Corrected<T, with_residual>& corrected, const Quantiser<T, natural>& quantiser,
+void quantise(const CorrectedLanes<T, with_residual>& corrected, const Quantiser<T, natural>& quantiser,
               const Levels<T>& levels, const Stream* streams, std::size_t begin, std::size_t end,
               const Payload<T, std::uint8_t>& payload) {
   LaneStreams draws(streams);
@@ -157,7 +157,7 @@ void forget_nonfinite(T* residual, std::size_t n) {
 }
 
 template <bool natural, typename T, bool with_residual>
-std::size_t compress_body(const Corrected<T, with_residual>& corrected, std::size_t n, T norm,
+std::size_t compress_body(const CorrectedLanes<T, with_residual>& corrected, std::size_t n, T norm,
                           const DitheringConfig& config, const DitheringWorkspace& workspace,
                           const Payload<T, std::uint8_t>& payload, int threads) {
   const Quantiser<T, natural> quantiser(norm, config);
@@ -228,8 +228,8 @@ double DitheringKernels<isa, T>::compress(const T* gradient, std::size_t n, T gr
   };
   const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
   std::memset(to.begin + fixed_bytes - 2, 0, 2);  // which may be there to make a multiple of 4
-  const std::size_t bytes = state.residual ? compress_p(Corrected<T, true>{gradient, gradient_scale, state})
-                                           : compress_p(Corrected<T, false>{gradient, gradient_scale, state});
+  const std::size_t bytes = state.residual ? compress_p(CorrectedLanes<T, true>{gradient, gradient_scale, state})
+                                           : compress_p(CorrectedLanes<T, false>{gradient, gradient_scale, state});
   write(to.begin, static_cast<std::uint32_t>(bytes));
   write(to.begin + sizeof(std::uint32_t), bytes < fixed_bytes ? Coding::elias : Coding::fixed);
   write(to.begin + 2 * sizeof(std::uint32_t), norm);
