@@ -140,6 +140,18 @@ def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(
     guarded.check()
 
 
+@given(st.integers(0, 5000), arrays.dtypes, arrays.seeds, arrays.isas)
+def test_with_scaling_it_contracts_as_the_paper_says(size, dtype, seed, isa):
+    x = arrays.awkward(size, dtype, seed)
+    payload, _ = kernels.onebit_compress(x, scaling=True, isa=isa)
+    out = kernels.onebit_decompress(payload, size, dtype, isa=isa).astype(np.longdouble)
+    exact = x.astype(np.longdouble)
+    square, magnitude = np.sum(exact**2), np.sum(np.abs(exact))
+    if square > 0:
+        delta = magnitude**2 / (size * square)
+        assert np.sum((exact - out) ** 2) <= (1 - delta) * square + 1e-6 * square
+
+
 @given(
     arrays.sizes,
     arrays.dtypes,
