@@ -77,7 +77,7 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
       const std::size_t end = block_end - begin < topk_segment ? block_end : begin + topk_segment;
       Group groups[topk_segment / group_elements];
       std::size_t group_count = 0, count = 0;
-      sweep<group_elements>(begin, end, [=, &groups, &group_count](std::size_t i, auto present) {
+      sweep<group_elements>(begin, end, [=, &groups, &group_count, &count](std::size_t i, auto present) {
         std::uint64_t bits = 0;
         for (std::size_t part = 0; part < group_elements / lanes; ++part) {
           const auto here = present.part(part);
@@ -87,8 +87,8 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
         }
         groups[group_count] = {i, bits};
         group_count += bits != 0;
+        count += __builtin_popcountll(bits);
       });
-      for (std::size_t g = 0; g < group_count; ++g) count += __builtin_popcountll(groups[g].bits);
       // Only where threads share it, since an atomic operation waits for all stores before it.
       const std::size_t place = threads > 1 ? __atomic_fetch_add(&total, count, __ATOMIC_RELAXED) : total;
       if (threads <= 1) total += count;
@@ -189,7 +189,7 @@ T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k,
     if (plan.rank != 0 && threshold == 0) threshold = 1;  // the sample is mostly zeros, which need no room
     found = collect(correct, p, threshold, n, state.residual, plan, workspace, threads);
   });
-  const auto reaching = [=, &p](Bits<T> magnitude) { return count_at_least(p, magnitude, n, threads); };
+  const auto reaching = [=](Bits<T> magnitude) { return count_at_least(p, magnitude, n, threads); };
   const bool too_few = found < k && threshold > 1;
   if (too_few || (found > plan.capacity && reaching(threshold + 1) >= k)) {  // the sample misled
     threshold = find_threshold<T>(k, plan.capacity, reaching);

@@ -45,13 +45,13 @@ struct TopkPlan {
   std::size_t capacity;  // candidates that there is room for
 };
 
-// The rank is four standard deviations more than the k are expected to put into the sample, so that the
-// threshold is hardly ever too high; the room is for six more than candidates are expected then.
+// The rank is three and a half standard deviations more than the k are expected to put into the sample, so
+// that the threshold is hardly ever too high; the room is for six more than candidates are expected then.
 inline TopkPlan topk_plan(std::size_t n, std::size_t k) {
   const std::size_t fold = n > 16 * topk_sample && k <= n / 16 ? 4 : 1;
   const std::size_t sample = fold * topk_sample;
   const double expected = n == 0 ? 0 : static_cast<double>(k) / static_cast<double>(n) * sample;
-  const auto rank = static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 4);
+  const auto rank = static_cast<std::size_t>(expected + 3.5 * std::sqrt(expected) + 3);
   if (n <= 4 * sample || rank > topk_sample / 2) return {0, 1, n};
   const double room = static_cast<double>(rank) + 6 * std::sqrt(static_cast<double>(rank)) + 16;
   return {rank, fold, static_cast<std::size_t>(room * static_cast<double>(n / sample + 1))};
