@@ -101,21 +101,22 @@ void quantise(const CorrectedLanes<T, with_residual>& corrected, const Quantiser
       const Vec<T> p = corrected(i, present);
       const auto draw = [=, &states](std::size_t lane) { return states.draw(segment, lane); };
       const Ints sum = quantiser(p, load_ints(tile.upper[segment]), draw);
-      const std::uint32_t signs = negative(p) & any_set(sum, ints(~((1 << quantiser.fraction_bits) - 1)));
+      const std::uint32_t signs = negative(p) & any_set(sum, quantiser.whole);
       write_planes<planes>(payload, payload.group(i), signs, sum, quantiser.fraction_bits);
       if constexpr (with_residual) {
         const Vec<T> decoded = negate(signs, levels(shift_right(sum, quantiser.fraction_bits)));
         store(p - decoded, corrected.state.residual + i, present);
       }
     };
-    const bool whole = end - begin == stream_block;
+    if (end - begin == stream_block) {
+      for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
+        quantise_group(segment, begin + segment * stream_segment + offset, All{});
+      }
+      continue;
+    }
     for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
       const std::size_t i = begin + segment * stream_segment + offset;
-      if (whole) {
-        quantise_group(segment, i, All{});
-      } else if (i < end) {
-        quantise_group(segment, i, First{end - i < lanes ? end - i : lanes});
-      }
+      if (i < end) quantise_group(segment, i, First{end - i < lanes ? end - i : lanes});
     }
   }
 }

@@ -64,11 +64,17 @@ template <typename T, bool natural>
 struct Quantiser {
   Quantiser(T norm, const DitheringConfig& config)
       : fraction_bits(31 - dithering_symbol_bits(config.levels)),
-        extreme(norm < power_of_two<T>(-far) || norm > power_of_two<T>(far)),
-        unit(power_of_two<T>(!extreme ? 0 : norm < 1 ? far : -far)),
-        top(natural ? power_of_two<T>(static_cast<int>(config.levels) - 1)
-                    : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits)) {
-    scale = norm > 0 && is_finite(norm) ? top / (norm * unit) : 0;
+        fraction(ints((1 << fraction_bits) - 1)),
+        whole(ints(~((1 << fraction_bits) - 1))),
+        one(broadcast(T{1})),
+        place_of_one(broadcast(power_of_two<T>(fraction_bits))),
+        extreme(norm < power_of_two<T>(-far) || norm > power_of_two<T>(far)) {
+    const T most = natural ? power_of_two<T>(static_cast<int>(config.levels) - 1)
+                           : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits);
+    const T factor = power_of_two<T>(!extreme ? 0 : norm < 1 ? far : -far);
+    unit = broadcast(factor);
+    scale = broadcast(norm > 0 && is_finite(norm) ? most / (norm * factor) : T{0});
+    top = broadcast(most);
   }
 
   // The symbols in the bits from fraction_bits on. `upper` has the upper halves of sixteen draws; draw(i)
@@ -76,9 +82,8 @@ struct Quantiser {
   template <typename Draw>
   Ints operator()(const Vec<T>& p, const Ints& upper, Draw draw) const {
     Vec<T> size = magnitude(p);
-    if (__builtin_expect(extreme, 0)) size = size * broadcast(unit);
-    const Vec<T> y = lesser(size * broadcast(scale), broadcast(top));
-    const Ints fraction = ints((1 << fraction_bits) - 1);
+    if (__builtin_expect(extreme, 0)) size = size * unit;
+    const Vec<T> y = lesser(size * scale, top);
     const Ints difference = place(y) - shift_right(upper, 32 - fraction_bits);
     const Ints sum = difference + fraction;
     const std::uint32_t undecided = none_set(difference, fraction);
@@ -87,7 +92,7 @@ struct Quantiser {
 
   Ints place(const Vec<T>& y) const {
     if constexpr (!natural) return truncate(y);
-    const Vec<T> below_one = lesser(y, broadcast(T{1})) * broadcast(power_of_two<T>(fraction_bits));
+    const Vec<T> below_one = lesser(y, one) * place_of_one;
     return truncate(below_one) + linear_log2(y, fraction_bits);
   }
 
@@ -126,10 +131,11 @@ struct Quantiser {
   static constexpr int far = sizeof(T) == 4 ? 64 : 512;
 
   const int fraction_bits;
+  const Ints fraction, whole;  // the bits after and before the point
+  const Vec<T> one, place_of_one;
   const bool extreme;
-  const T unit;  // keeps the scale normal
-  const T top;
-  T scale;
+  Vec<T> unit;  // keeps the scale normal if the norm is extreme
+  Vec<T> scale, top;
 };
 
 }  // namespace
