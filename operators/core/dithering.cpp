@@ -165,11 +165,12 @@ std::size_t compress_body(const CorrectedLanes<T, with_residual>& corrected, std
   const Levels<T> levels(norm, config);
   const std::size_t scratch_bytes = dithering_scratch_bytes(config.levels);
   const auto quantise_block = quantise_planes<T, natural, with_residual>(payload.planes);
+  const auto encode_block = payload.planes == 3 ? encode<3> : encode<0>;
   for_each_block(n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
     quantise_block(corrected, quantiser, levels, workspace.streams + block * stream_lanes, begin, end, payload);
     if (!config.fixed_width) {
       workspace.code_bits[block] = static_cast<std::uint32_t>(
-          encode(payload.group(begin), payload.planes, end - begin, workspace.scratch + block * scratch_bytes));
+          encode_block(payload.group(begin), payload.planes, end - begin, workspace.scratch + block * scratch_bytes));
     }
   });
   const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
@@ -204,11 +205,18 @@ void decode_block(const Payload<T, const std::uint8_t>& payload, const Levels<T>
     code += whole_bytes(read<std::uint32_t>(payload.code_bits(before)));
   }
   const BitReader reader{code, payload.begin + payload.bytes()};
-  decode(reader, read<std::uint32_t>(payload.code_bits(block)), [=, &levels](std::size_t i, std::uint32_t level, bool negative) {
-    T& element = out[begin + i];
-    const T decoded = levels(level);
-    element = element + (negative ? -decoded : decoded);
-  });
+  const std::size_t bits = read<std::uint32_t>(payload.code_bits(block));
+  T* const to = out + begin;
+  if (levels.tabulated) {
+    decode(reader, bits, [=, &levels](std::size_t i, std::uint32_t value) {
+      to[i] = to[i] + levels.signed_table[value];
+    });
+  } else {
+    decode(reader, bits, [=, &levels](std::size_t i, std::uint32_t value) {
+      const T level = levels.level(value >> 1);
+      to[i] = to[i] + (value & 1 ? -level : level);
+    });
+  }
 }
 
 }  // namespace

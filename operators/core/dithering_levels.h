@@ -29,7 +29,11 @@ template <typename T>
 struct Levels {
   Levels(T norm, const DitheringConfig& config)
       : norm(norm), config(config), tabulated(config.levels < table_size) {
-    for (std::uint32_t symbol = 0; tabulated && symbol < table_size; ++symbol) table[symbol] = level(symbol);
+    for (std::uint32_t symbol = 0; tabulated && symbol < table_size; ++symbol) {
+      table[symbol] = level(symbol);
+      signed_table[2 * symbol] = table[symbol];
+      signed_table[2 * symbol + 1] = -table[symbol];
+    }
   }
 
   // A share of the norm, so that nothing overflows and the largest is the norm itself.
@@ -39,8 +43,6 @@ struct Levels {
                                    : static_cast<T>(symbol) / static_cast<T>(config.levels);
     return share * norm;
   }
-
-  T operator()(std::uint32_t symbol) const { return tabulated ? table[symbol] : level(symbol); }
 
   Vec<T> operator()(const Ints& symbols) const {
     if (tabulated) return look_up(table, symbols);
@@ -52,6 +54,7 @@ struct Levels {
   const DitheringConfig config;
   const bool tabulated;
   T table[table_size];
+  T signed_table[2 * table_size];  // negated at odd places
 };
 
 // Rounds sixteen elements at random to symbols.

@@ -11,8 +11,8 @@
 namespace gluon_gc {
 namespace {
 
-inline int floor_log2(std::uint32_t x) { return 31 - __builtin_clz(x); }
-inline std::uint64_t low_bits(std::uint64_t x, int count) { return x & ((std::uint64_t{1} << count) - 1); }
+constexpr int floor_log2(std::uint32_t x) { return 31 - __builtin_clz(x); }
+constexpr std::uint64_t low_bits(std::uint64_t x, int count) { return x & ((std::uint64_t{1} << count) - 1); }
 
 struct Code {
   std::uint64_t bits;
@@ -20,13 +20,13 @@ struct Code {
 };
 
 // At most 40 bits.
-inline Code elias_delta(std::uint32_t x) {
+constexpr Code elias_delta(std::uint32_t x) {
   const int l = floor_log2(x), z = floor_log2(static_cast<std::uint32_t>(l + 1));
   const std::uint64_t of_length = std::uint64_t{1} << z | low_bits(static_cast<std::uint64_t>(l + 1), z) << (z + 1);
   return {of_length | low_bits(x, l) << (2 * z + 1), 2 * z + 1 + l};
 }
 
-inline Code join(const Code& first, const Code& second) {
+constexpr Code join(const Code& first, const Code& second) {
   return {first.bits | second.bits << first.length, first.length + second.length};
 }
 
@@ -36,7 +36,7 @@ struct Number {
   int length;
 };
 
-inline Number from_elias_delta(std::uint64_t bits) {
+constexpr Number from_elias_delta(std::uint64_t bits) {
   constexpr int longest = 5;  // zeros, of 32-bit numbers
   const int z = __builtin_ctzll(bits | std::uint64_t{1} << longest);
   const int l = static_cast<int>(1u << z | low_bits(bits >> (z + 1), z)) - 1;
@@ -75,6 +75,13 @@ struct BitReader {
     } else {
       for (const std::uint8_t* byte = at; byte < end; ++byte) bits |= std::uint64_t{*byte} << 8 * (byte - at);
     }
+    return bits >> position % 8;
+  }
+
+  // Where there are 64 bits.
+  std::uint64_t whole(std::size_t position) const {
+    std::uint64_t bits;
+    std::memcpy(&bits, begin + position / 8, sizeof(bits));
     return bits >> position % 8;
   }
 
