@@ -66,14 +66,14 @@ void gluon_gc_onebit_residual_f64(const double* corrected, double scale, size_t 
   onebit_residual(corrected, scale, n, residual, Isa(isa));
 }
 
-float gluon_gc_randomk_compress_f32(const float* gradient, size_t n, size_t k, float gradient_scale, float* momentum,
-                                    float mu, float* residual, float ratio, Stream* stream, void* payload,
-                                    int threads, int isa) {
+float gluon_gc_randomk_compress_f32(const float* gradient, size_t n, size_t k, float gradient_scale,
+                                    float* momentum, float mu, float* residual, float ratio, Stream* stream,
+                                    void* payload, int threads, int isa) {
   return randomk_compress<float>(gradient, n, k, gradient_scale, {momentum, mu, residual, ratio}, *stream,
                                payload, threads, Isa(isa));
 }
-void gluon_gc_randomk_decompress_f32(const void* payload, size_t n, size_t k, const Stream* start, float* out,
-                                     int threads, int isa) {
+void gluon_gc_randomk_decompress_f32(const void* payload, size_t n, size_t k, const Stream* start,
+                                     float* out, int threads, int isa) {
   randomk_decompress(payload, n, k, *start, out, threads, Isa(isa));
 }
 void gluon_gc_randomk_decompress_add_f32(const void* payload, size_t n, size_t k, const Stream* start,
@@ -81,14 +81,14 @@ void gluon_gc_randomk_decompress_add_f32(const void* payload, size_t n, size_t k
   randomk_decompress_add(payload, n, k, *start, out, Isa(isa));
 }
 
-double gluon_gc_randomk_compress_f64(const double* gradient, size_t n, size_t k, double gradient_scale, double* momentum,
-                                    double mu, double* residual, double ratio, Stream* stream, void* payload,
-                                    int threads, int isa) {
+double gluon_gc_randomk_compress_f64(const double* gradient, size_t n, size_t k, double gradient_scale,
+                                     double* momentum, double mu, double* residual, double ratio,
+                                     Stream* stream, void* payload, int threads, int isa) {
   return randomk_compress<double>(gradient, n, k, gradient_scale, {momentum, mu, residual, ratio}, *stream,
                                payload, threads, Isa(isa));
 }
-void gluon_gc_randomk_decompress_f64(const void* payload, size_t n, size_t k, const Stream* start, double* out,
-                                     int threads, int isa) {
+void gluon_gc_randomk_decompress_f64(const void* payload, size_t n, size_t k, const Stream* start,
+                                     double* out, int threads, int isa) {
   randomk_decompress(payload, n, k, *start, out, threads, Isa(isa));
 }
 void gluon_gc_randomk_decompress_add_f64(const void* payload, size_t n, size_t k, const Stream* start,
@@ -97,42 +97,46 @@ void gluon_gc_randomk_decompress_add_f64(const void* payload, size_t n, size_t k
 }
 
 size_t gluon_gc_topk_payload_bytes_f32(size_t k) { return topk_payload_bytes<float>(k); }
-float gluon_gc_topk_compress_f32(const float* gradient, size_t n, size_t k, float gradient_scale, float* momentum,
-                              float mu, float* residual, float ratio, void* payload, int threads, int isa) {
+float gluon_gc_topk_compress_f32(const float* gradient, size_t n, size_t k, float gradient_scale,
+                                 float* momentum, float mu, float* residual, float ratio, void* payload,
+                                 int threads, int isa) {
   return topk_compress<float>(gradient, n, k, gradient_scale, {momentum, mu, residual, ratio}, payload,
                               threads, Isa(isa));
 }
 int gluon_gc_topk_valid_f32(const void* payload, size_t n, size_t k, int isa) {
   return topk_valid<float>(payload, n, k, Isa(isa));
 }
-void gluon_gc_topk_decompress_f32(const void* payload, size_t n, size_t k, float* out, int threads, int isa) {
+void gluon_gc_topk_decompress_f32(const void* payload, size_t n, size_t k, float* out, int threads,
+                                  int isa) {
   topk_decompress(payload, n, k, out, threads, Isa(isa));
 }
 void gluon_gc_topk_decompress_add_f32(const void* payload, size_t k, float* out, int isa) {
   topk_decompress_add(payload, k, out, Isa(isa));
 }
 void gluon_gc_topk_decompress_sum_f32(const void* payloads, size_t stride_bytes, size_t count, size_t n,
-                                     size_t k, float* out, int threads, int isa) {
+                                      size_t k, float* out, int threads, int isa) {
   topk_decompress_sum(payloads, stride_bytes, count, n, k, out, threads, Isa(isa));
 }
 
 size_t gluon_gc_topk_payload_bytes_f64(size_t k) { return topk_payload_bytes<double>(k); }
-double gluon_gc_topk_compress_f64(const double* gradient, size_t n, size_t k, double gradient_scale, double* momentum,
-                              double mu, double* residual, double ratio, void* payload, int threads, int isa) {
+double gluon_gc_topk_compress_f64(const double* gradient, size_t n, size_t k, double gradient_scale,
+                                  double* momentum, double mu, double* residual, double ratio,
+                                  void* payload, int threads, int isa) {
   return topk_compress<double>(gradient, n, k, gradient_scale, {momentum, mu, residual, ratio}, payload,
                               threads, Isa(isa));
 }
 int gluon_gc_topk_valid_f64(const void* payload, size_t n, size_t k, int isa) {
   return topk_valid<double>(payload, n, k, Isa(isa));
 }
-void gluon_gc_topk_decompress_f64(const void* payload, size_t n, size_t k, double* out, int threads, int isa) {
+void gluon_gc_topk_decompress_f64(const void* payload, size_t n, size_t k, double* out, int threads,
+                                  int isa) {
   topk_decompress(payload, n, k, out, threads, Isa(isa));
 }
 void gluon_gc_topk_decompress_add_f64(const void* payload, size_t k, double* out, int isa) {
   topk_decompress_add(payload, k, out, Isa(isa));
 }
 void gluon_gc_topk_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
-                                     size_t k, double* out, int threads, int isa) {
+                                      size_t k, double* out, int threads, int isa) {
   topk_decompress_sum(payloads, stride_bytes, count, n, k, out, threads, Isa(isa));
 }
 
