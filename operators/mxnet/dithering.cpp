@@ -1,7 +1,7 @@
 // dithering as MXNet operators.
 #include "../core/dithering.h"
 
-#include "compressor.h"
+#include "compressor_operators.h"
 
 namespace gluon_gc {
 namespace {

@@ -1,7 +1,7 @@
 // onebit as MXNet operators.
 #include "../core/onebit.h"
 
-#include "compressor.h"
+#include "compressor_operators.h"
 
 namespace gluon_gc {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "compressor.h"
+#include "compressor_operators.h"
 #include "count.h"
 
 namespace gluon_gc {

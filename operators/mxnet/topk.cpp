@@ -1,7 +1,7 @@
 // topk as MXNet operators.
 #include "../core/topk.h"
 
-#include "compressor.h"
+#include "compressor_operators.h"
 #include "count.h"
 
 namespace gluon_gc {
