@@ -90,24 +90,24 @@ template <std::size_t planes, typename T, bool natural, bool with_residual>
 void quantise(const CorrectedLanes<T, with_residual>& corrected, const Quantiser<T, natural>& quantiser,
               const Levels<T>& levels, const Stream* streams, std::size_t begin, std::size_t end,
               const Payload<T, std::uint8_t>& payload) {
+  LaneStates states;
+  Tile tile;
+  const auto quantise_group = [=, &tile, &states](std::size_t segment, std::size_t i, auto present) {
+    const Vec<T> p = corrected(i, present);
+    const auto draw = [=, &states](std::size_t lane) { return states.draw(segment, lane); };
+    const Ints sum = quantiser(p, load_ints(tile.upper[segment]), draw);
+    const std::uint32_t signs = negative(p) & any_set(sum, quantiser.whole);
+    write_planes<planes>(payload, payload.group(i), signs, sum, quantiser.fraction_bits);
+    if constexpr (with_residual) {
+      const Vec<T> decoded = negate(signs, levels(shift_right(sum, quantiser.fraction_bits)));
+      store(p - decoded, corrected.state.residual + i, present);
+    }
+  };
   LaneStreams draws(streams);
   const std::size_t longest = end - begin < stream_segment ? end - begin : stream_segment;
   for (std::size_t offset = 0; offset < longest; offset += lanes) {
-    LaneStates states;
-    Tile tile;
     draws.save(states);
     draws.draw(tile);
-    const auto quantise_group = [=, &tile, &states, &levels](std::size_t segment, std::size_t i, auto present) {
-      const Vec<T> p = corrected(i, present);
-      const auto draw = [=, &states](std::size_t lane) { return states.draw(segment, lane); };
-      const Ints sum = quantiser(p, load_ints(tile.upper[segment]), draw);
-      const std::uint32_t signs = negative(p) & any_set(sum, quantiser.whole);
-      write_planes<planes>(payload, payload.group(i), signs, sum, quantiser.fraction_bits);
-      if constexpr (with_residual) {
-        const Vec<T> decoded = negate(signs, levels(shift_right(sum, quantiser.fraction_bits)));
-        store(p - decoded, corrected.state.residual + i, present);
-      }
-    };
     if (end - begin == stream_block) {
       for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
         quantise_group(segment, begin + segment * stream_segment + offset, All{});
@@ -177,26 +177,31 @@ std::size_t compress_body(const CorrectedLanes<T, with_residual>& corrected, std
   return config.fixed_width ? fixed_bytes : choose_coding(payload, workspace, scratch_bytes, fixed_bytes);
 }
 
-// out = D(payload) for elements [begin, end), a block, or with `add` out += D(payload).
-template <typename T>
+// out = D(payload) for elements [begin, end), a block, or with `add` out += D(payload). The payload has
+// `known_planes` unless that is 0.
+template <std::size_t known_planes, bool add, typename T>
 void decode_planes(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t begin,
-                   std::size_t end, bool add, T* out) {
-  sweep<lanes>(begin, end, [=, &levels](std::size_t i, auto present) {
+                   std::size_t end, T* out) {
+  const std::size_t planes = known_planes != 0 ? known_planes : payload.planes;
+  sweep<lanes>(begin, end, [=](std::size_t i, auto present) {
+    prefetch_ahead(out + i);
     const std::uint8_t* const group = payload.group(i);
     Ints symbols = ints(0);
-    for (std::size_t bit = 1; bit < payload.planes; ++bit) {
+    for (std::size_t bit = 1; bit < planes; ++bit) {
       symbols = symbols + keep(plane(group, bit), ints(1 << (bit - 1)));
     }
-    const Vec<T> decoded = negate(plane(group, 0), levels(symbols));
-    store(add ? load(out + i, present) + decoded : decoded, out + i, present);
+    Vec<T> decoded = negate(plane(group, 0), levels(symbols));
+    if constexpr (add) decoded = load(out + i, present) + decoded;
+    store(decoded, out + i, present);
   });
 }
 
-template <typename T>
+template <bool add, typename T>
 void decode_block(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t block,
-                  std::size_t begin, std::size_t end, bool add, T* out) {
+                  std::size_t begin, std::size_t end, T* out) {
   if (payload.coding() == Coding::fixed) {
-    decode_planes(payload, levels, begin, end, add, out);
+    const auto decode_group = payload.planes == 3 ? decode_planes<3, add, T> : decode_planes<0, add, T>;
+    decode_group(payload, levels, begin, end, out);
     return;
   }
   if (!add) std::memset(out + begin, 0, (end - begin) * sizeof(T));
@@ -275,7 +280,8 @@ void DitheringKernels<isa, T>::sum(const void* payloads, std::size_t stride_byte
     for (std::size_t k = 0; k < count; ++k) {
       const Payload<T, const std::uint8_t> payload(first + k * stride_bytes, n, config);
       const Levels<T> levels(payload.norm(), config);
-      decode_block(payload, levels, block, begin, end, add || k > 0, out);
+      const auto decode = add || k > 0 ? decode_block<true, T> : decode_block<false, T>;
+      decode(payload, levels, block, begin, end, out);
     }
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/elias.h"
+#include "core/stream.h"
 #include "core/vec.h"
 
 namespace gluon_gc {
@@ -31,6 +32,8 @@ inline std::uint32_t plane(const std::uint8_t* group, std::size_t index) {
 
 constexpr std::size_t chunk_elements = 64;
 constexpr std::size_t most_planes = 24;
+static_assert(elias_delta(stream_block).length + code_of_value((1 << most_planes) - 1).length <= 56,
+              "what BitWriter takes");
 
 // Codes `count` elements from their planes, `planes` of them for each sixteen, which is `known_planes` unless
 // that is 0. Returns the number of bits.
@@ -66,7 +69,7 @@ struct Entry {
 
 struct Element {
   std::uint32_t distance, value;
-  int length;  // 0 if it is no code
+  unsigned length;  // 0 if it is no code
 };
 
 constexpr Element element_at(std::uint64_t bits) {
@@ -78,7 +81,7 @@ constexpr Element element_at(std::uint64_t bits) {
 }
 
 struct Lookup {
-  static constexpr int bits = 11;
+  static constexpr unsigned bits = 11;
 
   constexpr Lookup() : entries{} {
     for (std::uint64_t index = 0; index < 1 << bits; ++index) {
@@ -121,7 +124,7 @@ inline bool decode(const BitReader& reader, std::size_t bits, Each each) {
       if (entry.length != 0) continue;
     }
     const Element element = element_at(reader(position));
-    position += static_cast<std::size_t>(element.length);
+    position += element.length;
     last += element.distance;
     if (element.length == 0 || position > bits) return false;
     each(last, element.value);

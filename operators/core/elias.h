@@ -11,18 +11,17 @@
 namespace gluon_gc {
 namespace {
 
-constexpr int floor_log2(std::uint32_t x) { return 31 - __builtin_clz(x); }
-constexpr std::uint64_t low_bits(std::uint64_t x, int count) { return x & ((std::uint64_t{1} << count) - 1); }
+constexpr unsigned floor_log2(std::uint32_t x) { return 31u - static_cast<unsigned>(__builtin_clz(x)); }
+constexpr std::uint64_t low_bits(std::uint64_t x, unsigned count) { return x & ((std::uint64_t{1} << count) - 1); }
 
 struct Code {
   std::uint64_t bits;
-  int length;
+  unsigned length;
 };
 
-// At most 40 bits.
 constexpr Code elias_delta(std::uint32_t x) {
-  const int l = floor_log2(x), z = floor_log2(static_cast<std::uint32_t>(l + 1));
-  const std::uint64_t of_length = std::uint64_t{1} << z | low_bits(static_cast<std::uint64_t>(l + 1), z) << (z + 1);
+  const unsigned l = floor_log2(x), z = floor_log2(l + 1);
+  const std::uint64_t of_length = std::uint64_t{1} << z | low_bits(l + 1, z) << (z + 1);
   return {of_length | low_bits(x, l) << (2 * z + 1), 2 * z + 1 + l};
 }
 
@@ -33,18 +32,18 @@ constexpr Code join(const Code& first, const Code& second) {
 // What a code at the start of `bits` is of. A wrong code may say more than 32 bits, and is then of 0.
 struct Number {
   std::uint32_t x;
-  int length;
+  unsigned length;
 };
 
 constexpr Number from_elias_delta(std::uint64_t bits) {
-  constexpr int longest = 5;  // zeros, of 32-bit numbers
-  const int z = __builtin_ctzll(bits | std::uint64_t{1} << longest);
-  const int l = static_cast<int>(1u << z | low_bits(bits >> (z + 1), z)) - 1;
+  constexpr unsigned longest = 5;  // zeros, of 32-bit numbers
+  const auto z = static_cast<unsigned>(__builtin_ctzll(bits | std::uint64_t{1} << longest));
+  const auto l = static_cast<unsigned>(std::uint64_t{1} << z | low_bits(bits >> (z + 1), z)) - 1;
   if (l >= 32) return {0, 0};
   return {static_cast<std::uint32_t>(std::uint64_t{1} << l | low_bits(bits >> (2 * z + 1), l)), 2 * z + 1 + l};
 }
 
-// Appends up to 57 bits at a time. Writes up to eight bytes past them.
+// Appends up to 56 bits at a time. Writes up to eight bytes past them.
 struct BitWriter {
   explicit BitWriter(std::uint8_t* begin) : begin(begin), at(begin) {}
 
@@ -53,16 +52,16 @@ struct BitWriter {
     count += code.length;
     std::memcpy(at, &pending, sizeof(pending));
     at += count / 8;
-    pending = count < 64 ? pending >> count / 8 * 8 : 0;
+    pending >>= count / 8 * 8;
     count %= 8;
   }
 
-  std::size_t bits() const { return static_cast<std::size_t>(at - begin) * 8 + static_cast<std::size_t>(count); }
+  std::size_t bits() const { return static_cast<std::size_t>(at - begin) * 8 + count; }
 
   std::uint8_t* const begin;
   std::uint8_t* at;
   std::uint64_t pending = 0;
-  int count = 0;  // bits of pending, less than 8 between calls
+  unsigned count = 0;  // bits of pending, less than 8 between calls
 };
 
 // Reads bits from `position` on, at least 57 of them; there are zeros behind the last byte.
