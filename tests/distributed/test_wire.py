@@ -50,4 +50,3 @@ def test_the_bytes_on_the_network_are_those_of_compression_stats(tmp_path, param
     for way in range(2):  # pushed, pulled
         a_step = (twice[way] - once[way]) / STEPS  # without what setting up takes
         assert a_step == pytest.approx(expected[way], rel=0.02)
-        assert a_step > expected[way]
