@@ -99,18 +99,6 @@ void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, nat
   }
 }
 
-// The one for a number of planes.
-template <typename T, bool natural>
-auto quantise_planes(std::size_t planes) {
-  switch (planes) {
-    case 2: return quantise<2, T, natural>;
-    case 3: return quantise<3, T, natural>;
-    case 4: return quantise<4, T, natural>;
-    case 5: return quantise<5, T, natural>;
-    default: return quantise<0, T, natural>;
-  }
-}
-
 // Replaces planes by codes if that is shorter. Returns the length of the payload.
 template <typename T>
 std::size_t choose_coding(const Payload<T, std::uint8_t>& payload, const DitheringWorkspace& workspace,
@@ -143,7 +131,7 @@ std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, co
   const Quantiser<T, natural> quantiser(norm, config);
   const Levels<T> levels(norm, config);
   const std::size_t scratch_bytes = dithering_scratch_bytes(config.levels);
-  const auto quantise_block = quantise_planes<T, natural>(payload.planes);
+  const auto quantise_block = payload.planes == 3 ? quantise<3, T, natural> : quantise<0, T, natural>;
   const auto encode_block = payload.planes == 3 ? encode<3> : encode<0>;
   for_each_block(payload.n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
     const Stream* const streams = workspace.streams + block * stream_lanes;
@@ -237,7 +225,7 @@ bool DitheringKernels<isa, T>::valid(const void* payload, std::size_t capacity, 
   const std::size_t blocks = dithering_blocks(n);
   const std::uint8_t* code = from.code_bits(blocks);
   const std::uint8_t* const end = from.begin + from.bytes();
-  if (from.coding() != Coding::elias || from.bytes() < static_cast<std::size_t>(code - from.begin)) return false;
+  if (from.coding() != Coding::elias || from.bytes() < code - from.begin) return false;
   for (std::size_t block = 0; block < blocks; ++block) {
     const std::size_t bits = read<std::uint32_t>(from.code_bits(block)), left = n - block * stream_block;
     const std::size_t count = left < stream_block ? left : stream_block;
@@ -249,8 +237,9 @@ bool DitheringKernels<isa, T>::valid(const void* payload, std::size_t capacity, 
 }
 
 template <Isa isa, typename T>
-void DitheringKernels<isa, T>::sum(const void* payloads, std::size_t stride_bytes, std::size_t count, std::size_t n,
-                                   const DitheringConfig& config, bool add, T* out, int threads) {
+void DitheringKernels<isa, T>::sum(const void* payloads, std::size_t stride_bytes, std::size_t count,
+                                   std::size_t n, const DitheringConfig& config, bool add, T* out,
+                                   int threads) {
   const auto* const first = static_cast<const std::uint8_t*>(payloads);
   for_each_block(n, threads, [=](std::size_t block, std::size_t begin, std::size_t end) {
     if (count == 0 && !add) std::memset(out + begin, 0, (end - begin) * sizeof(T));
