@@ -59,9 +59,11 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     values = np.random.default_rng(0).standard_normal(n, np.float32)
     payload, _ = kernels.onebit_compress(values)
     sparse, _ = kernels.topk_compress(values, n // 1000)
-    stream = np.ones(2, np.uint64)
+    stream = np.random.default_rng(1).integers(1, 2**64, 2, np.uint64)
     drawn, _ = kernels.randomk_compress(values, n // 1000, stream)
-    x, y, z, payload, halves, words, scale, sparse, residual, drawn = staggered(
+    planes, _ = kernels.dithering_compress(values, 2, stream, fixed_width=True)
+    codes, _ = kernels.dithering_compress(values, 2, stream)
+    x, y, z, payload, halves, words, scale, sparse, residual, drawn, planes, codes = staggered(
         [
             values,
             values,
@@ -73,6 +75,8 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             sparse,
             np.zeros_like(values),  # topk's own: its speed depends on the values
             drawn,
+            planes,
+            codes,
         ]
     )
 
@@ -89,6 +93,13 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     def randomk(momentum, residual):
         state = momentum, 0.9, residual, 1.0, stream
         return Loop("randomk_compress_f32", lambda n: (x, n, n // 1000, 1.0, *state, drawn))
+
+    def dithering(residual, fixed_width):
+        state = None, 0.0, residual, 1.0, stream
+        to = np.empty_like(planes)
+        return Loop(
+            "dithering_compress_f32", lambda n: (x, n, 1.0, 2, 0, 0, fixed_width, *state, to)
+        )
 
     copy = Loop("limit_copy", lambda n: (x, y, n))
     return {
@@ -120,6 +131,21 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         "randomk_decompress": (
             Loop("randomk_decompress_f32", lambda n: (drawn, n, n // 1000, stream, y)),
             Loop("limit_fill", lambda n: (y, n)),
+        ),
+        "dithering_compress": (dithering(None, 1), Loop("limit_sum", lambda n: (x, n))),
+        "dithering_compress_ef": (dithering(z, 1), Loop("limit_add", lambda n: (z, x, n))),
+        "dithering_compress_elias": (dithering(None, 0), Loop("limit_sum", lambda n: (x, n))),
+        "dithering_decompress": (
+            Loop("dithering_decompress_f32", lambda n: (planes, n, 2, 0, y)),
+            Loop("limit_fill", lambda n: (y, n)),
+        ),
+        "dithering_decompress_add": (
+            Loop("dithering_decompress_add_f32", lambda n: (planes, n, 2, 0, y)),
+            Loop("limit_add_constant", lambda n: (y, n)),
+        ),
+        "dithering_decompress_add_elias": (
+            Loop("dithering_decompress_add_f32", lambda n: (codes, n, 2, 0, y)),
+            Loop("limit_add_constant", lambda n: (y, n)),
         ),
         "half_from_float": (
             Loop("half_from_float", lambda n: (x, n, 1.0, halves)),
@@ -180,13 +206,13 @@ def main() -> None:
     options = parser.parse_args()
 
     print(
-        f"{'kernel':28} {'n':>9} {'threads':>7} {'GB/s':>7}   {'limit':12} {'GB/s':>7} {'ratio':>6}"
+        f"{'kernel':30} {'n':>9} {'threads':>7} {'GB/s':>7}   {'limit':12} {'GB/s':>7} {'ratio':>6}"
     )
     rows = []
     for row in results(kernels.isas().index(options.isa), options.seconds):
         rows.append(row)
         print(
-            "{kernel:28} {n:9} {threads:7} {gbps:7.1f}   "
+            "{kernel:30} {n:9} {threads:7} {gbps:7.1f}   "
             "{limit:12} {limit_gbps:7.1f} {ratio:6.2f}".format(**row),
             flush=True,
         )

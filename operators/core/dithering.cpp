@@ -55,52 +55,30 @@ void for_each_block(std::size_t n, int threads, Body body) {
   });
 }
 
-// p of sixteen elements once more, after the first sweep.
-template <typename T, bool with_residual>
-struct CorrectedLanes {
-  template <typename Lanes>
-  Vec<T> operator()(std::size_t i, Lanes present) const {
-    if constexpr (with_residual) {
-      prefetch_ahead(state.residual + i);
-      return load(state.residual + i, present);
-    }
-    prefetch_ahead(gradient + i);
-    const Vec<T> p = load(gradient + i, present) * broadcast(gradient_scale);
-    return state.momentum ? p + broadcast(state.mu) * load(state.momentum + i, present) : p;
-  }
-
-  const T* const gradient;
-  const T gradient_scale;
-  const DitheringState<T> state;
-};
-
-// Writes the planes of sixteen elements, `count` of them, or as many as the payload has if that is 0.
-template <std::size_t count, typename T>
-void write_planes(const Payload<T, std::uint8_t>& payload, std::uint8_t* group, std::uint32_t signs, const Ints& sum,
-                  int fraction_bits) {
-  write(group, static_cast<std::uint16_t>(signs));
-  for (std::size_t plane = 1; plane < (count != 0 ? count : payload.planes); ++plane) {
-    const Ints bit = ints(1 << (fraction_bits + static_cast<int>(plane) - 1));
-    write(group + 2 * plane, static_cast<std::uint16_t>(any_set(sum, bit)));
-  }
-}
-
-// The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is one.
-template <std::size_t planes, typename T, bool natural, bool with_residual>
-void quantise(const CorrectedLanes<T, with_residual>& corrected, const Quantiser<T, natural>& quantiser,
+// The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is
+// one. The payload has `known_planes` unless that is 0.
+template <std::size_t known_planes, typename T, bool natural>
+void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, natural>& quantiser,
               const Levels<T>& levels, const Stream* streams, std::size_t begin, std::size_t end,
               const Payload<T, std::uint8_t>& payload) {
+  const std::size_t planes = known_planes != 0 ? known_planes : payload.planes;
   LaneStates states;
   Tile tile;
   const auto quantise_group = [=, &tile, &states](std::size_t segment, std::size_t i, auto present) {
+    corrected.prefetch(i + prefetch_bytes / sizeof(T));
     const Vec<T> p = corrected(i, present);
     const auto draw = [=, &states](std::size_t lane) { return states.draw(segment, lane); };
     const Ints sum = quantiser(p, load_ints(tile.upper[segment]), draw);
     const std::uint32_t signs = negative(p) & any_set(sum, quantiser.whole);
-    write_planes<planes>(payload, payload.group(i), signs, sum, quantiser.fraction_bits);
-    if constexpr (with_residual) {
+    std::uint8_t* const group = payload.group(i);
+    write(group, static_cast<std::uint16_t>(signs));
+    for (std::size_t plane = 1; plane < planes; ++plane) {
+      const Ints bit = ints(1 << (quantiser.fraction_bits + static_cast<int>(plane) - 1));
+      write(group + 2 * plane, static_cast<std::uint16_t>(any_set(sum, bit)));
+    }
+    if (residual) {
       const Vec<T> decoded = negate(signs, levels(shift_right(sum, quantiser.fraction_bits)));
-      store(p - decoded, corrected.state.residual + i, present);
+      store(p - decoded, residual + i, present);
     }
   };
   LaneStreams draws(streams);
@@ -118,18 +96,6 @@ void quantise(const CorrectedLanes<T, with_residual>& corrected, const Quantiser
       const std::size_t i = begin + segment * stream_segment + offset;
       if (i < end) quantise_group(segment, i, First{end - i < lanes ? end - i : lanes});
     }
-  }
-}
-
-// The one for the payload's number of planes.
-template <typename T, bool natural, bool with_residual>
-constexpr auto quantise_planes(std::size_t planes) {
-  switch (planes) {
-    case 2: return quantise<2, T, natural, with_residual>;
-    case 3: return quantise<3, T, natural, with_residual>;
-    case 4: return quantise<4, T, natural, with_residual>;
-    case 5: return quantise<5, T, natural, with_residual>;
-    default: return quantise<0, T, natural, with_residual>;
   }
 }
 
@@ -151,29 +117,31 @@ std::size_t choose_coding(const Payload<T, std::uint8_t>& payload, const Ditheri
   return bytes;
 }
 
-// The parts of a sum of values that are not finite are lost with the payload.
+// What is not finite is lost with the payload.
 template <typename T>
 void forget_nonfinite(T* residual, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) residual[i] = is_finite(residual[i]) ? residual[i] : 0;
 }
 
-template <bool natural, typename T, bool with_residual>
-std::size_t compress_body(const CorrectedLanes<T, with_residual>& corrected, std::size_t n, T norm,
-                          const DitheringConfig& config, const DitheringWorkspace& workspace,
-                          const Payload<T, std::uint8_t>& payload, int threads) {
+// Returns the length of the payload.
+template <bool natural, typename T>
+std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, const DitheringConfig& config,
+                          const DitheringWorkspace& workspace, const Payload<T, std::uint8_t>& payload,
+                          int threads) {
   const Quantiser<T, natural> quantiser(norm, config);
   const Levels<T> levels(norm, config);
   const std::size_t scratch_bytes = dithering_scratch_bytes(config.levels);
-  const auto quantise_block = quantise_planes<T, natural, with_residual>(payload.planes);
+  const auto quantise_block = payload.planes == 3 ? quantise<3, T, natural> : quantise<0, T, natural>;
   const auto encode_block = payload.planes == 3 ? encode<3> : encode<0>;
-  for_each_block(n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
-    quantise_block(corrected, quantiser, levels, workspace.streams + block * stream_lanes, begin, end, payload);
-    if (!config.fixed_width) {
-      workspace.code_bits[block] = static_cast<std::uint32_t>(
-          encode_block(payload.group(begin), payload.planes, end - begin, workspace.scratch + block * scratch_bytes));
-    }
+  for_each_block(payload.n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
+    const Stream* const streams = workspace.streams + block * stream_lanes;
+    quantise_block(corrected, residual, quantiser, levels, streams, begin, end, payload);
+    if (config.fixed_width) return;
+    std::uint8_t* const code = workspace.scratch + block * scratch_bytes;
+    const std::size_t bits = encode_block(payload.group(begin), payload.planes, end - begin, code);
+    workspace.code_bits[block] = static_cast<std::uint32_t>(bits);
   });
-  const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
+  const std::size_t fixed_bytes = dithering_capacity<T>(payload.n, config.levels);
   return config.fixed_width ? fixed_bytes : choose_coding(payload, workspace, scratch_bytes, fixed_bytes);
 }
 
@@ -235,15 +203,12 @@ double DitheringKernels<isa, T>::compress(const T* gradient, std::size_t n, T gr
         return config.l2 ? corrected_norm<true>(correct, n, state.residual, threads)
                          : corrected_norm<false>(correct, n, state.residual, threads);
       });
+  const Corrected<T> corrected(gradient, gradient_scale, state);
   const Payload<T, std::uint8_t> to(static_cast<std::uint8_t*>(payload), n, config);
-  const auto compress_p = [&](const auto& corrected) {
-    return config.natural ? compress_body<true>(corrected, n, norm, config, workspace, to, threads)
-                          : compress_body<false>(corrected, n, norm, config, workspace, to, threads);
-  };
   const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
   std::memset(to.begin + fixed_bytes - 2, 0, 2);  // which may be there to make a multiple of 4
-  const std::size_t bytes = state.residual ? compress_p(CorrectedLanes<T, true>{gradient, gradient_scale, state})
-                                           : compress_p(CorrectedLanes<T, false>{gradient, gradient_scale, state});
+  const auto compress_p = config.natural ? compress_body<true, T> : compress_body<false, T>;
+  const std::size_t bytes = compress_p(corrected, state.residual, norm, config, workspace, to, threads);
   write(to.begin, static_cast<std::uint32_t>(bytes));
   write(to.begin + sizeof(std::uint32_t), bytes < fixed_bytes ? Coding::elias : Coding::fixed);
   write(to.begin + 2 * sizeof(std::uint32_t), norm);
@@ -260,7 +225,7 @@ bool DitheringKernels<isa, T>::valid(const void* payload, std::size_t capacity, 
   const std::size_t blocks = dithering_blocks(n);
   const std::uint8_t* code = from.code_bits(blocks);
   const std::uint8_t* const end = from.begin + from.bytes();
-  if (from.coding() != Coding::elias || from.bytes() < static_cast<std::size_t>(code - from.begin)) return false;
+  if (from.coding() != Coding::elias || from.bytes() < code - from.begin) return false;
   for (std::size_t block = 0; block < blocks; ++block) {
     const std::size_t bits = read<std::uint32_t>(from.code_bits(block)), left = n - block * stream_block;
     const std::size_t count = left < stream_block ? left : stream_block;
@@ -272,8 +237,9 @@ bool DitheringKernels<isa, T>::valid(const void* payload, std::size_t capacity, 
 }
 
 template <Isa isa, typename T>
-void DitheringKernels<isa, T>::sum(const void* payloads, std::size_t stride_bytes, std::size_t count, std::size_t n,
-                                   const DitheringConfig& config, bool add, T* out, int threads) {
+void DitheringKernels<isa, T>::sum(const void* payloads, std::size_t stride_bytes, std::size_t count,
+                                   std::size_t n, const DitheringConfig& config, bool add, T* out,
+                                   int threads) {
   const auto* const first = static_cast<const std::uint8_t*>(payloads);
   for_each_block(n, threads, [=](std::size_t block, std::size_t begin, std::size_t end) {
     if (count == 0 && !add) std::memset(out + begin, 0, (end - begin) * sizeof(T));

@@ -97,12 +97,14 @@ extern template struct DitheringKernels<Isa::avx2, double>;
 extern template struct DitheringKernels<Isa::avx512, double>;
 
 // Compresses p, which is g = gradient * gradient_scale after momentum and feedback, into a payload with room
-// for dithering_capacity bytes, and takes n draws. Returns the norm, which is not finite if an element is not;
-// nor is the l2 norm of doubles if an element is above 1e154. What is in the payload is then in bounds, but
-// arbitrary. (An l2 norm above the largest float is taken for that.)
+// for dithering_capacity bytes, and takes n draws. Returns the norm. It is not finite if an element is not:
+// then those elements decode to the norm and their residual is 0, and all others decode to 0. The l2 norm of
+// doubles overflows where an element is above 1e154: all decode to 0 then; that of floats is at most
+// the largest float.
 //
 // Two passes, since the norm comes first: reads gradient twice, 8 bytes an element of float. With feedback it
-// reads gradient once, and residual twice, and writes residual twice, 20 bytes; momentum adds 12.
+// reads gradient once, and residual twice, and writes residual twice, 20 bytes; momentum adds 8, and 4 more
+// without feedback. The second pass is bound by its arithmetic, half of which makes the draws.
 template <typename T>
 double dithering_compress(const T* gradient, std::size_t n, T gradient_scale, const DitheringConfig& config,
                           const DitheringState<T>& state, Stream& stream, void* payload, int threads,
@@ -115,13 +117,13 @@ double dithering_compress(const T* gradient, std::size_t n, T gradient_scale, co
   draw_segments(stream, n, streams.get());
   const DitheringWorkspace workspace{streams.get(), scratch.get(), code_bits.get()};
   return dispatch(isa, [&](auto chosen) {
-    return DitheringKernels<chosen, T>::compress(gradient, n, gradient_scale, config, state, workspace, payload,
-                                                 threads);
+    return DitheringKernels<chosen, T>::compress(gradient, n, gradient_scale, config, state, workspace,
+                                                 payload, threads);
   });
 }
 
-// Whether what a payload says of its length fits `capacity` bytes, and its symbols are of n elements, as those
-// below take for granted. Decodes an Elias code.
+// Whether what a payload says of its length fits `capacity` bytes, and its symbols are of n elements, as
+// those below take for granted. Decodes an Elias code.
 template <typename T>
 bool dithering_valid(const void* payload, std::size_t capacity, std::size_t n, const DitheringConfig& config,
                      Isa isa = best_isa()) {
@@ -133,8 +135,9 @@ bool dithering_valid(const void* payload, std::size_t capacity, std::size_t n, c
 // out = D(payload 0) + D(payload 1) + ..., added in that order in T; zeros if count is 0. Payload i starts
 // at payloads + i * stride_bytes. Reads the payloads, writes out, one pass.
 template <typename T>
-void dithering_decompress_sum(const void* payloads, std::size_t stride_bytes, std::size_t count, std::size_t n,
-                              const DitheringConfig& config, T* out, int threads, Isa isa = best_isa()) {
+void dithering_decompress_sum(const void* payloads, std::size_t stride_bytes, std::size_t count,
+                              std::size_t n, const DitheringConfig& config, T* out, int threads,
+                              Isa isa = best_isa()) {
   dispatch(isa, [&](auto chosen) {
     DitheringKernels<chosen, T>::sum(payloads, stride_bytes, count, n, config, false, out, threads);
   });

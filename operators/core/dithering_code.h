@@ -44,14 +44,17 @@ std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t c
   std::size_t next = 0;  // the element after the last one that was coded
   for (std::size_t begin = 0; begin < count; begin += chunk_elements) {
     std::uint64_t chunk[known_planes != 0 ? known_planes : most_planes] = {}, nonzero = 0;
-    for (std::size_t part = 0; part < chunk_elements && begin + part < count; part += lanes, groups += 2 * planes) {
+    for (std::size_t part = 0; part < chunk_elements && begin + part < count; part += lanes) {
       for (std::size_t i = 0; i < planes; ++i) chunk[i] |= std::uint64_t{plane(groups, i)} << part;
+      groups += 2 * planes;
     }
     for (std::size_t i = 1; i < planes; ++i) nonzero |= chunk[i];
     for (; nonzero != 0; nonzero &= nonzero - 1) {
       const int place = __builtin_ctzll(nonzero);
       std::uint32_t value = 0;
-      for (std::size_t i = 0; i < planes; ++i) value |= static_cast<std::uint32_t>(chunk[i] >> place & 1) << i;
+      for (std::size_t i = 0; i < planes; ++i) {
+        value |= static_cast<std::uint32_t>(chunk[i] >> place & 1) << i;
+      }
       const std::size_t element = begin + static_cast<std::size_t>(place);
       const Code distance = distance_codes(static_cast<std::uint32_t>(element + 1 - next));
       writer.put(join(distance, value_codes(value)));
@@ -61,7 +64,8 @@ std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t c
   return writer.bits();
 }
 
-// One or two elements that short codes are of; a second one that is not there is at distance 0 and of value 0.
+// One or two elements that short codes are of; a second one that is not there is at distance 0 and has value
+// 0.
 struct Entry {
   std::uint8_t length;  // of the codes; 0 if the first is longer than what is looked up
   std::uint8_t distance[2], value[2];
@@ -100,8 +104,8 @@ struct Lookup {
 };
 constexpr Lookup lookup;
 
-// Calls each(element, value) for what `bits` bits code, in order, and here and there again with the last element
-// and a value of 0. Returns whether they are whole codes.
+// Calls each(element, value) for what `bits` bits code, in order, and here and there again with the last
+// element and a value of 0. Returns whether they are whole codes.
 template <typename Each>
 inline bool decode(const BitReader& reader, std::size_t bits, Each each) {
   constexpr std::size_t window = 64;

@@ -39,7 +39,8 @@ struct Levels {
   // A share of the norm, so that nothing overflows and the largest is the norm itself.
   T level(std::uint32_t symbol) const {
     if (symbol == 0) return 0;
-    const T share = config.natural ? power_of_two<T>(static_cast<int>(symbol) - static_cast<int>(config.levels))
+    const int below_top = static_cast<int>(symbol) - static_cast<int>(config.levels);
+    const T share = config.natural ? power_of_two<T>(below_top)
                                    : static_cast<T>(symbol) / static_cast<T>(config.levels);
     return share * norm;
   }
@@ -60,9 +61,9 @@ struct Levels {
 // Rounds sixteen elements at random to symbols.
 //
 // The place of an element between symbols is a fixed-point number; subtracting the draw and then rounding up
-// gives the upper symbol just if the draw is below the fraction. For natural, that place is the logarithm, taken
-// as linear between powers of two. Only the highest bits of both are subtracted: where they are equal, all
-// are compared.
+// gives the upper symbol just if the draw is below the fraction. For natural, that place is the logarithm,
+// taken as linear between powers of two. Only the highest bits of both are subtracted: where they are equal,
+// all are compared.
 template <typename T, bool natural>
 struct Quantiser {
   Quantiser(T norm, const DitheringConfig& config)

@@ -86,7 +86,8 @@ template <>
 struct Largest<float> {
   void add(Vec<float> a) {
     const Vec<float> b = magnitude(a);
-    largest = _mm256_max_epi32(largest, _mm256_max_epi32(_mm256_castps_si256(b.low), _mm256_castps_si256(b.high)));
+    largest = _mm256_max_epi32(largest, _mm256_castps_si256(b.low));
+    largest = _mm256_max_epi32(largest, _mm256_castps_si256(b.high));
   }
   double total() const {
     float lane[lanes / 2], most = 0;

@@ -12,7 +12,9 @@ namespace gluon_gc {
 namespace {
 
 constexpr unsigned floor_log2(std::uint32_t x) { return 31u - static_cast<unsigned>(__builtin_clz(x)); }
-constexpr std::uint64_t low_bits(std::uint64_t x, unsigned count) { return x & ((std::uint64_t{1} << count) - 1); }
+constexpr std::uint64_t low_bits(std::uint64_t x, unsigned count) {
+  return x & ((std::uint64_t{1} << count) - 1);
+}
 
 struct Code {
   std::uint64_t bits;

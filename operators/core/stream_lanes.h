@@ -93,7 +93,8 @@ struct LaneStreams {
         for (int k = 0; k < count; ++k) draws[k][step] = streams[k]();
       }
       for (int k = 0; k < count; ++k) {
-        const __m512i first = odd_words(draws[k][0], draws[k][1]), second = odd_words(draws[k][2], draws[k][3]);
+        const __m512i first = odd_words(draws[k][0], draws[k][1]);
+        const __m512i second = odd_words(draws[k][2], draws[k][3]);
         even[k][i] = even_words(first, second);
         odd[k][i] = odd_words(first, second);
       }

@@ -40,8 +40,9 @@ inline Ints load_ints(const void* from) {
 }
 inline void store(const Ints& a, std::int32_t* to) { std::memcpy(to, a.lane, sizeof(a.lane)); }
 inline Ints shift_right(const Ints& a, int count) {
-  return generate<std::int32_t>(
-      [&](std::size_t i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.lane[i]) >> count); });
+  return generate<std::int32_t>([&](std::size_t i) {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.lane[i]) >> count);
+  });
 }
 
 // Lane i where bit i is set, else 0.
@@ -54,7 +55,9 @@ inline std::uint32_t any_set(const Ints& a, const Ints& bits) {
   for (std::size_t i = 0; i < lanes; ++i) result |= a.lane[i] & bits.lane[i] ? lane_bit[i] : 0;
   return result;
 }
-inline std::uint32_t none_set(const Ints& a, const Ints& bits) { return any_set(a, bits) ^ ((1u << lanes) - 1); }
+inline std::uint32_t none_set(const Ints& a, const Ints& bits) {
+  return any_set(a, bits) ^ all_bits(All{});
+}
 
 #endif
 

@@ -1,7 +1,5 @@
 """dithering: the kernels against a NumPy replay, each other, and BytePS's numbers."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +7,9 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays
+from . import arrays, golden
 from .dithering_replay import Config, Replay, state_of
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 KINDS = [(natural, l2) for natural in (False, True) for l2 in (False, True)]
 
 linear = st.one_of(
@@ -264,77 +261,58 @@ def test_levels_that_cannot_be_are_refused(levels, natural):
         kernels.dithering_decompress(np.zeros(40, np.uint8), 4, levels, natural=natural)
 
 
-def golden(name):
-    with np.load(GOLDEN / f"dithering_{name}.npz") as archive:
-        return dict(archive)
+def sent_beyond_the_levels(config, x, expected):
+    """Whether BytePS sent the only element twice over.
 
-
-COMPRESS = golden("compress")
-VECTORS = sorted(key for key in COMPRESS if key.startswith("dithering"))
-# BytePS squares in float: a single element can be above its own l2 norm by a rounding, and a draw
-# near 0 then sends it to the level beyond the last, twice itself. Here it is its own norm exactly.
-BEYOND = {
-    f"dithering|k={k},partition=natural,normalize=l2,state_seed={seed}|mixed_n1"
-    for k in (2, 5)
-    for seed in (1, 2020)
-}
+    BytePS squares in float, so that a single element can be above its l2 norm by a rounding; a draw
+    near 0 then takes it to the level after the last. Here its norm is itself, exactly.
+    """
+    return config.natural and config.l2 and x.size == 1 and expected[0] == 2 * x[0]
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
 def test_a_single_compression_decodes_to_byteps_numbers(isa):
-    assert len(VECTORS) == 224
-    for key in VECTORS:
-        options, kind = key.split("|")[1:]
-        option = dict(pair.split("=") for pair in options.split(","))
-        config = Config(
-            int(option["k"]), option["partition"] == "natural", option["normalize"] == "l2"
-        )
-        x, expected = COMPRESS["input|" + kind], COMPRESS[key]
-        stream = np.full(2, int(option["state_seed"]), np.uint64)
-        payload, norm = kernels.dithering_compress(x, stream=stream, isa=isa, **config.encoding)
-        got = kernels.dithering_decompress(payload, x.size, isa=isa, **config.decoding)
-        if key in BEYOND:
-            assert np.array_equal(got, x) and np.array_equal(expected, 2 * x)
+    cases = golden.compressions("dithering")
+    beyond = 0
+    for options, x, expected in cases:
+        natural, l2 = options["partition"] == "natural", options["normalize"] == "l2"
+        config = Config(int(options["k"]), natural, l2)
+        stream = np.full(2, int(options["state_seed"]), np.uint64)
+        payload, _ = kernels.dithering_compress(x, stream=stream, isa=isa, **config.encoding)
+        decoded = kernels.dithering_decompress(payload, x.size, isa=isa, **config.decoding)
+        if sent_beyond_the_levels(config, x, expected):
+            beyond += 1
+            assert np.array_equal(decoded, x)
         else:
-            np.testing.assert_array_max_ulp(got, expected, 2)
-
-
-FEEDBACK = golden("feedback")
-RUNS = sorted({key.rpartition("|")[0] for key in FEEDBACK})
+            np.testing.assert_array_max_ulp(decoded, expected, 2)
+    assert (len(cases), beyond) == (224, 4)
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", golden.runs("dithering"), ids=golden.name_of)
 def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
-    # BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum
-    # cancel, that is many ulp of what is left, so it is measured in ulp of the largest term.
-    n, natural_l2, nesterov = FEEDBACK[run + "|g0"].size, "natural-l2" in run, "nesterov" in run
-    config = Config(2, natural_l2, natural_l2)
-    replay = Replay(config, n, np.float32, 2020, 0.9 if nesterov else None, feedback=True)
-    state = state_of(replay)
-    rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in run else [1.0] * 4
-    before = {"e": np.zeros(n, np.float32), "m": np.zeros(n, np.float32)}
-    for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
-        expected = {name: FEEDBACK.get(f"{run}|{name}{step}") for name in "gpdem"}
-        expected = {name: v for name, v in expected.items() if v is not None}
-        ratio = previous / rate if "ef=corrected" in run else 1.0
+    natural_l2 = run.name.startswith("dithering-natural-l2")
+    config = Config(int(run.options["k"]), natural_l2, natural_l2)
+    seed = int(run.options["state_seed"])
+    state = state_of(Replay(config, run.size, np.float32, seed, run.mu, feedback=True))
+    steps = run.steps()
+
+    def step(gradient, ratio):
         payload, _ = kernels.dithering_compress(
-            expected["g"], ratio=ratio, isa=isa, **config.encoding, **state
+            gradient, ratio=ratio, isa=isa, **config.encoding, **state
         )
-        got = {
-            "d": kernels.dithering_decompress(payload, n, isa=isa, **config.decoding),
-            "e": state["residual"],
-        }
-        got["p"] = got["d"] + got["e"]
-        if nesterov:
-            got["m"] = state["momentum"]
-        beyond = natural_l2 and n == 1 and abs(expected["d"][0]) > 1.5 * abs(expected["p"][0])
-        if not beyond:
-            terms = np.abs([ratio * before["e"], before["m"], *expected.values()]).max(axis=0)
-            bound = 4 * np.spacing(np.maximum(terms, np.abs(got["d"])).astype(np.float32))
-            for name, values in got.items():
-                assert (np.abs(values - expected[name]) <= bound).all(), name
-        before.update(expected)
+        decoded = kernels.dithering_decompress(payload, run.size, isa=isa, **config.decoding)
+        expected, _ = next(steps)
+        if sent_beyond_the_levels(config, expected["p"], expected["d"]):
+            return {"p": decoded}
+        if not run.mu:  # p and d cancel to any number of ulp of e
+            return {"d": decoded}
+        residual = state["residual"]
+        return {"p": decoded + residual, "d": decoded, "e": residual, "m": state["momentum"]}
+
+    def restore(expected):
         state["residual"][:] = expected["e"]
-        if nesterov:
+        if run.mu:
             state["momentum"][:] = expected["m"]
+
+    run.check(step, restore)
