@@ -151,57 +151,67 @@ int gluon_gc_dithering_allows(size_t levels, int natural) { return dithering_all
 size_t gluon_gc_dithering_capacity_f32(size_t n, size_t levels) {
   return dithering_capacity<float>(n, levels);
 }
-double gluon_gc_dithering_compress_f32(const float* gradient, size_t n, float gradient_scale, std::uint32_t levels,
-                                       int natural, int l2, int fixed_width, float* momentum, float mu,
-                                       float* residual, float ratio, Stream* stream, void* payload, int threads,
-                                       int isa) {
-  return dithering_compress<float>(gradient, n, gradient_scale, {levels, natural != 0, l2 != 0, fixed_width != 0},
-                               {momentum, mu, residual, ratio}, *stream, payload, threads, Isa(isa));
+double gluon_gc_dithering_compress_f32(const float* gradient, size_t n, float gradient_scale,
+                                       std::uint32_t levels, int natural, int l2, int fixed_width,
+                                       float* momentum, float mu, float* residual, float ratio,
+                                       Stream* stream, void* payload, int threads, int isa) {
+  const DitheringConfig config{levels, natural != 0, l2 != 0, fixed_width != 0};
+  return dithering_compress<float>(gradient, n, gradient_scale, config, {momentum, mu, residual, ratio}, *stream,
+                               payload, threads, Isa(isa));
 }
 int gluon_gc_dithering_valid_f32(const void* payload, size_t capacity, size_t n, std::uint32_t levels,
                                  int natural, int isa) {
-  return dithering_valid<float>(payload, capacity, n, {levels, natural != 0, false, false}, Isa(isa));
+  const DitheringConfig config{levels, natural != 0, false, false};
+  return dithering_valid<float>(payload, capacity, n, config, Isa(isa));
 }
-void gluon_gc_dithering_decompress_f32(const void* payload, size_t n, std::uint32_t levels, int natural, float* out,
-                                       int threads, int isa) {
-  dithering_decompress(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+void gluon_gc_dithering_decompress_f32(const void* payload, size_t n, std::uint32_t levels, int natural,
+                                       float* out, int threads, int isa) {
+  const DitheringConfig config{levels, natural != 0, false, false};
+  dithering_decompress(payload, n, config, out, threads, Isa(isa));
 }
 void gluon_gc_dithering_decompress_add_f32(const void* payload, size_t n, std::uint32_t levels, int natural,
                                            float* out, int threads, int isa) {
-  dithering_decompress_add(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+  const DitheringConfig config{levels, natural != 0, false, false};
+  dithering_decompress_add(payload, n, config, out, threads, Isa(isa));
 }
 void gluon_gc_dithering_decompress_sum_f32(const void* payloads, size_t stride_bytes, size_t count, size_t n,
-                                           std::uint32_t levels, int natural, float* out, int threads, int isa) {
-  dithering_decompress_sum(payloads, stride_bytes, count, n, {levels, natural != 0, false, false}, out, threads,
-                           Isa(isa));
+                                           std::uint32_t levels, int natural, float* out, int threads,
+                                           int isa) {
+  const DitheringConfig config{levels, natural != 0, false, false};
+  dithering_decompress_sum(payloads, stride_bytes, count, n, config, out, threads, Isa(isa));
 }
 
 size_t gluon_gc_dithering_capacity_f64(size_t n, size_t levels) {
   return dithering_capacity<double>(n, levels);
 }
-double gluon_gc_dithering_compress_f64(const double* gradient, size_t n, double gradient_scale, std::uint32_t levels,
-                                       int natural, int l2, int fixed_width, double* momentum, double mu,
-                                       double* residual, double ratio, Stream* stream, void* payload, int threads,
-                                       int isa) {
-  return dithering_compress<double>(gradient, n, gradient_scale, {levels, natural != 0, l2 != 0, fixed_width != 0},
-                               {momentum, mu, residual, ratio}, *stream, payload, threads, Isa(isa));
+double gluon_gc_dithering_compress_f64(const double* gradient, size_t n, double gradient_scale,
+                                       std::uint32_t levels, int natural, int l2, int fixed_width,
+                                       double* momentum, double mu, double* residual, double ratio,
+                                       Stream* stream, void* payload, int threads, int isa) {
+  const DitheringConfig config{levels, natural != 0, l2 != 0, fixed_width != 0};
+  return dithering_compress<double>(gradient, n, gradient_scale, config, {momentum, mu, residual, ratio}, *stream,
+                               payload, threads, Isa(isa));
 }
 int gluon_gc_dithering_valid_f64(const void* payload, size_t capacity, size_t n, std::uint32_t levels,
                                  int natural, int isa) {
-  return dithering_valid<double>(payload, capacity, n, {levels, natural != 0, false, false}, Isa(isa));
+  const DitheringConfig config{levels, natural != 0, false, false};
+  return dithering_valid<double>(payload, capacity, n, config, Isa(isa));
 }
-void gluon_gc_dithering_decompress_f64(const void* payload, size_t n, std::uint32_t levels, int natural, double* out,
-                                       int threads, int isa) {
-  dithering_decompress(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+void gluon_gc_dithering_decompress_f64(const void* payload, size_t n, std::uint32_t levels, int natural,
+                                       double* out, int threads, int isa) {
+  const DitheringConfig config{levels, natural != 0, false, false};
+  dithering_decompress(payload, n, config, out, threads, Isa(isa));
 }
 void gluon_gc_dithering_decompress_add_f64(const void* payload, size_t n, std::uint32_t levels, int natural,
                                            double* out, int threads, int isa) {
-  dithering_decompress_add(payload, n, {levels, natural != 0, false, false}, out, threads, Isa(isa));
+  const DitheringConfig config{levels, natural != 0, false, false};
+  dithering_decompress_add(payload, n, config, out, threads, Isa(isa));
 }
 void gluon_gc_dithering_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
-                                           std::uint32_t levels, int natural, double* out, int threads, int isa) {
-  dithering_decompress_sum(payloads, stride_bytes, count, n, {levels, natural != 0, false, false}, out, threads,
-                           Isa(isa));
+                                           std::uint32_t levels, int natural, double* out, int threads,
+                                           int isa) {
+  const DitheringConfig config{levels, natural != 0, false, false};
+  dithering_decompress_sum(payloads, stride_bytes, count, n, config, out, threads, Isa(isa));
 }
 
 void gluon_gc_half_from_float(const float* x, size_t n, float scale, std::uint16_t* out, int threads,
