@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/elias.h"
-#include "core/stream.h"
 #include "core/vec.h"
 
 namespace gluon_gc {
@@ -32,8 +31,6 @@ inline std::uint32_t plane(const std::uint8_t* group, std::size_t index) {
 
 constexpr std::size_t chunk_elements = 64;
 constexpr std::size_t most_planes = 24;
-static_assert(elias_delta(stream_block).length + code_of_value((1 << most_planes) - 1).length <= 56,
-              "what BitWriter takes");
 
 // Codes `count` elements from their planes, `planes` of them for each sixteen, which is `known_planes` unless
 // that is 0. Returns the number of bits.
@@ -57,7 +54,12 @@ std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t c
       }
       const std::size_t element = begin + static_cast<std::size_t>(place);
       const Code distance = distance_codes(static_cast<std::uint32_t>(element + 1 - next));
-      writer.put(join(distance, value_codes(value)));
+      if constexpr (known_planes != 0) {
+        writer.put(join(distance, value_codes(value)));
+      } else {  // together they may be too long
+        writer.put(distance);
+        writer.put(value_codes(value));
+      }
       next = element + 1;
     }
   }

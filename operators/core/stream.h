@@ -30,9 +30,9 @@ void jump_to_worker(Stream& stream, std::uint64_t worker);
 
 // Kernels draw at many places of the stream side by side, a segment apart: one lane of a vector each. A
 // segment is an odd number of cache lines of float, so that what the lanes load is not all in one set of the
-// cache.
+// cache; and 2^20 elements are almost a whole number of blocks, which threads can share evenly.
 constexpr std::size_t stream_lanes = 32;
-constexpr std::size_t stream_segment = 16 * 127;
+constexpr std::size_t stream_segment = 16 * 129;
 constexpr std::size_t stream_block = stream_lanes * stream_segment;
 
 // The states that draw_segments writes: those that n draws begin a segment with, and more for whole blocks.

@@ -7,7 +7,7 @@ import numpy as np
 from gluon_gc import kernels
 
 GRAIN, MAX_BLOCKS, LANES = 16384, 128, 16
-BLOCK = 32 * 16 * 127
+BLOCK = 32 * 16 * 129
 """The elements that one Elias segment codes."""
 FIXED, ELIAS = 0, 1
 
