@@ -23,6 +23,7 @@ struct Dithering : CompressorTraits {
 
   template <typename T>
   std::size_t payload_bytes(std::size_t n) const {
+    require(n < 1u << 30, "dithering takes fewer than 2^30 elements");
     return dithering_capacity<T>(n, config.levels);
   }
 
