@@ -61,7 +61,8 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     sparse, _ = kernels.topk_compress(values, n // 1000)
     stream = np.ones(2, np.uint64)
     drawn, _ = kernels.randomk_compress(values, n // 1000, stream)
-    x, y, z, payload, halves, words, scale, sparse, residual, drawn = staggered(
+    levels, _ = kernels.bytegrad_compress(values)
+    x, y, z, payload, halves, words, scale, sparse, residual, drawn, levels = staggered(
         [
             values,
             values,
@@ -73,6 +74,7 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             sparse,
             np.zeros_like(values),  # topk's own: its speed depends on the values
             drawn,
+            levels,
         ]
     )
 
@@ -89,6 +91,10 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     def randomk(momentum, residual):
         state = momentum, 0.9, residual, 1.0, stream
         return Loop("randomk_compress_f32", lambda n: (x, n, n // 1000, 1.0, *state, drawn))
+
+    def bytegrad(momentum, residual):
+        state = momentum, 0.9, residual, 1.0
+        return Loop("bytegrad_compress_f32", lambda n: (x, n, 1.0, *state, levels))
 
     copy = Loop("limit_copy", lambda n: (x, y, n))
     return {
@@ -120,6 +126,12 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         "randomk_decompress": (
             Loop("randomk_decompress_f32", lambda n: (drawn, n, n // 1000, stream, y)),
             Loop("limit_fill", lambda n: (y, n)),
+        ),
+        "bytegrad_compress": (bytegrad(None, None), Loop("limit_sum", lambda n: (x, n))),
+        "bytegrad_compress_ef": (bytegrad(None, z), Loop("limit_add", lambda n: (z, x, n))),
+        "bytegrad_decompress_add": (
+            Loop("bytegrad_decompress_add_f32", lambda n: (levels, n, y)),
+            Loop("limit_add_constant", lambda n: (y, n)),
         ),
         "half_from_float": (
             Loop("half_from_float", lambda n: (x, n, 1.0, halves)),
