@@ -1,9 +1,8 @@
 #include "core/bytegrad.h"
 
+#include "core/bytegrad_range.h"
 #include "core/bytegrad_steps.h"
 #include "core/bytes.h"
-#include "core/correction.h"
-#include "core/parallel.h"
 
 namespace gluon_gc {
 namespace {
@@ -28,78 +27,6 @@ std::uint32_t payload_bytes(const Range<T>& range, std::size_t n) {
   return static_cast<std::uint32_t>(bytegrad_header_bytes<T> + (range.has_steps() ? n : 0));
 }
 
-// The given value in the lanes that are not in memory.
-template <typename T>
-Vec<T> fill(const Vec<T>& v, T, All) {
-  return v;
-}
-template <typename T>
-Vec<T> fill(const Vec<T>& v, T missing, First present) {
-  return choose(all_bits(present), v, broadcast(missing));
-}
-
-// The range of what was added.
-template <typename T>
-struct RangeOf {
-  template <typename Lanes>
-  void add(const Vec<T>& v, Lanes present) {
-    low = lesser(fill(v, infinity, present), low);
-    high = greater(fill(v, -infinity, present), high);
-    not_finite |= magnitude_at_least(keep(v, present), read_bits(infinity));
-  }
-
-  void add(const Range<T>& other) {
-    low = lesser(broadcast(other.low), low);
-    high = greater(broadcast(other.high), high);
-    not_finite |= other.low != other.low;
-  }
-
-  // Zeros have no sign, so that it does not matter which of them came first.
-  Range<T> total() const {
-    constexpr T nan = static_cast<T>(__builtin_nan(""));
-    if (not_finite) return {nan, nan};
-    T lows[lanes], highs[lanes];
-    store(low, lows, All{});
-    store(high, highs, All{});
-    Range<T> range{lows[0], highs[0]};
-    for (std::size_t i = 1; i < lanes; ++i) {
-      range.low = lows[i] < range.low ? lows[i] : range.low;
-      range.high = highs[i] > range.high ? highs[i] : range.high;
-    }
-    return {range.low + T{0}, range.high + T{0}};
-  }
-
-  static constexpr T infinity = static_cast<T>(__builtin_inf());
-
-  Vec<T> low = broadcast(infinity), high = broadcast(-infinity);
-  std::uint32_t not_finite = 0;
-};
-
-// The first sweep: updates momentum, stores p in the residual if there is one, and returns the range of p.
-template <typename T, typename Correct>
-Range<T> corrected_range(const Correct& correct, std::size_t n, T* residual, int threads) {
-  if (n == 0) return {0, 0};
-  const ElementBlocks blocks(n);
-  Range<T> ranges[max_blocks];
-  blocks.run(threads, [=, &ranges](std::size_t block, std::size_t begin, std::size_t end) {
-    RangeOf<T> even, odd;
-    const auto step = [=](std::size_t i, auto present, RangeOf<T>& range) {
-      const Vec<T> p = correct(i, present);
-      if constexpr (Correct::feedback != Feedback::none) store(p, residual + i, present);
-      range.add(p, present);
-    };
-    sweep<2 * lanes>(begin, end, [=, &even, &odd](std::size_t i, auto present) {
-      step(i, present.part(0), even);
-      step(i + lanes, present.part(1), odd);
-    });
-    odd.add(even.total());
-    ranges[block] = odd.total();
-  });
-  RangeOf<T> range;
-  for (std::size_t block = 0; block < blocks.count; ++block) range.add(ranges[block]);
-  return range.total();
-}
-
 // The second sweep: writes the bytes of p and, if there is a residual, what they lose.
 template <bool with_residual, typename T>
 void quantise(const Corrected<T>& corrected, const Range<T>& range, T* residual, std::size_t n,
@@ -107,7 +34,7 @@ void quantise(const Corrected<T>& corrected, const Range<T>& range, T* residual,
   const Steps<T> steps(range);
   ElementBlocks(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
     sweep<lanes>(begin, end, [=](std::size_t i, auto present) {
-      corrected.prefetch(i + prefetch_bytes / sizeof(T));
+      prefetch_ahead(with_residual ? residual + i : corrected.gradient + i);
       const Vec<T> p = corrected(i, present);
       const Vec<T> number = steps.nearest(p);
       store(lowest_bytes(number), payload.element(i), present);

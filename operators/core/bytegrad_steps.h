@@ -1,20 +1,11 @@
 // The 255 even steps of bytegrad, and the way to them and back. For kernel sources only (see isa.h).
 #pragma once
 
+#include "core/bytegrad_range.h"
 #include "core/vec_bytes.h"
-#include "core/vec_int.h"
 
 namespace gluon_gc {
 namespace {
-
-// The least and the largest of some elements; NaNs if one of them is not finite.
-template <typename T>
-struct Range {
-  // Whether there are elements that differ, which takes a byte each to say.
-  bool has_steps() const { return low < high; }
-
-  T low, high;
-};
 
 constexpr int step_count = 255;
 

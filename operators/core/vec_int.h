@@ -90,12 +90,6 @@ inline Vec<T> lesser(const Vec<T>& a, const Vec<T>& b) {
   return generate<T>([&](std::size_t i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
 
-// a where it is greater than b, else b, also where a is a NaN.
-template <typename T>
-inline Vec<T> greater(const Vec<T>& a, const Vec<T>& b) {
-  return generate<T>([&](std::size_t i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
-}
-
 // Negated where bit i is set.
 template <typename T>
 inline Vec<T> negate(std::uint32_t bits, const Vec<T>& v) {
@@ -142,7 +136,6 @@ inline Ints linear_log2(const Vec<T>& v, int shift) {
 inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Vec<float> magnitude(Vec<float> a) { return {_mm512_abs_ps(a.v)}; }
 inline Vec<float> lesser(Vec<float> a, Vec<float> b) { return {_mm512_min_ps(a.v, b.v)}; }
-inline Vec<float> greater(Vec<float> a, Vec<float> b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
   return {_mm512_mask_xor_ps(a.v, static_cast<__mmask16>(bits), a.v, _mm512_set1_ps(-0.0f))};
 }
@@ -172,9 +165,6 @@ inline Vec<float> magnitude(Vec<float> a) {
 }
 inline Vec<float> lesser(Vec<float> a, Vec<float> b) {
   return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
-}
-inline Vec<float> greater(Vec<float> a, Vec<float> b) {
-  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 }
 inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
