@@ -10,6 +10,7 @@ time(limit) / time(kernel).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -39,6 +40,9 @@ class Loop(NamedTuple):
         return lambda: function(*arguments, threads, isa)
 
 
+_started = itertools.count()
+
+
 def staggered(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Copies that start at different offsets in their pages.
 
@@ -46,9 +50,9 @@ def staggered(arrays: list[np.ndarray]) -> list[np.ndarray]:
     alike as they come from the allocator, and that would be measured instead of the kernel.
     """
     copies = []
-    for index, array in enumerate(arrays):
+    for array in arrays:
         room = np.empty(array.nbytes + 2 * PAGE, np.uint8)
-        start = -room.ctypes.data % PAGE + index * 9 * 64 % PAGE
+        start = -room.ctypes.data % PAGE + next(_started) * 9 * 64 % PAGE
         copies.append(room[start : start + array.nbytes].view(array.dtype))
         copies[-1][...] = array
     return copies
@@ -63,22 +67,12 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     drawn, _ = kernels.randomk_compress(values, n // 1000, stream)
     planes, _ = kernels.dithering_compress(values, 2, stream, fixed_width=True)
     codes, _ = kernels.dithering_compress(values, 2, stream)
-    x, y, z, payload, halves, words, scale, sparse, residual, drawn, planes, codes = staggered(
-        [
-            values,
-            values,
-            values,
-            payload,
-            values.astype(np.float16),
-            kernels.frame(values.view(np.uint8)),
-            np.ones(1, np.float32),
-            sparse,
-            np.zeros_like(values),  # topk's own: its speed depends on the values
-            drawn,
-            planes,
-            codes,
-        ]
-    )
+    levels, _ = kernels.bytegrad_compress(values)
+    residual = np.zeros_like(values)  # topk's own: its speed depends on the values
+    halves, words = values.astype(np.float16), kernels.frame(values.view(np.uint8))
+    x, y, z, residual, scale = staggered([values, values, values, residual, np.ones(1, np.float32)])
+    halves, words, payload, sparse = staggered([halves, words, payload, sparse])
+    drawn, planes, codes, levels = staggered([drawn, planes, codes, levels])
 
     def compress(momentum, corrected):
         state = momentum, 0.9, corrected, None if corrected is None else scale, 1.0
@@ -100,6 +94,10 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         return Loop(
             "dithering_compress_f32", lambda n: (x, n, 1.0, 2, 0, 0, fixed_width, *state, to)
         )
+
+    def bytegrad(momentum, residual):
+        state = momentum, 0.9, residual, 1.0
+        return Loop("bytegrad_compress_f32", lambda n: (x, n, 1.0, *state, levels))
 
     copy = Loop("limit_copy", lambda n: (x, y, n))
     return {
@@ -145,6 +143,12 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         ),
         "dithering_decompress_add_elias": (
             Loop("dithering_decompress_add_f32", lambda n: (codes, n, 2, 0, y)),
+            Loop("limit_add_constant", lambda n: (y, n)),
+        ),
+        "bytegrad_compress": (bytegrad(None, None), Loop("limit_sum", lambda n: (x, n))),
+        "bytegrad_compress_ef": (bytegrad(None, z), Loop("limit_add", lambda n: (z, x, n))),
+        "bytegrad_decompress_add": (
+            Loop("bytegrad_decompress_add_f32", lambda n: (levels, n, y)),
             Loop("limit_add_constant", lambda n: (y, n)),
         ),
         "half_from_float": (

@@ -7,6 +7,7 @@ COMPRESSORS = {
     "onebit unscaled": {"compressor": "onebit", "scaling": False},
     "topk": {"compressor": "topk", "k": 0.05},
     "randomk": {"compressor": "randomk", "k": 0.1, "seed": 7},
+    "bytegrad": {"compressor": "bytegrad"},
     "dithering": {"compressor": "dithering", "k": 2, "seed": 7},
     "dithering l2": {"compressor": "dithering", "k": 5, "normalize": "l2", "seed": 7},
     "natural dithering": {"compressor": "dithering", "k": 3, "partition": "natural", "seed": 7},

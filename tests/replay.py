@@ -104,11 +104,23 @@ def dithering(p: np.ndarray, node: Node) -> np.ndarray:
     return np.copysign(q.astype(T) / T(levels) * norm, p)
 
 
+def bytegrad(p: np.ndarray, node: Node) -> np.ndarray:
+    T = p.dtype.type
+    low, high = p.min(), p.max()
+    if low == high:
+        return p
+    width = high - low
+    number = np.rint((p - low) * (T(255) / width)).astype(p.dtype)
+    step = width / T(255)
+    return np.where(number < 128, low + number * step, high + (number - T(255)) * step)
+
+
 DECODED: Dict[str, Callable[[np.ndarray, Node], np.ndarray]] = {
     "onebit": onebit,
     "topk": topk,
     "randomk": randomk,
     "dithering": dithering,
+    "bytegrad": bytegrad,
 }
 """By compressor: what p decodes to at a node."""
 

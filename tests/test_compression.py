@@ -50,12 +50,14 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "onebits"},
             ValueError,
-            "['compressor'] must be 'dithering', 'onebit', 'randomk' or 'topk', got 'onebits'",
+            "['compressor'] must be 'bytegrad', 'dithering', 'onebit', 'randomk' or 'topk', "
+            "got 'onebits'",
         ),
         (
             {"compressor": 1},
             TypeError,
-            "['compressor'] must be 'dithering', 'onebit', 'randomk' or 'topk', got 1 (int)",
+            "['compressor'] must be 'bytegrad', 'dithering', 'onebit', 'randomk' or 'topk', "
+            "got 1 (int)",
         ),
         (
             {"compressor": "onebit", "scaling": "yes"},

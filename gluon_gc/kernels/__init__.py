@@ -5,6 +5,14 @@ Neither changes a bit of what comes out. Arrays must be C-contiguous and of the 
 nothing is converted. T is float32 or float64.
 """
 
+from .bytegrad import (
+    bytegrad_capacity,
+    bytegrad_compress,
+    bytegrad_decompress,
+    bytegrad_decompress_add,
+    bytegrad_decompress_sum,
+    bytegrad_valid,
+)
 from .dithering import (
     dithering_allows,
     dithering_capacity,
@@ -37,6 +45,12 @@ from .topk import (
 )
 
 __all__ = [
+    "bytegrad_capacity",
+    "bytegrad_compress",
+    "bytegrad_decompress",
+    "bytegrad_decompress_add",
+    "bytegrad_decompress_sum",
+    "bytegrad_valid",
     "dithering_allows",
     "dithering_capacity",
     "dithering_compress",

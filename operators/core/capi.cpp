@@ -1,5 +1,6 @@
 // The C interface to the kernels, for tests and benchmarks; gluon_gc/kernels.py declares it to Python.
 // `isa` is a value of gluon_gc::Isa that is at most gluon_gc_best_isa().
+#include "core/bytegrad.h"
 #include "core/dithering.h"
 #include "core/framing.h"
 #include "core/half.h"
@@ -212,6 +213,46 @@ void gluon_gc_dithering_decompress_sum_f64(const void* payloads, size_t stride_b
                                            int isa) {
   const DitheringConfig config{levels, natural != 0, false, false};
   dithering_decompress_sum(payloads, stride_bytes, count, n, config, out, threads, Isa(isa));
+}
+
+size_t gluon_gc_bytegrad_capacity_f32(size_t n) { return bytegrad_capacity<float>(n); }
+float gluon_gc_bytegrad_compress_f32(const float* gradient, size_t n, float gradient_scale, float* momentum, float mu,
+                                     float* residual, float ratio, void* payload, int threads, int isa) {
+  return bytegrad_compress<float>(gradient, n, gradient_scale, {momentum, mu, residual, ratio}, payload, threads,
+                                  Isa(isa));
+}
+int gluon_gc_bytegrad_valid_f32(const void* payload, size_t capacity, size_t n, int isa) {
+  return bytegrad_valid<float>(payload, capacity, n, Isa(isa));
+}
+void gluon_gc_bytegrad_decompress_f32(const void* payload, size_t n, float* out, int threads, int isa) {
+  bytegrad_decompress(payload, n, out, threads, Isa(isa));
+}
+void gluon_gc_bytegrad_decompress_add_f32(const void* payload, size_t n, float* out, int threads, int isa) {
+  bytegrad_decompress_add(payload, n, out, threads, Isa(isa));
+}
+void gluon_gc_bytegrad_decompress_sum_f32(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                          float* out, int threads, int isa) {
+  bytegrad_decompress_sum(payloads, stride_bytes, count, n, out, threads, Isa(isa));
+}
+
+size_t gluon_gc_bytegrad_capacity_f64(size_t n) { return bytegrad_capacity<double>(n); }
+double gluon_gc_bytegrad_compress_f64(const double* gradient, size_t n, double gradient_scale, double* momentum, double mu,
+                                     double* residual, double ratio, void* payload, int threads, int isa) {
+  return bytegrad_compress<double>(gradient, n, gradient_scale, {momentum, mu, residual, ratio}, payload, threads,
+                                  Isa(isa));
+}
+int gluon_gc_bytegrad_valid_f64(const void* payload, size_t capacity, size_t n, int isa) {
+  return bytegrad_valid<double>(payload, capacity, n, Isa(isa));
+}
+void gluon_gc_bytegrad_decompress_f64(const void* payload, size_t n, double* out, int threads, int isa) {
+  bytegrad_decompress(payload, n, out, threads, Isa(isa));
+}
+void gluon_gc_bytegrad_decompress_add_f64(const void* payload, size_t n, double* out, int threads, int isa) {
+  bytegrad_decompress_add(payload, n, out, threads, Isa(isa));
+}
+void gluon_gc_bytegrad_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                          double* out, int threads, int isa) {
+  bytegrad_decompress_sum(payloads, stride_bytes, count, n, out, threads, Isa(isa));
 }
 
 void gluon_gc_half_from_float(const float* x, size_t n, float scale, std::uint16_t* out, int threads,

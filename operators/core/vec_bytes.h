@@ -1,0 +1,58 @@
+// Sixteen bytes, and the ways between them and lanes of T. For kernel sources only (see isa.h). The portable
+// version is the specification, as in vec.h.
+#pragma once
+
+#include "core/vec.h"
+
+namespace gluon_gc {
+namespace {
+
+// Each lane's byte as a number.
+template <typename T>
+inline Vec<T> widen(const Vec<std::uint8_t>& v) {
+  return generate<T>([&](std::size_t i) { return static_cast<T>(v.lane[i]); });
+}
+
+// The lowest byte of each lane's bits.
+template <typename T>
+inline Vec<std::uint8_t> lowest_bytes(const Vec<T>& v) {
+  return generate<std::uint8_t>([&](std::size_t i) { return static_cast<std::uint8_t>(read_bits(v.lane[i])); });
+}
+
+#if defined(__AVX512F__)
+
+template <>
+inline Vec<float> widen<float>(const Vec<std::uint8_t>& a) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a.lane));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
+}
+inline Vec<std::uint8_t> lowest_bytes(Vec<float> a) {
+  Vec<std::uint8_t> bytes;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes.lane), _mm512_cvtepi32_epi8(_mm512_castps_si512(a.v)));
+  return bytes;
+}
+
+#elif defined(__AVX2__)
+
+template <>
+inline Vec<float> widen<float>(const Vec<std::uint8_t>& a) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a.lane));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+inline Vec<std::uint8_t> lowest_bytes(Vec<float> a) {
+  const __m256i byte = _mm256_set1_epi32(0xff);
+  const __m256i low = _mm256_and_si256(_mm256_castps_si256(a.low), byte);
+  const __m256i high = _mm256_and_si256(_mm256_castps_si256(a.high), byte);
+  constexpr int in_order = 0xd8;  // packing interleaves the quarters
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), in_order);
+  Vec<std::uint8_t> bytes;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes.lane),
+                   _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  return bytes;
+}
+
+#endif
+
+}  // namespace
+}  // namespace gluon_gc
