@@ -124,6 +124,11 @@ def distributed() -> bool:
     return is_set("DMLC_NUM_SERVER") and get("DMLC_NUM_SERVER") > 0
 
 
+def under_horovod() -> bool:
+    """Whether horovodrun or mpirun started this process."""
+    return any(name in os.environ for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+
+
 def cluster(role: Optional[str] = None) -> Cluster:
     """This process's place in its cluster; to be read before `export_for_ps_lite` is called.
 

@@ -10,7 +10,7 @@ from mxnet.ndarray import NDArray
 
 from . import env
 from .compression import parse
-from .kvstore import GluonGCLocal, GluonGCParameterServer
+from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
 from .kvstore.base import CompressingKVStore
 from .kvstore.plan import Tensor
 
@@ -23,9 +23,10 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
 
     Parameters
     ----------
-    kvstore : None, "local", "dist_sync" or a backend object
-        None: the parameter server if the environment describes one (`env.distributed`), else
-        local. A process has one connection to its parameter server, which all trainers share.
+    kvstore : None, "local", "dist_sync", "horovod" or a backend object
+        None: the parameter server if the environment describes one (`env.distributed`), Horovod
+        if horovodrun or mpirun started this process, else local. A process has one connection,
+        which all trainers share.
 
     Raises
     ------
@@ -38,14 +39,19 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
         return kvstore
     if kvstore is None:
         kvstore = "dist_sync" if env.distributed() else "local"
+        if kvstore == "local" and env.under_horovod():
+            kvstore = "horovod"
     if not isinstance(kvstore, str):
         raise TypeError(
-            f"kvstore must be 'local', 'dist_sync' or a CompressingKVStore, got {kvstore!r}"
+            "kvstore must be 'local', 'dist_sync', 'horovod' or a CompressingKVStore, "
+            f"got {kvstore!r}"
         )
     if kvstore == "local":
         return GluonGCLocal()
+    if kvstore == "horovod":
+        return GluonGCHorovod.connected or GluonGCHorovod()
     if kvstore != "dist_sync":
-        raise ValueError(f"kvstore must be 'local' or 'dist_sync', got '{kvstore}'")
+        raise ValueError(f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'")
     return GluonGCParameterServer.connected or GluonGCParameterServer()
 
 
@@ -118,14 +124,12 @@ def size() -> int:
 
 def local_rank() -> int:
     """This worker's number on its machine."""
-    default_kvstore()
-    return env.get("BYTEPS_LOCAL_RANK")
+    return default_kvstore().local_rank
 
 
 def local_size() -> int:
     """Number of workers on this machine."""
-    default_kvstore()
-    return env.get("BYTEPS_LOCAL_SIZE")
+    return default_kvstore().local_size
 
 
 def byteps_declare_tensor(name: str, **compression_params: Any) -> None:

@@ -136,6 +136,22 @@ class CompressionParams:
         """Size of the payload of n elements with its header, or the most that it can be."""
         return self.header_bytes + self.compressor.payload_bytes(n, np.dtype(dtype).itemsize)
 
+    def used_bytes(self, message: np.ndarray) -> int:
+        """How much of a message, uint8, with room for the longest is in use.
+
+        Raises
+        ------
+        ValueError
+            The message says that it is longer than that.
+        """
+        if not self.compressor.variable:
+            return message.size
+        (length,) = message[self.header_bytes :][:4].view(np.uint32)
+        used = self.header_bytes + int(length)
+        if used > message.size:
+            raise ValueError(f"a message of at most {message.size} bytes says it has {used}")
+        return used
+
     def rows(self, n: int, dtype: str) -> MessageRows:
         """How payloads of n elements with their headers travel in rows."""
         length_at = self.header_bytes if self.compressor.variable else None

@@ -55,6 +55,8 @@ class CompressingKVStore(KVStoreBase):
     num_workers = 1
 
     def __init__(self) -> None:
+        self.local_rank = env.get("BYTEPS_LOCAL_RANK")
+        self.local_size = env.get("BYTEPS_LOCAL_SIZE")
         self.gradient_scale = 1.0
         self.learning_rate_ratio = 1.0
         self._params = CompressionParams()
@@ -80,9 +82,14 @@ class CompressingKVStore(KVStoreBase):
         """Exchange values as they are: from this worker's to their sum."""
         raise NotImplementedError
 
-    def _message_bytes(self, chunk: Chunk, calls: float) -> Tuple[float, float]:
-        """Bytes that this worker pushes and pulls for a chunk in a step, so far on average."""
-        return chunk.message_bytes, chunk.message_bytes
+    def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
+        """Bytes that this worker pushes and pulls for a chunk in a step, so far on average.
+
+        `done` is the meter of its codec, empty without one.
+        """
+        if not done.get("calls"):
+            return chunk.message_bytes, chunk.message_bytes
+        return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of worker `root_rank`."""
@@ -199,9 +206,9 @@ class CompressingKVStore(KVStoreBase):
         """
         stats = {name: dict.fromkeys(STATS, 0.0) for name in self._tensors}
         for chunk in self._chunks:
-            done = self._codecs[chunk].meter() if chunk in self._codecs else {"calls": 0}
-            calls = done["calls"]
-            bytes_ = dict(zip(STATS, self._message_bytes(chunk, calls)))
+            done = self._codecs[chunk].meter() if chunk in self._codecs else {}
+            calls = done.get("calls", 0)
+            bytes_ = dict(zip(STATS, self._message_bytes(chunk, done)))
             for piece in chunk.slices:
                 share = piece.size / chunk.size
                 for field in STATS:

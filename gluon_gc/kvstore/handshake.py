@@ -6,11 +6,13 @@ gluon_gc server compares the rows and answers; a stock MXNet server merely echoe
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any, Dict, List, Mapping
 
 from mxnet.ndarray import NDArray
 
+from .. import env
 from ..version import __version__
 from . import messages
 
@@ -28,18 +30,27 @@ def _unpack(message: NDArray) -> Dict[str, Any]:
         return {}
 
 
-def hello(rank: int, settings: Mapping[str, Any]) -> NDArray:
-    """What a worker pushes: its `bps.rank()`, and the settings that all must share."""
-    return _pack({"from": _WORKER, "rank": rank, "version": __version__, "settings": settings})
+def describe(rank: int, about: Mapping[str, Any]) -> Dict[str, Any]:
+    """A worker: its `bps.rank()`, and what all must share: settings, and what it is about to do."""
+    settings = {
+        name: env.get(name) for name in ("BYTEPS_PARTITION_BYTES", "BYTEPS_MIN_COMPRESS_BYTES")
+    }
+    settings.update((name, _short(value)) for name, value in about.items())
+    return {"from": _WORKER, "rank": rank, "version": __version__, "settings": settings}
+
+
+def hello(rank: int, about: Mapping[str, Any]) -> NDArray:
+    """What a worker pushes, which `describe` says."""
+    return _pack(describe(rank, about))
 
 
 def answer(hellos: NDArray) -> NDArray:
     """What a server answers to the workers' hellos, uint8, shape (workers, bytes of a message)."""
-    problem = _difference([_unpack(row) for row in hellos])
+    problem = difference([_unpack(row) for row in hellos])
     return _pack({"from": _SERVER, "version": __version__, "problem": problem})
 
 
-def _difference(hellos: List[Dict[str, Any]]) -> str:
+def difference(hellos: List[Dict[str, Any]]) -> str:
     """The first thing that does not fit, in words; empty if all does."""
     first = hellos[0]
     for worker in hellos:
@@ -67,3 +78,11 @@ def check(reply: NDArray, server: int) -> None:
         )
     if message["problem"]:
         raise RuntimeError(f"the cluster does not fit together: {message['problem']}")
+
+
+def _short(value: Any) -> str:
+    """As JSON; what is too long to be read in an error, as a digest of it."""
+    text = json.dumps(value)
+    if len(text) <= 300:
+        return text
+    return f"(SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"

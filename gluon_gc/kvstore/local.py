@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Dict, Mapping, Sequence
 
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
@@ -38,12 +38,6 @@ class GluonGCLocal(CompressingKVStore):
 
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
         return array
-
-    def _message_bytes(self, chunk: Chunk, calls: float) -> Tuple[float, float]:
-        if not (calls and chunk.params.compressor.variable):
-            return super()._message_bytes(chunk, calls)
-        done = self._codecs[chunk].meter()
-        return done["sent_bytes"] / calls, done["received_bytes"] / calls
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         if root_rank != 0:

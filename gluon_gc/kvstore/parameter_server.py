@@ -7,7 +7,6 @@ union of the rows is all payloads side by side; row 0 of what it stores is the a
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import socket
 import sys
@@ -173,11 +172,7 @@ class GluonGCParameterServer(CompressingKVStore):
 
     def _agree(self, about: Mapping[str, Any]) -> None:
         """Make sure that all servers are ours, and all workers about to do the same."""
-        settings = {
-            name: env.get(name) for name in ("BYTEPS_PARTITION_BYTES", "BYTEPS_MIN_COMPRESS_BYTES")
-        }
-        settings.update((name, _short(value)) for name, value in about.items())
-        hello = handshake.hello(self.rank, settings)
+        hello = handshake.hello(self.rank, about)
         for server, key in enumerate(self._greetings):
             handshake.check(self._exchange_row(key, hello, priority=0), server)
         self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
@@ -247,11 +242,11 @@ class GluonGCParameterServer(CompressingKVStore):
             packed = archive.to_json(state["aggregator"])
             self._command("load", {"key": self._keys[chunk], "state": packed})
 
-    def _message_bytes(self, chunk: Chunk, calls: float) -> Tuple[float, float]:
-        if not (chunk.aggregated and calls):
-            return super()._message_bytes(chunk, calls)
-        pushed, pulled = self._counters[self._keys[chunk]]
-        return pushed.asscalar() / calls, pulled.asscalar() / calls
+    def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
+        if not (chunk.aggregated and done["calls"]):
+            return super()._message_bytes(chunk, done)
+        pushed, pulled = (counter.asscalar() for counter in self._counters[self._keys[chunk]])
+        return pushed / done["calls"], pulled / done["calls"]
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
@@ -286,11 +281,3 @@ class GluonGCParameterServer(CompressingKVStore):
             new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
             array[:] = mx.nd.array(new, dtype=old.dtype)
             begin += old.nbytes
-
-
-def _short(value: Any) -> str:
-    """As JSON; what is too long to be read in an error, as a digest of it."""
-    text = json.dumps(value)
-    if len(text) <= 300:
-        return text
-    return f"(SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"

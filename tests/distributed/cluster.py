@@ -137,6 +137,27 @@ def run(
         cluster.stop()
 
 
+def run_horovod(
+    folder: Path,
+    job: str,
+    arguments: Any = None,
+    workers: int = 2,
+    variables: Optional[Dict[str, Any]] = None,
+) -> List[Dict[str, np.ndarray]]:
+    """Run a function of jobs.py on workers that horovodrun starts; what each returned, by rank."""
+    cluster = Cluster(folder, workers, 0, **(variables or {}))
+    for name in [n for n in cluster.environment if n.startswith("DMLC_")]:
+        del cluster.environment[name]
+    horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers)]
+    results = str(folder / "resultRANK.npz")
+    command = [sys.executable, str(JOBS), job, results, json.dumps(arguments)]
+    try:
+        cluster.start("horovodrun", [*horovodrun, *command])
+        return cluster.results()
+    finally:
+        cluster.stop()
+
+
 def run_local(
     folder: Path, job: str, arguments: Any = None, variables: Optional[Dict[str, Any]] = None
 ) -> Dict[str, np.ndarray]:

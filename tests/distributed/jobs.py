@@ -67,7 +67,7 @@ def steps(arguments):
             result[f"g{i}_{step}"] = param.grad().asnumpy()
     for i, param in enumerate(params):
         result[f"w{i}"] = param.data().asnumpy()
-    result["row"] = np.array(getattr(bps.runtime.default_kvstore(), "_row", 0))
+    result["row"] = np.array(getattr(bps.runtime.default_kvstore(), "_row", bps.rank()))
     return result
 
 
@@ -345,5 +345,6 @@ if __name__ == "__main__":
     function, result_file, text = sys.argv[1:]
     if function != "plain_trainer":
         bps.init()
-    np.savez(result_file, **globals()[function](json.loads(text)))
+    result = globals()[function](json.loads(text))
+    np.savez(result_file.replace("RANK", str(bps.rank())), **result)
     bps.shutdown()
