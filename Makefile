@@ -6,7 +6,8 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3.11 python3.10 python3.9 python3.8 python3
 SANITIZE := build/sanitize
 
-REQUIREMENTS := $(wildcard requirements/*.txt)
+HOROVOD := requirements/horovod.txt
+REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
@@ -22,7 +23,7 @@ help:
 demo: $(VENV)/.built
 	$(PY) example/digits/demo.py
 
-test: $(VENV)/.built
+test: $(VENV)/.built $(VENV)/.horovod
 	@echo "== Running the tests"
 	$(PY) -m pytest -q tests
 
@@ -58,6 +59,14 @@ $(VENV)/.made:
 $(VENV)/.installed: $(VENV)/.made $(REQUIREMENTS)
 	@echo "== Installing the pinned requirements (MXNet is large)"
 	$(PY) -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=-r %)
+	@touch $@
+
+$(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
+	@echo "== Building Horovod against MXNet, without MPI and NCCL (minutes)"
+	HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 \
+	  HOROVOD_CMAKE="$(CURDIR)/$(VENV)/bin/cmake" \
+	  $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -r $(HOROVOD)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)

@@ -32,7 +32,8 @@ class _Parser(argparse.ArgumentParser):
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="bpslaunch",
-        usage="bpslaunch COMMAND...\n       bpslaunch --local -n WORKERS -s SERVERS COMMAND...",
+        usage="bpslaunch COMMAND...\n       bpslaunch --local -n WORKERS -s SERVERS COMMAND...\n"
+        "       bpslaunch --local -n WORKERS --backend horovod COMMAND...",
         description="Without --local, DMLC_ROLE and its like say what to start: a scheduler or a "
         "server, which need no COMMAND, or workers, which run it once for every visible device.",
         allow_abbrev=False,
@@ -40,6 +41,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--local", action="store_true", help="a whole cluster on this machine")
     parser.add_argument("-n", type=int, metavar="WORKERS", help="with --local: workers (default 1)")
     parser.add_argument("-s", type=int, metavar="SERVERS", help="with --local: servers (default 1)")
+    parser.add_argument(
+        "--backend",
+        choices=("dist_sync", "horovod"),
+        help="with --local: MXNet's parameter server (dist_sync, the default) or Horovod",
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each worker runs"
     )
@@ -52,6 +58,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             raise env.ConfigurationError(f"-{name} goes with --local")
         if value is not None and value < 1:
             raise env.ConfigurationError(f"-{name} must be a positive whole number, got {value}")
+    if arguments.backend is not None and not arguments.local:
+        raise env.ConfigurationError("--backend goes with --local")
+    if arguments.backend == "horovod" and arguments.s is not None:
+        raise env.ConfigurationError("-s does not go with --backend horovod, which has no servers")
     return arguments
 
 
@@ -145,6 +155,15 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
     return tasks
 
 
+def horovod_command(command: Sequence[str], workers: int) -> List[str]:
+    """What runs the command on this many workers of this machine, with Horovod between them."""
+    beside_python = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
+    horovodrun = beside_python or shutil.which("horovodrun")
+    if horovodrun is None:
+        raise env.ConfigurationError("--backend horovod needs horovodrun: docs/horovod.md")
+    return [horovodrun, "--gloo", "-np", str(workers), *runnable(command)]
+
+
 def _devices() -> List[str]:
     """The devices that NVIDIA_VISIBLE_DEVICES lists; none where it says all or nothing."""
     listed = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
@@ -176,6 +195,8 @@ def _become(command: Sequence[str], environ: dict) -> NoReturn:
 
 
 def _start(arguments: argparse.Namespace) -> int:
+    if arguments.backend == "horovod":
+        _become(horovod_command(arguments.command, arguments.n or 1), env.for_child({}))
     if arguments.local:
         return supervisor.run(local_tasks(arguments.command, arguments.n or 1, arguments.s or 1))
     role = env.get("DMLC_ROLE")

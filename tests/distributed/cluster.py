@@ -137,6 +137,24 @@ def run(
         cluster.stop()
 
 
+def start_horovod(
+    folder: Path,
+    job: str,
+    arguments: Any = None,
+    workers: int = 2,
+    variables: Optional[Dict[str, Any]] = None,
+) -> Cluster:
+    """Start a function of jobs.py on workers of horovodrun."""
+    cluster = Cluster(folder, workers, 0, **(variables or {}))
+    for name in [n for n in cluster.environment if n.startswith("DMLC_")]:
+        del cluster.environment[name]
+    horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers)]
+    results = str(folder / "resultRANK.npz")
+    command = [sys.executable, str(JOBS), job, results, json.dumps(arguments)]
+    cluster.start("horovodrun", [*horovodrun, *command])
+    return cluster
+
+
 def run_horovod(
     folder: Path,
     job: str,
@@ -144,15 +162,9 @@ def run_horovod(
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
 ) -> List[Dict[str, np.ndarray]]:
-    """Run a function of jobs.py on workers that horovodrun starts; what each returned, by rank."""
-    cluster = Cluster(folder, workers, 0, **(variables or {}))
-    for name in [n for n in cluster.environment if n.startswith("DMLC_")]:
-        del cluster.environment[name]
-    horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers)]
-    results = str(folder / "resultRANK.npz")
-    command = [sys.executable, str(JOBS), job, results, json.dumps(arguments)]
+    """Run a function of jobs.py on workers of horovodrun; what each returned, by rank."""
+    cluster = start_horovod(folder, job, arguments, workers, variables)
     try:
-        cluster.start("horovodrun", [*horovodrun, *command])
         return cluster.results()
     finally:
         cluster.stop()

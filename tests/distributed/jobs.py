@@ -283,6 +283,16 @@ def stock_worker(arguments):
     return {}
 
 
+def differing(arguments):
+    """A step of workers whose compression_params differ."""
+    params = _parameters([(40,)])
+    compression = {"compressor": "topk", "k": 1 + bps.rank()}
+    trainer = bps.DistributedTrainer(params, "sgd", compression_params=compression)
+    _backward(params, [np.ones(40, np.float32)])
+    trainer.step(1)
+    return {}
+
+
 def exit_code(arguments):
     """Worker `rank` fails, the others wait for it."""
     if bps.rank() == arguments["failing"]:
@@ -298,7 +308,7 @@ def forever(arguments):
     while True:
         bps.byteps_push_pull(tensor, name="again")
         tensor.wait_to_read()
-        Path(arguments["folder"], f"running{bps.rank()}").touch()
+        Path(arguments["folder"], f"running{bps.rank()}").write_text(str(os.getpid()))
 
 
 def weight_decay(arguments):

@@ -1,10 +1,16 @@
 """Compressed gradients over Horovod, started by horovodrun."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import run, run_horovod
+from tests.distributed.cluster import JOBS, run, run_horovod, start_horovod
+from tests.distributed.jobs import gradients_of
 from tests.distributed.test_two_way import (
     arguments,
     assert_identical,
@@ -43,3 +49,90 @@ def test_four_workers_agree_with_a_numpy_replay(tmp_path):
     results = run_horovod(tmp_path, "steps", options, 4, {"BYTEPS_PARTITION_BYTES": 400})
     check_replay(results, options, chunk_elements=100)
     assert_identical(results)
+
+
+@pytest.mark.parametrize("params", [None, {"fp16": True}], ids=["float32", "fp16"])
+def test_uncompressed_gradients_are_the_average(tmp_path, params):
+    shapes = [(50, 20), (33,), (1,)]
+    options = {
+        "shapes": shapes,
+        "steps": 2,
+        "compression_params": params,
+        "optimizer_params": {"learning_rate": 0.1},
+    }
+    results = run_horovod(tmp_path, "steps", options)
+    tolerance = 2e-3 if params else 1e-6
+    for i in range(len(shapes)):
+        expected = sum(gradients_of(rank, 1, shapes)[i] for rank in range(2)) / 2
+        for result in results:
+            np.testing.assert_allclose(result[f"g{i}_1"], expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("root_rank", [0, 1])
+def test_all_workers_start_from_the_parameters_of_the_root_rank(tmp_path, root_rank):
+    first, second = run_horovod(tmp_path, "broadcast", {"root_rank": root_rank})
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    for name in ("e0", "e1", "e2", "e3"):
+        assert first[name].tobytes() == second[name].tobytes(), name
+    assert first["e0"][-1] == root_rank
+
+
+def test_push_pull_sums_and_averages_every_dtype(tmp_path):
+    for result in run_horovod(tmp_path, "push_pull"):
+        for dtype in ("float32", "float64", "float16", "int32"):
+            assert result[dtype].dtype == dtype
+            np.testing.assert_array_equal(result[dtype], 3 * np.arange(6).reshape(2, 3))
+        np.testing.assert_array_equal(result["exact"], 1 / 3.7 + 2 / 3.7)
+        np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
+
+
+@pytest.mark.parametrize("name", ["onebit", "dithering", "randomk"])
+def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, name):
+    params = {**COMPRESSORS[name], "ef": "corrected", "momentum": "nesterov"}
+    arguments = {
+        "folder": str(tmp_path),
+        "shapes": [(300, 70), (33,)],
+        "compression_params": params,
+    }
+    results = {}
+    for begin in (0, 3):
+        folder = tmp_path / f"from{begin}"
+        folder.mkdir()
+        run_of = {**arguments, "begin": begin, "middle": 3, "end": 6}
+        results[begin] = run_horovod(folder, "checkpoint", run_of)
+    for whole, resumed in zip(results[0], results[3]):
+        for i in range(2):
+            np.testing.assert_array_equal(resumed[f"w{i}"], whole[f"w{i}"])
+
+
+def test_workers_that_differ_in_their_settings_are_told(tmp_path):
+    cluster = start_horovod(tmp_path, "differing", {}, workers=2)
+    try:
+        assert cluster.wait("horovodrun") != 0
+        log = cluster.log("horovodrun")
+        assert "the cluster does not fit together: worker 1 has compression_params" in log
+    finally:
+        cluster.stop()
+
+
+def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path):
+    cluster = start_horovod(tmp_path, "forever", {"folder": str(tmp_path)}, workers=2)
+    try:
+        for rank in range(2):
+            cluster.wait_for(tmp_path / f"running{rank}")
+        os.kill(int((tmp_path / "running1").read_text()), signal.SIGKILL)
+        assert cluster.wait("horovodrun", timeout=60) != 0
+        assert "exited with" in cluster.log("horovodrun")
+    finally:
+        cluster.stop()
+
+
+def test_bpslaunch_starts_workers_on_horovod(tmp_path):
+    results = str(tmp_path / "resultRANK.npz")
+    jobs = [sys.executable, str(JOBS), "push_pull", results, "null"]
+    launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "--backend", "horovod"]
+    done = subprocess.run([*launch, *jobs], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        with np.load(results.replace("RANK", str(rank))) as result:
+            np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
