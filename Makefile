@@ -66,7 +66,7 @@ $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
 	HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
 	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 \
 	  HOROVOD_CMAKE="$(CURDIR)/$(VENV)/bin/cmake" \
-	  $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -r $(HOROVOD)
+	  $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-cache-dir -r $(HOROVOD)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
