@@ -96,9 +96,9 @@ class GluonGCHorovod(CompressingKVStore):
     # Set-up: every worker comes here with the same chunks
 
     def _agree(self, about: Mapping[str, Any]) -> None:
-        hello = json.dumps(handshake.describe(self.rank, about)).encode()
-        everybody = self._gather(hello, "hello")
-        problem = handshake.difference([json.loads(text) for text in everybody])
+        hello = json.dumps(handshake.describe(self.rank, about)).encode() + b"\n"
+        everybody = self._gather(hello, "hello").splitlines()
+        problem = handshake.difference([json.loads(line) for line in everybody])
         if problem:
             raise RuntimeError(f"the cluster does not fit together: {problem}")
 
@@ -150,10 +150,10 @@ class GluonGCHorovod(CompressingKVStore):
             [b"".join(part) for part in parts], f"to_owners.{self._keys[group[0]]}"
         )
         mine = by_owner[self.rank]
-        messages = [list(_split(mine, data)) for data in received]
+        messages = list(_split(mine * self.num_workers, received))
         return [
-            self._aggregator.reduce(self._keys[chunk], _rows(chunk, rows))
-            for chunk, rows in zip(mine, zip(*messages))
+            self._aggregator.reduce(self._keys[chunk], _rows(chunk, messages[i :: len(mine)]))
+            for i, chunk in enumerate(mine)
         ]
 
     def _bring_back(
@@ -162,10 +162,10 @@ class GluonGCHorovod(CompressingKVStore):
         """The aggregates of all chunks of a group."""
         by_owner = self._by_owner(group)
         mine = b"".join(_used(c, payload) for c, payload in zip(by_owner[self.rank], reply))
-        everybody = self._gather(mine, f"bring_back.{self._keys[group[0]]}")
-        for owned, data in zip(by_owner, everybody):
-            for chunk, message in zip(owned, _split(owned, data)):
-                yield chunk, _rows(chunk, [message]).reshape((-1,))
+        everything = self._gather(mine, f"bring_back.{self._keys[group[0]]}")
+        in_order = [chunk for owned in by_owner for chunk in owned]
+        for chunk, message in zip(in_order, _split(in_order, everything)):
+            yield chunk, _rows(chunk, [message]).reshape((-1,))
 
     def _by_owner(self, group: Sequence[Chunk]) -> List[List[Chunk]]:
         return [[c for c in group if self._owners[c] == rank] for rank in range(self.num_workers)]
@@ -185,32 +185,24 @@ class GluonGCHorovod(CompressingKVStore):
 
     # Bytes
 
-    def _gather(self, data: bytes, name: str) -> List[bytes]:
-        """Every worker's data, by rank."""
-        sizes = self._hvd.allgather(
-            mx.nd.array([len(data)], dtype="int64"), name=f"gluon_gc.{name}.sizes"
-        )
-        gathered = self._hvd.allgather(_array(data), name=f"gluon_gc.{name}")
-        return _pieces(gathered, sizes.asnumpy())
+    def _gather(self, data: bytes, name: str) -> bytes:
+        """All workers' data, by rank."""
+        return _bytes(self._hvd.allgather(_array(data), name=f"gluon_gc.{name}"))
 
-    def _alltoall(self, data: Sequence[bytes], name: str) -> List[bytes]:
-        """What every worker has for this one, by rank, given what this one has for each."""
-        received, sizes = self._hvd.alltoall(
-            _array(b"".join(data)),
-            splits=mx.nd.array([len(piece) for piece in data], dtype="int32"),
-            name=f"gluon_gc.{name}",
-        )
-        return _pieces(received, sizes.asnumpy())
+    def _alltoall(self, data: Sequence[bytes], name: str) -> bytes:
+        """What all workers have for this one, by rank, given what this one has for each."""
+        splits = mx.nd.array([len(piece) for piece in data], dtype="int32")
+        whole = _array(b"".join(data))
+        received, _ = self._hvd.alltoall(whole, splits=splits, name=f"gluon_gc.{name}")
+        return _bytes(received)
 
 
 def _array(data: bytes) -> NDArray:
     return mx.nd.array(np.frombuffer(data, np.uint8), dtype="uint8")
 
 
-def _pieces(data: NDArray, sizes: Sequence[int]) -> List[bytes]:
-    ends = np.cumsum(sizes)
-    whole = data.asnumpy()
-    return [whole[end - size : end].tobytes() for size, end in zip(sizes, ends)]
+def _bytes(array: NDArray) -> bytes:
+    return array.asnumpy().tobytes()
 
 
 def _used(chunk: Chunk, payload: NDArray) -> bytes:

@@ -136,3 +136,10 @@ def test_bpslaunch_starts_workers_on_horovod(tmp_path):
     for rank in range(2):
         with np.load(results.replace("RANK", str(rank))) as result:
             np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
+
+
+def test_there_may_be_fewer_chunks_than_workers(tmp_path):
+    options = arguments("onebit", shapes=[(5,)], steps=2)
+    results = run_horovod(tmp_path, "steps", options, 3)
+    check_replay(results, options)
+    assert_identical(results)
