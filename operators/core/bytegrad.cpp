@@ -12,16 +12,18 @@ using ElementBlocks = Blocks<16384>;
 // Where things are in a payload. `Byte` is const or not.
 template <typename T, typename Byte>
 struct Payload {
-  Range<T> range() const { return {read<T>(begin + low_at), read<T>(begin + low_at + sizeof(T))}; }
+  std::uint32_t bytes() const { return read<std::uint32_t>(begin); }
+  Range<T> range() const { return read<Range<T>>(begin + range_at); }
 
   // The byte of element i.
   Byte* element(std::size_t i) const { return begin + bytegrad_header_bytes<T> + i; }
 
-  static constexpr std::size_t low_at = sizeof(std::uint32_t);
+  static constexpr std::size_t range_at = sizeof(std::uint32_t);
 
   Byte* const begin;
 };
 
+// The length of a payload of n elements.
 template <typename T>
 std::uint32_t payload_bytes(const Range<T>& range, std::size_t n) {
   return static_cast<std::uint32_t>(bytegrad_header_bytes<T> + (range.has_steps() ? n : 0));
@@ -82,7 +84,7 @@ T BytegradKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient
       [=](const auto& correct) { return corrected_range<T>(correct, n, state.residual, threads); });
   const Payload<T, std::uint8_t> to{static_cast<std::uint8_t*>(payload)};
   write(to.begin, payload_bytes(range, n));
-  write(to.begin + to.low_at, range);
+  write(to.begin + to.range_at, range);
   const Corrected<T> corrected(gradient, gradient_scale, state);
   if (range.has_steps()) {
     const auto sweep_p = state.residual ? quantise<true, T> : quantise<false, T>;
@@ -97,8 +99,7 @@ template <Isa isa, typename T>
 bool BytegradKernels<isa, T>::valid(const void* payload, std::size_t capacity, std::size_t n) {
   if (capacity < bytegrad_header_bytes<T>) return false;
   const Payload<T, const std::uint8_t> from{static_cast<const std::uint8_t*>(payload)};
-  const auto bytes = read<std::uint32_t>(from.begin);
-  return bytes == payload_bytes(from.range(), n) && bytes <= capacity;
+  return from.bytes() == payload_bytes(from.range(), n) && from.bytes() <= capacity;
 }
 
 template <Isa isa, typename T>

@@ -9,6 +9,8 @@ namespace gluon_gc {
 namespace {
 
 template <typename T>
+constexpr T infinity_of = static_cast<T>(__builtin_inf());
+template <typename T>
 constexpr T nan_of = static_cast<T>(__builtin_nan(""));
 
 // The least and the largest of some elements; NaNs if one of them is not finite.
@@ -23,7 +25,7 @@ struct Range {
   // Whether there are elements that differ, which takes a byte each to say.
   bool has_steps() const { return low < high; }
 
-  T low = static_cast<T>(__builtin_inf()), high = -low;
+  T low = infinity_of<T>, high = -infinity_of<T>;
 };
 
 template <typename T>
@@ -121,7 +123,7 @@ struct Extremes {
     return range;
   }
 
-  // To begin with, what any number replaces.
+  // To begin with, bits that those of any number replace.
   Vec<T> largest = broadcast(T{-0.0}), most_negative = broadcast(T{0}), nearest_zero = broadcast(-nan_of<T>);
 };
 
@@ -129,7 +131,7 @@ struct Extremes {
 template <typename T, typename Correct>
 Range<T> corrected_range(const Correct& correct, std::size_t n, T* residual, int threads) {
   if (n == 0) return {0, 0};
-  constexpr std::size_t unroll = 4;  // the loop has little else to do than to count
+  constexpr std::size_t unroll = 4;  // a step is hardly longer than the loop around it
   const Blocks<16384> blocks(n);
   Range<T> ranges[max_blocks];
   blocks.run(threads, [=, &ranges](std::size_t block, std::size_t begin, std::size_t end) {
