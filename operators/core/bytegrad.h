@@ -4,8 +4,8 @@
 // nearest to it, ties to even, and decodes to lo + q (hi - lo) / 255: to lo or hi itself at the ends.
 //
 // A payload is little-endian and may start at any address: its length in bytes, itself included, as a uint32;
-// lo and hi as T; then, if lo < hi, a byte an element. What is left of the capacity has no meaning. Results are
-// the same bits for every instruction set and number of threads. n must be what bytegrad_allows.
+// lo and hi as T; then, if lo < hi, a byte an element. What is left of the capacity has no meaning. Results
+// are the same bits for every instruction set and number of threads. n must be what bytegrad_allows.
 #pragma once
 
 #include <cstddef>
@@ -57,8 +57,8 @@ extern template struct BytegradKernels<Isa::avx2, double>;
 extern template struct BytegradKernels<Isa::avx512, double>;
 
 // Compresses p, which is g = gradient * gradient_scale after momentum and feedback, into a payload with room
-// for bytegrad_capacity bytes. Returns the largest |p| (0 if n is 0), or a NaN if an element is not finite: lo
-// and hi are then NaNs, and the residual is p.
+// for bytegrad_capacity bytes. Returns the largest |p| (0 if n is 0), or a NaN if an element is not finite:
+// lo and hi are then NaNs, and the residual is p.
 //
 // Two passes, since lo and hi come first: reads gradient twice and writes the payload, 9 bytes an element of
 // float. With feedback it reads gradient once, residual twice and writes residual twice, 21 bytes; momentum
@@ -71,8 +71,8 @@ T bytegrad_compress(const T* gradient, std::size_t n, T gradient_scale, const By
   });
 }
 
-// Whether the length of a payload is the one that it must have, and fits `capacity` bytes, as those below take
-// for granted. Reads nothing but length, lo and hi.
+// Whether the length of a payload is the one that it must have, and fits `capacity` bytes, as those below
+// take for granted. Reads nothing but length, lo and hi.
 template <typename T>
 bool bytegrad_valid(const void* payload, std::size_t capacity, std::size_t n, Isa isa = best_isa()) {
   return dispatch(isa, [&](auto chosen) { return BytegradKernels<chosen, T>::valid(payload, capacity, n); });

@@ -101,8 +101,8 @@ inline Vec<T> repeat_first(const Vec<T>& v, First present) {
 
 // Elements of which one is the least and one the largest, among all that were added.
 //
-// As integers, the bits of positive numbers ascend, and so do those of negative ones the further they are from
-// zero: above all others if unsigned, below them if signed. NaNs are further than infinity.
+// As integers, the bits of positive numbers ascend, and so do those of negative ones the further they are
+// from zero: above all others if unsigned, below them if signed. NaNs are further than infinity.
 template <typename T>
 struct Extremes {
   template <typename Lanes>

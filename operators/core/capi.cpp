@@ -216,10 +216,11 @@ void gluon_gc_dithering_decompress_sum_f64(const void* payloads, size_t stride_b
 }
 
 size_t gluon_gc_bytegrad_capacity_f32(size_t n) { return bytegrad_capacity<float>(n); }
-float gluon_gc_bytegrad_compress_f32(const float* gradient, size_t n, float gradient_scale, float* momentum, float mu,
-                                     float* residual, float ratio, void* payload, int threads, int isa) {
-  return bytegrad_compress<float>(gradient, n, gradient_scale, {momentum, mu, residual, ratio}, payload, threads,
-                                  Isa(isa));
+float gluon_gc_bytegrad_compress_f32(const float* gradient, size_t n, float gradient_scale,
+                                     float* momentum, float mu, float* residual, float ratio, void* payload,
+                                     int threads, int isa) {
+  return bytegrad_compress<float>(gradient, n, gradient_scale, {momentum, mu, residual, ratio}, payload,
+                                  threads, Isa(isa));
 }
 int gluon_gc_bytegrad_valid_f32(const void* payload, size_t capacity, size_t n, int isa) {
   return bytegrad_valid<float>(payload, capacity, n, Isa(isa));
@@ -236,10 +237,11 @@ void gluon_gc_bytegrad_decompress_sum_f32(const void* payloads, size_t stride_by
 }
 
 size_t gluon_gc_bytegrad_capacity_f64(size_t n) { return bytegrad_capacity<double>(n); }
-double gluon_gc_bytegrad_compress_f64(const double* gradient, size_t n, double gradient_scale, double* momentum, double mu,
-                                     double* residual, double ratio, void* payload, int threads, int isa) {
-  return bytegrad_compress<double>(gradient, n, gradient_scale, {momentum, mu, residual, ratio}, payload, threads,
-                                  Isa(isa));
+double gluon_gc_bytegrad_compress_f64(const double* gradient, size_t n, double gradient_scale,
+                                      double* momentum, double mu, double* residual, double ratio,
+                                      void* payload, int threads, int isa) {
+  return bytegrad_compress<double>(gradient, n, gradient_scale, {momentum, mu, residual, ratio}, payload,
+                                   threads, Isa(isa));
 }
 int gluon_gc_bytegrad_valid_f64(const void* payload, size_t capacity, size_t n, int isa) {
   return bytegrad_valid<double>(payload, capacity, n, Isa(isa));

@@ -16,7 +16,8 @@ inline Vec<T> widen(const Vec<std::uint8_t>& v) {
 // The lowest byte of each lane's bits.
 template <typename T>
 inline Vec<std::uint8_t> lowest_bytes(const Vec<T>& v) {
-  return generate<std::uint8_t>([&](std::size_t i) { return static_cast<std::uint8_t>(read_bits(v.lane[i])); });
+  return generate<std::uint8_t>(
+      [&](std::size_t i) { return static_cast<std::uint8_t>(read_bits(v.lane[i])); });
 }
 
 #if defined(__AVX512F__)
