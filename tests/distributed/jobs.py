@@ -356,5 +356,7 @@ if __name__ == "__main__":
     if function != "plain_trainer":
         bps.init()
     result = globals()[function](json.loads(text))
-    np.savez(result_file.replace("RANK", str(bps.rank())), **result)
+    if "RANK" in result_file:
+        result_file = result_file.replace("RANK", str(bps.rank()))
+    np.savez(result_file, **result)
     bps.shutdown()
