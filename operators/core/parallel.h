@@ -19,17 +19,38 @@ struct Blocks {
   // Calls body(block, begin, end) for each block, on up to `threads` threads.
   template <typename Body>
   void run(int threads, Body body) const {
-    if (threads <= 1 || count <= 1) {
-      for (std::size_t block = 0; block < count; ++block) body(block, block * size, end(block));
-      return;
-    }
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (std::size_t block = 0; block < count; ++block) body(block, block * size, end(block));
+    share(threads, [=](std::size_t, std::size_t first, std::size_t last) {
+      for (std::size_t block = first; block < last; ++block) body(block, block * size, end(block));
+    });
+  }
+
+  // Calls body(part, begin, end) for each of parts(threads) parts, which are the blocks that `run` gives to
+  // one thread: what another core wrote is slow to read.
+  template <typename Body>
+  void run_parts(int threads, Body body) const {
+    share(threads, [=](std::size_t part, std::size_t first, std::size_t last) {
+      body(part, first * size, last == count ? n : last * size);
+    });
+  }
+
+  std::size_t parts(int threads) const {
+    return threads <= 1 || count <= 1 ? 1 : std::size_t(threads) < count ? threads : count;
   }
 
   std::size_t end(std::size_t block) const { return block + 1 == count ? n : (block + 1) * size; }
 
   const std::size_t n, size, count;
+
+ private:
+  template <typename Body>
+  void share(int threads, Body body) const {
+    const std::size_t parts = this->parts(threads);
+    if (parts == 1) return body(0, 0, count);
+#pragma omp parallel for num_threads(parts) schedule(static)
+    for (std::size_t part = 0; part < parts; ++part) {
+      body(part, part * count / parts, (part + 1) * count / parts);
+    }
+  }
 };
 
 template <typename T>

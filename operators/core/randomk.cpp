@@ -9,6 +9,7 @@ namespace gluon_gc {
 namespace {
 
 constexpr std::size_t group_elements = 64;
+using ElementBlocks = Blocks<16384>;
 
 // x mod n, by a multiplication: the quotient comes out right or one too small.
 struct Modulo {
@@ -23,24 +24,32 @@ struct Modulo {
   const std::uint64_t n, inverse;
 };
 
-// Calls visit(i, index) for each of k draws from n elements, and fetch(index) well before.
+// Calls visit(i, index) for those of k draws from n elements that hit [first, last), and fetch(index) well
+// before.
 template <typename Fetch, typename Visit>
-void for_each_draw(Stream& stream, std::size_t n, std::size_t k, Fetch fetch, Visit visit) {
+void for_each_draw(Stream& stream, std::size_t n, std::size_t k, std::size_t first, std::size_t last,
+                   Fetch fetch, Visit visit) {
   constexpr std::size_t batch = 64;
   if (n == 0) return;
   const Modulo modulo(n);
   for (std::size_t begin = 0; begin < k; begin += batch) {
     const std::size_t count = k - begin < batch ? k - begin : batch;
-    std::size_t indices[batch];
-    for (std::size_t i = 0; i < count; ++i) fetch(indices[i] = modulo(stream()));
-    for (std::size_t i = 0; i < count; ++i) visit(begin + i, indices[i]);
+    std::size_t draws[batch], indices[batch], hits = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t index = modulo(stream());
+      draws[hits] = begin + i;
+      indices[hits] = index;
+      hits += index - first < last - first;
+    }
+    for (std::size_t hit = 0; hit < hits; ++hit) fetch(indices[hit]);
+    for (std::size_t hit = 0; hit < hits; ++hit) visit(draws[hit], indices[hit]);
   }
 }
 
 // Updates momentum and residual (to p). Returns 0, or NaN if a p is not finite.
 template <typename T, typename Correct>
 T correct_all(const Correct& correct, std::size_t n, T* residual, int threads) {
-  const Blocks<16384> blocks(n);
+  const ElementBlocks blocks(n);
   T block_checks[max_blocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
     Vec<T> checks = broadcast(T{0});
@@ -81,16 +90,26 @@ T RandomkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t
   const Corrected<T> p(gradient, gradient_scale, state);
   const T factor = state.residual || k == 0 ? T{1} : static_cast<T>(n) / static_cast<T>(k);
   char* const values = static_cast<char*>(payload);
-  Stream start = stream;
-  const auto fetch = [=](std::size_t index) { p.prefetch(index); };
-  for_each_draw(stream, n, k, fetch, [=, &check](std::size_t i, std::size_t index) {
-    const T value = p[index] * factor;
-    check += value - value;
-    write(values + i * sizeof(T), value);
+  const Stream start = stream;
+  const ElementBlocks blocks(n);
+  T part_checks[max_blocks];
+  blocks.run_parts(threads, [&](std::size_t part, std::size_t begin, std::size_t end) {
+    const auto fetch = [=](std::size_t index) { p.prefetch(index); };
+    Stream draws = start;
+    T part_check = 0;
+    for_each_draw(draws, n, k, begin, end, fetch, [=, &part_check](std::size_t i, std::size_t index) {
+      const T value = p[index] * factor;
+      part_check += value - value;
+      write(values + i * sizeof(T), value);
+    });
+    part_checks[part] = part_check;
+    if (part == 0) stream = draws;
+    if (!state.residual) return;
+    draws = start;  // only now, so that an element that is drawn again is sent again
+    for_each_draw(draws, n, k, begin, end, fetch,
+                  [=](std::size_t, std::size_t index) { state.residual[index] = 0; });
   });
-  if (state.residual) {  // only now, so that an element that is drawn again is sent again
-    for_each_draw(start, n, k, fetch, [=](std::size_t, std::size_t index) { state.residual[index] = 0; });
-  }
+  for (std::size_t part = 0; part < blocks.parts(threads); ++part) check += part_checks[part];
   return check;
 }
 
@@ -98,11 +117,13 @@ template <Isa isa, typename T>
 void RandomkKernels<isa, T>::decompress(const void* payload, std::size_t n, std::size_t k,
                                         const Stream& start, T* out, int threads) {
   const char* const values = static_cast<const char*>(payload);
-  fill_with_zeros(out, n, threads);
-  Stream stream = start;
-  const auto fetch = [=](std::size_t index) { __builtin_prefetch(out + index, 1); };
-  for_each_draw(stream, n, k, fetch, [=](std::size_t i, std::size_t index) {
-    out[index] = read<T>(values + i * sizeof(T));
+  ElementBlocks(n).run_parts(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+    std::memset(out + begin, 0, (end - begin) * sizeof(T));
+    const auto fetch = [=](std::size_t index) { __builtin_prefetch(out + index, 1); };
+    Stream stream = start;
+    for_each_draw(stream, n, k, begin, end, fetch, [=](std::size_t i, std::size_t index) {
+      out[index] = read<T>(values + i * sizeof(T));
+    });
   });
 }
 
@@ -113,11 +134,11 @@ void RandomkKernels<isa, T>::add(const void* payload, std::size_t n, std::size_t
   const char* const values = static_cast<const char*>(payload);
   const auto fetch = [=](std::size_t index) { __builtin_prefetch(out + index, 1); };
   Stream stream = start;
-  for_each_draw(stream, n, k, fetch, [=](std::size_t i, std::size_t index) {
+  for_each_draw(stream, n, k, 0, n, fetch, [=](std::size_t i, std::size_t index) {
     scratch[i] = out[index] + read<T>(values + i * sizeof(T));
   });
   stream = start;
-  for_each_draw(stream, n, k, fetch, [=](std::size_t i, std::size_t index) { out[index] = scratch[i]; });
+  for_each_draw(stream, n, k, 0, n, fetch, [=](std::size_t i, std::size_t index) { out[index] = scratch[i]; });
 }
 
 template struct RandomkKernels<this_isa, float>;
