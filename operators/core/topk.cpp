@@ -10,7 +10,6 @@ namespace gluon_gc {
 namespace {
 
 constexpr std::size_t group_elements = 64;
-using ElementBlocks = Blocks<16384>;
 
 template <typename T>
 TopkElement<T> element(T x, std::size_t index) {
@@ -71,8 +70,8 @@ struct Group {
 template <typename T, typename Correct>
 std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> threshold, std::size_t n,
                     T* residual, const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads) {
-  std::size_t total = 0;
-  ElementBlocks(n).run(threads, [&](std::size_t, std::size_t block_begin, std::size_t block_end) {
+  alignas(128) std::size_t total = 0;
+  ElementBlocks(n).run(threads, [=, &total](std::size_t, std::size_t block_begin, std::size_t block_end) {
     for (std::size_t begin = block_begin; begin < block_end; begin += topk_segment) {
       const std::size_t end = block_end - begin < topk_segment ? block_end : begin + topk_segment;
       Group groups[topk_segment / group_elements];
@@ -109,28 +108,22 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
 // Writes the elements of a payload one after the other.
 template <typename T>
 struct Writer {
-  Writer(void* payload, std::size_t k, T* residual)
-      : indices(static_cast<char*>(payload)),
-        values(indices + k * sizeof(std::uint32_t)),
-        left(k),
-        residual(residual) {}
+  Writer(void* payload, std::size_t k)
+      : indices(static_cast<char*>(payload)), values(indices + k * sizeof(std::uint32_t)), left(k) {}
 
   void add(TopkElement<T> element) {
-    const std::uint32_t index = index_of<T>(element);
     const Bits<T> bits = value_bits<T>(element), magnitude = magnitude_bits<T>(bits);
-    write(indices, index);
+    write(indices, index_of<T>(element));
     write(values, bits);
-    indices += sizeof(index);
+    indices += sizeof(std::uint32_t);
     values += sizeof(bits);
     largest = magnitude > largest ? magnitude : largest;
-    if (residual) residual[index] = 0;
     --left;
   }
 
   char* indices;
   char* values;
   std::size_t left;
-  T* const residual;
   Bits<T> largest = 0;
 };
 
@@ -149,13 +142,7 @@ void send_candidates(const TopkWorkspace<T>& workspace, std::size_t n, std::size
       count += candidates[i] >= last;
     }
   }
-  constexpr std::size_t ahead = 24;
-  for (std::size_t i = 0; i < k; ++i) {
-    if (writer.residual && i + ahead < k) {
-      __builtin_prefetch(writer.residual + index_of<T>(sent[i + ahead]), 1);
-    }
-    writer.add(sent[i]);
-  }
+  for (std::size_t i = 0; i < k; ++i) writer.add(sent[i]);
 }
 
 // Sends the elements with magnitudes above `limit`, and the first `equal` of those that have just that.
@@ -175,6 +162,23 @@ void send_with_ties(const Corrected<T>& p, std::size_t n, Bits<T> limit, std::si
   });
 }
 
+// Sets the residual of what was sent to 0.
+template <typename T>
+void clear_sent(const void* payload, std::size_t n, std::size_t k, T* residual, int threads) {
+  const char* const indices = static_cast<const char*>(payload);
+  const auto index = [=](std::size_t i) { return read<std::uint32_t>(indices + i * sizeof(std::uint32_t)); };
+  ElementBlocks(n).run_parts(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+    std::size_t first = 0, last = k;
+    while (first < k && index(first) < begin) ++first;
+    while (last > first && index(last - 1) >= end) --last;
+    constexpr std::size_t ahead = 24;
+    for (std::size_t i = first; i < last; ++i) {
+      if (i + ahead < last) __builtin_prefetch(residual + index(i + ahead), 1);
+      residual[index(i)] = 0;
+    }
+  });
+}
+
 }  // namespace
 
 template <Isa isa, typename T>
@@ -185,7 +189,7 @@ T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k,
   Bits<T> threshold = 0;
   std::size_t found = 0;
   with_correction(gradient, gradient_scale, state, StoredResidual<T>{state.residual}, [&](const auto& correct) {
-    if (plan.rank != 0) threshold = sampled_threshold<T>(correct, n, plan);
+    if (plan.rank != 0) threshold = sampled_threshold<T>(correct, n, plan, threads);
     if (plan.rank != 0 && threshold == 0) threshold = 1;  // the sample is mostly zeros, which need no room
     found = collect(correct, p, threshold, n, state.residual, plan, workspace, threads);
   });
@@ -195,7 +199,7 @@ T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k,
     threshold = find_threshold<T>(k, plan.capacity, reaching);
     found = collect(p, p, threshold, n, state.residual, plan, workspace, threads);
   }
-  Writer<T> writer(payload, k, state.residual);
+  Writer<T> writer(payload, k);
   if (k == 0) return 0;
   if (found >= k && found <= plan.capacity) {
     send_candidates(workspace, n, k, found, writer);
@@ -204,6 +208,7 @@ T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k,
   } else {
     send_with_ties<T>(p, n, threshold, k - reaching(threshold + 1), writer);
   }
+  if (state.residual) clear_sent(payload, n, k, state.residual, threads);
   return read<T>(&writer.largest);
 }
 

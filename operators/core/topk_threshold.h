@@ -10,6 +10,8 @@
 namespace gluon_gc {
 namespace {
 
+using ElementBlocks = Blocks<16384>;
+
 template <typename T>
 constexpr int sign_shift = 8 * sizeof(T) - 1;
 
@@ -42,20 +44,25 @@ Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least
 // the sample are to reach it. They are sixteen neighbours here and there, at distances that no row length
 // divides.
 template <typename T, typename Correct>
-Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan& plan) {
+Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan& plan, int threads) {
   constexpr std::size_t groups = topk_sample / lanes;
-  const std::size_t stride = n / (groups * plan.fold);
-  Vec<T> sample[groups];
-  for (Vec<T>& largest : sample) largest = broadcast(T{0});
-  for (std::size_t group = 0; group < groups * plan.fold; ++group) {
-    const std::uint64_t random = static_cast<std::uint32_t>(group * 2654435761u);
-    const std::size_t jitter = random * (stride - lanes + 1) >> 32;
-    Vec<T>& largest = sample[group % groups];
-    largest = larger_magnitude(largest, correct.preview(group * stride + jitter, All{}));
+  const std::size_t all_groups = groups * plan.fold, stride = n / all_groups;
+  Vec<T> sample[groups * topk_most_fold];
+  ElementBlocks(n).run_parts(threads, [&](std::size_t, std::size_t begin, std::size_t end) {
+    for (std::size_t group = (begin + stride - 1) / stride; group < all_groups && group * stride < end; ++group) {
+      const std::uint64_t random = static_cast<std::uint32_t>(group * 2654435761u);
+      const std::size_t jitter = random * (stride - lanes + 1) >> 32;
+      sample[group] = correct.preview(group * stride + jitter, All{});
+    }
+  });
+  for (std::size_t group = groups; group < all_groups; ++group) {
+    sample[group % groups] = larger_magnitude(sample[group % groups], sample[group]);
   }
   return find_threshold<T>(plan.rank, plan.rank + plan.rank / 8, [&](Bits<T> threshold) {
     std::size_t count = 0;
-    for (const Vec<T>& x : sample) count += __builtin_popcount(magnitude_at_least(x, threshold));
+    for (std::size_t group = 0; group < groups; ++group) {
+      count += __builtin_popcount(magnitude_at_least(sample[group], threshold));
+    }
     return count;
   });
 }
@@ -64,7 +71,7 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan&
 template <typename T>
 std::size_t count_at_least(const Corrected<T>& p, Bits<T> threshold, std::size_t n, int threads) {
   if (threshold > magnitude_bits<T>(threshold)) return 0;  // the NaNs are all the least one
-  const Blocks<16384> blocks(n);
+  const ElementBlocks blocks(n);
   std::size_t counts[max_blocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
     std::size_t count = 0;
