@@ -46,30 +46,23 @@ void for_each_draw(Stream& stream, std::size_t n, std::size_t k, std::size_t fir
   }
 }
 
-// Updates momentum and residual (to p). Returns 0, or NaN if a p is not finite.
+// Updates momentum and residual (to p) in [begin, end). Returns 0, or NaN if a p is not finite.
 template <typename T, typename Correct>
-T correct_all(const Correct& correct, std::size_t n, T* residual, int threads) {
-  const ElementBlocks blocks(n);
-  T block_checks[max_blocks];
-  blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
-    Vec<T> checks = broadcast(T{0});
-    sweep<group_elements>(begin, end, [=, &checks](std::size_t i, auto present) {
-      Vec<T> group_checks = broadcast(T{0});
-      for (std::size_t part = 0; part < group_elements / lanes; ++part) {
-        const auto here = present.part(part);
-        const Vec<T> p = correct(i + part * lanes, here);
-        if constexpr (Correct::feedback != Feedback::none) store(p, residual + i + part * lanes, here);
-        group_checks = group_checks + (p - p);
-      }
-      checks = checks + group_checks;
-    });
-    T lane[lanes];
-    store(checks, lane, All{});
-    block_checks[block] = 0;
-    for (const T check : lane) block_checks[block] += check;
+T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* residual) {
+  Vec<T> checks = broadcast(T{0});
+  sweep<group_elements>(begin, end, [=, &checks](std::size_t i, auto present) {
+    Vec<T> group_checks = broadcast(T{0});
+    for (std::size_t part = 0; part < group_elements / lanes; ++part) {
+      const auto here = present.part(part);
+      const Vec<T> p = correct(i + part * lanes, here);
+      if constexpr (Correct::feedback != Feedback::none) store(p, residual + i + part * lanes, here);
+      group_checks = group_checks + (p - p);
+    }
+    checks = checks + group_checks;
   });
-  T check = 0;
-  for (std::size_t block = 0; block < blocks.count; ++block) check += block_checks[block];
+  T lane[lanes], check = 0;
+  store(checks, lane, All{});
+  for (const T lane_check : lane) check += lane_check;
   return check;
 }
 
@@ -79,37 +72,37 @@ template <Isa isa, typename T>
 T RandomkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
                                    const RandomkState<T>& state, Stream& stream, void* payload,
                                    int threads) {
-  T check = 0;
-  if (state.momentum || state.residual) {
-    const StoredResidual<T> residual{state.residual};
-    check = with_correction(gradient, gradient_scale, state, residual, [=](const auto& correct) {
-      return correct_all(correct, n, state.residual, threads);
-    });
-  }
-  if (n == 0) std::memset(payload, 0, k * sizeof(T));
   const Corrected<T> p(gradient, gradient_scale, state);
   const T factor = state.residual || k == 0 ? T{1} : static_cast<T>(n) / static_cast<T>(k);
   char* const values = static_cast<char*>(payload);
+  if (n == 0) std::memset(payload, 0, k * sizeof(T));
   const Stream start = stream;
   const ElementBlocks blocks(n);
-  T part_checks[max_blocks];
-  blocks.run_parts(threads, [&](std::size_t part, std::size_t begin, std::size_t end) {
+  T checks[max_blocks];
+  blocks.run_parts(threads, [=, &stream, &checks](std::size_t part, std::size_t begin, std::size_t end) {
+    T check = 0;
+    if (state.momentum || state.residual) {
+      const StoredResidual<T> residual{state.residual};
+      check = with_correction(gradient, gradient_scale, state, residual, [=](const auto& correct) {
+        return correct_range(correct, begin, end, state.residual);
+      });
+    }
     const auto fetch = [=](std::size_t index) { p.prefetch(index); };
     Stream draws = start;
-    T part_check = 0;
-    for_each_draw(draws, n, k, begin, end, fetch, [=, &part_check](std::size_t i, std::size_t index) {
+    for_each_draw(draws, n, k, begin, end, fetch, [=, &check](std::size_t i, std::size_t index) {
       const T value = p[index] * factor;
-      part_check += value - value;
+      check += value - value;
       write(values + i * sizeof(T), value);
     });
-    part_checks[part] = part_check;
+    checks[part] = check;
     if (part == 0) stream = draws;
     if (!state.residual) return;
     draws = start;  // only now, so that an element that is drawn again is sent again
     for_each_draw(draws, n, k, begin, end, fetch,
                   [=](std::size_t, std::size_t index) { state.residual[index] = 0; });
   });
-  for (std::size_t part = 0; part < blocks.parts(threads); ++part) check += part_checks[part];
+  T check = 0;
+  for (std::size_t part = 0; part < blocks.parts(threads); ++part) check += checks[part];
   return check;
 }
 
