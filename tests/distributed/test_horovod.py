@@ -45,7 +45,7 @@ def test_two_workers_get_bit_for_bit_what_the_parameter_server_gives_them(tmp_pa
 
 
 def test_four_workers_agree_with_a_numpy_replay(tmp_path):
-    options = arguments("dithering")
+    options = arguments("dithering", steps=5)  # four busy processes are slow on two cores
     results = run_horovod(tmp_path, "steps", options, 4, {"BYTEPS_PARTITION_BYTES": 400})
     check_replay(results, options, chunk_elements=100)
     assert_identical(results)
