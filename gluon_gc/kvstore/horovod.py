@@ -8,6 +8,7 @@ Values that are summed as they are travel as grouped allreduces.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import sys
 from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -81,6 +82,10 @@ class GluonGCHorovod(CompressingKVStore):
         self._aggregator = Aggregator(env.server_threads())
         self._keys: Dict[Chunk, int] = {}
         self._owners: Dict[Chunk, int] = {}
+        # Horovod refuses a name that is still at work: a chunk is always summed in the same array,
+        # for which MXNet's engine ends one sum before it begins the next.
+        self._summed: Dict[Chunk, NDArray] = {}
+        self._broadcasts = itertools.count()
         sys.excepthook = die_of
         atexit.register(self.close)
         GluonGCHorovod.connected = self
@@ -107,7 +112,10 @@ class GluonGCHorovod(CompressingKVStore):
         for chunk, owner in zip(chunks, owners):
             key = self._keys[chunk] = len(self._keys)
             self._owners[chunk] = owner
-            if chunk.aggregated:
+            if not chunk.aggregated:
+                values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
+                self._summed[chunk] = mx.nd.zeros(values, dtype=chunk.dtype)
+            else:
                 start = self._start(chunk, node=self.num_workers)
                 if owner == self.rank:
                     self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
@@ -118,7 +126,7 @@ class GluonGCHorovod(CompressingKVStore):
             raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
         shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
         self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
-        for number, array in enumerate(arrays):
+        for array, number in zip(arrays, self._broadcasts):
             self._hvd.broadcast_(array, root_rank, name=f"gluon_gc.broadcast.{number}")
 
     # A step: what is computed is queued on MXNet's engine, while bytes wait for all workers
@@ -127,6 +135,8 @@ class GluonGCHorovod(CompressingKVStore):
         ready_first = list(reversed(chunks))  # the last layers' gradients are
         outgoing = {chunk: self._outgoing(chunk, gradients) for chunk in ready_first}
         summed = [chunk for chunk in ready_first if not chunk.aggregated]
+        for chunk in summed:
+            outgoing[chunk] = outgoing[chunk].copyto(self._summed[chunk])
         for dtype in sorted({chunk.dtype for chunk in summed}):
             for group in _groups([chunk for chunk in summed if chunk.dtype == dtype]):
                 arrays = [outgoing[chunk] for chunk in group]

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
+from gluon_gc.runtime import default_kvstore
 
 
 def _parameters(shapes, dtype="float32", contexts=1, value=None):
@@ -210,6 +211,10 @@ def push_pull(arguments):
     mean = mx.nd.ones(4) * rank
     bps.byteps_push_pull(mean, name="mean")
     result["mean"] = mean.asnumpy()
+    repeated = [mx.nd.ones(4) * (rank + step) for step in range(20)]
+    for step, array in enumerate(repeated):  # nothing orders these but the name
+        default_kvstore().pushpull("byteps.mean", mx.nd.ones(4) * (rank + step), out=array)
+    result["repeated"] = np.stack([array.asnumpy() for array in repeated])
     bps.byteps_declare_tensor("signs", compressor="onebit", scaling=True)
     signs = mx.nd.array([1, -1, 1, -1])
     bps.byteps_push_pull(signs, name="signs")
@@ -308,7 +313,11 @@ def forever(arguments):
     while True:
         bps.byteps_push_pull(tensor, name="again")
         tensor.wait_to_read()
-        Path(arguments["folder"], f"running{bps.rank()}").write_text(str(os.getpid()))
+        running = Path(arguments["folder"], f"running{bps.rank()}")
+        if not running.exists():
+            begun = running.with_suffix(".begun")
+            begun.write_text(str(os.getpid()))
+            begun.rename(running)  # whoever waits for it finds it whole
 
 
 def weight_decay(arguments):

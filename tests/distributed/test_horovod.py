@@ -84,6 +84,7 @@ def test_push_pull_sums_and_averages_every_dtype(tmp_path):
             np.testing.assert_array_equal(result[dtype], 3 * np.arange(6).reshape(2, 3))
         np.testing.assert_array_equal(result["exact"], 1 / 3.7 + 2 / 3.7)
         np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
+        np.testing.assert_array_equal(result["repeated"][:, 0], np.arange(20) + 0.5)
 
 
 @pytest.mark.parametrize("name", ["onebit", "dithering", "randomk"])
