@@ -1,6 +1,6 @@
-"""Nesterov momentum where the compressor does not apply it.
+"""Momentum where the compressor does not apply it.
 
-With momentum "nesterov" the compressor applies momentum to the gradient, and the optimizer none.
+Where the compressor applies momentum to the gradient, the optimizer applies none.
 What is left is the momentum of gradients that travel uncompressed, and the part that weight decay
 has in the optimizer's momentum.
 """
@@ -17,16 +17,19 @@ from .kvstore.plan import working_dtype
 
 
 class Momentum:
-    """The state of Nesterov momentum mu, by name, in the dtype that compressors compute in.
+    """The state of momentum mu, by name, in the dtype that compressors compute in.
 
     Parameters
     ----------
     mu : float
         0 < mu.
+    nesterov : bool
+        Nesterov's momentum, else the classic one.
     """
 
-    def __init__(self, mu: float) -> None:
+    def __init__(self, mu: float, nesterov: bool = True) -> None:
         self._mu = mu
+        self._nesterov = nesterov
         self._state: Dict[Any, NDArray] = {}
 
     def _of(self, name: Any, like: NDArray) -> NDArray:
@@ -38,12 +41,15 @@ class Momentum:
         return self._state[name]
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
-        """m = mu m + g, then g = g + mu m, for the equal gradients of all contexts."""
+        """m = mu m + g, then g = g + mu m or g = m, for the equal gradients of all contexts."""
         first, *others = gradients
         m = self._of(index, first)
         m *= self._mu
         m += first.astype(m.dtype, copy=False)
-        first += (self._mu * m).astype(first.dtype, copy=False)
+        if self._nesterov:
+            first += (self._mu * m).astype(first.dtype, copy=False)
+        else:
+            m.astype(first.dtype, copy=False).copyto(first)
         for other in others:
             first.copyto(other)
 
@@ -55,17 +61,20 @@ class Momentum:
         gradients: Sequence[NDArray],
         rescale: float,
     ) -> None:
-        """w = mu (w + wd x), then g = g + w, where the optimizer will multiply g by `rescale`.
+        """w = mu (w + wd x), and g = g + w, where the optimizer will multiply g by `rescale`.
 
-        Weights whose gradient is stale are left alone, as the optimizer leaves them.
+        Classic momentum adds the w of the step before. Weights whose gradient is stale are left
+        alone, as the optimizer leaves them.
         """
         for context, (x, gradient) in enumerate(zip(weights, gradients)):
             name = (index, context)
             if x._fresh_grad and (wd or name in self._state):
                 w = self._of(name, x)
+                before = w / rescale
                 w += wd * x.astype(w.dtype, copy=False)
                 w *= self._mu
-                gradient += (w / rescale).astype(gradient.dtype, copy=False)
+                added = w / rescale if self._nesterov else before
+                gradient += added.astype(gradient.dtype, copy=False)
 
     def clear(self) -> None:
         """Start again from zero."""

@@ -113,6 +113,8 @@ def decompress(
 ) -> NDArray:
     """Decode a payload of n elements, into `out` (shape (n,)) if given.
 
+    Several payloads, shape (payloads, bytes), are summed in row order.
+
     `stream` holds the stream as compress left it, for a compressor that draws; the others are as
     in `compress`. If `refused` is given, the operator fails where the payload is of values that
     are not finite, and calls them so.
@@ -214,9 +216,14 @@ def frame(
     )
 
 
-def rows_left(first_row: RowSparseNDArray, rows: MessageRows) -> NDArray:
-    """Numbers of the rows that a message has beside its first, int64; they may repeat."""
-    return _operator("rows_left")(first_row, **rows._attributes())
+def rows_left(first_rows: RowSparseNDArray, rows: MessageRows, places: int = 1) -> NDArray:
+    """Numbers of the rows that messages have beside their first ones, int64; they may repeat."""
+    return _operator("rows_left")(first_rows, count=places, **rows._attributes()).reshape((-1,))
+
+
+def keep_rows(rows: RowSparseNDArray, kept: RowSparseNDArray) -> NDArray:
+    """Copy rows to where they are in `kept`, which has all; returns how many, shape (1,)."""
+    return _operator("keep_rows")(rows, kept)
 
 
 def unframe(

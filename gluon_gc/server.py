@@ -29,14 +29,16 @@ _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.
 class Server:
     """Answers the workers' pushes.
 
-    A key that was configured as compressed is aggregated, or summed if it was as float64; the rows
-    of other keys are workers' hellos, and dense arrays are sums that MXNet has made already.
+    A key is configured as compressed, whose payloads are aggregated or gathered, or as float64,
+    which is summed. The rows of other keys are workers' hellos, and dense arrays are sums that
+    MXNet has made already.
     """
 
     def __init__(self, kv: KVStore, threads: int) -> None:
         self._kv = kv
         self._aggregator = Aggregator(threads)
         self._rows: Dict[int, operators.MessageRows] = {}
+        self._gathered: Set[int] = set()
         self._served: Set[int] = set()  # the keys that came here, of those that are configured
         self._greeting: Optional[NDArray] = None  # what workers pull messages from
         self._archive = b""
@@ -62,6 +64,9 @@ class Server:
     def _configure(self, chunks: List[Dict[str, Any]]) -> None:
         for chunk in chunks:
             key = chunk["key"]
+            if "gathered" in chunk:
+                self._gathered.add(key)
+                continue
             if "summed_bytes" in chunk:
                 self._rows[key] = operators.MessageRows(chunk["summed_bytes"])
                 continue
@@ -92,6 +97,9 @@ class Server:
         try:
             if received.stype == "default":
                 received.copyto(stored)
+                return
+            if key in self._gathered:
+                operators.keep_rows(received, stored).wait_to_read()
                 return
             rows = self._rows.get(key, messages.ROWS)
             workers = received.shape[0] // rows.count

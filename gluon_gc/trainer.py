@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import pickle
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
@@ -75,7 +76,7 @@ class DistributedTrainer(Trainer):
         self._compression = parse(compression_params, optimizer_params)
         self._momentum: Optional[Momentum] = None
         if self._compression.mu is not None:
-            self._momentum = Momentum(self._compression.mu)
+            self._momentum = Momentum(self._compression.mu, self._compression.nesterov)
             optimizer_params["momentum"] = 0.0  # in this copy: the compressor applies it instead
         self._own_store = kvstore is not None
         self._store = (
@@ -96,6 +97,7 @@ class DistributedTrainer(Trainer):
         self._declared: Dict[int, Tensor] = {}
         self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
         self._learning_rate: Optional[float] = None
+        self._epoch: Optional[int] = None
         self._nonfinite = 0  # results so far that were not finite
         self._skipped = False  # whether the last step's were not
         self._broadcast_parameters()
@@ -179,6 +181,18 @@ class DistributedTrainer(Trainer):
         """
         self._apply(1.0 / batch_size, ignore_stale_grad)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tell compressors with a warm-up which epoch it is, counted from 0; all workers alike.
+
+        Until it is called they compress as after the warm-up.
+        """
+        if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool):
+            raise TypeError(f"epoch must be a whole number, got {epoch!r}")
+        if epoch < 0:
+            raise ValueError(f"epoch must be >= 0, got {epoch}")
+        self._epoch = int(epoch)
+        self._store.set_epoch(self._names(), self._epoch)
+
     def _reduce(self, batch_size: int) -> None:
         self._follow_cluster()
         if self._amp_loss_scaler is not None and self._amp_loss_scaler.check(self._params):
@@ -245,7 +259,8 @@ class DistributedTrainer(Trainer):
             refused = ""
             if self._on_nonfinite == "raise":
                 refused = f"the gradient of {self._params[i].name}"
-            if grad.stype != "default":
+            dense = params.compressor is not None and params.compressor.accumulates
+            if grad.stype != "default" or (dense and len(grad.shape) == 1):
                 params = CompressionParams(fp16=params.fp16)
             tensors.append(
                 Tensor(
@@ -260,6 +275,8 @@ class DistributedTrainer(Trainer):
         if tensors:
             self._store.declare(tensors)
             self._declared.update(zip(new, tensors))
+            if self._epoch is not None:
+                self._store.set_epoch([tensor.name for tensor in tensors], self._epoch)
             if self._momentum is not None:
                 self._momentum_after.update(
                     i

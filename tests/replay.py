@@ -1,4 +1,4 @@
-"""The two-way path in NumPy: what workers and server compute, written once more to be compared."""
+"""The exchange in NumPy: what workers and server compute, written once more to be compared."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ DECODED: Dict[str, Callable[[np.ndarray, Node], np.ndarray]] = {
 """By compressor: what p decodes to at a node."""
 
 
-class TwoWay:
-    """All workers and the server, for one chunk of n elements of parameter `index`."""
+class Exchange:
+    """All workers and the server, if there is one, for one chunk of n elements of parameter `index`."""
 
     def __init__(
         self, workers: int, params: Mapping[str, Any], mu: Optional[float], n: int, index: int
@@ -135,8 +135,8 @@ class TwoWay:
             return STARTS.get(params["compressor"], lambda *_: None)(params, n, index, node)
 
         self.workers = [Node(params, mu, start(rank)) for rank in range(workers)]
-        self.server: Callable[..., np.ndarray] = lambda total, ratio: total  # summed as they are
-        if params["compressor"] != "randomk":
+        self.server: Callable[..., np.ndarray] = lambda total, ratio: total  # there is none
+        if params["compressor"] != "randomk" and params.get("exchange") != "gather":
             self.server = Node(params, start=start(workers))
 
     def step(

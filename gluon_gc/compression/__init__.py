@@ -1,8 +1,10 @@
 """The compressors, what they are told, and the state that error feedback keeps."""
 
-from . import bytegrad, dithering, onebit, randomk, stream, topk  # noqa: F401  (registers them)
+# Importing a compressor registers it.
+from . import bytegrad, dgc, dithering, onebit, randomk, stream, topk  # noqa: F401
 from .base import Compressor, registry
 from .codec import Codec
-from .params import CompressionParams, options, parse
+from .option import options
+from .params import CompressionParams, parse
 
 __all__ = ["Codec", "CompressionParams", "Compressor", "options", "parse", "registry", "stream"]

@@ -33,6 +33,11 @@ class Compressor:
     variable : bool
         A payload may be shorter than `payload_bytes`, and begins with its length in bytes, as a
         uint32.
+    accumulates : bool
+        It keeps what it does not send and applies momentum by itself, as feedback "vanilla" would;
+        vectors travel uncompressed, and payloads are gathered.
+    hierarchical : bool
+        Whether gradients are summed within a node first, unless compression_params say.
     """
 
     name: ClassVar[str]
@@ -40,6 +45,8 @@ class Compressor:
     draws: ClassVar[Optional[str]] = None
     summable: ClassVar[bool] = False
     variable: ClassVar[bool] = False
+    accumulates: ClassVar[bool] = False
+    hierarchical: ClassVar[bool] = False
 
     def payload_bytes(self, n: int, itemsize: int) -> int:
         """Size of the payload of n elements of `itemsize` bytes, or the most that it can be."""
@@ -61,9 +68,13 @@ class Compressor:
         """What is added to the seed of a chunk of n elements."""
         return 0
 
-    def attributes(self) -> Dict[str, object]:
-        """The options, as the operators take them."""
+    def options(self) -> Dict[str, object]:
+        """The options, as compression_params have them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def attributes(self, n: int, epoch: Optional[int] = None) -> Dict[str, object]:
+        """What the operators are told for a chunk of n elements; None: no epoch was ever set."""
+        return self.options()
 
 
 def element_count(k: float, n: int) -> int:

@@ -24,6 +24,7 @@ class ByteGrad(Compressor):
     name = "bytegrad"
     description = "1 byte an element: the nearest of 256 even levels from the least to the largest"
     variable = True
+    hierarchical = True
 
     def payload_bytes(self, n: int, itemsize: int) -> int:
         return _LENGTH_BYTES + 2 * itemsize + n

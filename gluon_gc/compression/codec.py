@@ -42,7 +42,7 @@ class Codec:
         self._name = params.compressor.name
         self._n = n
         self._refused = refused
-        self._decoding = dict(params.compressor.attributes(), dtype=dtype)
+        self._decoding = dict(params.compressor.attributes(n), dtype=dtype)
         self._encoding = dict(self._decoding)
         self._momentum: Optional[NDArray] = None
         self._memory: List[NDArray] = []
@@ -53,11 +53,17 @@ class Codec:
         if params.mu is not None:
             self._encoding["mu"] = repr(params.mu)
             self._momentum = mx.nd.zeros(n, dtype=dtype)
+        if params.compressor.accumulates:
+            self._encoding["nesterov"] = params.nesterov
         self._meter = mx.nd.zeros(len(operators.METER), dtype="float64")
         self._stream: List[NDArray] = []
         if params.compressor.draws:
             self._stream = [_stream_array(start)]
         self.payload_bytes = params.payload_bytes(n, dtype)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Compress as the compressor does in an epoch, counted from 0."""
+        self._encoding.update(self._compressor.attributes(self._n, epoch))
 
     @property
     def _state(self) -> List[NDArray]:
@@ -82,7 +88,7 @@ class Codec:
         )
 
     def decompress(self, payload: NDArray, out: Optional[NDArray] = None) -> NDArray:
-        """The n elements of a payload, in `out` if given."""
+        """The n elements of a payload, in `out` if given; of several, the sum in row order."""
         return operators.decompress(
             self._name,
             payload,

@@ -1,108 +1,18 @@
-"""Checks compression_params; the table `options` is the one place that says what is allowed."""
+"""Checks compression_params."""
 
 from __future__ import annotations
 
 import difflib
-import numbers
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
 from ..operators import MessageRows
 from .base import Compressor, registry
+from .option import Option, options
 
 _RATIO_BYTES = 8  # corrected error feedback sends the ratio of learning rates before each payload
-
-
-@dataclass(frozen=True)
-class Option:
-    """One key of compression_params.
-
-    `compressors` names those that the key is for (None: any). `unused` is what BytePS's scripts
-    pass for a key that they do not mean; like a falsy value, it is no contradiction.
-    """
-
-    name: str
-    types: Tuple[type, ...]
-    rule: Callable[[Any], bool]
-    allowed: str
-    meaning: str
-    compressors: Optional[Tuple[str, ...]] = None
-    unused: Any = None
-
-    def check(self, value: Any) -> None:
-        """Raise TypeError or ValueError if `value` is not allowed."""
-        message = f"compression_params['{self.name}'] must be {self.allowed}, got {value!r}"
-        is_bool = isinstance(value, (bool, np.bool_))
-        if not isinstance(value, self.types) or (is_bool and bool not in self.types):
-            raise TypeError(f"{message} ({type(value).__name__})")
-        if not self.rule(value):
-            raise ValueError(message)
-
-
-def _one_of(name: str, choices: Tuple[str, ...], meaning: str, **more: Any) -> Option:
-    *most, last = [f"'{choice}'" for choice in choices]
-    allowed = f"{', '.join(most)} or {last}" if most else last
-    return Option(name, (str,), lambda v: v in choices, allowed, meaning, **more)
-
-
-def _switch(name: str, meaning: str, **more: Any) -> Option:
-    return Option(name, (bool, np.bool_), lambda v: True, "True or False", meaning, **more)
-
-
-def options() -> Dict[str, Option]:
-    """The keys of compression_params, in the order in which the docs list them."""
-    table = (
-        _one_of("compressor", tuple(registry), "the algorithm; falsy: none"),
-        Option(
-            "k",
-            (numbers.Real,),
-            lambda v: 0 < v < 1 or (v >= 1 and v % 1 == 0),
-            "a share between 0 and 1 or a whole number >= 1",
-            "share of the elements of a chunk (0 < k < 1, at least one) or number of them "
-            "(all where there are fewer); number of levels for dithering",
-            compressors=("topk", "randomk", "dithering", "dgc"),
-            unused=1,
-        ),
-        _one_of(
-            "ef",
-            ("vanilla", "corrected", "sparse"),
-            "error feedback; corrected: by the ratio of learning rates; sparse: for randomk, where "
-            "the aggregator corrects what was drawn, which is all that it has",
-        ),
-        _one_of(
-            "momentum",
-            ("nesterov",),
-            "momentum before the compressor; takes the value of "
-            "optimizer_params['momentum'], which the optimizer then no longer applies",
-        ),
-        _switch("scaling", "scale the signs by the mean magnitude", compressors=("onebit",)),
-        _one_of(
-            "partition",
-            ("linear", "natural"),
-            "how the levels are spaced",
-            compressors=("dithering",),
-            unused="linear",
-        ),
-        _one_of(
-            "normalize",
-            ("max", "l2"),
-            "the norm that the levels divide",
-            compressors=("dithering",),
-            unused="max",
-        ),
-        Option(
-            "seed",
-            (numbers.Integral,),
-            lambda v: v > 0,
-            "a whole number > 0",
-            "seed of the random stream; none: another one in every run",
-            compressors=("randomk", "dithering"),
-        ),
-        _switch("fp16", "what no compressor handles travels as float16"),
-    )
-    return {option.name: option for option in table}
 
 
 @dataclass(frozen=True)
@@ -119,12 +29,21 @@ class CompressionParams:
         Momentum of "nesterov", None without.
     fp16 : bool
         What no compressor handles travels as float16.
+    nesterov : bool
+        Whether momentum is Nesterov's; only dgc has another.
+    hierarchical : bool
+        Gradients are summed within a node before they are compressed, where there are nodes.
+    exchange : str
+        "two_way" or "gather".
     """
 
     compressor: Optional[Compressor] = None
     ef: Optional[str] = None
     mu: Optional[float] = None
     fp16: bool = False
+    nesterov: bool = True
+    hierarchical: bool = False
+    exchange: str = "two_way"
 
     @property
     def header_bytes(self) -> int:
@@ -160,15 +79,17 @@ class CompressionParams:
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""
         described: Dict[str, Any] = {"fp16": self.fp16}
-        if self.compressor is not None:
-            described.update(self.compressor.attributes(), compressor=self.compressor.name)
-        if self.ef:
+        if self.compressor is None:
+            return described
+        described.update(self.compressor.options(), compressor=self.compressor.name)
+        described.update(hierarchical=self.hierarchical, exchange=self.exchange)
+        if self.ef and not self.compressor.accumulates:
             described["ef"] = self.ef
         return described
 
 
 def _given(params: Mapping[str, Any], known: Mapping[str, Option]) -> Dict[str, Any]:
-    """The keys that are switched on, each checked by itself."""
+    """The keys that are not off, each checked by itself; a switch may be False."""
     given = {}
     for name, value in params.items():
         if name not in known:
@@ -177,7 +98,9 @@ def _given(params: Mapping[str, Any], known: Mapping[str, Option]) -> Dict[str, 
                 f"compression_params has no key {name!r}; did you mean '{near}'? "
                 f"The keys are {', '.join(known)}"
             )
-        off = value is None or value is False or (isinstance(value, (str, np.bool_)) and not value)
+        off = value is None or (isinstance(value, str) and not value)
+        if isinstance(value, (bool, np.bool_)) and not value:
+            off = bool not in known[name].types
         if not off:
             known[name].check(value)
             given[name] = value
@@ -213,39 +136,74 @@ def parse(
     given = _given(params, known)
     name = given.pop("compressor", None)
     fp16 = bool(given.pop("fp16", False))
+    if name is None:
+        for key in ("ef", "momentum", "exchange", "hierarchical"):
+            if given.pop(key, None):
+                raise ValueError(f"compression_params['{key}'] needs a 'compressor'")
+        _own_options(name, given, known)
+        return CompressionParams(fp16=fp16)
+    kind = registry[name]
     ef = given.pop("ef", None)
-    momentum = given.pop("momentum", None)
-    if name is None and (ef or momentum):
-        key = "ef" if ef else "momentum"
-        raise ValueError(f"compression_params['{key}'] needs a 'compressor'")
+    nesterov = given.pop("momentum", None) is not None
+    exchange = given.pop("exchange", "gather" if kind.accumulates else "two_way")
+    hierarchical = bool(given.pop("hierarchical", kind.hierarchical))
     if ef == "sparse" and name != "randomk":
         raise ValueError(
             f"compression_params['ef'] 'sparse' is for randomk, not for {name}; "
-            "'vanilla' and 'corrected' are for any compressor"
+            "'vanilla' and 'corrected' are for any compressor but dgc"
         )
+    if kind.accumulates:
+        if ef:
+            raise ValueError(
+                f"compression_params['ef'] is not for {name}, which keeps what it does not send "
+                f"anyway; got {ef!r}"
+            )
+        if exchange != "gather":
+            raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
+        ef = "vanilla"
+    compressor = kind(**_own_options(name, given, known))
+    mu = (optimizer_params or {}).get("momentum") if nesterov or kind.accumulates else None
+    if nesterov and not mu:
+        raise ValueError(
+            "compression_params['momentum'] needs 'momentum' in optimizer_params, "
+            f"got {mu!r} there"
+        )
+    mu = float(mu) if mu else None
+    return CompressionParams(
+        compressor, ef, mu, fp16, nesterov or not kind.accumulates, hierarchical, exchange
+    )
+
+
+def _own_options(
+    name: Optional[str], given: Mapping[str, Any], known: Mapping[str, Option]
+) -> Dict[str, Any]:
+    """Of the keys that are for certain compressors, those for this one.
+
+    Raises
+    ------
+    ValueError
+        A key is for another compressor.
+    KeyError
+        One that this compressor needs is missing.
+    """
     own = {}
     for key, value in given.items():
         if name in known[key].compressors:
             own[key] = value.item() if isinstance(value, np.generic) else value
-        elif value != known[key].unused:
+        elif value and value != known[key].unused:
             raise ValueError(
                 f"compression_params['{key}'] is for {' and '.join(known[key].compressors)}, "
                 f"not for {name or 'no compressor'}; got {value!r}"
             )
-    mu = None
-    if momentum:
-        mu = (optimizer_params or {}).get("momentum")
-        if not mu:
-            raise ValueError(
-                "compression_params['momentum'] needs 'momentum' in optimizer_params, "
-                f"got {mu!r} there"
+    ratio = own.pop("compress_ratio", None)
+    if ratio is not None:
+        if "k" in own:
+            raise ValueError("compression_params have 'k' and 'compress_ratio', which are the same")
+        own["k"] = ratio if ratio < 1 else 1 / ratio
+    for field in fields(registry[name]) if name else ():
+        if field.default is MISSING and field.name not in own:
+            raise KeyError(
+                f"compression_params['{field.name}'] is missing; {name} needs "
+                f"{known[field.name].allowed}"
             )
-    if name:
-        for field in fields(registry[name]):
-            if field.default is MISSING and field.name not in own:
-                raise KeyError(
-                    f"compression_params['{field.name}'] is missing; {name} needs "
-                    f"{known[field.name].allowed}"
-                )
-    compressor = registry[name](**own) if name else None
-    return CompressionParams(compressor, ef, None if mu is None else float(mu), fp16)
+    return own

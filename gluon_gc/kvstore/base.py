@@ -39,9 +39,9 @@ def _as_list(value: Any) -> List[Any]:
 class CompressingKVStore(KVStoreBase):
     """Base of the backends: a `KVStoreBase` plug-in whose pushpull compresses.
 
-    A backend supplies `_open`, `_reduce` and `_sum`. All calls are collective: every worker makes
-    them with the same keys in the same order. `pushpull` returns at once; the result is there when
-    the arrays are next read.
+    A backend supplies `_open`, and `_reduce`, `_gather` and `_sum`, or `_exchange`. All calls are
+    collective: every worker makes them with the same keys in the same order. `pushpull` returns at
+    once; the result is there when the arrays are next read.
 
     Attributes
     ----------
@@ -76,6 +76,10 @@ class CompressingKVStore(KVStoreBase):
 
     def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
         """Exchange a compressed chunk: from this worker's payload to that of the sum."""
+        raise NotImplementedError
+
+    def _gather(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
+        """Exchange a compressed chunk: from this worker's payload to all of them, by rank."""
         raise NotImplementedError
 
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
@@ -182,7 +186,7 @@ class CompressingKVStore(KVStoreBase):
                     chunk.params,
                     chunk.size,
                     chunk.dtype,
-                    self._start(chunk, node=self.rank),
+                    self._start(chunk, node=self._place(chunk)[0]),
                     self._tensors[chunk.slices[0].tensor].refused,
                 )
         self._open(chunks)
@@ -224,6 +228,11 @@ class CompressingKVStore(KVStoreBase):
         chunks = self._compressed(names)
         return int(sum(self._codecs[chunk].meter()["nonfinite"] for chunk in chunks))
 
+    def set_epoch(self, names: Collection[str], epoch: int) -> None:
+        """Compress these tensors as their compressors do in an epoch, counted from 0."""
+        for chunk in self._compressed(names):
+            self._codecs[chunk].set_epoch(epoch)
+
     def declared(self, name: str) -> bool:
         """Whether a tensor of that name can be exchanged."""
         return name in self._tensors
@@ -257,6 +266,10 @@ class CompressingKVStore(KVStoreBase):
 
     # Random streams
 
+    def _place(self, chunk: Chunk) -> Tuple[int, int]:
+        """This worker's number among those who exchange a chunk, and how many they are."""
+        return self.rank, self.num_workers
+
     def _start(self, chunk: Chunk, node: int) -> Optional[stream.State]:
         """Where a node's stream for a compressed chunk starts, if its compressor draws."""
         compressor = chunk.params.compressor
@@ -279,18 +292,24 @@ class CompressingKVStore(KVStoreBase):
     def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
         """Sum the chunks of these gradients over all workers, the first with most priority."""
         for number, chunk in enumerate(chunks):
-            exchange = self._reduce if chunk.aggregated else self._sum
-            sent = self._outgoing(chunk, gradients)
+            exchange = self._sum
+            if chunk.aggregated or chunk.gathered:
+                exchange = self._reduce if chunk.aggregated else self._gather
+            sent = self._encoded(chunk, self._values(chunk, gradients))
             self._deliver(chunk, exchange(chunk, sent, priority - number), gradients)
 
-    def _outgoing(self, chunk: Chunk, gradients: Gradients) -> NDArray:
-        """What this worker sends of a chunk: values, or their payload."""
+    def _values(self, chunk: Chunk, gradients: Gradients) -> NDArray:
+        """This worker's part of a chunk; as it travels, if that is uncompressed."""
         if chunk.params is None:
             return fuse(chunk, gradients, self.gradient_scale)
         (piece,) = chunk.slices
         values = gradients[piece.tensor][piece]
-        if values.dtype == np.float16:
-            values = operators.float_from_half(values)
+        return operators.float_from_half(values) if values.dtype == np.float16 else values
+
+    def _encoded(self, chunk: Chunk, values: NDArray) -> NDArray:
+        """What travels of these values: themselves, or their payload."""
+        if chunk.params is None:
+            return values
         codec = self._codecs[chunk]
         return codec.compress(values, self.gradient_scale, self.learning_rate_ratio)
 

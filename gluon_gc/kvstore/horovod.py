@@ -1,8 +1,12 @@
 """The backend over Horovod: workers only, each of which aggregates some of the chunks.
 
-Compressed chunks travel in groups: an alltoall brings the payloads of a chunk to its owner, who
-aggregates them as a server would, and an allgather brings everybody what all owners answered.
-Values that are summed as they are travel as grouped allreduces.
+Compressed chunks travel in groups. An alltoall brings the payloads of a chunk to its owner, who
+aggregates them as a server would, and an allgather brings everybody what all owners answered; or
+the allgather brings everybody all payloads. Values that are summed as they are travel as grouped
+allreduces.
+
+Hierarchical chunks are summed within each node first. Then all workers of a node have the same
+values and payload, with which the node's leader takes part in the exchange between nodes.
 """
 
 from __future__ import annotations
@@ -19,14 +23,13 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import env
-from . import handshake, plan
+from . import bundle, handshake, plan
 from .aggregator import Aggregator
 from .base import CompressingKVStore
+from .circle import Circle, nodes_of
 from .gradient import Gradients
 from .plan import Chunk
 from .watch import die_of
-
-_GROUP_BYTES = 16 * 2**20  # of values: each collective costs a cycle of Horovod's
 
 
 def _load() -> Any:
@@ -40,21 +43,6 @@ def _load() -> Any:
     return hvd
 
 
-def _groups(chunks: Sequence[Chunk]) -> Iterator[List[Chunk]]:
-    """Chunks that travel together: neighbours, of at most _GROUP_BYTES of values."""
-    group: List[Chunk] = []
-    total = 0
-    for chunk in chunks:
-        size = chunk.size * np.dtype(chunk.dtype).itemsize
-        if group and total + size > _GROUP_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(chunk)
-        total += size
-    if group:
-        yield group
-
-
 @KVStoreBase.register
 class GluonGCHorovod(CompressingKVStore):
     """Compressed gradients through Horovod: started by horovodrun or mpirun.
@@ -63,6 +51,8 @@ class GluonGCHorovod(CompressingKVStore):
     ------
     ImportError
         Horovod is not there, or was built without MXNet.
+    ConfigurationError
+        Nodes differ in their number of workers.
     RuntimeError
         Workers differ in version or settings.
     """
@@ -76,15 +66,26 @@ class GluonGCHorovod(CompressingKVStore):
         if self.connected is not None:
             raise RuntimeError("this process is connected to its Horovod already")
         self._hvd = _load()
-        self._hvd.init()
+        self._hvd.init(process_sets="dynamic")
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
-        self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
+        self._everybody = Circle(self._hvd, range(self.num_workers))
+        nodes = nodes_of(self._hvd)
+        (node,) = (node for node in nodes if self.rank in node)
+        self.local_rank, self.local_size = node.index(self.rank), len(node)
+        self._leader = node[0]
+        self._node = self._leaders = self._everybody
+        self._number_of_node = nodes.index(node)
+        self._has_hierarchy = 1 < len(nodes) < self.num_workers
+        if self._has_hierarchy:
+            self._leaders = Circle(self._hvd, [ranks[0] for ranks in nodes])
+            (self._node,) = (c for c in [Circle(self._hvd, n) for n in nodes] if c.place >= 0)
         self._aggregator = Aggregator(env.server_threads())
         self._keys: Dict[Chunk, int] = {}
-        self._owners: Dict[Chunk, int] = {}
+        self._owners: Dict[Chunk, int] = {}  # places in the chunk's circle
         # Horovod refuses a name that is still at work: a chunk is always summed in the same array,
         # for which MXNet's engine ends one sum before it begins the next.
         self._summed: Dict[Chunk, NDArray] = {}
+        self._summed_in_node: Dict[Chunk, NDArray] = {}
         self._broadcasts = itertools.count()
         sys.excepthook = die_of
         atexit.register(self.close)
@@ -102,23 +103,43 @@ class GluonGCHorovod(CompressingKVStore):
 
     def _agree(self, about: Mapping[str, Any]) -> None:
         hello = json.dumps(handshake.describe(self.rank, about)).encode() + b"\n"
-        everybody = self._gather(hello, "hello").splitlines()
+        everybody = self._everybody.gather(hello, "hello").splitlines()
         problem = handshake.difference([json.loads(line) for line in everybody])
         if problem:
             raise RuntimeError(f"the cluster does not fit together: {problem}")
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
-        owners = plan.spread([chunk.message_bytes for chunk in chunks], self.num_workers)
-        for chunk, owner in zip(chunks, owners):
+        for circle in (self._everybody, self._leaders)[: 1 + self._has_hierarchy]:
+            inside = [chunk for chunk in chunks if self._circle(chunk) is circle]
+            owners = plan.spread([chunk.message_bytes for chunk in inside], circle.size)
+            self._owners.update(zip(inside, owners))
+        for chunk in chunks:
             key = self._keys[chunk] = len(self._keys)
-            self._owners[chunk] = owner
-            if not chunk.aggregated:
+            if self._hierarchical(chunk):
+                self._summed_in_node[chunk] = mx.nd.zeros(chunk.size, dtype=chunk.dtype)
+            if chunk.aggregated:
+                place, size = self._place(chunk)
+                start = self._start(chunk, node=size)
+                if self._owners[chunk] == place and self._takes_part(chunk):
+                    self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
+            elif not chunk.gathered:
                 values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
                 self._summed[chunk] = mx.nd.zeros(values, dtype=chunk.dtype)
-            else:
-                start = self._start(chunk, node=self.num_workers)
-                if owner == self.rank:
-                    self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
+
+    def _hierarchical(self, chunk: Chunk) -> bool:
+        return self._has_hierarchy and chunk.params is not None and chunk.params.hierarchical
+
+    def _circle(self, chunk: Chunk) -> Circle:
+        """Those who exchange a chunk."""
+        return self._leaders if self._hierarchical(chunk) else self._everybody
+
+    def _takes_part(self, chunk: Chunk) -> bool:
+        return self._circle(chunk).place >= 0
+
+    def _place(self, chunk: Chunk) -> Tuple[int, int]:
+        if self._hierarchical(chunk):
+            return self._number_of_node, self._leaders.size
+        return super()._place(chunk)
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
@@ -127,58 +148,102 @@ class GluonGCHorovod(CompressingKVStore):
         shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
         self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
         for array, number in zip(arrays, self._broadcasts):
-            self._hvd.broadcast_(array, root_rank, name=f"gluon_gc.broadcast.{number}")
+            self._everybody.broadcast(array, root_rank, f"broadcast.{number}")
 
     # A step: what is computed is queued on MXNet's engine, while bytes wait for all workers
 
     def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
         ready_first = list(reversed(chunks))  # the last layers' gradients are
-        outgoing = {chunk: self._outgoing(chunk, gradients) for chunk in ready_first}
-        summed = [chunk for chunk in ready_first if not chunk.aggregated]
-        for chunk in summed:
-            outgoing[chunk] = outgoing[chunk].copyto(self._summed[chunk])
-        for dtype in sorted({chunk.dtype for chunk in summed}):
-            for group in _groups([chunk for chunk in summed if chunk.dtype == dtype]):
-                arrays = [outgoing[chunk] for chunk in group]
-                self._hvd.grouped_allreduce_(
-                    arrays, average=False, name=f"gluon_gc.sum.{self._keys[group[0]]}"
-                )
-        groups = list(_groups([chunk for chunk in ready_first if chunk.aggregated]))
-        replies = [self._bring_to_owners(group, outgoing) for group in groups]
-        for group, reply in zip(groups, replies):
-            outgoing.update(self._bring_back(group, reply))
+        sent = self._all_encoded(ready_first, gradients)
+        received: Dict[Chunk, NDArray] = {}
+        for circle in (self._everybody, self._leaders)[: 1 + self._has_hierarchy]:
+            inside = [chunk for chunk in ready_first if self._circle(chunk) is circle]
+            received.update(self._sum_in(circle, inside, sent))
+            aggregated = list(bundle.groups([chunk for chunk in inside if chunk.aggregated]))
+            replies = [self._bring_to_owners(circle, group, sent) for group in aggregated]
+            for group, reply in zip(aggregated, replies):
+                received.update(self._bring_back(circle, group, reply))
+            for group in bundle.groups([chunk for chunk in inside if chunk.gathered]):
+                received.update(self._bring_to_all(circle, group, sent))
         for chunk in ready_first:
-            self._deliver(chunk, outgoing[chunk], gradients)
+            self._deliver(chunk, received[chunk], gradients)
+
+    def _all_encoded(self, chunks: Sequence[Chunk], gradients: Gradients) -> Dict[Chunk, NDArray]:
+        """What is sent of each chunk: of this worker's values, or of their sum over its node."""
+        values = {chunk: self._values(chunk, gradients) for chunk in chunks}
+        for group in bundle.by_dtype([chunk for chunk in chunks if chunk in self._summed_in_node]):
+            for chunk in group:
+                values[chunk] = values[chunk].copyto(self._summed_in_node[chunk])
+            arrays = [values[chunk] for chunk in group]
+            self._node.sum_in_place(arrays, f"node.{self._keys[group[0]]}")
+        return {chunk: self._encoded(chunk, values[chunk]) for chunk in chunks}
+
+    def _sum_in(
+        self, circle: Circle, chunks: Sequence[Chunk], sent: Mapping[Chunk, NDArray]
+    ) -> Dict[Chunk, NDArray]:
+        """The sums of the chunks that are summed as they are."""
+        sums = {
+            chunk: sent[chunk].copyto(self._summed[chunk])
+            for chunk in chunks
+            if chunk in self._summed
+        }
+        for group in bundle.by_dtype(list(sums)):
+            if circle.place >= 0:
+                arrays = [sums[chunk] for chunk in group]
+                circle.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
+        if circle is not self._everybody:
+            for chunk, array in sums.items():
+                self._node.broadcast(array, self._leader, f"summed.{self._keys[chunk]}")
+        return sums
 
     def _bring_to_owners(
-        self, group: Sequence[Chunk], payloads: Mapping[Chunk, NDArray]
+        self, circle: Circle, group: Sequence[Chunk], payloads: Mapping[Chunk, NDArray]
     ) -> List[NDArray]:
         """The aggregates, not yet computed, of the chunks of a group that this worker owns."""
-        by_owner = self._by_owner(group)
-        parts = [[_used(chunk, payloads[chunk]) for chunk in owned] for owned in by_owner]
-        received = self._alltoall(
+        if circle.place < 0:
+            return []
+        by_owner = self._by_owner(circle, group)
+        parts = [[bundle.used(chunk, payloads[chunk]) for chunk in owned] for owned in by_owner]
+        received = circle.alltoall(
             [b"".join(part) for part in parts], f"to_owners.{self._keys[group[0]]}"
         )
-        mine = by_owner[self.rank]
-        messages = list(_split(mine * self.num_workers, received))
+        mine = by_owner[circle.place]
+        messages = list(bundle.split(mine * circle.size, received))
         return [
-            self._aggregator.reduce(self._keys[chunk], _rows(chunk, messages[i :: len(mine)]))
+            self._aggregator.reduce(self._keys[chunk], bundle.rows(chunk, messages[i :: len(mine)]))
             for i, chunk in enumerate(mine)
         ]
 
     def _bring_back(
-        self, group: Sequence[Chunk], reply: Sequence[NDArray]
+        self, circle: Circle, group: Sequence[Chunk], reply: Sequence[NDArray]
     ) -> Iterator[Tuple[Chunk, NDArray]]:
         """The aggregates of all chunks of a group."""
-        by_owner = self._by_owner(group)
-        mine = b"".join(_used(c, payload) for c, payload in zip(by_owner[self.rank], reply))
-        everything = self._gather(mine, f"bring_back.{self._keys[group[0]]}")
+        by_owner = self._by_owner(circle, group)
+        mine = b"".join(
+            bundle.used(c, payload) for c, payload in zip(by_owner[circle.place], reply)
+        )
+        everything = self._from_all(circle, mine, f"bring_back.{self._keys[group[0]]}")
         in_order = [chunk for owned in by_owner for chunk in owned]
-        for chunk, message in zip(in_order, _split(in_order, everything)):
-            yield chunk, _rows(chunk, [message]).reshape((-1,))
+        for chunk, message in zip(in_order, bundle.split(in_order, everything)):
+            yield chunk, bundle.rows(chunk, [message]).reshape((-1,))
 
-    def _by_owner(self, group: Sequence[Chunk]) -> List[List[Chunk]]:
-        return [[c for c in group if self._owners[c] == rank] for rank in range(self.num_workers)]
+    def _bring_to_all(
+        self, circle: Circle, group: Sequence[Chunk], payloads: Mapping[Chunk, NDArray]
+    ) -> Iterator[Tuple[Chunk, NDArray]]:
+        """All payloads of the chunks of a group."""
+        mine = b"".join(bundle.used(chunk, payloads[chunk]) for chunk in group)
+        everything = self._from_all(circle, mine, f"bring_to_all.{self._keys[group[0]]}")
+        messages = list(bundle.split(list(group) * circle.size, everything))
+        for i, chunk in enumerate(group):
+            yield chunk, bundle.rows(chunk, messages[i :: len(group)])
+
+    def _from_all(self, circle: Circle, mine: bytes, name: str) -> bytes:
+        """What all of a circle have, by rank, also for workers who are not in it."""
+        everything = circle.gather(mine, name) if circle.place >= 0 else b""
+        return everything if circle is self._everybody else self._node.gather(everything, name)
+
+    def _by_owner(self, circle: Circle, group: Sequence[Chunk]) -> List[List[Chunk]]:
+        return [[c for c in group if self._owners[c] == place] for place in range(circle.size)]
 
     # Checkpoints: each worker's has what it carries over for the chunks that it owns
 
@@ -192,49 +257,3 @@ class GluonGCHorovod(CompressingKVStore):
         super()._load_chunk_state(chunk, state)
         if self._keys[chunk] in self._aggregator:
             self._aggregator.load_state(self._keys[chunk], state["aggregator"])
-
-    # Bytes
-
-    def _gather(self, data: bytes, name: str) -> bytes:
-        """All workers' data, by rank."""
-        return _bytes(self._hvd.allgather(_array(data), name=f"gluon_gc.{name}"))
-
-    def _alltoall(self, data: Sequence[bytes], name: str) -> bytes:
-        """What all workers have for this one, by rank, given what this one has for each."""
-        splits = mx.nd.array([len(piece) for piece in data], dtype="int32")
-        whole = _array(b"".join(data))
-        received, _ = self._hvd.alltoall(whole, splits=splits, name=f"gluon_gc.{name}")
-        return _bytes(received)
-
-
-def _array(data: bytes) -> NDArray:
-    return mx.nd.array(np.frombuffer(data, np.uint8), dtype="uint8")
-
-
-def _bytes(array: NDArray) -> bytes:
-    return array.asnumpy().tobytes()
-
-
-def _used(chunk: Chunk, payload: NDArray) -> bytes:
-    """The bytes of a payload that are in use."""
-    data = payload.asnumpy()
-    return data[: chunk.params.used_bytes(data)].tobytes()
-
-
-def _split(chunks: Sequence[Chunk], data: bytes) -> Iterator[np.ndarray]:
-    """The payloads of chunks that lie one behind the other, uint8."""
-    rest = np.frombuffer(data, np.uint8)
-    for chunk in chunks:
-        most = chunk.params.payload_bytes(chunk.size, chunk.dtype)
-        length = chunk.params.used_bytes(rest[:most])
-        yield rest[:length]
-        rest = rest[length:]
-
-
-def _rows(chunk: Chunk, payloads: Sequence[np.ndarray]) -> NDArray:
-    """Payloads as the rows of an array, uint8, shape (payloads, the most bytes of one)."""
-    most = chunk.params.payload_bytes(chunk.size, chunk.dtype)
-    rows = np.zeros((len(payloads), most), np.uint8)
-    for row, payload in zip(rows, payloads):
-        row[: payload.size] = payload
-    return mx.nd.array(rows, dtype="uint8")

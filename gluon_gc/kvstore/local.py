@@ -36,6 +36,9 @@ class GluonGCLocal(CompressingKVStore):
     def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
         return self._aggregator.reduce(self._keys[chunk], payload.reshape((1, -1)))
 
+    def _gather(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
+        return payload
+
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
         return array
 

@@ -24,6 +24,6 @@ def pack(data: bytes) -> NDArray:
 
 def unpack(message: NDArray) -> bytes:
     """The bytes of a message."""
-    data = message.asnumpy()
+    data = message.asnumpy().ravel()
     (length,) = data[:_LENGTH_BYTES].view(np.uint32)
     return data[_LENGTH_BYTES:length].tobytes()

@@ -34,17 +34,21 @@ _CONTROLLER = 0  # the command that MXNet's server hands to its controller
 def _await_scheduler(host: str, port: int, timeout: float) -> None:
     """Wait until something listens at the scheduler's address: roles start in any order."""
     deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=max(1.0, timeout)).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise ConnectionError(
-                    f"no scheduler at {host}:{port} within {timeout:g} s ({error}); "
-                    "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
-                ) from None
-            time.sleep(0.2)
+    while not _listens(host, port, max(1.0, timeout)):
+        if time.monotonic() >= deadline:
+            raise ConnectionError(
+                f"no scheduler at {host}:{port} within {timeout:g} s; "
+                "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
+            )
+        time.sleep(0.2)
+
+
+def _listens(host: str, port: int, timeout: float) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=timeout).close()
+    except OSError:
+        return False
+    return True
 
 
 @KVStoreBase.register
@@ -80,7 +84,10 @@ class GluonGCParameterServer(CompressingKVStore):
         notice = threading.Timer(30, logger.warning, [waiting])
         notice.daemon = True
         notice.start()
+        lost = f"worker {self.rank}: the scheduler at {address} left before all were there"
+        start = Watch(lambda: "" if _listens(cluster.root_uri, cluster.root_port, 5) else lost)
         self._kv = mx.kv.create("dist_sync")
+        start.stop()
         notice.cancel()
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
@@ -94,6 +101,7 @@ class GluonGCParameterServer(CompressingKVStore):
         self._sent: Dict[int, NDArray] = {}
         self._pulled: Dict[int, List[RowSparseNDArray]] = {}
         self._rows: Dict[int, MessageRows] = {}
+        self._first_rows: Dict[int, NDArray] = {}  # of all workers' messages
         self._counters: Dict[int, Tuple[NDArray, NDArray]] = {}  # bytes pushed and pulled
         gone = (
             f"worker {self.rank}: the scheduler at {address} is gone; "
@@ -140,6 +148,9 @@ class GluonGCParameterServer(CompressingKVStore):
                         "start": self._start(chunk, node=self.num_workers),
                     }
                 )
+            elif chunk.gathered:
+                zeros.append(self._zero_rows(key, chunk.params.rows(chunk.size, chunk.dtype)))
+                configured.append({"key": key, "gathered": True})
             elif chunk.dtype == "float64":
                 zeros.append(self._zero_rows(key, MessageRows(chunk.message_bytes)))
                 configured.append({"key": key, "summed_bytes": chunk.message_bytes})
@@ -155,6 +166,7 @@ class GluonGCParameterServer(CompressingKVStore):
         """Zeros as the server first stores them for messages of all workers."""
         shape = (self.num_workers * rows.count, rows.row_words)
         self._rows[key] = rows
+        self._first_rows[key] = mx.nd.arange(0, shape[0], rows.count, dtype="int64")
         self._sent[key] = mx.nd.sparse.zeros("row_sparse", shape)
         pulls = 1 if rows.count == 1 else 2
         self._pulled[key] = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
@@ -179,31 +191,36 @@ class GluonGCParameterServer(CompressingKVStore):
 
     # What travels
 
-    def _exchange_row(self, key: int, message: NDArray, priority: int) -> NDArray:
+    def _exchange_row(self, key: int, message: NDArray, priority: int, answers: int = 1) -> NDArray:
+        """From this worker's message to the first `answers` that the server has then."""
         pushed_bytes, _ = self._counters[key]
         rows, sent = self._rows[key], self._sent[key]
         operators.frame(message, rows, self._row, self.num_workers, pushed_bytes, out=sent)
         self._kv.push(key, sent, priority)
-        return self._pull_row(key, priority)
+        return self._pull_row(key, priority, answers)
 
-    def _pull_row(self, key: int, priority: int) -> NDArray:
+    def _pull_row(self, key: int, priority: int, answers: int = 1) -> NDArray:
+        """The first messages that the server has, shape (answers, bytes)."""
         _, pulled_bytes = self._counters[key]
         rows, pulled = self._rows[key], self._pulled[key]
-        wanted = self._row0
-        for part in pulled:  # the first row says how many more there are
+        wanted = self._row0 if answers == 1 else self._first_rows[key]
+        for part in pulled:  # the first row of a message says how many more there are
             self._kv.row_sparse_pull(key, out=part, row_ids=wanted, priority=priority)
             if part is not pulled[-1]:
-                wanted = operators.rows_left(part, rows)
-        return operators.unframe(pulled, rows, counter=pulled_bytes).reshape((-1,))
+                wanted = operators.rows_left(part, rows, answers)
+        return operators.unframe(pulled, rows, answers, pulled_bytes)
 
     def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
-        return self._exchange_row(self._keys[chunk], payload, priority)
+        return self._exchange_row(self._keys[chunk], payload, priority).reshape((-1,))
+
+    def _gather(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
+        return self._exchange_row(self._keys[chunk], payload, priority, self.num_workers)
 
     def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
         key = self._keys[chunk]
         if chunk.dtype == "float64":  # MXNet's server may sum it in float32
             reply = self._exchange_row(key, operators.as_bytes(array), priority)
-            return operators.sum_rows(reply.reshape((1, -1)), chunk.dtype)
+            return operators.sum_rows(reply, chunk.dtype)
         sent = array.copyto(self._sent[key])
         self._kv.pushpull(key, sent, out=sent, priority=priority)
         return sent
@@ -243,7 +260,7 @@ class GluonGCParameterServer(CompressingKVStore):
             self._command("load", {"key": self._keys[chunk], "state": packed})
 
     def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
-        if not (chunk.aggregated and done["calls"]):
+        if not ((chunk.aggregated or chunk.gathered) and done["calls"]):
             return super()._message_bytes(chunk, done)
         pushed, pulled = (counter.asscalar() for counter in self._counters[self._keys[chunk]])
         return pushed / done["calls"], pulled / done["calls"]

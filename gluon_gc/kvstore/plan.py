@@ -73,7 +73,17 @@ class Chunk:
 
     @property
     def aggregated(self) -> bool:
-        """Whether payloads are decoded to be summed, rather than summed as they are."""
+        """Whether an aggregator decodes the payloads and compresses their sum."""
+        return self._has_payloads and self.params.exchange == "two_way"
+
+    @property
+    def gathered(self) -> bool:
+        """Whether every worker gets all payloads."""
+        return self._has_payloads and self.params.exchange == "gather"
+
+    @property
+    def _has_payloads(self) -> bool:
+        """Whether what travels must be decoded to be summed."""
         return self.params is not None and not self.params.compressor.summable
 
 

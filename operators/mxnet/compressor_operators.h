@@ -192,6 +192,7 @@ class CompressorOperators {
     return guarded([&] { out->at(0) = {static_cast<unsigned int>(Attributes(map).size("n"))}; });
   }
 
+  // The values of a payload, or the sum of those of several, shape (payloads, bytes), in row order.
   static MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs,
                                   const OpResource&) {
     return guarded([&] {
@@ -202,17 +203,33 @@ class CompressorOperators {
       with_dtype(out.dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto n = static_cast<std::size_t>(out.size());
-        require(Shape{static_cast<unsigned int>(payload.size())} == message_shape(a, out.dtype, n),
+        const std::size_t rows = payload.shape.size() == 2 ? payload.shape[0] : 1;
+        const Shape one = message_shape(a, out.dtype, n);
+        require(static_cast<std::size_t>(payload.size()) == rows * one[0],
                 "the payload is not of the length that " + std::to_string(n) + " elements need");
-        const auto* message = reinterpret_cast<const std::uint8_t*>(payload.data_ptr);
+        const auto* const messages = reinterpret_cast<const std::uint8_t*>(payload.data_ptr);
+        const std::size_t stride = message_bytes<T>(a, n), header = header_bytes<Compressor>(a);
         const Compressor compressor(a);
-        compressor.decompress(message + header_bytes<Compressor>(a), n,
-                              Compressor::kDraws ? streams(inputs->at(2))[0] : Stream{},
-                              out.data<T>(), threads(a));
-        const std::size_t used = used_bytes(a, message, message_bytes<T>(a, n));
+        if constexpr (Compressor::kSummable) {
+          require(rows == 1, "payloads that can be summed are decompressed one at a time");
+        }
+        if (rows == 1) {
+          compressor.decompress(messages + header, n,
+                                Compressor::kDraws ? streams(inputs->at(2))[0] : Stream{},
+                                out.data<T>(), threads(a));
+        } else if constexpr (!Compressor::kSummable) {
+          compressor.decompress_sum(messages + header, stride, rows, n, out.data<T>(), threads(a));
+        }
+        std::size_t used = 0;
+        bool finite = true;
+        for (std::size_t row = 0; row < rows; ++row) {
+          const std::uint8_t* const message = messages + row * stride;
+          used += used_bytes(a, message, stride);
+          finite = finite && compressor.template finite<T>(message + header, n);
+        }
         Meter& m = meter(inputs->at(1));
         m.decompressed(started, used);
-        if (compressor.template finite<T>(message + header_bytes<Compressor>(a), n)) return;
+        if (finite) return;
         m.nonfinite += 1;
         if (!a.has("refused")) return;
         throw std::invalid_argument(a.text("refused") + " has a NaN or an infinity in step " +

@@ -6,7 +6,10 @@
 // that it needs travel. With `counted` the last input is a float64 counter of bytes on the wire.
 //
 // gluon_gc_frame(payload (bytes,)[, counter]) -> row_sparse (rows, row_words): the message from row `row` on
-// gluon_gc_rows_left(row 0 of a message) -> int64 (message_rows - 1,): the others that it needs, repeated
+// gluon_gc_rows_left(row_sparse) -> int64 (count, message_rows - 1): the rows that the first `count` messages
+//     need beside the first of each, repeated
+// gluon_gc_keep_rows(row_sparse, row_sparse with all rows) -> int64 (1,): how many rows of the former were
+//     copied to the latter
 // gluon_gc_unframe(row_sparse (rows, row_words)[, another][, counter]) -> (count, bytes): messages from row 0
 #include "../core/framing.h"
 
@@ -150,22 +153,67 @@ MXReturnValue rows_left_arity(const Map&, int* inputs, int* outputs) {
 
 MXReturnValue rows_left_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
   return guarded([&] {
-    out->at(0) = {static_cast<unsigned int>(Layout(Attributes(map)).message_rows - 1)};
+    const Attributes a(map);
+    out->at(0) = {static_cast<unsigned int>(a.size("count")),
+                  static_cast<unsigned int>(Layout(a).message_rows - 1)};
   });
 }
 
-// Row numbers may repeat in what MXNet pulls, but there must be one: row 0 again if no other is needed.
+// Row numbers may repeat in what MXNet pulls, but there must be one: the first row again if no other is
+// needed.
 MXReturnValue rows_left(const Map& map, std::vector<MXTensor>* inputs, std::vector<MXTensor>* outputs,
                         const OpResource&) {
   return guarded([&] {
-    const Layout layout{Attributes(map)};
+    const Attributes a(map);
+    const Layout layout(a);
+    const std::size_t messages = a.size("count");
+    const std::vector<Words> present = present_rows(layout, *inputs, 1, messages);
     std::vector<std::uint8_t> first(layout.row_bytes());
-    unframe_row(layout, present_rows(layout, *inputs, 1, 1)[0], first.size(), "0", first.data());
-    const auto last = static_cast<std::int64_t>(layout.rows(layout.length(first.data()))) - 1;
-    auto* numbers = outputs->at(0).data<std::int64_t>();
-    for (std::int64_t i = 1; i < static_cast<std::int64_t>(layout.message_rows); ++i) {
-      numbers[i - 1] = i < last ? i : last;
+    auto* number = outputs->at(0).data<std::int64_t>();
+    for (std::size_t m = 0; m < messages; ++m) {
+      const std::size_t begin = m * layout.message_rows;
+      unframe_row(layout, present[begin], first.size(), std::to_string(m), first.data());
+      const std::size_t last = layout.rows(layout.length(first.data())) - 1;
+      for (std::size_t i = 1; i < layout.message_rows; ++i) {
+        *number++ = static_cast<std::int64_t>(begin + (i < last ? i : last));
+      }
     }
+  });
+}
+
+MXReturnValue keep_rows_arity(const Map&, int* inputs, int* outputs) {
+  *inputs = 2;
+  *outputs = 1;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue keep_rows_mutates(const Map&, std::vector<int>* indices) {
+  indices->push_back(1);
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue keep_rows_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
+  return guarded([&] {
+    require(in->at(0) == in->at(1), "the rows to keep have another shape than where they are kept");
+    out->at(0) = {1};
+  });
+}
+
+MXReturnValue keep_rows(const Map&, std::vector<MXTensor>* inputs, std::vector<MXTensor>* outputs,
+                        const OpResource&) {
+  return guarded([&] {
+    const auto& rows = *inputs->at(0).data<mxnet::ext::MXSparse>();
+    const auto& kept = *inputs->at(1).data<mxnet::ext::MXSparse>();
+    const std::int64_t all = inputs->at(1).shape[0];
+    const std::size_t words = inputs->at(1).shape[1];
+    require(kept.indices_len == all, "rows are missing where rows are kept");
+    for (std::int64_t r = 0; r < rows.indices_len; ++r) {
+      require(rows.indices[r] >= 0 && rows.indices[r] < all,
+              "there is a row " + std::to_string(rows.indices[r]));
+      std::memcpy(static_cast<std::uint32_t*>(kept.data) + rows.indices[r] * words,
+                  static_cast<Words>(rows.data) + r * words, words * sizeof(std::uint32_t));
+    }
+    outputs->at(0).data<std::int64_t>()[0] = rows.indices_len;
   });
 }
 
@@ -228,6 +276,15 @@ const auto& rows_left_operator =
         .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
         .setInferShape(rows_left_shape)
         .setForward(rows_left, "cpu");
+
+const auto& keep_rows_operator =
+    add_operator("gluon_gc_keep_rows")
+        .setParseAttrs(keep_rows_arity)
+        .setMutateInputs(keep_rows_mutates)
+        .setInferType(output_type<mxnet::ext::kInt64>)
+        .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
+        .setInferShape(keep_rows_shape)
+        .setForward(keep_rows, "cpu");
 
 const auto& unframe_operator =
     add_operator("gluon_gc_unframe")

@@ -54,7 +54,7 @@ def check_replay(results, options, chunk_elements=10**9):
         weight = np.full(n, i + 1.0)
         parts = replay.chunks(n, chunk_elements)
         sizes = [part.stop - part.start for part in parts]
-        paths = [replay.TwoWay(workers, params, mu, size, i) for size in sizes]
+        paths = [replay.Exchange(workers, params, mu, size, i) for size in sizes]
         previous = RATES[0]
         for step in range(options["steps"]):
             gradients = [

@@ -1,0 +1,100 @@
+"""Workers who exchange among themselves through Horovod, and the nodes that they are on."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import env
+
+
+class Circle:
+    """All workers, or some of them: Horovod's process set, and where this worker is in it.
+
+    Every member calls the same methods in the same order. `name` says what is exchanged; Horovod
+    refuses one that is still at work.
+
+    Parameters
+    ----------
+    hvd : module
+        horovod.mxnet, initialized.
+    ranks : sequence of int
+        The members, in ascending order. All workers must make the same circles in the same order.
+
+    Attributes
+    ----------
+    place : int
+        This worker's number among the members; -1: it is none.
+    """
+
+    def __init__(self, hvd: Any, ranks: Sequence[int]) -> None:
+        self._hvd = hvd
+        everybody = len(ranks) == hvd.size()
+        self._set = hvd.global_process_set if everybody else hvd.add_process_set(list(ranks))
+        self.ranks = list(ranks)
+        self.size = len(ranks)
+        self.place = self.ranks.index(hvd.rank()) if hvd.rank() in ranks else -1
+
+    def gather(self, data: bytes, name: str) -> bytes:
+        """All members' data, by rank; waits for them."""
+        gathered = self._hvd.allgather(_array(data), name=_full(name), process_set=self._set)
+        return _bytes(gathered)
+
+    def alltoall(self, data: Sequence[bytes], name: str) -> bytes:
+        """What all members have for this one, by rank, given what this one has for each; waits."""
+        splits = mx.nd.array([len(piece) for piece in data], dtype="int32")
+        whole = _array(b"".join(data))
+        received, _ = self._hvd.alltoall(
+            whole, splits=splits, name=_full(name), process_set=self._set
+        )
+        return _bytes(received)
+
+    def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
+        """Overwrite arrays with their sums over all members."""
+        self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)
+
+    def broadcast(self, array: NDArray, root: int, name: str) -> None:
+        """Overwrite an array with that of the worker of rank `root`."""
+        self._hvd.broadcast_(array, root, name=_full(name), process_set=self._set)
+
+
+def nodes_of(hvd: Any) -> List[List[int]]:
+    """The ranks of each node: BYTEPS_LOCAL_SIZE neighbours, or as Horovod's hosts have them.
+
+    Raises
+    ------
+    ConfigurationError
+        Nodes would differ in their number of workers.
+    """
+    size, local_size = hvd.size(), hvd.local_size()
+    if env.is_set("BYTEPS_LOCAL_SIZE"):
+        local_size = env.get("BYTEPS_LOCAL_SIZE")
+        if size % local_size:
+            raise env.ConfigurationError(
+                f"BYTEPS_LOCAL_SIZE must divide the {size} workers, got {local_size}"
+            )
+        node_of = [rank // local_size for rank in range(size)]
+    else:
+        mine = mx.nd.array([hvd.cross_rank()], dtype="int32")
+        node_of = hvd.allgather(mine, name="gluon_gc.nodes").asnumpy().tolist()
+    nodes = [[r for r in range(size) if node_of[r] == node] for node in sorted(set(node_of))]
+    if any(len(node) != local_size for node in nodes):
+        raise env.ConfigurationError(
+            f"every node must have the same number of workers, but their ranks are {nodes}"
+        )
+    return nodes
+
+
+def _full(name: str) -> str:
+    return f"gluon_gc.{name}"
+
+
+def _array(data: bytes) -> NDArray:
+    return mx.nd.array(np.frombuffer(data, np.uint8), dtype="uint8")
+
+
+def _bytes(array: NDArray) -> bytes:
+    return array.asnumpy().tobytes()

@@ -1,0 +1,43 @@
+"""The exchange in which every worker gets all payloads."""
+
+import numpy as np
+import pytest
+
+from tests.compressors import COMPRESSORS
+from tests.distributed.cluster import run, run_horovod, run_local
+from tests.distributed.test_two_way import arguments, assert_identical, check_replay, of_way
+
+
+def every_compressor():
+    """Arguments of `jobs.several_steps`: each compressor, gathered."""
+    ways = [arguments(name, "corrected", steps=10) for name in COMPRESSORS]
+    for way in ways:
+        way["compression_params"]["exchange"] = "gather"
+    return ways
+
+
+def check(results, ways, chunk_elements):
+    assert_identical(results)
+    for number, options in enumerate(ways):
+        check_replay([of_way(result, number) for result in results], options, chunk_elements)
+
+
+@pytest.mark.parametrize("workers, servers", [(2, 2), (3, 1)])
+def test_every_compressor_agrees_with_a_numpy_replay(tmp_path, workers, servers):
+    ways, variables = every_compressor(), {"BYTEPS_PARTITION_BYTES": 1200}
+    check(run(tmp_path, "several_steps", ways, workers, servers, variables), ways, 300)
+
+
+def test_every_compressor_agrees_with_a_numpy_replay_over_horovod(tmp_path):
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    ways, variables = every_compressor(), {"BYTEPS_PARTITION_BYTES": 1200}
+    check(run_horovod(tmp_path, "several_steps", ways, 3, variables), ways, 300)
+
+
+def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path):
+    for folder in ("cluster", "local"):
+        (tmp_path / folder).mkdir()
+    (result,) = run(tmp_path / "cluster", "several_steps", every_compressor(), 1, 1)
+    local = run_local(tmp_path / "local", "several_steps", every_compressor())
+    for key in local:
+        np.testing.assert_array_equal(result[key], local[key], err_msg=key)
