@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Iterable, List, Sequence
 
 from gluon_gc import compression, env
+from gluon_gc.compression.option import Option
 
 PAGE = Path(__file__).with_name("reference.md")
 
@@ -24,6 +26,15 @@ def _default(variable: env.Variable) -> str:
     return "" if variable.default is None else str(variable.default)
 
 
+def _option_default(option: Option) -> str:
+    """The default of an option that a compressor has as a field, if it has one."""
+    for name in option.compressors or ():
+        for field in fields(compression.registry[name]):
+            if field.name == option.name and field.default not in (MISSING, None):
+                return str(field.default)
+    return ""
+
+
 def _names(variable: env.Variable) -> str:
     return f"`{variable.name}`" + (f" (older: `{variable.older}`)" if variable.older else "")
 
@@ -34,7 +45,13 @@ def page() -> str:
         (f"`{name}`", compressor.description) for name, compressor in compression.registry.items()
     )
     options = (
-        (f"`{option.name}`", option.allowed, option.meaning, ", ".join(option.compressors or ()))
+        (
+            f"`{option.name}`",
+            option.allowed,
+            _option_default(option),
+            option.meaning,
+            ", ".join(option.compressors or ()),
+        )
         for option in compression.options().values()
     )
     variables = (
@@ -53,10 +70,9 @@ def page() -> str:
         "## compression_params",
         "",
         'None, False and `""` switch a key off. A wrong type is a TypeError, a wrong value or an',
-        "unknown key a ValueError, a missing key a KeyError, when the trainer is made. Some keys",
-        "are for compressors that do not exist yet.",
+        "unknown key a ValueError, a missing key a KeyError, when the trainer is made.",
         "",
-        *_table(("key", "allowed", "meaning", "for"), options),
+        *_table(("key", "allowed", "default", "meaning", "for"), options),
         "",
         "## Environment variables",
         "",

@@ -88,16 +88,16 @@ def test_a_payload_that_lies_about_its_length_is_an_error():
 
 def test_described_params_are_read_back_as_they_were():
     params = parse({"compressor": "bytegrad", "ef": "corrected"})
-    assert params == CompressionParams(ByteGrad(), "corrected")
+    assert params == CompressionParams(ByteGrad(), "corrected", hierarchical=True)
     assert parse(params.describe()) == params
 
 
 @pytest.mark.parametrize(
     "more, message",
     [
-        ({"k": 3}, "['k'] is for topk and randomk and dithering and dgc, not for bytegrad"),
+        ({"k": 3}, "['k'] is for topk, randomk, dithering and dgc, not for bytegrad"),
         ({"scaling": True}, "['scaling'] is for onebit, not for bytegrad"),
-        ({"seed": 3}, "['seed'] is for randomk and dithering, not for bytegrad"),
+        ({"seed": 3}, "['seed'] is for randomk, dithering and dgc, not for bytegrad"),
         ({"ef": "sparse"}, "['ef'] 'sparse' is for randomk, not for bytegrad"),
     ],
 )

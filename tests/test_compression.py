@@ -1,5 +1,7 @@
 """compression_params, and a codec's state."""
 
+import json
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -50,13 +52,13 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "onebits"},
             ValueError,
-            "['compressor'] must be 'bytegrad', 'dithering', 'onebit', 'randomk' or 'topk', "
+            "['compressor'] must be 'bytegrad', 'dgc', 'dithering', 'onebit', 'randomk' or 'topk', "
             "got 'onebits'",
         ),
         (
             {"compressor": 1},
             TypeError,
-            "['compressor'] must be 'bytegrad', 'dithering', 'onebit', 'randomk' or 'topk', "
+            "['compressor'] must be 'bytegrad', 'dgc', 'dithering', 'onebit', 'randomk' or 'topk', "
             "got 1 (int)",
         ),
         (
@@ -97,7 +99,7 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "onebit", "k": 10},
             ValueError,
-            "['k'] is for topk and randomk and dithering and dgc, not for onebit",
+            "['k'] is for topk, randomk, dithering and dgc, not for onebit",
         ),
         ({"compressor": "onebit", "k": -1}, ValueError, "['k'] must be a share between 0 and 1 or"),
         (
@@ -108,7 +110,7 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "onebit", "seed": 3},
             ValueError,
-            "['seed'] is for randomk and dithering, not for onebit",
+            "['seed'] is for randomk, dithering and dgc, not for onebit",
         ),
         (
             {"compressor": "onebit", "normalize": "l2"},
@@ -118,6 +120,50 @@ def test_numpy_scalars_are_as_good_as_pythons():
         ({"scaling": True}, ValueError, "['scaling'] is for onebit, not for no compressor"),
         ({"ef": "vanilla"}, ValueError, "['ef'] needs a 'compressor'"),
         ({"momentum": "nesterov"}, ValueError, "['momentum'] needs a 'compressor'"),
+        ({"exchange": "gather"}, ValueError, "['exchange'] needs a 'compressor'"),
+        ({"hierarchical": True}, ValueError, "['hierarchical'] needs a 'compressor'"),
+        (
+            {"compressor": "onebit", "exchange": "ring"},
+            ValueError,
+            "['exchange'] must be 'two_way' or 'gather', got 'ring'",
+        ),
+        ({"compressor": "dgc"}, KeyError, "['k'] is missing; dgc needs a share between 0 and 1"),
+        (
+            {"compressor": "dgc", "k": 0.001, "compress_ratio": 1000},
+            ValueError,
+            "have 'k' and 'compress_ratio', which are the same",
+        ),
+        (
+            {"compressor": "dgc", "compress_ratio": 1},
+            ValueError,
+            "['compress_ratio'] must be a share between 0 and 1 or its reciprocal, got 1",
+        ),
+        ({"compressor": "dgc", "k": 9, "ef": "vanilla"}, ValueError, "['ef'] is not for dgc"),
+        (
+            {"compressor": "dgc", "k": 9, "exchange": "two_way"},
+            ValueError,
+            "['exchange'] must be 'gather' for dgc",
+        ),
+        (
+            {"compressor": "dgc", "k": 9, "warmup_epochs": 3, "warmup_coeff": [0.1, 0.01]},
+            ValueError,
+            "['warmup_coeff'] must have a share for each of the 3 warmup_epochs",
+        ),
+        (
+            {"compressor": "dgc", "k": 9, "warmup_coeff": [0.1, 1.5]},
+            ValueError,
+            "['warmup_coeff'] must be a number between 0 and 1 or a list of them",
+        ),
+        (
+            {"compressor": "dgc", "k": 9, "sample_ratio": 0},
+            ValueError,
+            "['sample_ratio'] must be 0 < sample_ratio <= 1, got 0",
+        ),
+        (
+            {"compressor": "topk", "k": 9, "momentum_masking": True},
+            ValueError,
+            "['momentum_masking'] is for dgc, not for topk",
+        ),
     ],
 )
 def test_wrong_params_are_refused_by_name_rule_and_value(params, error, message):
@@ -132,9 +178,48 @@ def test_momentum_needs_the_optimizers_momentum(optimizer_params):
         parse(ONEBIT, optimizer_params)
 
 
-def test_described_params_are_read_back_as_they_were():
-    params = parse({"compressor": "onebit", "ef": "corrected", "scaling": True, "fp16": True})
-    assert parse(params.describe()) == params
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"compressor": "onebit", "ef": "corrected", "scaling": True, "fp16": True},
+        {"compressor": "bytegrad", "hierarchical": False, "exchange": "gather"},
+        {"compressor": "dgc", "k": 0.01, "warmup_epochs": 1, "warmup_coeff": [0.1]},
+    ],
+)
+def test_described_params_are_read_back_as_they_were(params):
+    described = json.loads(json.dumps(parse(params).describe()))
+    assert parse(described) == parse(params)
+
+
+def test_bytegrad_is_hierarchical_unless_told_otherwise():
+    assert parse({"compressor": "bytegrad"}).hierarchical
+    assert not parse({"compressor": "bytegrad", "hierarchical": False}).hierarchical
+    assert not parse({"compressor": "topk", "k": 1}).hierarchical
+
+
+def test_a_compress_ratio_is_a_share_or_its_reciprocal():
+    share = parse({"compressor": "dgc", "compress_ratio": 0.001})
+    assert parse({"compressor": "dgc", "compress_ratio": 1000}) == share
+    assert parse({"compressor": "dgc", "k": 0.001}) == share
+
+
+def test_dgc_takes_the_optimizers_momentum_in_the_form_that_is_asked_for():
+    params = parse({"compressor": "dgc", "k": 0.1}, OPTIMIZER)
+    assert (params.mu, params.nesterov) == (0.9, False)
+    params = parse({"compressor": "dgc", "k": 0.1, "momentum": "nesterov"}, OPTIMIZER)
+    assert (params.mu, params.nesterov) == (0.9, True)
+    assert parse({"compressor": "dgc", "k": 0.1}).mu is None
+
+
+def test_a_warm_up_goes_down_to_k():
+    dgc = parse({"compressor": "dgc", "k": 0.001, "warmup_epochs": 4}).compressor
+    shares = [dgc.ratio(10**6, epoch) for epoch in range(6)]
+    np.testing.assert_allclose(shares[:4], [0.001 ** (e / 5) for e in (1, 2, 3, 4)])
+    assert shares[4:] == [0.001, 0.001] and dgc.ratio(10**6, None) == 0.001
+    listed = parse(
+        {"compressor": "dgc", "k": 0.001, "warmup_epochs": 2, "warmup_coeff": [0.25, 0.06]}
+    ).compressor
+    assert [listed.ratio(10**6, epoch) for epoch in range(3)] == [0.25, 0.06, 0.001]
 
 
 @pytest.mark.parametrize("ef", [None, "vanilla", "corrected"])

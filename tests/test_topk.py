@@ -147,7 +147,11 @@ K_RULE = "['k'] must be a share between 0 and 1 or a whole number >= 1, got "
         ({"k": "10"}, TypeError, K_RULE + "'10' (str)"),
         ({"k": True}, TypeError, K_RULE + "True (bool)"),
         ({"k": 10, "scaling": True}, ValueError, "['scaling'] is for onebit, not for topk"),
-        ({"k": 10, "seed": 3}, ValueError, "['seed'] is for randomk and dithering, not for topk"),
+        (
+            {"k": 10, "seed": 3},
+            ValueError,
+            "['seed'] is for randomk, dithering and dgc, not for topk",
+        ),
     ],
 )
 def test_wrong_params_are_refused_by_name_rule_and_value(more, error, message):

@@ -126,7 +126,7 @@ def _options_of_dgc() -> Tuple[Option, ...]:
         _switch("fp16_values", "values travel as float16", compressors=dgc),
         _switch(
             "int32_indices",
-            "accepted: indices always travel in 32 bits, which a chunk never exceeds",
+            "accepted, without effect: indices always travel in 32 bits",
             compressors=dgc,
         ),
         _switch("momentum_masking", "momentum restarts where a value was sent", compressors=dgc),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -174,6 +174,11 @@ def parse(
     )
 
 
+def _listed(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def _own_options(
     name: Optional[str], given: Mapping[str, Any], known: Mapping[str, Option]
 ) -> Dict[str, Any]:
@@ -192,7 +197,7 @@ def _own_options(
             own[key] = value.item() if isinstance(value, np.generic) else value
         elif value and value != known[key].unused:
             raise ValueError(
-                f"compression_params['{key}'] is for {' and '.join(known[key].compressors)}, "
+                f"compression_params['{key}'] is for {_listed(known[key].compressors)}, "
                 f"not for {name or 'no compressor'}; got {value!r}"
             )
     ratio = own.pop("compress_ratio", None)

@@ -141,6 +141,9 @@ class GluonGCHorovod(CompressingKVStore):
             return self._number_of_node, self._leaders.size
         return super()._place(chunk)
 
+    def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
+        return super()._message_bytes(chunk, done) if self._takes_part(chunk) else (0, 0)
+
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
         if not 0 <= root_rank < self.num_workers:

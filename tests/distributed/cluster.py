@@ -143,12 +143,14 @@ def start_horovod(
     arguments: Any = None,
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
+    hosts: Optional[str] = None,
 ) -> Cluster:
     """Start a function of jobs.py on workers of horovodrun."""
     cluster = Cluster(folder, workers, 0, **(variables or {}))
     for name in [n for n in cluster.environment if n.startswith("DMLC_")]:
         del cluster.environment[name]
     horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers)]
+    horovodrun += ["-H", hosts] if hosts else []
     results = str(folder / "resultRANK.npz")
     command = [sys.executable, str(JOBS), job, results, json.dumps(arguments)]
     cluster.start("horovodrun", [*horovodrun, *command])
@@ -161,9 +163,10 @@ def run_horovod(
     arguments: Any = None,
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
+    hosts: Optional[str] = None,
 ) -> List[Dict[str, np.ndarray]]:
     """Run a function of jobs.py on workers of horovodrun; what each returned, by rank."""
-    cluster = start_horovod(folder, job, arguments, workers, variables)
+    cluster = start_horovod(folder, job, arguments, workers, variables, hosts)
     try:
         return cluster.results()
     finally:

@@ -197,6 +197,15 @@ def broadcast(arguments):
     }
 
 
+def place(arguments):
+    """Which worker this is, in all and on its node."""
+    return {
+        "rank": np.array(bps.rank()),
+        "local_rank": np.array(bps.local_rank()),
+        "local_size": np.array(bps.local_size()),
+    }
+
+
 def push_pull(arguments):
     """byteps_push_pull, average and sum, of several dtypes; and a DistributedOptimizer."""
     rank = bps.rank()
