@@ -126,7 +126,7 @@ DECODED: Dict[str, Callable[[np.ndarray, Node], np.ndarray]] = {
 
 
 class Exchange:
-    """All workers, and the server if there is one, for a chunk of n elements of parameter `index`."""
+    """All workers and the server, if there is one, for n elements of parameter `index`."""
 
     def __init__(
         self, workers: int, params: Mapping[str, Any], mu: Optional[float], n: int, index: int

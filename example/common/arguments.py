@@ -29,7 +29,8 @@ def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--k", type=float, help="elements that a compressor keeps, or its levels")
     group.add_argument("--partition", default="", help="levels of dithering: linear or natural")
     group.add_argument("--normalize", default="", help="what they divide: max or l2")
-    group.add_argument("--compressor-seed", type=int, help="of randomk's and dithering's stream")
+    group.add_argument("--compressor-seed", type=int, help="of what a compressor draws at random")
+    group.add_argument("--dgc-warmup-epochs", type=int, help="epochs in which dgc sends more")
     group.add_argument("--fp16-pushpull", action="store_true", help="send float16")
 
 
@@ -50,5 +51,6 @@ def compression_params(args: argparse.Namespace) -> Dict[str, Any]:
         "partition": args.partition,
         "normalize": args.normalize,
         "seed": args.compressor_seed,
+        "warmup_epochs": args.dgc_warmup_epochs,
         "fp16": args.fp16_pushpull,
     }

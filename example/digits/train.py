@@ -57,6 +57,7 @@ def main() -> None:
     log = EpochLog(args.logging_file if rank == 0 else "")
     bar = tqdm(total=args.num_epochs * steps, unit="step", mininterval=1, disable=rank != 0)
     for epoch in range(1, args.num_epochs + 1):
+        trainer.set_epoch(epoch - 1)
         start = time.perf_counter()
         losses = []
         order = (args.seed, epoch)

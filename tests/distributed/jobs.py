@@ -44,7 +44,7 @@ def steps(arguments):
     """Steps of a trainer on known gradients; returns gradients after each step, and the weights.
 
     arguments: shapes, steps, compression_params, optimizer_params, and optionally dtype,
-    learning_rates (one a step), batch_size, kvstore, overrides (by parameter number).
+    learning_rates and epochs (one a step), batch_size, overrides (by parameter number).
     """
     shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
     params = _parameters(shapes, dtype)
@@ -62,6 +62,8 @@ def steps(arguments):
     for step in range(arguments["steps"]):
         if "learning_rates" in arguments:
             trainer.set_learning_rate(arguments["learning_rates"][step])
+        if "epochs" in arguments:
+            trainer.set_epoch(arguments["epochs"][step])
         _backward(params, gradients_of(bps.rank(), step, shapes, dtype))
         trainer.step(arguments.get("batch_size", 1))
         for i, param in enumerate(params):
