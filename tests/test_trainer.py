@@ -269,7 +269,9 @@ def test_two_trainers_may_share_parameters_that_are_not_initialized_yet():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="kvstore must be 'local', 'dist_sync' or 'horovod', got 'nccl'"):
+    with pytest.raises(
+        ValueError, match="kvstore must be 'local', 'dist_sync' or 'horovod', got 'nccl'"
+    ):
         make([(1,)], {}) and bps.DistributedTrainer([], "sgd", kvstore="nccl")
     with pytest.raises(TypeError, match="kvstore must be"):
         bps.DistributedTrainer([], "sgd", kvstore=3)
