@@ -10,8 +10,10 @@ time(limit) / time(kernel).
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -58,6 +60,28 @@ def staggered(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return copies
 
 
+def dgc_config(n: int) -> kernels.DgcConfig:
+    """0.1 % of n elements, by a threshold from every stride-th, which are about 1 % of them."""
+    least = max(math.ceil(n * 0.01), 2000)
+    stride = math.ceil(n / least / 32) * 32 + 1
+    while stride > 1 and n // stride < least:
+        stride -= 8
+    samples = n // stride
+    return kernels.DgcConfig(
+        selects=math.ceil(n * 0.001),
+        samples=samples,
+        top=math.ceil(samples * 0.001),
+        stride=stride,
+        iterations=10,
+        upper=1.3,
+        lower=0.8,
+        strided=True,
+        resample=True,
+        nesterov=True,
+        momentum_masking=True,
+    )
+
+
 def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     """Each kernel and its limit."""
     values = np.random.default_rng(0).standard_normal(n, np.float32)
@@ -68,21 +92,24 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     planes, _ = kernels.dithering_compress(values, 2, stream, fixed_width=True)
     codes, _ = kernels.dithering_compress(values, 2, stream)
     levels, _ = kernels.bytegrad_compress(values)
-    residual = np.zeros_like(values)  # topk's own: its speed depends on the values
+    # topk's and dgc's own: their speed depends on the values
+    residual, late, velocity = (np.zeros_like(values) for _ in range(3))
+    momentum, gathered = np.zeros_like(values), np.zeros_like(values)
+    sent = np.empty(kernels.dgc_capacity(math.ceil(n * 0.001)), np.uint8)
     halves, words = values.astype(np.float16), kernels.frame(values.view(np.uint8))
     x, y, z, residual, scale = staggered([values, values, values, residual, np.ones(1, np.float32)])
     halves, words, payload, sparse = staggered([halves, words, payload, sparse])
     drawn, planes, codes, levels = staggered([drawn, planes, codes, levels])
+    momentum, late = staggered([momentum, late])
+    gathered, velocity, sent = staggered([gathered, velocity, sent])
 
     def compress(momentum, corrected):
         state = momentum, 0.9, corrected, None if corrected is None else scale, 1.0
         return Loop("onebit_compress_f32", lambda n: (x, n, 1.0, 1, *state, payload))
 
-    def topk(residual):
-        return Loop(
-            "topk_compress_f32",
-            lambda n: (x, n, n // 1000, 1.0, None, 0.0, residual, 1.0, sparse),
-        )
+    def topk(momentum, residual):
+        state = momentum, 0.9, residual, 1.0
+        return Loop("topk_compress_f32", lambda n: (x, n, n // 1000, 1.0, *state, sparse))
 
     def randomk(momentum, residual):
         state = momentum, 0.9, residual, 1.0, stream
@@ -94,6 +121,10 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         return Loop(
             "dithering_compress_f32", lambda n: (x, n, 1.0, 2, 0, 0, fixed_width, *state, to)
         )
+
+    def dgc(n):
+        config = ctypes.byref(dgc_config(n))
+        return x, n, 1.0, config, gathered, 0.9, velocity, stream, sent
 
     def bytegrad(momentum, residual):
         state = momentum, 0.9, residual, 1.0
@@ -115,8 +146,12 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             Loop("onebit_decompress_add_f32", lambda n: (payload, n, y)),
             Loop("limit_add_constant", lambda n: (y, n)),
         ),
-        "topk_compress": (topk(None), Loop("limit_sum", lambda n: (x, n))),
-        "topk_compress_ef": (topk(residual), Loop("limit_add", lambda n: (residual, x, n))),
+        "topk_compress": (topk(None, None), Loop("limit_sum", lambda n: (x, n))),
+        "topk_compress_ef": (topk(None, residual), Loop("limit_add", lambda n: (residual, x, n))),
+        "topk_compress_ef_nesterov": (
+            topk(momentum, late),
+            Loop("limit_add_twice", lambda n: (late, momentum, x, n)),
+        ),
         "topk_decompress": (
             Loop("topk_decompress_f32", lambda n: (sparse, n, n // 1000, y)),
             Loop("limit_fill", lambda n: (y, n)),
@@ -129,6 +164,10 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
         "randomk_decompress": (
             Loop("randomk_decompress_f32", lambda n: (drawn, n, n // 1000, stream, y)),
             Loop("limit_fill", lambda n: (y, n)),
+        ),
+        "dgc_compress": (
+            Loop("dgc_compress_f32", dgc),
+            Loop("limit_add_twice", lambda n: (velocity, gathered, x, n)),
         ),
         "dithering_compress": (dithering(None, 1), Loop("limit_sum", lambda n: (x, n))),
         "dithering_compress_ef": (dithering(z, 1), Loop("limit_add", lambda n: (z, x, n))),

@@ -13,6 +13,15 @@ from .bytegrad import (
     bytegrad_decompress_sum,
     bytegrad_valid,
 )
+from .dgc import (
+    DgcConfig,
+    dgc_capacity,
+    dgc_compress,
+    dgc_decompress,
+    dgc_decompress_add,
+    dgc_decompress_sum,
+    dgc_valid,
+)
 from .dithering import (
     dithering_allows,
     dithering_capacity,
@@ -45,12 +54,19 @@ from .topk import (
 )
 
 __all__ = [
+    "DgcConfig",
     "bytegrad_capacity",
     "bytegrad_compress",
     "bytegrad_decompress",
     "bytegrad_decompress_add",
     "bytegrad_decompress_sum",
     "bytegrad_valid",
+    "dgc_capacity",
+    "dgc_compress",
+    "dgc_decompress",
+    "dgc_decompress_add",
+    "dgc_decompress_sum",
+    "dgc_valid",
     "dithering_allows",
     "dithering_capacity",
     "dithering_compress",

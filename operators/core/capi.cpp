@@ -1,6 +1,7 @@
 // The C interface to the kernels, for tests and benchmarks; gluon_gc/kernels.py declares it to Python.
 // `isa` is a value of gluon_gc::Isa that is at most gluon_gc_best_isa().
 #include "core/bytegrad.h"
+#include "core/dgc.h"
 #include "core/dithering.h"
 #include "core/framing.h"
 #include "core/half.h"
@@ -255,6 +256,56 @@ void gluon_gc_bytegrad_decompress_add_f64(const void* payload, size_t n, double*
 void gluon_gc_bytegrad_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
                                           double* out, int threads, int isa) {
   bytegrad_decompress_sum(payloads, stride_bytes, count, n, out, threads, Isa(isa));
+}
+
+int gluon_gc_dgc_allows(const DgcConfig* config, size_t n) { return dgc_allows(*config, n); }
+
+size_t gluon_gc_dgc_capacity_f32(size_t most, int half_values) {
+  return dgc_capacity<float>(most, half_values);
+}
+double gluon_gc_dgc_compress_f32(const float* gradient, size_t n, float gradient_scale, const DgcConfig* config,
+                                float* momentum, float mu, float* velocity, Stream* stream, void* payload,
+                                int threads, int isa) {
+  return dgc_compress<float>(gradient, n, gradient_scale, *config, {momentum, mu, velocity}, *stream, payload,
+                             threads, Isa(isa));
+}
+int gluon_gc_dgc_valid_f32(const void* payload, size_t capacity, size_t n, int half_values, int isa) {
+  return dgc_valid<float>(payload, capacity, n, half_values, Isa(isa));
+}
+void gluon_gc_dgc_decompress_f32(const void* payload, size_t n, int half_values, float* out, int threads,
+                                 int isa) {
+  dgc_decompress(payload, n, half_values, out, threads, Isa(isa));
+}
+void gluon_gc_dgc_decompress_add_f32(const void* payload, int half_values, float* out, int isa) {
+  dgc_decompress_add(payload, half_values, out, Isa(isa));
+}
+void gluon_gc_dgc_decompress_sum_f32(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                     int half_values, float* out, int threads, int isa) {
+  dgc_decompress_sum(payloads, stride_bytes, count, n, half_values, out, threads, Isa(isa));
+}
+
+size_t gluon_gc_dgc_capacity_f64(size_t most, int half_values) {
+  return dgc_capacity<double>(most, half_values);
+}
+double gluon_gc_dgc_compress_f64(const double* gradient, size_t n, double gradient_scale, const DgcConfig* config,
+                                double* momentum, double mu, double* velocity, Stream* stream, void* payload,
+                                int threads, int isa) {
+  return dgc_compress<double>(gradient, n, gradient_scale, *config, {momentum, mu, velocity}, *stream, payload,
+                             threads, Isa(isa));
+}
+int gluon_gc_dgc_valid_f64(const void* payload, size_t capacity, size_t n, int half_values, int isa) {
+  return dgc_valid<double>(payload, capacity, n, half_values, Isa(isa));
+}
+void gluon_gc_dgc_decompress_f64(const void* payload, size_t n, int half_values, double* out, int threads,
+                                 int isa) {
+  dgc_decompress(payload, n, half_values, out, threads, Isa(isa));
+}
+void gluon_gc_dgc_decompress_add_f64(const void* payload, int half_values, double* out, int isa) {
+  dgc_decompress_add(payload, half_values, out, Isa(isa));
+}
+void gluon_gc_dgc_decompress_sum_f64(const void* payloads, size_t stride_bytes, size_t count, size_t n,
+                                     int half_values, double* out, int threads, int isa) {
+  dgc_decompress_sum(payloads, stride_bytes, count, n, half_values, out, threads, Isa(isa));
 }
 
 void gluon_gc_half_from_float(const float* x, size_t n, float scale, std::uint16_t* out, int threads,

@@ -28,7 +28,9 @@ class Attributes {
     return has(name) ? number(name) : absent;
   }
   std::size_t size(const std::string& name) const { return std::stoull(text(name)); }
-  bool flag(const std::string& name) const { return has(name) && text(name) == "True"; }
+  bool flag(const std::string& name) const {
+    return has(name) && (text(name) == "True" || text(name) == "1");
+  }
 
  private:
   const Map& map_;

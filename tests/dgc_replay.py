@@ -1,0 +1,165 @@
+"""Deep Gradient Compression in NumPy: what the kernels must give, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .core.dithering_replay import norm_of
+from .replay import draws
+
+
+def plan(n: int, ratio: float, sample_ratio: float) -> Dict[str, int]:
+    """How many of n elements are sent, and how large a sample the threshold comes from."""
+    stride, samples = 1, n
+    least = max(math.ceil(n * sample_ratio), math.ceil(2 / ratio))
+    if sample_ratio < 1 and n > math.ceil(2 / ratio):
+        stride = math.ceil(n / least / 32) * 32 + 1
+        while n // stride < least:
+            stride -= 8
+        samples = n // stride
+    top, selects = math.ceil(samples * ratio), math.ceil(n * ratio)
+    return {"selects": selects, "samples": samples, "top": top, "stride": stride}
+
+
+def compensate(
+    g: np.ndarray,
+    v: np.ndarray,
+    m: Optional[np.ndarray] = None,
+    mu: float = 0.0,
+    nesterov: bool = False,
+    max_norm: float = 0.0,
+) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+    """The next velocity and momentum, from a gradient that has been scaled."""
+    T = g.dtype.type
+    if max_norm > 0:
+        norm = norm_of(g, l2=True)
+        if norm > T(max_norm):
+            g = g * (T(max_norm) / norm)
+    if m is None:
+        return v + g, None
+    if nesterov:
+        m = (m + g) * T(mu)
+        return (v + m) + g, m
+    m = T(mu) * m + g
+    return v + m, m
+
+
+def sparsify(
+    v: np.ndarray,
+    draw: Callable[[int], Sequence[int]],
+    *,
+    selects: int,
+    samples: int,
+    top: int,
+    stride: int,
+    strided: bool = True,
+    upper: float = 1.3,
+    lower: float = 0.8,
+    iterations: int = 10,
+    resample: bool = True,
+) -> np.ndarray:
+    """The indices of what is sent; ``draw(count)`` gives the stream's next whole numbers."""
+    importance, T = np.abs(v), v.dtype.type
+    if samples == v.size:
+        sample, iterations = importance, 0
+    elif strided:
+        sample = importance[draw(1)[0] % stride :: stride]
+    else:
+        sample = importance[[drawn % v.size for drawn in draw(samples)]]
+    threshold = np.sort(sample)[-top] if v.size else T(0)
+    indices = np.flatnonzero(importance >= threshold)
+    for _ in range(iterations):
+        if indices.size > selects:
+            if indices.size <= selects * upper:
+                break
+            if resample:
+                largest = np.lexsort((np.arange(v.size), -importance))
+                indices = np.sort(largest[:selects])
+                break
+            threshold = threshold * T(upper)
+        elif indices.size < lower * selects:
+            threshold = threshold * T(lower)
+        else:
+            break
+        indices = np.flatnonzero(importance >= threshold)
+    return indices[:selects]
+
+
+def update(
+    v: np.ndarray, m: Optional[np.ndarray], indices: np.ndarray, momentum_masking: bool
+) -> np.ndarray:
+    """Takes what is sent out of v, and out of m with masking; returns it."""
+    sent = v[indices]
+    v[indices] = 0
+    if m is not None and momentum_masking:
+        m[indices] = 0
+    return sent
+
+
+class Replay:
+    """One worker's compressor for n elements with its state.
+
+    Parameters
+    ----------
+    n : int
+    dtype : float32 or float64
+    mu : float, optional
+        Of the momentum.
+    seed : int
+        The stream starts at (seed, seed).
+    **options
+        Those of `sparsify`.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        dtype,
+        mu: Optional[float] = None,
+        seed: int = 2020,
+        nesterov: bool = True,
+        momentum_masking: bool = True,
+        half_values: bool = False,
+        max_norm: float = 0.0,
+        **options: Any,
+    ) -> None:
+        self.velocity = np.zeros(n, dtype)
+        self.momentum = None if mu is None else np.zeros(n, dtype)
+        self.mu, self.nesterov, self.momentum_masking = mu, nesterov, momentum_masking
+        self.half_values, self.max_norm, self.options = half_values, max_norm, options
+        self.seed, self.drawn, self.stream = seed, 0, draws(seed, seed)
+
+    def draw(self, count: int) -> List[int]:
+        self.drawn += count
+        return list(islice(self.stream, count))
+
+    def step(self, gradient: np.ndarray, scale: float = 1.0) -> Tuple[np.ndarray, np.ndarray]:
+        """The bytes of the payload, and what it decodes to."""
+        v, m = compensate(
+            gradient * gradient.dtype.type(scale),
+            self.velocity,
+            self.momentum,
+            self.mu,
+            self.nesterov,
+            self.max_norm,
+        )
+        indices = sparsify(v, self.draw, **self.options)
+        values = update(v, m, indices, self.momentum_masking)
+        self.velocity, self.momentum = v, m
+        if self.half_values:
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float16)
+        decoded = np.zeros_like(v)
+        decoded[indices] += values
+        return payload_of(indices, values), decoded
+
+
+def payload_of(indices: Any, values: np.ndarray, length: Optional[int] = None) -> np.ndarray:
+    """The bytes of a payload; its length is right unless it is given."""
+    body = np.concatenate([np.array(indices, np.uint32).view(np.uint8), values.view(np.uint8)])
+    length = 4 + body.size if length is None else length
+    return np.concatenate([np.array([length], np.uint32).view(np.uint8), body])
