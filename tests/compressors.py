@@ -19,4 +19,5 @@ COMPRESSORS = {
         "seed": 7,
     },
 }
+# dgc has its own feedback and momentum, and tests of its own.
 assert {params["compressor"] for params in COMPRESSORS.values()} | {"dgc"} == set(registry)

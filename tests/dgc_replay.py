@@ -109,8 +109,8 @@ class Replay:
     dtype : float32 or float64
     mu : float, optional
         Of the momentum.
-    seed : int
-        The stream starts at (seed, seed).
+    start : tuple of two int
+        Where the stream starts.
     **options
         Those of `sparsify`.
     """
@@ -120,7 +120,7 @@ class Replay:
         n: int,
         dtype,
         mu: Optional[float] = None,
-        seed: int = 2020,
+        start: Tuple[int, int] = (2020, 2020),
         nesterov: bool = True,
         momentum_masking: bool = True,
         half_values: bool = False,
@@ -131,7 +131,7 @@ class Replay:
         self.momentum = None if mu is None else np.zeros(n, dtype)
         self.mu, self.nesterov, self.momentum_masking = mu, nesterov, momentum_masking
         self.half_values, self.max_norm, self.options = half_values, max_norm, options
-        self.seed, self.drawn, self.stream = seed, 0, draws(seed, seed)
+        self.start, self.drawn, self.stream = start, 0, draws(*start)
 
     def draw(self, count: int) -> List[int]:
         self.drawn += count

@@ -32,7 +32,7 @@ def config_of(replay):
 
 def state_of(replay, copy=np.copy):
     """The arrays that the kernel keeps between calls."""
-    state = dict(velocity=copy(replay.velocity), stream=np.full(2, replay.seed, np.uint64))
+    state = dict(velocity=copy(replay.velocity), stream=np.array(replay.start, np.uint64))
     if replay.momentum is not None:
         state.update(momentum=copy(replay.momentum), mu=replay.mu)
     return state
@@ -42,7 +42,7 @@ def check_state(state, replay):
     assert arrays.same_bits(state["velocity"], replay.velocity)
     if replay.momentum is not None:
         assert arrays.same_bits(state["momentum"], replay.momentum)
-    drawn = np.full(2, replay.seed, np.uint64)
+    drawn = np.array(replay.start, np.uint64)
     kernels.stream_jump(drawn, replay.drawn)
     assert np.array_equal(state["stream"], drawn)
 
