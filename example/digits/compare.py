@@ -33,6 +33,12 @@ SETTINGS = {
         *STREAM,
         *FEEDBACK,
     ],
+    "bytegrad": ["--compressor", "bytegrad", *FEEDBACK],
+    "dgc 0.001": [
+        *("--compressor", "dgc", "--k", "0.001", "--dgc-warmup-epochs", "5"),
+        *("--compress-momentum", "nesterov"),
+        *STREAM,
+    ],
 }
 MAX_ACCURACY_LOSS = 0.01
 
