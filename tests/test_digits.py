@@ -33,28 +33,25 @@ ONEBIT = [
 ]
 
 
-@pytest.fixture(scope="module", params=[[], ONEBIT], ids=["uncompressed", "onebit"])
+BPSLAUNCH = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2"]
+HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
+LAUNCHED = {
+    "uncompressed": (BPSLAUNCH, []),
+    "onebit": ([*BPSLAUNCH, "-s", "1"], ONEBIT),
+    "onebit by bpslaunch on horovod": ([*BPSLAUNCH, "--backend", "horovod"], ONEBIT),
+    "dgc by horovodrun": (HOROVODRUN, ["--compressor", "dgc", "--k", "0.01"]),
+}
+
+
+@pytest.fixture(scope="module", params=LAUNCHED)
 def run(request, tmp_path_factory):
-    """One epoch on two workers and one server: what was printed, and the log's records."""
+    """One epoch on two workers: what was printed, and the log's records."""
+    if "horovod" in request.param:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     log = tmp_path_factory.mktemp("digits") / "log.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "bpslaunch",
-        "--local",
-        "-n",
-        "2",
-        "-s",
-        "1",
-        sys.executable,
-        "example/digits/train.py",
-        *request.param,
-        "--num-epochs",
-        "1",
-        "--stats",
-        "--logging-file",
-        str(log),
-    ]
+    launch, arguments = LAUNCHED[request.param]
+    script = [sys.executable, "example/digits/train.py", *arguments]
+    command = [*launch, *script, "--num-epochs", "1", "--stats", "--logging-file", str(log)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, read_log(str(log))
@@ -89,7 +86,8 @@ def test_both_workers_end_with_the_same_parameters(run):
 
 def test_stats_of_every_tensor_are_printed_by_one_worker_in_100_columns(run):
     output, _ = run
-    lines = [line.split("] ", 1)[1] for line in output.splitlines() if line.startswith("[worker")]
+    prefixed = re.compile(r"\[(?:worker )?\d\](?:<stdout>:| )")  # bpslaunch's, or horovodrun's
+    lines = [prefixed.sub("", line) for line in output.splitlines()]
     (head,) = [i for i, line in enumerate(lines) if line.startswith("tensor ")]
     table = lines[head + 1 : head + 13]  # 10 tensors, a rule, the sum
     assert [line.split()[:2] for line in (table[0], table[-1])] == [
@@ -142,7 +140,8 @@ def test_every_argument_of_compression_reaches_the_trainer():
     assert not any(compression_params(parser.parse_args([])).values())
     given = (
         "--compressor dithering --k 2 --partition natural --normalize l2 --ef vanilla "
-        "--compress-momentum nesterov --compressor-seed 7 --fp16-pushpull --onebit-scaling"
+        "--compress-momentum nesterov --compressor-seed 7 --fp16-pushpull --onebit-scaling "
+        "--dgc-warmup-epochs 3"
     )
     assert compression_params(parser.parse_args(given.split())) == {
         "compressor": "dithering",
@@ -152,6 +151,7 @@ def test_every_argument_of_compression_reaches_the_trainer():
         "ef": "vanilla",
         "momentum": "nesterov",
         "seed": 7,
+        "warmup_epochs": 3,
         "fp16": True,
         "scaling": True,
     }

@@ -9,9 +9,13 @@ from tests.distributed.cluster import run
 SHAPES = [(300, 70), (33,), (1,)]  # the first residual takes several messages
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+WITH_STATE = {name: {**params, "ef": "corrected"} for name, params in COMPRESSORS.items()}
+WITH_STATE["dgc"] = {"compressor": "dgc", "k": 0.01, "seed": 7}
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
 def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, name):
-    params = {**COMPRESSORS[name], "ef": "corrected", "momentum": "nesterov"}
+    params = {**WITH_STATE[name], "momentum": "nesterov"}
     arguments = {"folder": str(tmp_path), "shapes": SHAPES, "compression_params": params}
     results = {}
     for begin in (0, 3):
