@@ -82,7 +82,9 @@ Bits<T> sample_threshold(const Velocity<T>& velocity, const DgcConfig& config, S
     if (velocity.known(velocity.found.threshold)) {
       const std::size_t candidates = strided_candidates(velocity, start, stride);
       TopkElement<T>* const scratch = velocity.workspace.scratch;
-      if (candidates >= config.top) return static_cast<Bits<T>>(select(scratch, candidates, config.top) >> 33);
+      if (candidates >= config.top) {
+        return static_cast<Bits<T>>(select(scratch, candidates, config.top) >> 33);
+      }
     }
     for (std::size_t i = start; i < velocity.n; i += stride) sample[count++] = magnitude(i);
   } else {
