@@ -51,19 +51,6 @@ struct DgcWriter {
   std::size_t left;
 };
 
-// Sends the first elements that reach the threshold.
-template <typename T>
-void send_first(const Velocity<T>& velocity, Bits<T> threshold, DgcWriter<T>& writer) {
-  if (!velocity.known(threshold)) return send_with_ties<T>(velocity.p, velocity.n, threshold, velocity.n, writer);
-  for (std::size_t s = 0; writer.left != 0; ++s) {
-    const TopkSegment segment = velocity.workspace.segments[s];
-    const TopkElement<T>* const candidates = velocity.workspace.candidates + segment.begin;
-    for (std::size_t i = 0; i < segment.count && writer.left != 0; ++i) {
-      if (velocity.reaches(candidates[i], threshold)) writer.add(candidates[i]);
-    }
-  }
-}
-
 // Where things are in a payload.
 template <typename T>
 struct DgcPayload {
@@ -106,8 +93,10 @@ T DgcKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient_scal
   DgcWriter<T> writer(payload, choice.count, config.half_values);
   if (choice.largest) {
     send_largest(velocity.p, found, n, choice.count, workspace.plan, workspace.candidates, threads, writer);
+  } else if (velocity.known(choice.threshold)) {
+    send_candidates(velocity.workspace, n, least_element<T>(choice.threshold), writer);
   } else {
-    send_first(velocity, choice.threshold, writer);
+    send_with_ties<T>(velocity.p, n, choice.threshold, n, writer);
   }
   const DgcPayload<T> sent(payload, config.half_values);
   sent.indices.clear(state.velocity, n, threads);

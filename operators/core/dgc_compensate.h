@@ -53,7 +53,8 @@ struct Compensation {
 // What g is multiplied by so that its l2 norm is at most max_norm. NaN if the norm is not finite.
 template <typename T>
 T clipping(const T* gradient, std::size_t n, T gradient_scale, T max_norm, int threads) {
-  const Correction<T, false, Feedback::none, StoredResidual<T>> scaled(gradient, gradient_scale, TopkState<T>{}, {});
+  using Scaled = Correction<T, false, Feedback::none, StoredResidual<T>>;
+  const Scaled scaled(gradient, gradient_scale, TopkState<T>{}, {});
   const T norm = corrected_norm<true, T>(scaled, n, nullptr, threads);
   return norm <= max_norm ? T{1} : max_norm / norm + (norm - norm);
 }

@@ -9,6 +9,12 @@
 namespace gluon_gc {
 namespace {
 
+// At most as large as the elements that reach the threshold, and larger than all others.
+template <typename T>
+TopkElement<T> least_element(Bits<T> threshold) {
+  return static_cast<TopkElement<T>>(threshold) << 33;
+}
+
 // The velocity after the sweep, and the candidates that were found in it.
 template <typename T>
 struct Velocity {
@@ -27,16 +33,13 @@ struct Velocity {
   // How many elements reach the threshold, or fewer of them, if they are at least `enough`.
   std::size_t reaching(Bits<T> threshold, std::size_t enough) const {
     if (known(threshold)) {
+      const TopkElement<T> least = least_element<T>(threshold);
       std::size_t count = 0;
-      for (std::size_t i = 0; i < found.count; ++i) count += reaches(workspace.candidates[i], threshold);
+      for (std::size_t i = 0; i < found.count; ++i) count += workspace.candidates[i] >= least;
       return count;
     }
     if (threshold <= found.threshold && found.count >= enough) return found.count;
     return threshold == 0 ? n : count_at_least(p, threshold, n, threads);
-  }
-
-  static bool reaches(TopkElement<T> element, Bits<T> threshold) {
-    return element >= static_cast<TopkElement<T>>(threshold) << 33;
   }
 
   bool finite() const {
@@ -79,7 +82,9 @@ Bits<T> sample_threshold(const Velocity<T>& velocity, const DgcConfig& config, S
     if (velocity.known(velocity.found.threshold)) {
       const std::size_t candidates = strided_candidates(velocity, start, stride);
       TopkElement<T>* const scratch = velocity.workspace.scratch;
-      if (candidates >= config.top) return static_cast<Bits<T>>(select(scratch, candidates, config.top) >> 33);
+      if (candidates >= config.top) {
+        return static_cast<Bits<T>>(select(scratch, candidates, config.top) >> 33);
+      }
     }
     for (std::size_t i = start; i < velocity.n; i += stride) sample[count++] = magnitude(i);
   } else {

@@ -9,7 +9,9 @@ namespace gluon_gc {
 namespace {
 
 struct Indices {
-  std::uint32_t operator[](std::size_t i) const { return read<std::uint32_t>(begin + i * sizeof(std::uint32_t)); }
+  std::uint32_t operator[](std::size_t i) const {
+    return read<std::uint32_t>(begin + i * sizeof(std::uint32_t));
+  }
 
   // Whether they ascend and are below n.
   bool valid(std::size_t n) const {

@@ -7,22 +7,19 @@
 namespace gluon_gc {
 namespace {
 
-// Sends the k largest of the candidates, of which there are `found`.
+// Sends the first candidates that are at least `last`, of which there are enough.
 template <typename T, typename Writer>
-void send_candidates(const TopkWorkspace<T>& workspace, std::size_t n, std::size_t k, std::size_t found,
-                     Writer& writer) {
-  std::memcpy(workspace.scratch, workspace.candidates, found * sizeof(TopkElement<T>));
-  const TopkElement<T> last = select(workspace.scratch, found, k);
+void send_candidates(const TopkWorkspace<T>& workspace, std::size_t n, TopkElement<T> last, Writer& writer) {
   TopkElement<T>* const sent = workspace.scratch;
   std::size_t count = 0;
   for (std::size_t s = 0; s < (n + topk_segment - 1) / topk_segment; ++s) {
     const TopkElement<T>* const candidates = workspace.candidates + workspace.segments[s].begin;
     for (std::size_t i = 0; i < workspace.segments[s].count; ++i) {
-      sent[count] = candidates[i];  // count < found <= capacity until the last one
+      sent[count] = candidates[i];  // without a branch, which would be taken at random
       count += candidates[i] >= last;
     }
   }
-  for (std::size_t i = 0; i < k; ++i) writer.add(sent[i]);
+  for (std::size_t i = 0, k = writer.left; i < k; ++i) writer.add(sent[i]);
 }
 
 // Sends the elements with magnitudes above `limit`, and the first `equal` of those that have just that.
@@ -54,7 +51,8 @@ void send_largest(const Corrected<T>& p, Found<T> found, std::size_t n, std::siz
     found.count = collect(p, p, found.threshold, n, static_cast<T*>(nullptr), plan, workspace, threads);
   }
   if (found.count >= k && found.count <= plan.capacity) {
-    send_candidates(workspace, n, k, found.count, writer);
+    std::memcpy(workspace.scratch, workspace.candidates, found.count * sizeof(TopkElement<T>));
+    send_candidates(workspace, n, select(workspace.scratch, found.count, k), writer);
   } else if (found.count < k) {
     send_with_ties<T>(p, n, 0, k - found.count, writer);  // all that are not zero, and zeros
   } else {

@@ -98,7 +98,7 @@ struct Dgc : CompressorTraits {
                       std::size_t n, T* out, int threads) const {
     for (std::size_t row = 0; row < rows; ++row) {
       require(dgc_valid<T>(payloads + row * stride, payload_bytes<T>(n), n, half_values),
-              "payload " + std::to_string(row) + " is not of elements of " + std::to_string(n));
+              "payload " + std::to_string(row) + " is not one of " + std::to_string(n) + " elements");
     }
     dgc_decompress_sum(payloads, stride, rows, n, half_values, out, threads);
   }
