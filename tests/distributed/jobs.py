@@ -74,13 +74,21 @@ def steps(arguments):
     return result
 
 
-def several_steps(arguments):
-    """`steps` for each of a list of arguments, with a trainer each; results under "NUMBER/"."""
+def _several(job, arguments):
+    """A job for each of a list of arguments, with a trainer each; results under "NUMBER/"."""
     return {
-        f"{i}/{name}": array
-        for i, one in enumerate(arguments)
-        for name, array in steps(one).items()
+        f"{i}/{name}": array for i, one in enumerate(arguments) for name, array in job(one).items()
     }
+
+
+def several_steps(arguments):
+    """`steps` for each of a list of arguments; results under "NUMBER/"."""
+    return _several(steps, arguments)
+
+
+def several_checkpoints(arguments):
+    """`checkpoint` for each of a list of arguments; results under "NUMBER/"."""
+    return _several(checkpoint, arguments)
 
 
 def nonfinite(arguments):
@@ -114,10 +122,10 @@ def nonfinite(arguments):
 def checkpoint(arguments):
     """Steps `begin` to `end` of a trainer, from a checkpoint if begin > 0; saves one in the middle.
 
-    Returns the weights in the end. Rank r's file is "FOLDER/r".
+    Returns the weights in the end. Rank r's file is "FOLDER/NAME-r".
     """
     begin, middle, end = arguments["begin"], arguments["middle"], arguments["end"]
-    file = str(Path(arguments["folder"], str(bps.rank())))
+    file = str(Path(arguments["folder"], f"{arguments['name']}-{bps.rank()}"))
     shapes = arguments["shapes"]
     params = _parameters(shapes)
     trainer = bps.DistributedTrainer(

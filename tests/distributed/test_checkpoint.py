@@ -4,31 +4,42 @@ import numpy as np
 import pytest
 
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import run
+from tests.distributed.cluster import run, run_horovod
 
 SHAPES = [(300, 70), (33,), (1,)]  # the first residual takes several messages
 
 
-WITH_STATE = {name: {**params, "ef": "corrected"} for name, params in COMPRESSORS.items()}
-WITH_STATE["dgc"] = {"compressor": "dgc", "k": 0.01, "seed": 7}
+COMPRESSIONS = [
+    *({**params, "ef": "corrected", "momentum": "nesterov"} for params in COMPRESSORS.values()),
+    {"compressor": "dgc", "k": 0.01, "seed": 7, "momentum": "nesterov"},
+]
 
 
-@pytest.mark.parametrize("name", WITH_STATE)
-def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, name):
-    params = {**WITH_STATE[name], "momentum": "nesterov"}
-    arguments = {"folder": str(tmp_path), "shapes": SHAPES, "compression_params": params}
-    results = {}
-    for begin in (0, 3):
-        folder = tmp_path / f"from{begin}"
-        folder.mkdir()
-        results[begin] = run(
-            folder,
-            "checkpoint",
-            {**arguments, "begin": begin, "middle": 3, "end": 6},
-            workers=2,
-            servers=2,
-            variables={"BYTEPS_PARTITION_BYTES": 64_000},
-        )
-    for whole, resumed in zip(results[0], results[3]):
-        for i in range(len(SHAPES)):
-            np.testing.assert_array_equal(resumed[f"w{i}"], whole[f"w{i}"])
+def trained(tmp_path, start, begin):
+    """What workers end with, trained from step `begin` to 6 with each of COMPRESSIONS."""
+    folder = tmp_path / f"from{begin}"
+    folder.mkdir()
+    arguments = [
+        {
+            "folder": str(tmp_path),
+            "name": str(number),
+            "shapes": SHAPES,
+            "compression_params": params,
+            **{"begin": begin, "middle": 3, "end": 6},
+        }
+        for number, params in enumerate(COMPRESSIONS)
+    ]
+    return start(folder, "several_checkpoints", arguments)
+
+
+def on_servers(folder, job, arguments):
+    return run(folder, job, arguments, 2, 2, {"BYTEPS_PARTITION_BYTES": 64_000})
+
+
+@pytest.mark.parametrize("start", [on_servers, run_horovod])
+def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, start):
+    if start is run_horovod:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    for whole, resumed in zip(trained(tmp_path, start, 0), trained(tmp_path, start, 3)):
+        for key in whole:
+            np.testing.assert_array_equal(resumed[key], whole[key], err_msg=key)

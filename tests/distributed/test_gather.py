@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.compressors import COMPRESSORS
 from tests.distributed.cluster import run, run_horovod, run_local
-from tests.distributed.test_two_way import arguments, assert_identical, check_replay, of_way
+from tests.distributed.test_two_way import assert_identical, check_replay, corrected, of_way
 
 
 def every_compressor():
     """Arguments of `jobs.several_steps`: each compressor, gathered."""
-    ways = [arguments(name, "corrected", steps=10) for name in COMPRESSORS]
+    ways = corrected(steps=10)
     for way in ways:
         way["compression_params"]["exchange"] = "gather"
     return ways

@@ -15,6 +15,7 @@ from tests.distributed.test_two_way import (
     arguments,
     assert_identical,
     check_replay,
+    corrected,
     every_way,
     of_way,
 )
@@ -31,16 +32,15 @@ def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(tmp_path, 
         check_replay([of_way(result, way) for result in results], options)
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
-def test_two_workers_get_bit_for_bit_what_the_parameter_server_gives_them(tmp_path, name):
+def test_two_workers_get_bit_for_bit_what_the_parameter_server_gives_them(tmp_path):
     for folder in ("horovod", "server"):
         (tmp_path / folder).mkdir()
-    options, variables = arguments(name, "corrected"), {"BYTEPS_PARTITION_BYTES": 1000}
-    ours = run_horovod(tmp_path / "horovod", "steps", options, 2, variables)
-    theirs = run(tmp_path / "server", "steps", options, 2, 2, variables)
+    ways, variables = corrected(), {"BYTEPS_PARTITION_BYTES": 1000}
+    ours = run_horovod(tmp_path / "horovod", "several_steps", ways, 2, variables)
+    theirs = run(tmp_path / "server", "several_steps", ways, 2, 2, variables)
     for result, other in zip(ours, theirs):
         for key in result:
-            if key != "row":
+            if not key.endswith("row"):
                 np.testing.assert_array_equal(result[key], other[key], err_msg=key)
 
 
@@ -85,25 +85,6 @@ def test_push_pull_sums_and_averages_every_dtype(tmp_path):
         np.testing.assert_array_equal(result["exact"], 1 / 3.7 + 2 / 3.7)
         np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
         np.testing.assert_array_equal(result["repeated"][:, 0], np.arange(20) + 0.5)
-
-
-@pytest.mark.parametrize("name", ["onebit", "dithering", "randomk"])
-def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, name):
-    params = {**COMPRESSORS[name], "ef": "corrected", "momentum": "nesterov"}
-    arguments = {
-        "folder": str(tmp_path),
-        "shapes": [(300, 70), (33,)],
-        "compression_params": params,
-    }
-    results = {}
-    for begin in (0, 3):
-        folder = tmp_path / f"from{begin}"
-        folder.mkdir()
-        run_of = {**arguments, "begin": begin, "middle": 3, "end": 6}
-        results[begin] = run_horovod(folder, "checkpoint", run_of)
-    for whole, resumed in zip(results[0], results[3]):
-        for i in range(2):
-            np.testing.assert_array_equal(resumed[f"w{i}"], whole[f"w{i}"])
 
 
 def test_workers_that_differ_in_their_settings_are_told(tmp_path):

@@ -110,23 +110,25 @@ def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(tmp_path, 
         check_replay([of_way(result, way) for result in results], options)
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
-def test_tensors_cut_into_chunks_over_two_servers_agree_with_a_numpy_replay(tmp_path, name):
-    options = arguments(name, "corrected")
-    results = run(tmp_path, "steps", options, 2, 2, {"BYTEPS_PARTITION_BYTES": 400})
-    check_replay(results, options, chunk_elements=100)
+def corrected(**more):
+    """Arguments of `jobs.several_steps`: each compressor."""
+    return [arguments(name, "corrected", **more) for name in COMPRESSORS]
+
+
+def test_tensors_cut_into_chunks_over_two_servers_agree_with_a_numpy_replay(tmp_path):
+    ways = corrected()
+    results = run(tmp_path, "several_steps", ways, 2, 2, {"BYTEPS_PARTITION_BYTES": 400})
     assert_identical(results)
+    for way, options in enumerate(ways):
+        check_replay([of_way(result, way) for result in results], options, chunk_elements=100)
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("variables", [{}, {"BYTEPS_PARTITION_BYTES": 1000}])
-def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path, name, variables):
+def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path, variables):
     for folder in ("cluster", "local"):
         (tmp_path / folder).mkdir()
-    options = arguments(
-        name, "corrected", optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
-    )
-    (result,) = run(tmp_path / "cluster", "steps", options, 1, 1, variables)
-    local = run_local(tmp_path / "local", "steps", options, variables)
+    ways = corrected(optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01})
+    (result,) = run(tmp_path / "cluster", "several_steps", ways, 1, 1, variables)
+    local = run_local(tmp_path / "local", "several_steps", ways, variables)
     for key in local:
         np.testing.assert_array_equal(result[key], local[key], err_msg=key)
