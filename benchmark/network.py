@@ -1,0 +1,124 @@
+"""Several hosts on this machine: network namespaces with links of a given rate. Needs root."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Dict, List, NamedTuple, Sequence
+
+_SUBNET = "10.77.0"
+_QUEUE_SECONDS = 0.1  # what a link holds back before it drops packets
+_BURST_SECONDS = 0.001  # what it sends at once
+_LEAST_BURST = 32 * 1024
+
+
+class Traffic(NamedTuple):
+    """Bytes over a host's link since it was made, with all headers but Ethernet's preamble."""
+
+    sent: int
+    received: int
+
+
+def _ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+class Network:
+    """A hub and hosts, each linked to it at the same rate, both ways; a context manager.
+
+    Parameters
+    ----------
+    hosts : int
+        How many.
+    rate : float
+        Bits a second of each direction of a link.
+
+    Attributes
+    ----------
+    hub : str
+        The address of the hub, which may run processes too; they share its end of all links.
+    addresses : list of str
+        Those of the hosts.
+    interface : str
+        What a host calls its link.
+
+    Raises
+    ------
+    PermissionError
+        Not root.
+    """
+
+    interface = "eth0"
+
+    def __init__(self, hosts: int, rate: float) -> None:
+        if os.geteuid() != 0:
+            raise PermissionError("network namespaces need root")
+        self._name = f"gc{os.getpid()}"
+        self._rate = rate
+        self._hosts = hosts
+        self.hub = f"{_SUBNET}.1"
+        self.addresses = [f"{_SUBNET}.{2 + host}" for host in range(hosts)]
+
+    def _namespace(self, host: int) -> str:
+        """A host's, or with -1 the hub's."""
+        return f"{self._name}-{host}" if host >= 0 else f"{self._name}-hub"
+
+    def __enter__(self) -> "Network":
+        try:
+            hub = self._namespace(-1)
+            _ip("netns", "add", hub)
+            _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", hub, "address", "add", f"{self.hub}/24", "dev", "bridge")
+            for name in ("lo", "bridge"):
+                _ip("-n", hub, "link", "set", name, "up")
+            for host in range(self._hosts):
+                self._link(host)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _link(self, host: int) -> None:
+        hub, name, port = self._namespace(-1), self._namespace(host), f"port{host}"
+        _ip("netns", "add", name)
+        peer = ["peer", "name", self.interface, "netns", name]
+        _ip("-n", hub, "link", "add", port, "type", "veth", *peer)
+        _ip("-n", hub, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", name, "address", "add", f"{self.addresses[host]}/24", "dev", self.interface)
+        for device in ("lo", self.interface):
+            _ip("-n", name, "link", "set", device, "up")
+        self._shape(hub, port)
+        self._shape(name, self.interface)
+
+    def _shape(self, namespace: str, device: str) -> None:
+        burst = max(_LEAST_BURST, int(self._rate / 8 * _BURST_SECONDS))
+        limit = burst + int(self._rate / 8 * _QUEUE_SECONDS)
+        words = f"-n {namespace} qdisc add dev {device} root tbf rate {self._rate:.0f}bit"
+        subprocess.run(
+            ["tc", *words.split(), "burst", str(burst), "limit", str(limit)],
+            check=True,
+            capture_output=True,
+        )
+
+    def command(self, host: int, words: Sequence[str]) -> List[str]:
+        """What runs a command on a host, or on the hub (-1)."""
+        return ["ip", "netns", "exec", self._namespace(host), *words]
+
+    def traffic(self) -> Dict[int, Traffic]:
+        """What each host has sent and received so far."""
+        links = json.loads(_ip("-n", self._namespace(-1), "-s", "-j", "link"))
+        by_name = {link["ifname"]: link["stats64"] for link in links}
+        ports = {host: by_name[f"port{host}"] for host in range(self._hosts)}
+        return {
+            host: Traffic(sent=port["rx"]["bytes"], received=port["tx"]["bytes"])
+            for host, port in ports.items()
+        }
+
+    def __exit__(self, *_: object) -> None:
+        """Remove all of it. Processes in it must have ended."""
+        for host in range(-1, self._hosts):
+            subprocess.run(
+                ["ip", "netns", "delete", self._namespace(host)], check=False, capture_output=True
+            )
