@@ -10,6 +10,7 @@ import ctypes
 import json
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any, Dict, List, Optional, Set
 
 import mxnet as mx
@@ -17,7 +18,7 @@ from mxnet.base import _LIB, check_call
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
-from . import compression, env, operators
+from . import census, compression, env, operators
 from .kvstore import archive, handshake, messages
 from .kvstore.aggregator import Aggregator
 from .kvstore.watch import SCHEDULER_ID, Watch, die, is_dead
@@ -136,6 +137,14 @@ def _watch_nodes(kv: KVStore, cluster: env.Cluster) -> Watch:
 def main(role: str) -> None:
     """Serve as `role`, "server" or "scheduler", until all workers are done."""
     cluster = env.cluster(role)
+    try:
+        if role == "scheduler":
+            local_size = census.hold(cluster)
+        else:
+            local_size = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
+    except (OSError, RuntimeError) as error:
+        die(f"{role}: {error}")
+    cluster = replace(cluster, local_size=local_size)
     env.export_for_ps_lite(cluster)
     kv = mx.kv.create("dist")
     if role == "scheduler":

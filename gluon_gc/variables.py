@@ -96,8 +96,7 @@ TABLE = (
         "BYTEPS_LOCAL_SIZE",
         1,
         "positive",
-        "worker processes a machine; bpslaunch sets it for workers. Where it is not 1, "
-        "set it for the servers and the scheduler too",
+        "worker processes a machine, the same on all; bpslaunch sets it for the workers",
     ),
     Variable("BYTEPS_FORCE_DISTRIBUTED", False, "flag", "1: even one worker uses a server"),
     Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "a list: bpslaunch starts a worker for each"),

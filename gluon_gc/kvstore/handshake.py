@@ -1,7 +1,7 @@
 """How workers and servers make sure, before the first gradient, that they fit together.
 
-Every worker pushes a description of itself to every server, as JSON. A
-gluon_gc server compares the rows and answers; a stock MXNet server merely echoes them.
+Every worker pushes a description of itself to every server, as JSON, which compares the rows and
+answers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,13 @@ from .. import env
 from ..version import __version__
 from . import messages
 
-_WORKER, _SERVER = "gluon_gc worker", "gluon_gc server"
-
 
 def _pack(message: Mapping[str, Any]) -> NDArray:
     return messages.pack(json.dumps(message, sort_keys=True).encode())
 
 
 def _unpack(message: NDArray) -> Dict[str, Any]:
-    try:
-        return json.loads(messages.unpack(message))
-    except ValueError:
-        return {}
+    return json.loads(messages.unpack(message))
 
 
 def describe(rank: int, about: Mapping[str, Any]) -> Dict[str, Any]:
@@ -36,7 +31,7 @@ def describe(rank: int, about: Mapping[str, Any]) -> Dict[str, Any]:
         name: env.get(name) for name in ("BYTEPS_PARTITION_BYTES", "BYTEPS_MIN_COMPRESS_BYTES")
     }
     settings.update((name, _short(value)) for name, value in about.items())
-    return {"from": _WORKER, "rank": rank, "version": __version__, "settings": settings}
+    return {"rank": rank, "version": __version__, "settings": settings}
 
 
 def hello(rank: int, about: Mapping[str, Any]) -> NDArray:
@@ -47,15 +42,13 @@ def hello(rank: int, about: Mapping[str, Any]) -> NDArray:
 def answer(hellos: NDArray) -> NDArray:
     """What a server answers to the workers' hellos, uint8, shape (workers, bytes of a message)."""
     problem = difference([_unpack(row) for row in hellos])
-    return _pack({"from": _SERVER, "version": __version__, "problem": problem})
+    return _pack({"problem": problem})
 
 
 def difference(hellos: List[Dict[str, Any]]) -> str:
     """The first thing that does not fit, in words; empty if all does."""
     first = hellos[0]
     for worker in hellos:
-        if worker.get("from") != _WORKER:
-            return "a worker does not speak gluon_gc's protocol"
         name = f"worker {worker['rank']}"
         if worker["version"] != __version__:
             return f"{name} runs gluon_gc {worker['version']}, the server {__version__}"
@@ -68,14 +61,9 @@ def difference(hellos: List[Dict[str, Any]]) -> str:
     return ""
 
 
-def check(reply: NDArray, server: int) -> None:
-    """Raise RuntimeError unless server number `server` answered that all fits."""
+def check(reply: NDArray) -> None:
+    """Raise RuntimeError unless a server answered that all fits."""
     message = _unpack(reply)
-    if message.get("from") != _SERVER:
-        raise RuntimeError(
-            f"server {server} is not a gluon_gc server but MXNet's own; "
-            "start it with DMLC_ROLE=server bpslaunch"
-        )
     if message["problem"]:
         raise RuntimeError(f"the cluster does not fit together: {message['problem']}")
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import atexit
 import json
-import socket
 import sys
 import threading
-import time
 from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -20,7 +18,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import env, kernels, operators
+from .. import census, env, kernels, operators
 from ..log import logger
 from ..operators import MessageRows
 from . import archive, handshake, messages, plan
@@ -29,26 +27,6 @@ from .plan import Chunk
 from .watch import SCHEDULER_ID, Watch, die_of, is_dead
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
-
-
-def _await_scheduler(host: str, port: int, timeout: float) -> None:
-    """Wait until something listens at the scheduler's address: roles start in any order."""
-    deadline = time.monotonic() + timeout
-    while not _listens(host, port, max(1.0, timeout)):
-        if time.monotonic() >= deadline:
-            raise ConnectionError(
-                f"no scheduler at {host}:{port} within {timeout:g} s; "
-                "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
-            )
-        time.sleep(0.2)
-
-
-def _listens(host: str, port: int, timeout: float) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=timeout).close()
-    except OSError:
-        return False
-    return True
 
 
 @KVStoreBase.register
@@ -60,8 +38,8 @@ class GluonGCParameterServer(CompressingKVStore):
     ConnectionError
         No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
     RuntimeError
-        A server is not gluon_gc's, or workers and servers differ in version or settings; or this
-        process is connected already.
+        A node is not gluon_gc's, two nodes are the same, or workers and servers differ in version
+        or settings; or this process is connected already.
     """
 
     type = "dist_sync"
@@ -74,8 +52,6 @@ class GluonGCParameterServer(CompressingKVStore):
             raise RuntimeError("this process is connected to its parameter server already")
         cluster = env.cluster()
         self.rank = cluster.rank
-        _await_scheduler(cluster.root_uri, cluster.root_port, env.get("GLUON_GC_CONNECT_TIMEOUT"))
-        env.export_for_ps_lite(cluster)
         address = f"{cluster.root_uri}:{cluster.root_port}"
         waiting = (
             f"worker {self.rank} waits at {address} until all {cluster.total_workers} workers "
@@ -84,11 +60,10 @@ class GluonGCParameterServer(CompressingKVStore):
         notice = threading.Timer(30, logger.warning, [waiting])
         notice.daemon = True
         notice.start()
-        lost = f"worker {self.rank}: the scheduler at {address} left before all were there"
-        start = Watch(lambda: "" if _listens(cluster.root_uri, cluster.root_port, 5) else lost)
-        self._kv = mx.kv.create("dist_sync")
-        start.stop()
+        census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
         notice.cancel()
+        env.export_for_ps_lite(cluster)
+        self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
@@ -185,8 +160,8 @@ class GluonGCParameterServer(CompressingKVStore):
     def _agree(self, about: Mapping[str, Any]) -> None:
         """Make sure that all servers are ours, and all workers about to do the same."""
         hello = handshake.hello(self.rank, about)
-        for server, key in enumerate(self._greetings):
-            handshake.check(self._exchange_row(key, hello, priority=0), server)
+        for key in self._greetings:
+            handshake.check(self._exchange_row(key, hello, priority=0))
         self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
 
     # What travels

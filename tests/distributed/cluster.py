@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -69,7 +69,8 @@ class Cluster:
             str(self.result_file(rank)),
             json.dumps(arguments),
         ]
-        self.start(f"worker{rank}", command, DMLC_ROLE="worker", DMLC_WORKER_ID=rank, **variables)
+        worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": rank, **variables}
+        self.start(f"worker{rank}", command, **worker)
 
     def start(self, name: str, command: List[str], **variables: Any) -> None:
         environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
@@ -99,9 +100,16 @@ class Cluster:
 
     def wait_for(self, path: Path, timeout: float = TIMEOUT) -> None:
         """Wait until a process has made a file."""
+        self._wait_until(path.exists, f"{path.name} was not made", timeout)
+
+    def wait_for_line(self, name: str, line: str, timeout: float = TIMEOUT) -> None:
+        """Wait until a process has said something."""
+        self._wait_until(lambda: line in self.log(name), f"{name} did not say {line!r}", timeout)
+
+    def _wait_until(self, happened: Callable[[], bool], otherwise: str, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while not path.exists():
-            assert time.monotonic() < deadline, f"{path.name} was not made within {timeout} s"
+        while not happened():
+            assert time.monotonic() < deadline, f"{otherwise} within {timeout} s"
             time.sleep(0.02)
 
     def results(self) -> List[Dict[str, np.ndarray]]:

@@ -52,7 +52,49 @@ def test_a_stock_mxnet_server_is_recognised(cluster):
     nodes.start("server0", STOCK_SERVER, DMLC_ROLE="server")
     nodes.start_worker(0, "push_pull")
     assert nodes.wait("worker0") == 1
-    assert "server 0 is not a gluon_gc server but MXNet's own" in last_line(nodes.log("worker0"))
+    assert "a node at 127.0.0.1 is not gluon_gc's but MXNet's own" in last_line(
+        nodes.log("worker0")
+    )
+
+
+def test_a_stock_mxnet_scheduler_is_recognised(cluster):
+    nodes = cluster(1, 1)
+    nodes.start("scheduler", STOCK_SERVER, DMLC_ROLE="scheduler")
+    nodes.start_worker(0, "push_pull")
+    assert nodes.wait("worker0") == 1
+    assert "is not gluon_gc's but MXNet's own; start it" in last_line(nodes.log("worker0"))
+
+
+def test_a_scheduler_that_leaves_before_all_are_there_is_named(cluster):
+    nodes = cluster(2, 1, BYTEPS_LOG_LEVEL="INFO")
+    nodes.start_roles()
+    nodes.start_worker(0, "push_pull")
+    for name in ("worker 0", "server 0"):
+        nodes.wait_for_line("scheduler", f"{name} has come")
+    nodes.processes["scheduler"].kill()
+    for name in ("worker0", "server0"):
+        assert nodes.wait(name) == 1
+        assert "left before all nodes were there" in last_line(nodes.log(name))
+
+
+def test_two_workers_with_one_number_are_named_to_all(cluster):
+    nodes = cluster(3, 1)
+    nodes.start_roles()
+    nodes.start_worker(0, "push_pull")
+    nodes.start_worker(1, "push_pull", DMLC_WORKER_ID=0)
+    for name in ("worker0", "worker1", "server0", "scheduler"):
+        assert nodes.wait(name) == 1
+        assert "worker 0 came twice" in last_line(nodes.log(name))
+
+
+def test_machines_with_different_numbers_of_workers_are_named_to_all(cluster):
+    nodes = cluster(2, 1)
+    nodes.start_roles()
+    nodes.start_worker(0, "push_pull")
+    nodes.start_worker(1, "push_pull", BYTEPS_LOCAL_SIZE=2)
+    for name in ("worker0", "worker1", "server0", "scheduler"):
+        assert nodes.wait(name) == 1
+        assert "all machines must have as many" in last_line(nodes.log(name))
 
 
 @pytest.mark.parametrize(
