@@ -1,7 +1,7 @@
 """Make a small data set in the format of a real one, for a machine that does not have it.
 
-Each class is a pattern of its own, which every image shows shifted, and under noise: networks learn
-it within a few epochs.
+Each class has a pattern and a colour of its own, which every image shows shifted, and under noise:
+networks learn it within a few epochs.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 TILE = 8  # pixels after which a pattern repeats, each way
-NOISE = 32
+NOISE = 16
 
 
 class Images(NamedTuple):
@@ -28,7 +28,9 @@ class Images(NamedTuple):
 
 def make_images(count: int, classes: int, edge: int, channels: int, seed: int) -> Images:
     """Return `count` square images; their classes take turns, and look alike for any `seed`."""
-    patterns = np.random.default_rng(0).integers(64, 192, (classes, TILE, TILE, channels))
+    of_classes = np.random.default_rng(0)
+    colours = of_classes.integers(64, 192, (classes, 1, 1, channels))
+    patterns = colours + of_classes.integers(-48, 48, (classes, TILE, TILE, channels))
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % classes
     repeats = -(-edge // TILE)

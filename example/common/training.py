@@ -55,6 +55,11 @@ class Training:
         What checkpoints are called.
     targets : Targets, optional
         Instead of labels.
+
+    Raises
+    ------
+    ValueError
+        Arguments that do not go together.
     """
 
     def __init__(
@@ -70,6 +75,8 @@ class Training:
         self._args = args
         self._targets = targets
         self._contexts = contexts(args.num_gpus)
+        if args.dtype == "float16" and not args.num_gpus:
+            raise ValueError("--dtype float16 needs --num-gpus: MXNet has it on GPUs only")
         self._batch_size = args.batch_size * len(self._contexts)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=targets is None)
         point = resume_point(args)

@@ -1,0 +1,383 @@
+"""The cifar100, imagenet and mnist examples: their arguments, data and schedules, and real runs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon.data import vision
+
+sys.path.extend(
+    str(Path(__file__).resolve().parents[1] / "example" / folder)
+    for folder in ("", "cifar100", "imagenet", "mnist")
+)
+
+import make_data
+import train_cifar100
+import train_imagenet
+import train_mnist
+from common.arguments import compression_params
+from common.checkpoint import ResumePoint, resume_point
+from common.datasets import cifar100, mnist
+from common.images import DatasetImages
+from common.log import read_log
+from common.model import zoo_network
+from common.records import RecordFile, RecordImages
+from common.schedule import learning_rate_schedule
+from common.shares import Share
+from common.targets import Targets
+
+ROOT = Path(__file__).resolve().parents[1]
+ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
+
+# As BytePS's reproduction guide gives them.
+CIFAR100 = (
+    "--model resnet18_v2 --mode hybrib --batch-size 32 --num-gpus 1 --num-epochs 200 -j 2 "
+    "--warmup-epochs 10 --warmup-lr 0.1 --lr 0.1 --logging-file out"
+)
+REC = (
+    "--rec-train ~/data/ILSVRC2012/train.rec --rec-train-idx ~/data/ILSVRC2012/train.idx "
+    "--rec-val ~/data/ILSVRC2012/val.rec --rec-val-idx ~/data/ILSVRC2012/val.idx --use-rec"
+)
+RESNET50 = (
+    f"--model resnet50_v2 --mode hybrid {REC} --batch-size 64 --num-gpus 1 --num-epochs 120 -j 2 "
+    "--warmup-epochs 5 --warmup-lr 0.2 --lr 0.2 --lr-mode cosine --logging-file baseline"
+)
+VGG16 = (
+    f"--model vgg16 --mode hybrid  {REC} --batch-size 32 --num-gpus 1 --num-epochs 100 -j 2 "
+    "--warmup-epochs 5 --warmup-lr 0.01 --lr 0.01 --lr-decay-epoch 50,80 --logging-file baseline"
+)
+COMPRESSED = {
+    "": {},
+    ONEBIT: {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"},
+    "--compressor topk --k 0.001": {"compressor": "topk", "k": 0.001},
+    "--compressor randomk --k 0.001": {"compressor": "randomk", "k": 0.001},
+    "--compressor dithering --k 2 --normalize l2": {
+        "compressor": "dithering",
+        "k": 2,
+        "normalize": "l2",
+    },
+    "--fp16-pushpull": {"fp16": True},
+}
+
+
+@pytest.mark.parametrize("compression", COMPRESSED)
+@pytest.mark.parametrize(
+    "script, command",
+    [(train_cifar100, CIFAR100), (train_imagenet, RESNET50), (train_imagenet, VGG16)],
+    ids=["cifar100", "resnet50", "vgg16"],
+)
+def test_published_commands_parse(script, command, compression):
+    args = script.parse_arguments(shlex.split(f"{command} {compression}"))
+    assert args.num_gpus == 1 and args.num_workers == 2
+    given = {key: value for key, value in compression_params(args).items() if value}
+    assert given == COMPRESSED[compression]
+
+
+def test_mnist_takes_the_names_of_bytepss_script():
+    command = "--epochs 3 --j 0 --no-cuda --scaling --compress-momentum nesterov --lr 0.1 --wd 0"
+    args = train_mnist.parse_arguments(command.split())
+    assert (args.num_epochs, args.num_workers, args.num_gpus) == (3, 0, 0)
+    assert args.onebit_scaling and args.compress_momentum == "nesterov"
+
+
+@pytest.mark.parametrize("mode, hybrid", [("hybrid", 1), ("hybrib", 1), ("imperative", 0)])
+def test_the_mode_decides_whether_the_network_is_compiled(mode, hybrid):
+    command = f"--model cifar_resnet20_v1 --mode {mode} --no-wd"
+    net = zoo_network(train_cifar100.parse_arguments(command.split()), classes=100)
+    assert net._active == bool(hybrid)
+    decayed = {name for name, p in net.collect_params().items() if p.wd_mult}
+    assert all(re.search("weight|running", name) for name in decayed)
+
+
+def test_decay_epochs_that_do_not_ascend_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        train_mnist.parse_arguments(["--lr-decay-epoch", "80,50"])
+    assert "must be positive and ascend, got '80,50'" in capsys.readouterr().err
+
+
+# Learning rates
+
+
+def rates(command, updates, steps=10, machines=4):
+    args = train_mnist.parse_arguments(command.split())
+    schedule = learning_rate_schedule(args, steps, machines)
+    return [schedule(update) for update in updates]
+
+
+def test_the_rate_rises_through_the_warm_up_and_falls_in_steps():
+    command = "--lr 0.1 --num-epochs 9 --warmup-epochs 2 --warmup-lr 0.2 --lr-decay-epoch 4,6"
+    found = rates(command, [0, 5, 10, 20, 40, 41, 60, 61, 90])
+    assert found == pytest.approx([0.2, 0.25, 0.3, 0.4, 0.4, 0.04, 0.04, 0.004, 0.004])
+
+
+def test_the_rate_falls_every_period():
+    command = "--lr 0.1 --num-epochs 9 --lr-decay-period 3 --lr-decay 0.5"
+    assert rates(command, [1, 30, 31, 60, 61, 90]) == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("mode, middle", [("cosine", 0.2), ("poly", 0.1)])
+def test_the_rate_falls_to_zero_at_the_end(mode, middle):
+    command = f"--lr 0.1 --num-epochs 6 --warmup-epochs 2 --lr-mode {mode}"
+    found = rates(command, [10, 20, 40, 60])
+    assert found == pytest.approx([0.2, 0.4, middle, 0.0])
+
+
+@pytest.mark.parametrize("mode", ["step", "cosine", "poly"])
+def test_a_run_may_end_within_its_warm_up(mode):
+    command = f"--lr 0.1 --num-epochs 1 --warmup-epochs 2 --lr-mode {mode}"
+    assert rates(command, [0, 10]) == pytest.approx([0.0, 0.2])
+
+
+def test_a_warm_up_that_falls_is_refused():
+    with pytest.raises(ValueError, match="--warmup-lr must be at most 0.4, got 0.5"):
+        rates("--lr 0.1 --warmup-epochs 2 --warmup-lr 0.5", [0])
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_is_named_by_its_weights():
+    args = train_mnist.parse_arguments(["--resume-from", "params/mnist-12.params"])
+    point = resume_point(args)
+    assert point == ResumePoint("params/mnist-12.params", "params/mnist-12.states", 12)
+    assert point.trainer_states(3) == "params/mnist-12.states.3"
+
+
+def test_weights_alone_begin_a_new_run():
+    args = train_mnist.parse_arguments(["--resume-params", "weights"])
+    assert resume_point(args) == ResumePoint("weights")
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("--resume-from weights.params", "NAME-EPOCHS.params, got 'weights.params'"),
+        ("--resume-from a-1.params --resume-epoch 1", "without the other --resume arguments"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(command, message):
+    with pytest.raises(ValueError, match=message):
+        resume_point(train_mnist.parse_arguments(command.split()))
+
+
+# Data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with a small data set of each kind: 64 images to train on, 22 to validate with."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in make_data.FORMATS:
+        make_data.make(name, folder / name, train=64, validation=22, classes=10)
+    return folder
+
+
+def assert_equal(ours, theirs):
+    """Both data sets have the same images and labels."""
+    assert len(ours) == len(theirs)
+    for (pixels, label), (expected, expected_label) in zip(ours, theirs):
+        assert label == expected_label
+        np.testing.assert_array_equal(pixels.asnumpy(), expected.asnumpy())
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_cifar100_is_read_as_gluon_reads_it(data, train, monkeypatch):
+    monkeypatch.setattr(vision.datasets, "check_sha1", lambda path, sha1: True)
+    root = str(data / "cifar100")
+    assert_equal(cifar100(root, train), vision.CIFAR100(root, fine_label=True, train=train))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_mnist_is_read_as_gluon_reads_it(data, train, monkeypatch):
+    def local(url, path, sha1_hash):
+        return str(Path(path) / url.rsplit("/", 1)[1])
+
+    monkeypatch.setattr(vision.datasets, "download", local)
+    root = str(data / "mnist")
+    assert_equal(mnist(root, train), vision.MNIST(root, train=train))
+
+
+def test_records_and_folders_of_imagenet_have_the_same_images(data):
+    root = data / "imagenet"
+    records = vision.ImageRecordDataset(str(root / "rec" / "val.rec"))
+    files = vision.ImageFolderDataset(str(root / "val"))
+    assert len(records) == 22 and len(files.synsets) == 10
+    by_pixels = {pixels.asnumpy().tobytes(): label for pixels, label in files}
+    assert by_pixels == {pixels.asnumpy().tobytes(): label for pixels, label in records}
+
+
+@pytest.mark.parametrize("read", [cifar100, mnist])
+def test_missing_data_is_named_with_where_to_get_it(read, tmp_path):
+    with pytest.raises(FileNotFoundError, match="is missing: example/README.md"):
+        read(str(tmp_path), train=True)
+
+
+def test_a_cut_file_is_refused(data, tmp_path):
+    content = (data / "cifar100" / "train.bin").read_bytes()
+    (tmp_path / "train.bin").write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="must have 3074 bytes an image"):
+        cifar100(str(tmp_path), train=True)
+
+
+def dataset_images(share):
+    numbers = [
+        mx.gluon.data.ArrayDataset(mx.nd.arange(count).reshape(-1, 1), np.arange(count))
+        for count in (50, 22)
+    ]
+    return DatasetImages(numbers, [], [vision.transforms.Cast("float32")], share, processes=0)
+
+
+def labels(batches):
+    return [label.asnumpy().astype(int).tolist() for _, label in batches]
+
+
+def test_workers_train_on_different_images_and_validate_each_once():
+    images = [dataset_images(Share(4, rank, 3, seed=1)) for rank in range(3)]
+    for epoch in range(2):
+        seen = [labels(worker.train(epoch)) for worker in images]
+        assert [len(batches) for batches in seen] == [4, 4, 4]
+        trained = np.concatenate(sum(seen, []))
+        assert len(set(trained)) == 48
+        validated = np.concatenate(sum((labels(worker.validation()) for worker in images), []))
+        assert sorted(validated) == list(range(22))
+    assert labels(images[0].train(0)) != labels(images[0].train(1))
+    assert labels(images[0].train(0)) == labels(images[0].train(0))
+
+
+@pytest.fixture
+def numbered_records(tmp_path):
+    """A function that makes a RecordIO file of images whose labels are their numbers."""
+
+    def write(count):
+        images = make_data.make_images(count, count, 32, 3, seed=1)
+        make_data.write_imagenet(tmp_path, f"of{count}", images)
+        stem = tmp_path / "rec" / f"of{count}"
+        return RecordFile.at(f"{stem}.rec", f"{stem}.idx")
+
+    return write
+
+
+OPTIONS = {"data_shape": (3, 32, 32), "preprocess_threads": 1}
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_workers_share_records_and_validate_each_once(numbered_records, size):
+    train, validation = numbered_records(50), numbered_records(9)
+    images = [
+        RecordImages(train, validation, OPTIONS, OPTIONS, Share(4, rank, size, seed=1))
+        for rank in range(size)
+    ]
+    for epoch in range(3):
+        seen = [labels(worker.train(epoch)) for worker in images]
+        assert {len(batches) for batches in seen} == {50 // (4 * size)}
+        for worker, other in zip(seen, seen[1:]):
+            assert not set(sum(worker, [])) & set(sum(other, []))
+        validated = sum((sum(labels(worker.validation()), []) for worker in images), [])
+        assert sorted(validated) == list(range(9))
+
+
+def test_a_share_of_records_smaller_than_the_others_begins_again(numbered_records):
+    train = numbered_records(14)  # 5, 5 and 4 images, of which batches of 2 make 2 steps
+    images = RecordImages(train, train, OPTIONS, OPTIONS, Share(1, 2, 3, seed=1))
+    assert images.steps == 4
+    train = numbered_records(10)  # 4, 4 and 2 images
+    images = RecordImages(train, train, OPTIONS, OPTIONS, Share(1, 2, 3, seed=1))
+    for epoch in range(2):
+        seen = sum(labels(images.train(epoch)), [])
+        assert len(seen) == 3 and set(seen) == {8, 9}
+
+
+def test_a_batch_larger_than_a_share_of_records_is_refused(numbered_records):
+    train = numbered_records(9)  # 3, 3, 3 and none
+    with pytest.raises(ValueError, match="at most 0, the images of worker 3 of 4 .*, got 2"):
+        RecordImages(train, train, OPTIONS, OPTIONS, Share(2, 3, 4, seed=1))
+
+
+def test_targets_are_probabilities_and_mixed_like_their_images():
+    pixels = mx.nd.arange(4).reshape(4, 1)
+    classes = mx.nd.array([0, 1, 2, 3])
+    targets = Targets(4, smoothing=0.1, mixup=0.2, unmixed_from=5)
+    mixed, probabilities = targets(pixels, classes, 4, np.random.default_rng(1))
+    share = np.random.default_rng(1).beta(0.2, 0.2)
+    one = np.full((4, 4), 0.025) + 0.9 * np.eye(4)
+    expected = share * one + (1 - share) * one[::-1]
+    np.testing.assert_allclose(probabilities.asnumpy(), expected, rtol=1e-6)
+    expected = share * np.arange(4) + (1 - share) * np.arange(4)[::-1]
+    np.testing.assert_allclose(mixed.asnumpy()[:, 0], expected, rtol=1e-6)
+    kept, probabilities = targets(pixels, classes, 5, np.random.default_rng(1))
+    assert kept is pixels
+    np.testing.assert_allclose(probabilities.asnumpy(), one, rtol=1e-6)
+
+
+# Runs
+
+
+def train(script, folder, arguments):
+    """Run a script on two workers and one server; the checksums of all workers, and the log."""
+    log = folder / "log.jsonl"
+    launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", sys.executable]
+    common = f"{ONEBIT} --num-epochs 2 --log-interval 1 --logging-file {log} --save-dir {folder}"
+    command = [*launch, f"example/{script}", *shlex.split(f"{common} {arguments}")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters (\w+)", done.stdout))
+    return sums, read_log(str(log))
+
+
+RECORDS = " ".join(
+    f"--rec-{name}{option} DATA/imagenet/rec/{name}.{ending}"
+    for name in ("train", "val")
+    for option, ending in (("", "rec"), ("-idx", "idx"))
+)
+RUNS = {
+    "cifar100": (
+        "cifar100/train_cifar100.py",
+        "--data-dir DATA/cifar100 --model cifar_resnet20_v1 --mode hybrib -j 1 --batch-size 16",
+    ),
+    "records": (
+        "imagenet/train_imagenet.py",
+        f"{RECORDS} --use-rec --model mobilenet0.25 --mode hybrid -j 1 --input-size 32 "
+        "--batch-size 16 --mixup --label-smoothing --lr-mode cosine --warmup-epochs 1",
+    ),
+    "folder": (
+        "imagenet/train_imagenet.py",
+        "--data-dir DATA/imagenet --model mobilenet0.25 --mode imperative -j 1 --input-size 32 "
+        "--batch-size 16 --no-wd",
+    ),
+}
+
+
+def assert_trained(sums, records):
+    """Both workers hold the same parameters, which onebit's messages made, and all was logged."""
+    assert set(sums) == {"0", "1"} and sums["0"] == sums["1"]
+    assert [record["epoch"] for record in records] == [1, 2]
+    for record in records:
+        assert len(record["step_loss"]) == 2
+        assert np.isfinite(record["step_loss"]).all()
+        assert 0 <= record["validation_accuracy"] <= record["validation_top5"] <= 1
+    assert records[1]["pushed_bytes"] == pytest.approx(2 * records[0]["pushed_bytes"])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_two_epochs_on_a_cluster(run, data, tmp_path):
+    script, arguments = RUNS[run]
+    assert_trained(*train(script, tmp_path, arguments.replace("DATA", str(data))))
+
+
+def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(data, tmp_path):
+    arguments = f"--no-cuda --data-dir {data}/mnist -j 0 --batch-size 16"
+    sums, records = train("mnist/train_mnist.py", tmp_path, f"{arguments} --save-period 1")
+    assert_trained(sums, records)
+    saved = {path.name for path in tmp_path.glob("mnist-*")}
+    endings = ("params", "states.0", "states.1")
+    assert saved == {f"mnist-{epochs}.{end}" for epochs in (1, 2) for end in endings}
+    resume = f"{arguments} --save-period 0 --resume-from {tmp_path}/mnist-1.params"
+    resumed, log = train("mnist/train_mnist.py", tmp_path, resume)
+    assert resumed == sums
+    assert [record["epoch"] for record in log] == [1, 2, 2]
+    assert log[2]["step_loss"] == records[1]["step_loss"]
