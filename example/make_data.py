@@ -1,7 +1,7 @@
 """Make a small data set in the format of a real one, for a machine that does not have it.
 
-Each class has a pattern and a colour of its own, which every image shows shifted, and under noise:
-networks learn it within a few epochs.
+Each class has bright spots on a dark ground, in colours and places of its own, which every image
+shows shifted and under noise: networks learn them within a few epochs.
 """
 
 import argparse
@@ -16,7 +16,8 @@ import numpy as np
 from PIL import Image
 
 TILE = 8  # pixels after which a pattern repeats, each way
-NOISE = 16
+SPOTS = 0.2  # share of a pattern that is bright
+NOISE = 32
 
 
 class Images(NamedTuple):
@@ -29,14 +30,16 @@ class Images(NamedTuple):
 def make_images(count: int, classes: int, edge: int, channels: int, seed: int) -> Images:
     """Return `count` square images; their classes take turns, and look alike for any `seed`."""
     of_classes = np.random.default_rng(0)
-    colours = of_classes.integers(64, 192, (classes, 1, 1, channels))
-    patterns = colours + of_classes.integers(-48, 48, (classes, TILE, TILE, channels))
+    spots = of_classes.random((classes, TILE, TILE, 1)) < SPOTS
+    dark = of_classes.integers(64, size=(classes, 1, 1, channels))
+    bright = of_classes.integers(128, 224, (classes, 1, 1, channels))
+    patterns = np.where(spots, bright, dark)
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % classes
     repeats = -(-edge // TILE)
     pixels = np.tile(patterns[labels], (1, repeats, repeats, 1))[:, :edge, :edge]
     shifted = [np.roll(image, rng.integers(TILE, size=2), (0, 1)) for image in pixels]
-    noisy = np.stack(shifted) + rng.integers(-NOISE, NOISE + 1, pixels.shape)
+    noisy = np.stack(shifted) + rng.integers(NOISE, size=pixels.shape)
     return Images(noisy.astype(np.uint8), labels.astype(np.uint8))
 
 

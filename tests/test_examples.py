@@ -20,6 +20,7 @@ import make_data
 import train_cifar100
 import train_imagenet
 import train_mnist
+from common import training
 from common.arguments import compression_params
 from common.checkpoint import ResumePoint, resume_point
 from common.datasets import cifar100, mnist
@@ -28,8 +29,10 @@ from common.log import read_log
 from common.model import zoo_network
 from common.records import RecordFile, RecordImages
 from common.schedule import learning_rate_schedule
-from common.shares import Share
+from common.shares import Share, share_of_this_worker
 from common.targets import Targets
+
+import gluon_gc as bps
 
 ROOT = Path(__file__).resolve().parents[1]
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
@@ -83,6 +86,14 @@ def test_mnist_takes_the_names_of_bytepss_script():
     args = train_mnist.parse_arguments(command.split())
     assert (args.num_epochs, args.num_workers, args.num_gpus) == (3, 0, 0)
     assert args.onebit_scaling and args.compress_momentum == "nesterov"
+
+
+def test_commands_of_the_page_parse():
+    page = (ROOT / "example" / "README.md").read_text().replace("\\\n", "")
+    commands = re.findall(r"python example/\w+/(train_\w+)\.py (.*)", page)
+    assert {script for script, _ in commands} == {"train_cifar100", "train_imagenet", "train_mnist"}
+    for script, arguments in commands:
+        globals()[script].parse_arguments(shlex.split(arguments))
 
 
 @pytest.mark.parametrize("mode, hybrid", [("hybrid", 1), ("hybrib", 1), ("imperative", 0)])
@@ -315,6 +326,45 @@ def test_targets_are_probabilities_and_mixed_like_their_images():
 
 
 # Runs
+
+
+def losses(data, folder, command):
+    """Train on MNIST in this process; the loss of each step."""
+    args = train_mnist.parse_arguments(command.split())
+    args.logging_file = str(folder / "log.jsonl")
+    images = DatasetImages(
+        [mnist(str(data / "mnist"), train) for train in (True, False)],
+        augment=[],
+        prepare=[vision.transforms.ToTensor()],
+        share=share_of_this_worker(args),
+        processes=0,
+    )
+    training.Training(train_mnist.network(), images, args, "mnist").run()
+    return sum((record["step_loss"] for record in read_log(args.logging_file)), [])
+
+
+@pytest.fixture
+def alone():
+    """This process is a cluster of one."""
+    bps.init()
+    yield
+    bps.shutdown()
+
+
+def test_a_worker_with_two_devices_trains_as_one_with_twice_the_batch(
+    alone, data, tmp_path, monkeypatch
+):
+    command = "--num-epochs 2 --save-period 0 --lr 0.05"
+    expected = losses(data, tmp_path, f"{command} --no-cuda --batch-size 16")
+    monkeypatch.setattr(training, "contexts", lambda num_gpus: [mx.cpu(i) for i in range(num_gpus)])
+    found = losses(data, tmp_path, f"{command} --num-gpus 2 --batch-size 8")
+    assert len(found) == 8
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_half_precision_without_a_gpu_is_refused(alone, data, tmp_path):
+    with pytest.raises(ValueError, match="--dtype float16 needs --num-gpus"):
+        losses(data, tmp_path, "--no-cuda --dtype float16 --batch-size 16")
 
 
 def train(script, folder, arguments):

@@ -1,8 +1,9 @@
 """A worker's images, from RecordIO files of JPEGs."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, NamedTuple
+from typing import Any, Dict, Iterator
 
 import mxnet as mx
 
@@ -11,7 +12,8 @@ from .images import Batch
 from .shares import Share, steps_per_epoch
 
 
-class RecordFile(NamedTuple):
+@dataclass(frozen=True)
+class RecordFile:
     """A RecordIO file and its index, as MXNet's im2rec makes them."""
 
     records: Path

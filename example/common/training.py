@@ -3,7 +3,8 @@
 import argparse
 import random
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -20,6 +21,8 @@ from .log import EpochLog
 from .schedule import learning_rate_schedule
 from .stats import stats_table
 from .targets import Targets
+
+STEPS_AHEAD = 2  # that may wait for the devices: without a bound, they would fill the memory
 
 
 class Images(Protocol):
@@ -145,16 +148,17 @@ class Training:
         rng = np.random.default_rng((self._args.seed, epoch, bps.rank()))
         for seed in (random.seed, mx.random.seed):  # of dropout, and of augmentation
             seed(int(rng.integers(2**31)))
-        losses: List[NDArray] = []
+        known: List[float] = []
+        pending: Deque[NDArray] = deque()
         since = time.perf_counter()
         for step, batch in enumerate(self._images.train(epoch), start=1):
-            losses.append(self._step(*batch, epoch, rng))
-            if step > 2:
-                losses[-3].wait_to_read()  # else the queue of steps would fill the memory
-            if step % self._args.log_interval == 0 and bps.rank() == 0:
+            pending.append(self._step(*batch, epoch, rng))
+            if len(pending) > STEPS_AHEAD:
+                known.append(pending.popleft().asscalar())
+            if step % self._args.log_interval == 0 and known and bps.rank() == 0:
                 seconds, since = time.perf_counter() - since, time.perf_counter()
-                self._report(epoch, step, losses, seconds)
-        return mx.nd.concat(*losses, dim=0).asnumpy()
+                self._report(epoch, step, known[-1], seconds)
+        return np.array(known + [loss.asscalar() for loss in pending])
 
     def _step(
         self, pixels: NDArray, labels: NDArray, epoch: int, rng: np.random.Generator
@@ -162,6 +166,7 @@ class Training:
         """Train on one batch; return its loss, a single number, perhaps before it is known."""
         if self._targets is not None:
             pixels, labels = self._targets(pixels, labels, epoch, rng)
+            labels = labels.astype(self._args.dtype, copy=False)
         losses = []
         with autograd.record():
             for x, y in self._split(pixels, labels):
@@ -179,11 +184,11 @@ class Training:
             gluon.utils.split_and_load(labels, self._contexts, even_split=False),
         )
 
-    def _report(self, epoch: int, step: int, losses: List[NDArray], seconds: float) -> None:
+    def _report(self, epoch: int, step: int, loss: float, seconds: float) -> None:
         images = self._args.log_interval * self._batch_size * bps.size()
         print(
             f"epoch {epoch + 1}, step {step} of {self._images.steps}: "
-            f"loss {losses[-1].asscalar():.4f}, {images / seconds:,.0f} images/s, "
+            f"loss {loss:.4f}, {images / seconds:,.0f} images/s, "
             f"learning rate {self._trainer.learning_rate:.4g}",
             flush=True,
         )

@@ -34,7 +34,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add_run_arguments(parser)
     add_compression_arguments(parser)
     parser.add_argument(
-        *("--no-cuda",),
+        "--no-cuda",
         dest="num_gpus",
         action="store_const",
         const=0,
