@@ -1,14 +1,16 @@
-"""Command-line arguments that every training example takes, named as in BytePS's examples."""
+"""Command-line arguments of the training examples, named as in BytePS's examples."""
 
 import argparse
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of plain SGD training. `set_defaults` gives an example its own defaults."""
     group = parser.add_argument_group("training")
-    group.add_argument("--num-epochs", type=int, default=20, help="passes over the training data")
-    group.add_argument("--batch-size", type=int, default=32, help="images a step on each worker")
+    group.add_argument(
+        "--num-epochs", "--epochs", type=int, default=20, help="passes over the training data"
+    )
+    group.add_argument("--batch-size", type=int, default=32, help="images a step on each device")
     group.add_argument("--lr", type=float, default=0.1, help="learning rate")
     group.add_argument("--momentum", type=float, default=0.9)
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay")
@@ -19,13 +21,94 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def epoch_list(text: str) -> List[int]:
+    """Parse epochs such as "40,60", which must be positive and ascend."""
+    epochs = [int(epoch) for epoch in text.split(",") if epoch]
+    if epochs != sorted(set(epochs)) or any(epoch < 1 for epoch in epochs):
+        raise argparse.ArgumentTypeError(f"must be positive and ascend, got {text!r}")
+    return epochs
+
+
+def add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `learning_rate_schedule`."""
+    group = parser.add_argument_group(
+        "learning rate", "--lr is that of one machine: the rate is --lr times their number."
+    )
+    group.add_argument("--lr-mode", choices=("step", "poly", "cosine"), default="step")
+    group.add_argument("--lr-decay", type=float, default=0.1, help="factor of each step")
+    group.add_argument(
+        "--lr-decay-epoch", type=epoch_list, default="40,60", help="epochs done before each step"
+    )
+    group.add_argument(
+        "--lr-decay-period", type=int, default=0, help="epochs between steps, instead of a list"
+    )
+    group.add_argument("--warmup-epochs", type=int, default=0, help="epochs of a linear rise")
+    group.add_argument("--warmup-lr", type=float, default=0.0, help="rate that it starts from")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where the data is, what it is trained on, and where checkpoints are kept."""
+    group = parser.add_argument_group("data and devices")
+    group.add_argument("--data-dir", help="folder of the data (default: %(default)s)")
+    group.add_argument(
+        *("-j", "--j", "--num-data-workers"),
+        dest="num_workers",
+        metavar="N",
+        type=int,
+        default=4,
+        help="processes that load images",
+    )
+    group.add_argument(
+        "--num-gpus", type=int, default=0, help="GPUs of each worker; 0: it computes on the CPU"
+    )
+    group.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    group.add_argument(
+        "--log-interval", type=int, default=50, help="steps between lines of progress"
+    )
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument("--save-dir", default="params", help="folder that they are saved in")
+    group.add_argument(
+        *("--save-period", "--save-frequency"),
+        type=int,
+        default=10,
+        help="epochs between them; 0: none are saved",
+    )
+    group.add_argument("--resume-from", default="", help="X.params: go on where it was saved")
+    group.add_argument("--resume-params", default="", help="file of weights to start from")
+    group.add_argument(
+        "--resume-states", default="", help="X.states, where each worker finds X.states.RANK"
+    )
+    group.add_argument("--resume-epoch", type=int, default=0, help="epochs that were done")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what chooses a network of GluonCV's zoo, and how it runs."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", required=True, help="name in GluonCV's model zoo")
+    group.add_argument(
+        "--mode",
+        choices=("hybrid", "hybrib", "imperative"),  # the second as in BytePS's published scripts
+        default="hybrid",
+    )
+    group.add_argument("--drop-rate", type=float, default=0.0, help="dropout of wide ResNets")
+    group.add_argument("--batch-norm", action="store_true", help="in VGG")
+    group.add_argument("--use-se", "--use_se", action="store_true", help="SE blocks in ResNeXt")
+    group.add_argument("--use-gn", action="store_true", help="group norm instead of batch norm")
+    group.add_argument(
+        "--last-gamma", action="store_true", help="residual branches start from zero"
+    )
+    group.add_argument("--no-wd", action="store_true", help="decay no biases, gammas and betas")
+
+
 def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose how gradients are compressed; all are off by default."""
     group = parser.add_argument_group("gradient compression")
     group.add_argument("--compressor", default="", help="name of the compressor, e.g. onebit")
     group.add_argument("--ef", default="", help="error feedback: vanilla, corrected or sparse")
     group.add_argument("--compress-momentum", default="", help="before compression: nesterov")
-    group.add_argument("--onebit-scaling", action="store_true", help="send the mean magnitude too")
+    group.add_argument(
+        "--onebit-scaling", "--scaling", action="store_true", help="send the mean magnitude too"
+    )
     group.add_argument("--k", type=float, help="elements that a compressor keeps, or its levels")
     group.add_argument("--partition", default="", help="levels of dithering: linear or natural")
     group.add_argument("--normalize", default="", help="what they divide: max or l2")

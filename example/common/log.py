@@ -11,14 +11,17 @@ class EpochLog:
     Parameters
     ----------
     path : str
-        File to write; one that exists is replaced. An empty string keeps no log.
+        File to write. An empty string keeps no log.
+    resume : bool
+        Whether to go on with a file that exists, instead of replacing it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, resume: bool = False) -> None:
         self._path = Path(path) if path else None
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text("")
+            if not (resume and self._path.exists()):
+                self._path.write_text("")
 
     def write(self, record: Dict[str, Any]) -> None:
         """Append one record, whose values must be ones that JSON knows."""

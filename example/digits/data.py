@@ -4,6 +4,7 @@ from typing import Iterator, NamedTuple, Tuple
 
 import mxnet as mx
 import numpy as np
+from common.shares import shuffled_share
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -28,17 +29,6 @@ def load_images() -> Tuple[Images, Images]:
     return Images(train_x, train_y), Images(val_x, val_y)
 
 
-def steps_per_epoch(images: Images, batch_size: int, size: int) -> int:
-    """Return how many full batches each of `size` workers gets from the images."""
-    steps = len(images.labels) // (batch_size * size)
-    if steps == 0:
-        raise ValueError(
-            f"--batch-size must be at most {len(images.labels) // size} "
-            f"with {size} workers, got {batch_size}"
-        )
-    return steps
-
-
 def batches(
     images: Images, batch_size: int, rank: int, size: int, seed: Tuple[int, int]
 ) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
@@ -58,7 +48,5 @@ def batches(
     tuple of NDArray
         Pixels (batch_size, 1, 8, 8) and labels (batch_size,).
     """
-    steps = steps_per_epoch(images, batch_size, size)
-    order = np.random.default_rng(seed).permutation(len(images.labels))
-    for chosen in order[rank::size][: steps * batch_size].reshape(steps, batch_size):
+    for chosen in shuffled_share(len(images.labels), batch_size, rank, size, seed):
         yield mx.nd.array(images.pixels[chosen]), mx.nd.array(images.labels[chosen])

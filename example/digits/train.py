@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/comm
 from common.arguments import add_compression_arguments, add_training_arguments, compression_params
 from common.checksum import parameter_checksum
 from common.log import EpochLog
+from common.shares import steps_per_epoch
 from common.stats import stats_table
-from data import Images, batches, load_images, steps_per_epoch
+from data import Images, batches, load_images
 from network import digits_network
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     bps.init()
     rank, size = bps.rank(), bps.size()
     train_images, val_images = load_images()
-    steps = steps_per_epoch(train_images, args.batch_size, size)
+    steps = steps_per_epoch(len(train_images.labels), args.batch_size, size)
 
     mx.random.seed(args.seed)
     net = digits_network()

@@ -1,0 +1,226 @@
+"""Trains a network on a worker's images: the loop of the cifar100, imagenet and mnist examples."""
+
+import argparse
+import random
+import time
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+import gluon_gc as bps
+
+from .arguments import compression_params
+from .checkpoint import Checkpoints, ResumePoint, resume_point
+from .checksum import parameter_checksum
+from .images import Batch
+from .log import EpochLog
+from .schedule import learning_rate_schedule
+from .stats import stats_table
+from .targets import Targets
+
+STEPS_AHEAD = 2  # that may wait for the devices: without a bound, they would fill the memory
+
+
+class Images(Protocol):
+    """What trains: this worker's share of the images."""
+
+    steps: int  # of an epoch, the same on all workers
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """Yield `steps` full batches."""
+
+    def validation(self) -> Iterator[Batch]:
+        """Yield the images to validate with, each once."""
+
+
+def contexts(num_gpus: int) -> List[mx.Context]:
+    """Return the devices of this worker: as many GPUs of its own, or else the CPU."""
+    first = bps.local_rank() * num_gpus
+    return [mx.gpu(first + i) for i in range(num_gpus)] or [mx.cpu()]
+
+
+class Training:
+    """A network in training on this worker.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        Not initialised yet.
+    images : Images
+        What to train on.
+    args : Namespace
+        With the arguments that `common.arguments` adds, those of models left out.
+    name : str
+        What checkpoints are called.
+    targets : Targets, optional
+        Instead of labels.
+
+    Raises
+    ------
+    ValueError
+        Arguments that do not go together.
+    """
+
+    def __init__(
+        self,
+        net: gluon.HybridBlock,
+        images: Images,
+        args: argparse.Namespace,
+        name: str,
+        targets: Optional[Targets] = None,
+    ) -> None:
+        self._net = net
+        self._images = images
+        self._args = args
+        self._targets = targets
+        self._contexts = contexts(args.num_gpus)
+        if args.dtype == "float16" and not args.num_gpus:
+            raise ValueError("--dtype float16 needs --num-gpus: MXNet has it on GPUs only")
+        self._batch_size = args.batch_size * len(self._contexts)
+        self._loss = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=targets is None)
+        point = resume_point(args)
+        self._first_epoch = point.epoch
+        self._initialize(point)
+        self._trainer = self._make_trainer(point)
+        rank = bps.rank()
+        self._checkpoints = Checkpoints(args.save_dir, name, args.save_period, rank)
+        self._log = EpochLog(args.logging_file if rank == 0 else "", resume=point.epoch > 0)
+
+    def _initialize(self, point: ResumePoint) -> None:
+        mx.random.seed(self._args.seed)
+        self._net.cast(self._args.dtype)
+        if point.params:
+            self._net.load_parameters(point.params, ctx=self._contexts)
+        else:
+            self._net.initialize(mx.init.MSRAPrelu(), ctx=self._contexts)
+
+    def _make_trainer(self, point: ResumePoint) -> bps.DistributedTrainer:
+        args = self._args
+        machines = bps.size() // bps.local_size()
+        schedule = learning_rate_schedule(args, self._images.steps, machines)
+        trainer = bps.DistributedTrainer(
+            self._net.collect_params(),
+            "sgd",
+            {
+                "lr_scheduler": schedule,
+                "momentum": args.momentum,
+                "wd": args.wd,
+                "multi_precision": args.dtype != "float32",
+                "begin_num_update": point.epoch * self._images.steps,
+            },
+            compression_params=compression_params(args),
+        )
+        if point.states:
+            trainer.load_states(point.trainer_states(bps.rank()))
+            trainer.optimizer.lr_scheduler = schedule  # of these arguments, not of the saved ones
+        return trainer
+
+    def run(self) -> None:
+        """Train until --num-epochs are done."""
+        args, rank = self._args, bps.rank()
+        for epoch in range(self._first_epoch, args.num_epochs):
+            start = time.perf_counter()
+            step_loss = self._train(epoch)
+            seconds = time.perf_counter() - start
+            top1, top5 = self._validate()
+            if rank == 0:
+                record = self._record(epoch, step_loss, top1, top5, seconds)
+                self._log.write(record)
+                print(
+                    f"epoch {epoch + 1} of {args.num_epochs}: loss {record['train_loss']:.4f}, "
+                    f"validation {top1:.2%}, top 5 {top5:.2%}, {seconds:.1f} s",
+                    flush=True,
+                )
+            last = epoch + 1 == args.num_epochs
+            self._checkpoints.save(self._net, self._trainer, epoch + 1, last)
+        if args.stats and rank == 0:
+            print(stats_table(self._trainer.compression_stats()))
+        checksum = parameter_checksum(self._net)
+        print(f"rank {rank} of {bps.size()}: checksum of the parameters {checksum}")
+
+    def _train(self, epoch: int) -> np.ndarray:
+        """Train one epoch; return the loss of each step."""
+        self._trainer.set_epoch(epoch)
+        rng = np.random.default_rng((self._args.seed, epoch, bps.rank()))
+        for seed in (random.seed, mx.random.seed):  # of dropout, and of augmentation
+            seed(int(rng.integers(2**31)))
+        known: List[float] = []
+        pending: Deque[NDArray] = deque()
+        since = time.perf_counter()
+        for step, batch in enumerate(self._images.train(epoch), start=1):
+            pending.append(self._step(*batch, epoch, rng))
+            if len(pending) > STEPS_AHEAD:
+                known.append(pending.popleft().asscalar())
+            if step % self._args.log_interval == 0 and known and bps.rank() == 0:
+                seconds, since = time.perf_counter() - since, time.perf_counter()
+                self._report(epoch, step, known[-1], seconds)
+        return np.array(known + [loss.asscalar() for loss in pending])
+
+    def _step(
+        self, pixels: NDArray, labels: NDArray, epoch: int, rng: np.random.Generator
+    ) -> NDArray:
+        """Train on one batch; return its loss, a single number, perhaps before it is known."""
+        if self._targets is not None:
+            pixels, labels = self._targets(pixels, labels, epoch, rng)
+            labels = labels.astype(self._args.dtype, copy=False)
+        losses = []
+        with autograd.record():
+            for x, y in self._split(pixels, labels):
+                losses.append(self._loss(self._net(x), y))
+        autograd.backward(losses)
+        self._trainer.step(self._batch_size)
+        means = [loss.astype("float32").mean().as_in_context(mx.cpu()) for loss in losses]
+        return mx.nd.add_n(*means) / len(means)
+
+    def _split(self, pixels: NDArray, labels: NDArray) -> Iterable[Tuple[NDArray, NDArray]]:
+        """Share a batch out to this worker's devices."""
+        pixels = pixels.astype(self._args.dtype, copy=False)
+        return zip(
+            gluon.utils.split_and_load(pixels, self._contexts, even_split=False),
+            gluon.utils.split_and_load(labels, self._contexts, even_split=False),
+        )
+
+    def _report(self, epoch: int, step: int, loss: float, seconds: float) -> None:
+        images = self._args.log_interval * self._batch_size * bps.size()
+        print(
+            f"epoch {epoch + 1}, step {step} of {self._images.steps}: "
+            f"loss {loss:.4f}, {images / seconds:,.0f} images/s, "
+            f"learning rate {self._trainer.learning_rate:.4g}",
+            flush=True,
+        )
+
+    def _validate(self) -> Tuple[float, float]:
+        """Return the share of all workers' images whose label comes first, and in the first 5."""
+        metrics = mx.metric.Accuracy(), mx.metric.TopKAccuracy(5)
+        for batch in self._images.validation():
+            for x, y in self._split(*batch):
+                output = self._net(x).astype("float32")
+                for metric in metrics:
+                    metric.update([y], [output])
+        right = [metric.sum_metric for metric in metrics]
+        totals = mx.nd.array([*right, metrics[0].num_inst])
+        bps.byteps_push_pull(totals, name="validation", is_average=False)
+        top1, top5, count = totals.asnumpy().tolist()
+        return top1 / count, top5 / count
+
+    def _record(
+        self, epoch: int, step_loss: np.ndarray, top1: float, top5: float, seconds: float
+    ) -> Dict[str, Any]:
+        """Return what the log gets of an epoch."""
+        traffic = self._trainer.compression_stats()["total"]
+        steps = self._images.steps * (epoch + 1)
+        return {
+            "epoch": epoch + 1,
+            "train_loss": float(step_loss.mean()),
+            "validation_accuracy": top1,
+            "validation_top5": top5,
+            "learning_rate": self._trainer.learning_rate,
+            "seconds": seconds,
+            "pushed_bytes": traffic["pushed_bytes"] * steps,
+            "pulled_bytes": traffic["pulled_bytes"] * steps,
+            "step_loss": step_loss.tolist(),
+        }

@@ -1,0 +1,123 @@
+"""Make a small data set in the format of a real one, for a machine that does not have it.
+
+Each class has bright spots on a dark ground, in colours and places of its own, which every image
+shows shifted and under noise: networks learn them within a few epochs.
+"""
+
+import argparse
+import gzip
+import io
+import struct
+from pathlib import Path
+from typing import Callable, Dict, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from PIL import Image
+
+TILE = 8  # pixels after which a pattern repeats, each way
+SPOTS = 0.2  # share of a pattern that is bright
+NOISE = 32
+
+
+class Images(NamedTuple):
+    """Images of a made data set."""
+
+    pixels: np.ndarray  # (n, height, width, channels) uint8
+    labels: np.ndarray  # (n,) uint8
+
+
+def make_images(count: int, classes: int, edge: int, channels: int, seed: int) -> Images:
+    """Return `count` square images; their classes take turns, and look alike for any `seed`."""
+    of_classes = np.random.default_rng(0)
+    spots = of_classes.random((classes, TILE, TILE, 1)) < SPOTS
+    dark = of_classes.integers(64, size=(classes, 1, 1, channels))
+    bright = of_classes.integers(128, 224, (classes, 1, 1, channels))
+    patterns = np.where(spots, bright, dark)
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    repeats = -(-edge // TILE)
+    pixels = np.tile(patterns[labels], (1, repeats, repeats, 1))[:, :edge, :edge]
+    shifted = [np.roll(image, rng.integers(TILE, size=2), (0, 1)) for image in pixels]
+    noisy = np.stack(shifted) + rng.integers(NOISE, size=pixels.shape)
+    return Images(noisy.astype(np.uint8), labels.astype(np.uint8))
+
+
+def write_cifar100(folder: Path, name: str, images: Images) -> None:
+    """Write train.bin or test.bin: records of coarse label, fine label, red, green, blue."""
+    labels = np.stack([images.labels // 5, images.labels], axis=1)
+    planes = images.pixels.transpose(0, 3, 1, 2).reshape(len(labels), -1)
+    file = folder / {"train": "train.bin", "val": "test.bin"}[name]
+    file.write_bytes(np.hstack([labels, planes]).tobytes())
+
+
+def write_mnist(folder: Path, name: str, images: Images) -> None:
+    """Write the two idx files of the training or the test images."""
+    stem = {"train": "train", "val": "t10k"}[name]
+    pixels = images.pixels[..., 0]
+    with gzip.open(folder / f"{stem}-images-idx3-ubyte.gz", "wb") as file:
+        file.write(struct.pack(">4I", 2051, *pixels.shape) + pixels.tobytes())
+    with gzip.open(folder / f"{stem}-labels-idx1-ubyte.gz", "wb") as file:
+        file.write(struct.pack(">2I", 2049, len(pixels)) + images.labels.tobytes())
+
+
+def _jpeg(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=95)
+    return file.getvalue()
+
+
+def write_imagenet(folder: Path, name: str, images: Images) -> None:
+    """Write NAME/CLASS/NUMBER.jpg, and rec/NAME.rec with rec/NAME.idx."""
+    (folder / "rec").mkdir(exist_ok=True)
+    stem = folder / "rec" / name
+    record = mx.recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")
+    for number, (pixels, label) in enumerate(zip(*images)):
+        jpeg = _jpeg(pixels)
+        of_class = folder / name / f"class{label:03}"
+        of_class.mkdir(parents=True, exist_ok=True)
+        (of_class / f"{number:06}.jpg").write_bytes(jpeg)
+        header = mx.recordio.IRHeader(0, float(label), number, 0)
+        record.write_idx(number, mx.recordio.pack(header, jpeg))
+    record.close()
+
+
+class Format(NamedTuple):
+    """A data set's images, and what writes them."""
+
+    edge: int
+    channels: int
+    most_classes: int
+    write: Callable[[Path, str, Images], None]
+
+
+FORMATS: Dict[str, Format] = {
+    "cifar100": Format(32, 3, 100, write_cifar100),
+    "mnist": Format(28, 1, 10, write_mnist),
+    "imagenet": Format(64, 3, 256, write_imagenet),
+}
+
+
+def make(name: str, folder: Path, train: int, validation: int, classes: int) -> None:
+    """Write a data set into a folder, which is made if need be."""
+    form = FORMATS[name]
+    if not 1 <= classes <= form.most_classes:
+        raise ValueError(f"--classes must be 1 to {form.most_classes} in {name}, got {classes}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count, seed in (("train", train, 1), ("val", validation, 2)):
+        form.write(folder, part, make_images(count, classes, form.edge, form.channels, seed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=sorted(FORMATS))
+    parser.add_argument("folder", type=Path, help="where to")
+    parser.add_argument("--train", type=int, default=2048, help="images to train on")
+    parser.add_argument("--val", type=int, default=512, help="images to validate with")
+    parser.add_argument("--classes", type=int, default=10)
+    args = parser.parse_args()
+    make(args.name, args.folder, args.train, args.val, args.classes)
+
+
+if __name__ == "__main__":
+    main()

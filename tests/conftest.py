@@ -1,0 +1,21 @@
+"""What tests of the examples share."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "example"
+FOLDERS = ("", "cifar100", "imagenet", "mnist")
+sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]  # as the examples' scripts have it
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A folder with a small data set of each kind: 64 images to train on, 22 to validate with."""
+    import make_data
+
+    folder = tmp_path_factory.mktemp("data")
+    for name in make_data.FORMATS:
+        make_data.make(name, folder / name, train=64, validation=22, classes=10)
+    return folder

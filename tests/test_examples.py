@@ -1,0 +1,275 @@
+"""The cifar100, imagenet and mnist examples: their arguments, schedules, checkpoints and runs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+import train_cifar100
+import train_imagenet
+import train_mnist
+from common import training
+from common.arguments import compression_params
+from common.checkpoint import ResumePoint, resume_point
+from common.datasets import mnist
+from common.images import DatasetImages
+from common.log import read_log
+from common.model import zoo_network
+from common.schedule import learning_rate_schedule
+from common.shares import share_of_this_worker
+from mxnet.gluon.data import vision
+
+import gluon_gc as bps
+
+ROOT = Path(__file__).resolve().parents[1]
+ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
+
+# As BytePS's reproduction guide gives them.
+CIFAR100 = (
+    "--model resnet18_v2 --mode hybrib --batch-size 32 --num-gpus 1 --num-epochs 200 -j 2 "
+    "--warmup-epochs 10 --warmup-lr 0.1 --lr 0.1 --logging-file out"
+)
+REC = (
+    "--rec-train ~/data/ILSVRC2012/train.rec --rec-train-idx ~/data/ILSVRC2012/train.idx "
+    "--rec-val ~/data/ILSVRC2012/val.rec --rec-val-idx ~/data/ILSVRC2012/val.idx --use-rec"
+)
+RESNET50 = (
+    f"--model resnet50_v2 --mode hybrid {REC} --batch-size 64 --num-gpus 1 --num-epochs 120 -j 2 "
+    "--warmup-epochs 5 --warmup-lr 0.2 --lr 0.2 --lr-mode cosine --logging-file baseline"
+)
+VGG16 = (
+    f"--model vgg16 --mode hybrid  {REC} --batch-size 32 --num-gpus 1 --num-epochs 100 -j 2 "
+    "--warmup-epochs 5 --warmup-lr 0.01 --lr 0.01 --lr-decay-epoch 50,80 --logging-file baseline"
+)
+COMPRESSED = {
+    "": {},
+    ONEBIT: {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"},
+    "--compressor topk --k 0.001": {"compressor": "topk", "k": 0.001},
+    "--compressor randomk --k 0.001": {"compressor": "randomk", "k": 0.001},
+    "--compressor dithering --k 2 --normalize l2": {
+        "compressor": "dithering",
+        "k": 2,
+        "normalize": "l2",
+    },
+    "--fp16-pushpull": {"fp16": True},
+}
+
+
+@pytest.mark.parametrize("compression", COMPRESSED)
+@pytest.mark.parametrize(
+    "script, command",
+    [(train_cifar100, CIFAR100), (train_imagenet, RESNET50), (train_imagenet, VGG16)],
+    ids=["cifar100", "resnet50", "vgg16"],
+)
+def test_published_commands_parse(script, command, compression):
+    args = script.parse_arguments(shlex.split(f"{command} {compression}"))
+    assert args.num_gpus == 1 and args.num_workers == 2
+    given = {key: value for key, value in compression_params(args).items() if value}
+    assert given == COMPRESSED[compression]
+
+
+def test_mnist_takes_the_names_of_bytepss_script():
+    command = "--epochs 3 --j 0 --no-cuda --scaling --compress-momentum nesterov --lr 0.1 --wd 0"
+    args = train_mnist.parse_arguments(command.split())
+    assert (args.num_epochs, args.num_workers, args.num_gpus) == (3, 0, 0)
+    assert args.onebit_scaling and args.compress_momentum == "nesterov"
+
+
+def test_commands_of_the_page_parse():
+    page = (ROOT / "example" / "README.md").read_text().replace("\\\n", "")
+    commands = re.findall(r"python example/\w+/(train_\w+)\.py (.*)", page)
+    assert {script for script, _ in commands} == {"train_cifar100", "train_imagenet", "train_mnist"}
+    for script, arguments in commands:
+        globals()[script].parse_arguments(shlex.split(arguments))
+
+
+@pytest.mark.parametrize("mode, hybrid", [("hybrid", 1), ("hybrib", 1), ("imperative", 0)])
+def test_the_mode_decides_whether_the_network_is_compiled(mode, hybrid):
+    command = f"--model cifar_resnet20_v1 --mode {mode} --no-wd"
+    net = zoo_network(train_cifar100.parse_arguments(command.split()), classes=100)
+    assert net._active == bool(hybrid)
+    decayed = {name for name, p in net.collect_params().items() if p.wd_mult}
+    assert all(re.search("weight|running", name) for name in decayed)
+
+
+def test_decay_epochs_that_do_not_ascend_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        train_mnist.parse_arguments(["--lr-decay-epoch", "80,50"])
+    assert "must be positive and ascend, got '80,50'" in capsys.readouterr().err
+
+
+# Learning rates
+
+
+def rates(command, updates, steps=10, machines=4):
+    args = train_mnist.parse_arguments(command.split())
+    schedule = learning_rate_schedule(args, steps, machines)
+    return [schedule(update) for update in updates]
+
+
+def test_the_rate_rises_through_the_warm_up_and_falls_in_steps():
+    command = "--lr 0.1 --num-epochs 9 --warmup-epochs 2 --warmup-lr 0.2 --lr-decay-epoch 4,6"
+    found = rates(command, [0, 5, 10, 20, 40, 41, 60, 61, 90])
+    assert found == pytest.approx([0.2, 0.25, 0.3, 0.4, 0.4, 0.04, 0.04, 0.004, 0.004])
+
+
+def test_the_rate_falls_every_period():
+    command = "--lr 0.1 --num-epochs 9 --lr-decay-period 3 --lr-decay 0.5"
+    assert rates(command, [1, 30, 31, 60, 61, 90]) == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("mode, middle", [("cosine", 0.2), ("poly", 0.1)])
+def test_the_rate_falls_to_zero_at_the_end(mode, middle):
+    command = f"--lr 0.1 --num-epochs 6 --warmup-epochs 2 --lr-mode {mode}"
+    found = rates(command, [10, 20, 40, 60])
+    assert found == pytest.approx([0.2, 0.4, middle, 0.0])
+
+
+@pytest.mark.parametrize("mode", ["step", "cosine", "poly"])
+def test_a_run_may_end_within_its_warm_up(mode):
+    command = f"--lr 0.1 --num-epochs 1 --warmup-epochs 2 --lr-mode {mode}"
+    assert rates(command, [0, 10]) == pytest.approx([0.0, 0.2])
+
+
+def test_a_warm_up_that_falls_is_refused():
+    with pytest.raises(ValueError, match="--warmup-lr must be at most 0.4, got 0.5"):
+        rates("--lr 0.1 --warmup-epochs 2 --warmup-lr 0.5", [0])
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_is_named_by_its_weights():
+    args = train_mnist.parse_arguments(["--resume-from", "params/mnist-12.params"])
+    point = resume_point(args)
+    assert point == ResumePoint("params/mnist-12.params", "params/mnist-12.states", 12)
+    assert point.trainer_states(3) == "params/mnist-12.states.3"
+
+
+def test_weights_alone_begin_a_new_run():
+    args = train_mnist.parse_arguments(["--resume-params", "weights"])
+    assert resume_point(args) == ResumePoint("weights")
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("--resume-from weights.params", "NAME-EPOCHS.params, got 'weights.params'"),
+        ("--resume-from a-1.params --resume-epoch 1", "without the other --resume arguments"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(command, message):
+    with pytest.raises(ValueError, match=message):
+        resume_point(train_mnist.parse_arguments(command.split()))
+
+
+# Runs
+
+
+def losses(data, folder, command):
+    """Train on MNIST in this process; the loss of each step."""
+    args = train_mnist.parse_arguments(command.split())
+    args.logging_file = str(folder / "log.jsonl")
+    images = DatasetImages(
+        [mnist(str(data / "mnist"), train) for train in (True, False)],
+        augment=[],
+        prepare=[vision.transforms.ToTensor()],
+        share=share_of_this_worker(args),
+        processes=0,
+    )
+    training.Training(train_mnist.network(), images, args, "mnist").run()
+    return sum((record["step_loss"] for record in read_log(args.logging_file)), [])
+
+
+@pytest.fixture
+def alone():
+    """This process is a cluster of one."""
+    bps.init()
+    yield
+    bps.shutdown()
+
+
+def test_a_worker_with_two_devices_trains_as_one_with_twice_the_batch(
+    alone, data, tmp_path, monkeypatch
+):
+    command = "--num-epochs 2 --save-period 0 --lr 0.05"
+    expected = losses(data, tmp_path, f"{command} --no-cuda --batch-size 16")
+    monkeypatch.setattr(training, "contexts", lambda num_gpus: [mx.cpu(i) for i in range(num_gpus)])
+    found = losses(data, tmp_path, f"{command} --num-gpus 2 --batch-size 8")
+    assert len(found) == 8
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_half_precision_without_a_gpu_is_refused(alone, data, tmp_path):
+    with pytest.raises(ValueError, match="--dtype float16 needs --num-gpus"):
+        losses(data, tmp_path, "--no-cuda --dtype float16 --batch-size 16")
+
+
+def train(script, folder, arguments):
+    """Run a script on two workers and one server; the checksums of all workers, and the log."""
+    log = folder / "log.jsonl"
+    launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", sys.executable]
+    common = f"{ONEBIT} --num-epochs 2 --log-interval 1 --logging-file {log} --save-dir {folder}"
+    command = [*launch, f"example/{script}", *shlex.split(f"{common} {arguments}")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters (\w+)", done.stdout))
+    return sums, read_log(str(log))
+
+
+RECORDS = " ".join(
+    f"--rec-{name}{option} DATA/imagenet/rec/{name}.{ending}"
+    for name in ("train", "val")
+    for option, ending in (("", "rec"), ("-idx", "idx"))
+)
+RUNS = {
+    "cifar100": (
+        "cifar100/train_cifar100.py",
+        "--data-dir DATA/cifar100 --model cifar_resnet20_v1 --mode hybrib -j 1 --batch-size 16",
+    ),
+    "records": (
+        "imagenet/train_imagenet.py",
+        f"{RECORDS} --use-rec --model mobilenet0.25 --mode hybrid -j 1 --input-size 32 "
+        "--batch-size 16 --mixup --label-smoothing --lr-mode cosine --warmup-epochs 1",
+    ),
+    "folder": (
+        "imagenet/train_imagenet.py",
+        "--data-dir DATA/imagenet --model mobilenet0.25 --mode imperative -j 1 --input-size 32 "
+        "--batch-size 16 --no-wd",
+    ),
+}
+
+
+def assert_trained(sums, records):
+    """Both workers hold the same parameters, which onebit's messages made, and all was logged."""
+    assert set(sums) == {"0", "1"} and sums["0"] == sums["1"]
+    assert [record["epoch"] for record in records] == [1, 2]
+    for record in records:
+        assert len(record["step_loss"]) == 2
+        assert np.isfinite(record["step_loss"]).all()
+        assert 0 <= record["validation_accuracy"] <= record["validation_top5"] <= 1
+    assert records[1]["pushed_bytes"] == pytest.approx(2 * records[0]["pushed_bytes"])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_two_epochs_on_a_cluster(run, data, tmp_path):
+    script, arguments = RUNS[run]
+    assert_trained(*train(script, tmp_path, arguments.replace("DATA", str(data))))
+
+
+def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(data, tmp_path):
+    arguments = f"--no-cuda --data-dir {data}/mnist -j 0 --batch-size 16"
+    sums, records = train("mnist/train_mnist.py", tmp_path, f"{arguments} --save-period 1")
+    assert_trained(sums, records)
+    saved = {path.name for path in tmp_path.glob("mnist-*")}
+    endings = ("params", "states.0", "states.1")
+    assert saved == {f"mnist-{epochs}.{end}" for epochs in (1, 2) for end in endings}
+    resume = f"{arguments} --save-period 0 --resume-from {tmp_path}/mnist-1.params"
+    resumed, log = train("mnist/train_mnist.py", tmp_path, resume)
+    assert resumed == sums
+    assert [record["epoch"] for record in log] == [1, 2, 2]
+    assert log[2]["step_loss"] == records[1]["step_loss"]
