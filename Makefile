@@ -58,7 +58,7 @@ $(VENV)/.made:
 
 $(VENV)/.installed: $(VENV)/.made $(REQUIREMENTS)
 	@echo "== Installing the pinned requirements (MXNet is large)"
-	$(PY) -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=-r %)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps $(REQUIREMENTS:%=-r %)
 	@touch $@
 
 $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
