@@ -78,7 +78,7 @@ void decode(const Payload<T, const std::uint8_t>& payload, std::size_t begin, st
 
 template <Isa isa, typename T>
 T BytegradKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient_scale,
-                                    const BytegradState<T>& state, void* payload, int threads) {
+                                    const FeedbackState<T>& state, void* payload, int threads) {
   const Range<T> range = with_correction(
       gradient, gradient_scale, state, StoredResidual<T>{state.residual},
       [=](const auto& correct) { return corrected_range<T>(correct, n, state.residual, threads); });

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/feedback.h"
 #include "core/isa.h"
 
 namespace gluon_gc {
@@ -30,19 +31,10 @@ bool bytegrad_allows(std::size_t n) {
   return n <= UINT32_MAX - bytegrad_header_bytes<T>;
 }
 
-// What momentum and error feedback keep between calls. A null `momentum` or `residual` turns it off.
-template <typename T>
-struct BytegradState {
-  T* momentum;  // n: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
-  T mu;
-  T* residual;  // n: e = p - D(p)
-  T ratio;      // p = g + ratio e (1: vanilla; previous / current learning rate: corrected)
-};
-
 // The kernels of one instruction set, which the functions below call.
 template <Isa isa, typename T>
 struct BytegradKernels {
-  static T compress(const T* gradient, std::size_t n, T gradient_scale, const BytegradState<T>& state,
+  static T compress(const T* gradient, std::size_t n, T gradient_scale, const FeedbackState<T>& state,
                     void* payload, int threads);
   static bool valid(const void* payload, std::size_t capacity, std::size_t n);
   static void sum(const void* payloads, std::size_t stride_bytes, std::size_t count, std::size_t n, bool add,
@@ -64,7 +56,7 @@ extern template struct BytegradKernels<Isa::avx512, double>;
 // float. With feedback it reads gradient once, residual twice and writes residual twice, 21 bytes; momentum
 // adds 8, or 12 without feedback.
 template <typename T>
-T bytegrad_compress(const T* gradient, std::size_t n, T gradient_scale, const BytegradState<T>& state,
+T bytegrad_compress(const T* gradient, std::size_t n, T gradient_scale, const FeedbackState<T>& state,
                     void* payload, int threads, Isa isa = best_isa()) {
   return dispatch(isa, [&](auto chosen) {
     return BytegradKernels<chosen, T>::compress(gradient, n, gradient_scale, state, payload, threads);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "core/feedback.h"
 #include "core/vec.h"
 
 namespace gluon_gc {
@@ -33,8 +34,7 @@ template <typename T, bool with_momentum, Feedback kind, typename Residual>
 struct Correction {
   static constexpr Feedback feedback = kind;
 
-  template <typename State>
-  Correction(const T* gradient, T gradient_scale, const State& state, const Residual& residual)
+  Correction(const T* gradient, T gradient_scale, const FeedbackState<T>& state, const Residual& residual)
       : gradient(gradient),
         gradient_scale(broadcast(gradient_scale)),
         mu(broadcast(state.mu)),
@@ -76,9 +76,9 @@ struct Correction {
   const Residual residual;
 };
 
-template <bool with_momentum, typename T, typename State, typename Residual, typename Sweep>
-auto with_feedback(const T* gradient, T gradient_scale, const State& state, const Residual& residual,
-                   Sweep sweep) {
+template <bool with_momentum, typename T, typename Residual, typename Sweep>
+auto with_feedback(const T* gradient, T gradient_scale, const FeedbackState<T>& state,
+                   const Residual& residual, Sweep sweep) {
   using Without = Correction<T, with_momentum, Feedback::none, Residual>;
   using Plain = Correction<T, with_momentum, Feedback::plain, Residual>;
   using Scaled = Correction<T, with_momentum, Feedback::scaled, Residual>;
@@ -87,11 +87,11 @@ auto with_feedback(const T* gradient, T gradient_scale, const State& state, cons
   return sweep(Scaled(gradient, gradient_scale, state, residual));
 }
 
-// Returns sweep(correction), with the Correction that does just what is asked for. Of the compressor's state
-// it takes momentum, which may be null, mu and ratio.
-template <typename T, typename State, typename Residual, typename Sweep>
-auto with_correction(const T* gradient, T gradient_scale, const State& state, const Residual& residual,
-                     Sweep sweep) {
+// Returns sweep(correction), with the Correction that does just what is asked for. The residual is read
+// through `residual`, not from the state.
+template <typename T, typename Residual, typename Sweep>
+auto with_correction(const T* gradient, T gradient_scale, const FeedbackState<T>& state,
+                     const Residual& residual, Sweep sweep) {
   return state.momentum ? with_feedback<true>(gradient, gradient_scale, state, residual, sweep)
                         : with_feedback<false>(gradient, gradient_scale, state, residual, sweep);
 }
@@ -101,8 +101,7 @@ template <typename T>
 struct Corrected {
   static constexpr Feedback feedback = Feedback::none;
 
-  template <typename State>
-  Corrected(const T* gradient, T gradient_scale, const State& state)
+  Corrected(const T* gradient, T gradient_scale, const FeedbackState<T>& state)
       : gradient(gradient),
         gradient_scale(gradient_scale),
         mu(state.mu),

@@ -82,7 +82,7 @@ T DgcKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient_scal
     write(payload, static_cast<std::uint32_t>(dgc_capacity<T>(0, config.half_values)));
     return 0;
   }
-  const Corrected<T> v(nullptr, 0, TopkState<T>{nullptr, 0, state.velocity, 0});
+  const Corrected<T> v(nullptr, 0, {nullptr, 0, state.velocity, 0});
   const auto found =
       with_compensation(gradient, n, gradient_scale, config, state, threads, [&](const auto& compensate) {
         return find_candidates(compensate, v, n, state.velocity, workspace.plan, workspace.candidates, threads);

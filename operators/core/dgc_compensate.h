@@ -54,7 +54,7 @@ struct Compensation {
 template <typename T>
 T clipping(const T* gradient, std::size_t n, T gradient_scale, T max_norm, int threads) {
   using Scaled = Correction<T, false, Feedback::none, StoredResidual<T>>;
-  const Scaled scaled(gradient, gradient_scale, TopkState<T>{}, {});
+  const Scaled scaled(gradient, gradient_scale, {}, {});
   const T norm = corrected_norm<true, T>(scaled, n, nullptr, threads);
   return norm <= max_norm ? T{1} : max_norm / norm + (norm - norm);
 }

@@ -198,7 +198,7 @@ void decode_block(const Payload<T, const std::uint8_t>& payload, const Levels<T>
 
 template <Isa isa, typename T>
 double DitheringKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient_scale,
-                                          const DitheringConfig& config, const DitheringState<T>& state,
+                                          const DitheringConfig& config, const FeedbackState<T>& state,
                                           const DitheringWorkspace& workspace, void* payload, int threads) {
   const T norm = with_correction(
       gradient, gradient_scale, state, StoredResidual<T>{state.residual}, [=](const auto& correct) {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/feedback.h"
 #include "core/isa.h"
 #include "core/stream.h"
 
@@ -55,15 +56,6 @@ std::size_t dithering_capacity(std::size_t n, std::size_t levels) {
   return (dithering_header_bytes<T> + 2 * groups * planes + 3) / 4 * 4;
 }
 
-// What momentum and error feedback keep between calls. A null `momentum` or `residual` turns it off.
-template <typename T>
-struct DitheringState {
-  T* momentum;  // n: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
-  T mu;
-  T* residual;  // n: e = p - D(p)
-  T ratio;      // p = g + ratio e (1: vanilla; previous / current learning rate: corrected)
-};
-
 // Room in bytes for the Elias code of a block: the worst are elements without a 0 among them.
 inline std::size_t dithering_scratch_bytes(std::size_t levels) {
   return stream_block * (2 + 2 * dithering_symbol_bits(levels)) / 8 + 8;
@@ -82,7 +74,7 @@ struct DitheringWorkspace {
 template <Isa isa, typename T>
 struct DitheringKernels {
   static double compress(const T* gradient, std::size_t n, T gradient_scale, const DitheringConfig& config,
-                         const DitheringState<T>& state, const DitheringWorkspace& workspace, void* payload,
+                         const FeedbackState<T>& state, const DitheringWorkspace& workspace, void* payload,
                          int threads);
   static bool valid(const void* payload, std::size_t capacity, std::size_t n, const DitheringConfig& config);
   static void sum(const void* payloads, std::size_t stride_bytes, std::size_t count, std::size_t n,
@@ -107,7 +99,7 @@ extern template struct DitheringKernels<Isa::avx512, double>;
 // without feedback. The second pass is bound by its arithmetic, half of which makes the draws.
 template <typename T>
 double dithering_compress(const T* gradient, std::size_t n, T gradient_scale, const DitheringConfig& config,
-                          const DitheringState<T>& state, Stream& stream, void* payload, int threads,
+                          const FeedbackState<T>& state, Stream& stream, void* payload, int threads,
                           Isa isa = best_isa()) {
   const std::size_t blocks = dithering_blocks(n);
   const std::size_t scratch_bytes = config.fixed_width ? 0 : blocks * dithering_scratch_bytes(config.levels);

@@ -108,7 +108,8 @@ double OnebitKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradi
   const auto compress_all = [=](const auto& correct) {
     return compress_words(correct, n, state.corrected, payload, threads);
   };
-  const double sum = with_correction(gradient, gradient_scale, state, residual, compress_all);
+  const FeedbackState<T> feedback{state.momentum, state.mu, state.corrected, state.ratio};
+  const double sum = with_correction(gradient, gradient_scale, feedback, residual, compress_all);
   const T mean = n == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(n));
   const T scale = scaling ? mean : T{1};
   write_scale(payload, n, scale);

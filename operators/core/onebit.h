@@ -1,8 +1,8 @@
 // onebit: the sign of each element and one scale.
 //
 // A payload of n elements is ceil(n / 32) little-endian uint32 words, bit i % 32 of word i / 32 set where
-// element i is negative (0, -0.0 and NaN are not) and unused bits zero, then the scale as one T. Payloads
-// need an alignment of 4. Results are the same bits for every instruction set and number of threads.
+// element i is negative (0, -0.0 and NaN are not) and unused bits zero, then the scale as one T. It may
+// start at any address. Results are the same bits for every instruction set and number of threads.
 #pragma once
 
 #include <cstddef>
@@ -82,6 +82,7 @@ void onebit_decompress_add(const void* payload, std::size_t n, T* out, int threa
 template <typename T>
 void onebit_decompress_sum(const void* payloads, std::size_t stride_bytes, std::size_t count,
                            std::size_t n, T* out, int threads, Isa isa = best_isa()) {
+  if (count == 1) return onebit_decompress(payloads, n, out, threads, isa);  // which has less to do
   dispatch(isa, [&](auto chosen) {
     OnebitKernels<chosen, T>::decompress_sum(payloads, stride_bytes, count, n, out, threads);
   });

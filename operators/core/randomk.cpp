@@ -36,7 +36,7 @@ T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* r
 
 template <Isa isa, typename T>
 T RandomkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
-                                   const RandomkState<T>& state, Stream& stream, void* payload,
+                                   const FeedbackState<T>& state, Stream& stream, void* payload,
                                    int threads) {
   const Corrected<T> p(gradient, gradient_scale, state);
   const T factor = state.residual || k == 0 ? T{1} : static_cast<T>(n) / static_cast<T>(k);

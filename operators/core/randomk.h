@@ -10,25 +10,17 @@
 #include <cstddef>
 #include <memory>
 
+#include "core/feedback.h"
 #include "core/isa.h"
 #include "core/stream.h"
 
 namespace gluon_gc {
 
-// What momentum and error feedback keep between calls. A null `momentum` or `residual` turns it off.
-template <typename T>
-struct RandomkState {
-  T* momentum;  // n: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
-  T mu;
-  T* residual;  // n: e, which becomes p with zeros where it was drawn
-  T ratio;      // p = g + ratio e (1: vanilla; previous / current learning rate: corrected)
-};
-
 // The kernels of one instruction set, which the functions below call.
 template <Isa isa, typename T>
 struct RandomkKernels {
   static T compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
-                    const RandomkState<T>& state, Stream& stream, void* payload, int threads);
+                    const FeedbackState<T>& state, Stream& stream, void* payload, int threads);
   static void decompress(const void* payload, std::size_t n, std::size_t k, const Stream& start, T* out,
                          int threads);
   static void add(const void* payload, std::size_t n, std::size_t k, const Stream& start, T* out,
@@ -52,7 +44,7 @@ extern template struct RandomkKernels<Isa::avx512, double>;
 // the k elements and writes the payload and k zeros.
 template <typename T>
 T randomk_compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
-                   const RandomkState<T>& state, Stream& stream, void* payload, int threads,
+                   const FeedbackState<T>& state, Stream& stream, void* payload, int threads,
                    Isa isa = best_isa()) {
   return dispatch(isa, [&](auto chosen) {
     return RandomkKernels<chosen, T>::compress(gradient, n, k, gradient_scale, state, stream, payload,

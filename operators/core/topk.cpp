@@ -32,7 +32,7 @@ struct Writer {
 
 template <Isa isa, typename T>
 T TopkKernels<isa, T>::compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
-                                const TopkState<T>& state, const TopkPlan& plan,
+                                const FeedbackState<T>& state, const TopkPlan& plan,
                                 const TopkWorkspace<T>& workspace, void* payload, int threads) {
   const Corrected<T> p(gradient, gradient_scale, state);
   const StoredResidual<T> residual{state.residual};

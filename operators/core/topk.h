@@ -11,6 +11,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "core/feedback.h"
 #include "core/isa.h"
 
 namespace gluon_gc {
@@ -19,15 +20,6 @@ template <typename T>
 std::size_t topk_payload_bytes(std::size_t k) {
   return k * (sizeof(std::uint32_t) + sizeof(T));
 }
-
-// What momentum and error feedback keep between calls. A null `momentum` or `residual` turns it off.
-template <typename T>
-struct TopkState {
-  T* momentum;  // n: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
-  T mu;
-  T* residual;  // n: e, which becomes p without the elements that were sent
-  T ratio;      // p = g + ratio e (1: vanilla; previous / current learning rate: corrected)
-};
 
 // An element as one number: from the top its magnitude's bits, its index inverted, its sign. The larger
 // number is the element to prefer.
@@ -74,7 +66,7 @@ struct TopkWorkspace {
 template <Isa isa, typename T>
 struct TopkKernels {
   static T compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
-                    const TopkState<T>& state, const TopkPlan& plan, const TopkWorkspace<T>& workspace,
+                    const FeedbackState<T>& state, const TopkPlan& plan, const TopkWorkspace<T>& workspace,
                     void* payload, int threads);
   static bool valid(const void* payload, std::size_t n, std::size_t k);
   static void decompress(const void* payload, std::size_t n, std::size_t k, T* out, int threads);
@@ -98,7 +90,7 @@ extern template struct TopkKernels<Isa::avx512, double>;
 // take two more passes over p, at worst one for each bit of T.
 template <typename T>
 T topk_compress(const T* gradient, std::size_t n, std::size_t k, T gradient_scale,
-                const TopkState<T>& state, void* payload, int threads, Isa isa = best_isa()) {
+                const FeedbackState<T>& state, void* payload, int threads, Isa isa = best_isa()) {
   const TopkPlan plan = topk_plan(n, k);
   const std::unique_ptr<TopkElement<T>[]> elements(new TopkElement<T>[2 * plan.capacity]);
   const std::unique_ptr<TopkSegment[]> segments(new TopkSegment[n / topk_segment + 1]);

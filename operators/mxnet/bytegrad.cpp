@@ -22,12 +22,7 @@ struct Bytegrad : CompressorTraits {
   template <typename T>
   double compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
                   std::uint8_t* payload, int threads) const {
-    BytegradState<T> state{};
-    state.momentum = f.momentum;
-    state.mu = f.mu;
-    state.ratio = f.ratio;
-    if (f.memory != nullptr) state.residual = f.memory[0];
-    return bytegrad_compress(x, n, f.gradient_scale, state, payload, threads);
+    return bytegrad_compress(x, n, f.gradient_scale, f.state(), payload, threads);
   }
 
   template <typename T>
@@ -36,12 +31,6 @@ struct Bytegrad : CompressorTraits {
   template <typename T>
   bool finite(const std::uint8_t* payload, std::size_t) const {
     return all_finite<T>(payload + sizeof(std::uint32_t), 2);
-  }
-
-  template <typename T>
-  void decompress(const std::uint8_t* payload, std::size_t n, const Stream&, T* out,
-                  int threads) const {
-    decompress_sum(payload, 0, 1, n, out, threads);
   }
 
   template <typename T>

@@ -11,11 +11,12 @@
 //         // not finite if an element of x is not
 //     template <typename T> void spoil(std::uint8_t* payload, std::size_t n) const;  // not finite
 //     template <typename T> bool finite(const std::uint8_t* payload, std::size_t n) const;
-//     template <typename T> void decompress(const std::uint8_t* payload, std::size_t n,
-//                                           const Stream& start, T* out, int threads) const;
 //     template <typename T> void decompress_sum(const std::uint8_t* payloads, std::size_t stride,
 //                                               std::size_t count, std::size_t n, T* out,
 //                                               int threads) const;
+//     template <typename T> void decompress(const std::uint8_t* payload, std::size_t n,
+//                                           const Stream& start, T* out, int threads) const;
+//         // instead of decompress_sum if it is summable
 //     template <typename T> void residual(T* const* memory, std::size_t n, T* out) const;
 //   };
 //
@@ -30,6 +31,7 @@
 #include <cstring>
 #include <limits>
 
+#include "../core/feedback.h"
 #include "../core/stream.h"
 #include "operator.h"
 
@@ -54,6 +56,9 @@ struct Feedback {
   T mu = 0;
   T* const* memory = nullptr;    // the compressor's kMemory arrays, or none: no error feedback
   T ratio = 1;                   // multiplies the residual
+
+  // For a compressor whose memory is the residual.
+  FeedbackState<T> state() const { return {momentum, mu, memory ? memory[0] : nullptr, ratio}; }
 };
 
 // Whether `count` values of T, of any alignment, are finite.

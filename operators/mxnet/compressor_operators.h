@@ -212,12 +212,9 @@ class CompressorOperators {
         const Compressor compressor(a);
         if constexpr (Compressor::kSummable) {
           require(rows == 1, "payloads that can be summed are decompressed one at a time");
-        }
-        if (rows == 1) {
-          compressor.decompress(messages + header, n,
-                                Compressor::kDraws ? streams(inputs->at(2))[0] : Stream{},
-                                out.data<T>(), threads(a));
-        } else if constexpr (!Compressor::kSummable) {
+          const Stream start = Compressor::kDraws ? streams(inputs->at(2))[0] : Stream{};
+          compressor.decompress(messages + header, n, start, out.data<T>(), threads(a));
+        } else {
           compressor.decompress_sum(messages + header, stride, rows, n, out.data<T>(), threads(a));
         }
         std::size_t used = 0;

@@ -88,12 +88,6 @@ struct Dgc : CompressorTraits {
   }
 
   template <typename T>
-  void decompress(const std::uint8_t* payload, std::size_t n, const Stream&, T* out,
-                  int threads) const {
-    decompress_sum(payload, 0, 1, n, out, threads);
-  }
-
-  template <typename T>
   void decompress_sum(const std::uint8_t* payloads, std::size_t stride, std::size_t rows,
                       std::size_t n, T* out, int threads) const {
     for (std::size_t row = 0; row < rows; ++row) {

@@ -30,12 +30,7 @@ struct Dithering : CompressorTraits {
   template <typename T>
   double compress(const T* x, std::size_t n, const Feedback<T>& f, Stream& stream,
                   std::uint8_t* payload, int threads) const {
-    DitheringState<T> state{};
-    state.momentum = f.momentum;
-    state.mu = f.mu;
-    state.ratio = f.ratio;
-    if (f.memory != nullptr) state.residual = f.memory[0];
-    return dithering_compress(x, n, f.gradient_scale, config, state, stream, payload, threads);
+    return dithering_compress(x, n, f.gradient_scale, config, f.state(), stream, payload, threads);
   }
 
   template <typename T>
@@ -47,12 +42,6 @@ struct Dithering : CompressorTraits {
   template <typename T>
   bool finite(const std::uint8_t* payload, std::size_t) const {
     return all_finite<T>(payload + norm_at, 1);
-  }
-
-  template <typename T>
-  void decompress(const std::uint8_t* payload, std::size_t n, const Stream&, T* out,
-                  int threads) const {
-    decompress_sum(payload, 0, 1, n, out, threads);
   }
 
   template <typename T>

@@ -47,12 +47,6 @@ struct Onebit : CompressorTraits {
   }
 
   template <typename T>
-  void decompress(const std::uint8_t* payload, std::size_t n, const Stream&, T* out,
-                  int threads) const {
-    onebit_decompress(payload, n, out, threads);
-  }
-
-  template <typename T>
   void decompress_sum(const std::uint8_t* payloads, std::size_t stride, std::size_t count,
                       std::size_t n, T* out, int threads) const {
     onebit_decompress_sum(payloads, stride, count, n, out, threads);

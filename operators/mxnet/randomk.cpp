@@ -29,12 +29,7 @@ struct Randomk : CompressorTraits {
   template <typename T>
   double compress(const T* x, std::size_t n, const Feedback<T>& f, Stream& stream,
                   std::uint8_t* payload, int threads) const {
-    RandomkState<T> state{};
-    state.momentum = f.momentum;
-    state.mu = f.mu;
-    state.ratio = f.ratio;
-    if (f.memory != nullptr) state.residual = f.memory[0];
-    return randomk_compress(x, n, element_count(k, n), f.gradient_scale, state, stream, payload, threads);
+    return randomk_compress(x, n, element_count(k, n), f.gradient_scale, f.state(), stream, payload, threads);
   }
 
   template <typename T>

@@ -28,12 +28,7 @@ struct Topk : CompressorTraits {
   template <typename T>
   double compress(const T* x, std::size_t n, const Feedback<T>& f, Stream&,
                   std::uint8_t* payload, int threads) const {
-    TopkState<T> state{};
-    state.momentum = f.momentum;
-    state.mu = f.mu;
-    state.ratio = f.ratio;
-    if (f.memory != nullptr) state.residual = f.memory[0];
-    return topk_compress(x, n, count(n), f.gradient_scale, state, payload, threads);
+    return topk_compress(x, n, count(n), f.gradient_scale, f.state(), payload, threads);
   }
 
   template <typename T>
@@ -42,12 +37,6 @@ struct Topk : CompressorTraits {
   template <typename T>
   bool finite(const std::uint8_t* payload, std::size_t n) const {
     return all_finite<T>(payload + count(n) * sizeof(std::uint32_t), count(n));
-  }
-
-  template <typename T>
-  void decompress(const std::uint8_t* payload, std::size_t n, const Stream&, T* out,
-                  int threads) const {
-    decompress_sum(payload, 0, 1, n, out, threads);
   }
 
   template <typename T>
