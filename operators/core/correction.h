@@ -122,7 +122,8 @@ struct Corrected {
     return momentum ? g + broadcast(mu) * load(momentum + i, present) : g;
   }
 
-  void prefetch(std::size_t i) const {
+  // GCC 12 takes a function that only prefetches for one without effect, and leaves out calls of it.
+  [[gnu::always_inline]] void prefetch(std::size_t i) const {
     __builtin_prefetch(residual ? residual + i : gradient + i);
     if (!residual && momentum) __builtin_prefetch(momentum + i);
   }

@@ -64,9 +64,7 @@ void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, nat
   const std::size_t planes = known_planes != 0 ? known_planes : payload.planes;
   LaneStates states;
   Tile tile;
-  std::size_t next = end;  // in the next block. More segments are read at once than processors foresee.
-  const auto quantise_group = [=, &tile, &states, &next](std::size_t segment, std::size_t i, auto present) {
-    corrected.prefetch(next + segment * lanes);
+  const auto quantise_group = [=, &tile, &states](std::size_t segment, std::size_t i, auto present) {
     const Vec<T> p = corrected(i, present);
     const auto draw = [=, &states](std::size_t lane) { return states.draw(segment, lane); };
     const Ints sum = quantiser(p, load_ints(tile.upper[segment]), draw);
@@ -87,9 +85,10 @@ void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, nat
   for (std::size_t offset = 0; offset < longest; offset += lanes) {
     draws.save(states);
     draws.draw(tile);
-    next = end + offset * stream_lanes;
     if (end - begin == stream_block) {
       for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
+        // In the next block. More segments are read at once than processors foresee.
+        corrected.prefetch(end + offset * stream_lanes + segment * lanes);
         quantise_group(segment, begin + segment * stream_segment + offset, All{});
       }
       continue;
