@@ -31,7 +31,10 @@ PAGE = 4096
 
 
 class Loop(NamedTuple):
-    """A function of the C interface and its arguments for n elements, but for threads and isa."""
+    """A function of the C interface and its arguments for n elements, but for threads and isa.
+
+    The first of a compressor's is the size of a float.
+    """
 
     name: str
     arguments: Callable[[int], tuple]
@@ -85,17 +88,17 @@ def dgc_config(n: int) -> kernels.DgcConfig:
 def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     """Each kernel and its limit."""
     values = np.random.default_rng(0).standard_normal(n, np.float32)
-    payload, _ = kernels.onebit_compress(values)
-    sparse, _ = kernels.topk_compress(values, n // 1000)
+    payload, _ = kernels.onebit.compress(values)
+    sparse, _ = kernels.topk.compress(values, n // 1000)
     stream = np.random.default_rng(1).integers(1, 2**64, 2, np.uint64)
-    drawn, _ = kernels.randomk_compress(values, n // 1000, stream)
-    planes, _ = kernels.dithering_compress(values, 2, stream, fixed_width=True)
-    codes, _ = kernels.dithering_compress(values, 2, stream)
-    levels, _ = kernels.bytegrad_compress(values)
+    drawn, _ = kernels.randomk.compress(values, n // 1000, stream)
+    planes, _ = kernels.dithering.compress(values, 2, stream, fixed_width=True)
+    codes, _ = kernels.dithering.compress(values, 2, stream)
+    levels, _ = kernels.bytegrad.compress(values)
     # topk's and dgc's own: their speed depends on the values
     residual, late, velocity = (np.zeros_like(values) for _ in range(3))
     momentum, gathered = np.zeros_like(values), np.zeros_like(values)
-    sent = np.empty(kernels.dgc_capacity(math.ceil(n * 0.001)), np.uint8)
+    sent = np.empty(kernels.dgc.capacity(math.ceil(n * 0.001)), np.uint8)
     halves, words = values.astype(np.float16), kernels.frame(values.view(np.uint8))
     x, y, z, residual, scale = staggered([values, values, values, residual, np.ones(1, np.float32)])
     halves, words, payload, sparse = staggered([halves, words, payload, sparse])
@@ -103,47 +106,45 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
     momentum, late = staggered([momentum, late])
     gathered, velocity, sent = staggered([gathered, velocity, sent])
 
-    def compress(momentum, corrected):
+    def onebit(momentum, corrected):
         state = momentum, 0.9, corrected, None if corrected is None else scale, 1.0
-        return Loop("onebit_compress_f32", lambda n: (x, n, 1.0, 1, *state, payload))
+        return Loop("onebit_compress", lambda n: (4, x, n, 1.0, *state, 1, payload))
 
     def topk(momentum, residual):
         state = momentum, 0.9, residual, 1.0
-        return Loop("topk_compress_f32", lambda n: (x, n, n // 1000, 1.0, *state, sparse))
+        return Loop("topk_compress", lambda n: (4, x, n, 1.0, *state, n // 1000, sparse))
 
     def randomk(momentum, residual):
-        state = momentum, 0.9, residual, 1.0, stream
-        return Loop("randomk_compress_f32", lambda n: (x, n, n // 1000, 1.0, *state, drawn))
+        state = momentum, 0.9, residual, 1.0
+        return Loop("randomk_compress", lambda n: (4, x, n, 1.0, *state, n // 1000, stream, drawn))
 
     def dithering(residual, fixed_width):
-        state = None, 0.0, residual, 1.0, stream
-        to = np.empty_like(planes)
-        return Loop(
-            "dithering_compress_f32", lambda n: (x, n, 1.0, 2, 0, 0, fixed_width, *state, to)
-        )
+        state = None, 0.0, residual, 1.0
+        own = 2, 0, 0, fixed_width, stream, np.empty_like(planes)
+        return Loop("dithering_compress", lambda n: (4, x, n, 1.0, *state, *own))
 
     def dgc(n):
         config = ctypes.byref(dgc_config(n))
-        return x, n, 1.0, config, gathered, 0.9, velocity, stream, sent
+        return 4, x, n, 1.0, gathered, 0.9, velocity, config, stream, sent
 
     def bytegrad(momentum, residual):
         state = momentum, 0.9, residual, 1.0
-        return Loop("bytegrad_compress_f32", lambda n: (x, n, 1.0, *state, levels))
+        return Loop("bytegrad_compress", lambda n: (4, x, n, 1.0, *state, levels))
 
     copy = Loop("limit_copy", lambda n: (x, y, n))
     return {
-        "onebit_compress": (compress(None, None), Loop("limit_sum", lambda n: (x, n))),
-        "onebit_compress_ef": (compress(None, y), Loop("limit_add", lambda n: (y, x, n))),
+        "onebit_compress": (onebit(None, None), Loop("limit_sum", lambda n: (x, n))),
+        "onebit_compress_ef": (onebit(None, y), Loop("limit_add", lambda n: (y, x, n))),
         "onebit_compress_ef_nesterov": (
-            compress(z, y),
+            onebit(z, y),
             Loop("limit_add_twice", lambda n: (y, z, x, n)),
         ),
         "onebit_decompress": (
-            Loop("onebit_decompress_f32", lambda n: (payload, n, y)),
+            Loop("onebit_decompress_sum", lambda n: (4, payload, 0, 1, n, y)),
             Loop("limit_fill", lambda n: (y, n)),
         ),
         "onebit_decompress_add": (
-            Loop("onebit_decompress_add_f32", lambda n: (payload, n, y)),
+            Loop("onebit_decompress_add", lambda n: (4, payload, n, y)),
             Loop("limit_add_constant", lambda n: (y, n)),
         ),
         "topk_compress": (topk(None, None), Loop("limit_sum", lambda n: (x, n))),
@@ -153,7 +154,7 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             Loop("limit_add_twice", lambda n: (late, momentum, x, n)),
         ),
         "topk_decompress": (
-            Loop("topk_decompress_f32", lambda n: (sparse, n, n // 1000, y)),
+            Loop("topk_decompress_sum", lambda n: (4, sparse, 0, 1, n, n // 1000, y)),
             Loop("limit_fill", lambda n: (y, n)),
         ),
         "randomk_compress_ef": (randomk(None, y), Loop("limit_add", lambda n: (y, x, n))),
@@ -162,32 +163,32 @@ def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
             Loop("limit_add_twice", lambda n: (y, z, x, n)),
         ),
         "randomk_decompress": (
-            Loop("randomk_decompress_f32", lambda n: (drawn, n, n // 1000, stream, y)),
+            Loop("randomk_decompress", lambda n: (4, drawn, n, n // 1000, stream, y)),
             Loop("limit_fill", lambda n: (y, n)),
         ),
         "dgc_compress": (
-            Loop("dgc_compress_f32", dgc),
+            Loop("dgc_compress", dgc),
             Loop("limit_add_twice", lambda n: (velocity, gathered, x, n)),
         ),
         "dithering_compress": (dithering(None, 1), Loop("limit_sum", lambda n: (x, n))),
         "dithering_compress_ef": (dithering(z, 1), Loop("limit_add", lambda n: (z, x, n))),
         "dithering_compress_elias": (dithering(None, 0), Loop("limit_sum", lambda n: (x, n))),
         "dithering_decompress": (
-            Loop("dithering_decompress_f32", lambda n: (planes, n, 2, 0, y)),
+            Loop("dithering_decompress_sum", lambda n: (4, planes, 0, 1, n, 2, 0, y)),
             Loop("limit_fill", lambda n: (y, n)),
         ),
         "dithering_decompress_add": (
-            Loop("dithering_decompress_add_f32", lambda n: (planes, n, 2, 0, y)),
+            Loop("dithering_decompress_add", lambda n: (4, planes, n, 2, 0, y)),
             Loop("limit_add_constant", lambda n: (y, n)),
         ),
         "dithering_decompress_add_elias": (
-            Loop("dithering_decompress_add_f32", lambda n: (codes, n, 2, 0, y)),
+            Loop("dithering_decompress_add", lambda n: (4, codes, n, 2, 0, y)),
             Loop("limit_add_constant", lambda n: (y, n)),
         ),
         "bytegrad_compress": (bytegrad(None, None), Loop("limit_sum", lambda n: (x, n))),
         "bytegrad_compress_ef": (bytegrad(None, z), Loop("limit_add", lambda n: (z, x, n))),
         "bytegrad_decompress_add": (
-            Loop("bytegrad_decompress_add_f32", lambda n: (levels, n, y)),
+            Loop("bytegrad_decompress_add", lambda n: (4, levels, n, y)),
             Loop("limit_add_constant", lambda n: (y, n)),
         ),
         "half_from_float": (

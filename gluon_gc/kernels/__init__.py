@@ -2,78 +2,40 @@
 
 Every function takes ``isa``, one of `isas()`, the best by default, and most take ``threads``.
 Neither changes a bit of what comes out. Arrays must be C-contiguous and of the stated dtype;
-nothing is converted. T is float32 or float64.
+nothing is converted: else they raise TypeError or ValueError. T is float32 or float64.
+
+All ``compress`` take, beside what is their own, by keyword:
+
+gradient_scale : float
+    g = gradient * gradient_scale.
+momentum, mu : array of T, shape (n,), and float, optional
+    Updated in place: m = mu m + g; g becomes g + mu m. (dgc has its own formula.)
+residual, ratio : array of T, shape (n,), and float, optional
+    p = g + ratio e; e is updated in place and becomes p - D(p), where D(p) is what the payload
+    decodes to. (onebit and dgc keep another state.)
+payload : array, optional
+    Where to write.
 """
 
-from .bytegrad import (
-    bytegrad_capacity,
-    bytegrad_compress,
-    bytegrad_decompress,
-    bytegrad_decompress_add,
-    bytegrad_decompress_sum,
-    bytegrad_valid,
-)
-from .dgc import (
-    DgcConfig,
-    dgc_capacity,
-    dgc_compress,
-    dgc_decompress,
-    dgc_decompress_add,
-    dgc_decompress_sum,
-    dgc_valid,
-)
-from .dithering import (
-    dithering_allows,
-    dithering_capacity,
-    dithering_compress,
-    dithering_decompress,
-    dithering_decompress_add,
-    dithering_decompress_sum,
-    dithering_valid,
-)
+from .bytegrad import Bytegrad
+from .dgc import Dgc, DgcConfig
+from .dithering import Dithering
 from .framing import frame, frame_words, framed, unframe
 from .half import float_from_half, half_from_float
 from .library import isas, library
-from .onebit import (
-    onebit_compress,
-    onebit_decompress,
-    onebit_decompress_add,
-    onebit_decompress_sum,
-    onebit_payload_bytes,
-    onebit_residual,
-)
-from .randomk import randomk_compress, randomk_decompress, randomk_decompress_add
+from .onebit import Onebit
+from .randomk import Randomk
 from .stream import stream_draw, stream_jump, stream_jump_to_worker
-from .topk import (
-    topk_compress,
-    topk_decompress,
-    topk_decompress_add,
-    topk_decompress_sum,
-    topk_payload_bytes,
-    topk_valid,
-)
+from .topk import Topk
+
+bytegrad, dgc, dithering = Bytegrad(), Dgc(), Dithering()
+onebit, randomk, topk = Onebit(), Randomk(), Topk()
 
 __all__ = [
     "DgcConfig",
-    "bytegrad_capacity",
-    "bytegrad_compress",
-    "bytegrad_decompress",
-    "bytegrad_decompress_add",
-    "bytegrad_decompress_sum",
-    "bytegrad_valid",
-    "dgc_capacity",
-    "dgc_compress",
-    "dgc_decompress",
-    "dgc_decompress_add",
-    "dgc_decompress_sum",
-    "dgc_valid",
-    "dithering_allows",
-    "dithering_capacity",
-    "dithering_compress",
-    "dithering_decompress",
-    "dithering_decompress_add",
-    "dithering_decompress_sum",
-    "dithering_valid",
+    "bytegrad",
+    "dgc",
+    "dithering",
     "float_from_half",
     "frame",
     "frame_words",
@@ -81,23 +43,11 @@ __all__ = [
     "half_from_float",
     "isas",
     "library",
-    "onebit_compress",
-    "onebit_decompress",
-    "onebit_decompress_add",
-    "onebit_decompress_sum",
-    "onebit_payload_bytes",
-    "onebit_residual",
-    "randomk_compress",
-    "randomk_decompress",
-    "randomk_decompress_add",
+    "onebit",
+    "randomk",
     "stream_draw",
     "stream_jump",
     "stream_jump_to_worker",
-    "topk_compress",
-    "topk_decompress",
-    "topk_decompress_add",
-    "topk_decompress_sum",
-    "topk_payload_bytes",
-    "topk_valid",
+    "topk",
     "unframe",
 ]

@@ -1,24 +1,14 @@
-"""dgc: its numbers, compress, the check of a payload, decompress, add, and sum."""
+"""dgc: the elements of the accumulated gradient that are largest, by a sampled threshold."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Optional
+from typing import Any
 
 import numpy as np
 
-from .library import (
-    FLOATS,
-    address_of,
-    declare,
-    integer,
-    isa_number,
-    library,
-    output_of,
-    pointer,
-    size,
-    suffix_of,
-)
+from .compressor import Codec, state_of
+from .library import declare, integer, library, pointer, size
 from .stream import stream_address
 
 
@@ -66,178 +56,57 @@ class DgcConfig(ctypes.Structure):
     ]
 
 
-declare("dgc_allows", integer, pointer, size)
-for _suffix, _value in FLOATS.values():
-    declare(f"dgc_capacity_{_suffix}", size, size, integer)
-    declare(
-        f"dgc_compress_{_suffix}",
-        ctypes.c_double,
-        *(pointer, size, _value, pointer),
-        *(pointer, _value, pointer, pointer, pointer, integer, integer),
-    )
-    _output = (pointer, integer, integer)
-    declare(f"dgc_valid_{_suffix}", integer, pointer, size, size, integer, integer)
-    declare(f"dgc_decompress_{_suffix}", None, pointer, size, integer, *_output)
-    declare(f"dgc_decompress_add_{_suffix}", None, pointer, integer, pointer, integer)
-    declare(f"dgc_decompress_sum_{_suffix}", None, pointer, size, size, size, integer, *_output)
+class Dgc(Codec):
+    """The kernels of dgc, whose one option is half_values, whether values are float16.
 
-
-def dgc_capacity(most: int, dtype=np.float32, *, half_values: bool = False) -> int:
-    """The bytes of a payload of ``most`` elements of ``dtype``."""
-    function = getattr(library, "gluon_gc_dgc_capacity_" + suffix_of("dtype", dtype))
-    return function(most, half_values)
-
-
-def dgc_compress(
-    gradient: np.ndarray,
-    velocity: np.ndarray,
-    config: DgcConfig,
-    stream: np.ndarray,
-    *,
-    gradient_scale: float = 1.0,
-    momentum: Optional[np.ndarray] = None,
-    mu: float = 0.0,
-    payload: Optional[np.ndarray] = None,
-    threads: int = 1,
-    isa: Optional[str] = None,
-) -> tuple[np.ndarray, float]:
-    """Accumulate ``gradient * gradient_scale`` and take out what is large.
-
-    Parameters
-    ----------
-    gradient : array of T, shape (n,)
-    velocity : array of T, shape (n,)
-        Updated in place; 0 where it was sent.
-    config : DgcConfig
-    stream : array of uint64, shape (2,)
-        Moved on in place: by one draw if the sample is strided, by none if it is everything, else
-        by config.samples.
-    gradient_scale : float
-    momentum : array of T, shape (n,), optional
-        Updated in place.
-    mu : float
-    payload : array of uint8, shape (dgc_capacity(config.selects, T, ...),), optional
-        Where to write.
-
-    Returns
-    -------
-    payload : array of uint8
-        The first uint32 says how many bytes are in use; the others have no meaning.
-    check : float
-        0, or NaN where an element of the velocity is not finite.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An array has the wrong dtype, or the wrong size or layout; or the config does not fit.
+    The elements that a capacity is asked for are those that are sent.
     """
-    suffix = suffix_of("gradient", gradient.dtype)
-    n, dtype = gradient.size, gradient.dtype
-    if not library.gluon_gc_dgc_allows(ctypes.byref(config), n):
-        raise ValueError(
-            f"config must have 1 <= selects <= {n} and 1 <= top <= samples <= {n}, got "
-            f"{config.selects}, {config.top} of {config.samples}, stride {config.stride}"
-        )
-    most = dgc_capacity(config.selects, dtype, half_values=config.half_values)
-    payload = output_of("payload", payload, most, np.uint8)
-    check = getattr(library, "gluon_gc_dgc_compress_" + suffix)(
-        address_of("gradient", gradient, n, dtype),
-        n,
-        gradient_scale,
-        ctypes.byref(config),
-        address_of("momentum", momentum, n, dtype, writes=True),
-        mu,
-        address_of("velocity", velocity, n, dtype, writes=True),
-        stream_address(stream),
-        payload.ctypes.data,
-        threads,
-        isa_number(isa),
-    )
-    return payload, check
 
+    name = "dgc"
+    compress_takes = pointer, pointer, pointer
+    option_types = (integer,)
 
-def dgc_valid(
-    payload: np.ndarray,
-    n: int,
-    dtype=np.float32,
-    *,
-    half_values: bool = False,
-    isa: Optional[str] = None,
-) -> bool:
-    """Whether a uint8 ``payload`` is in its bounds, and its indices ascend below n."""
-    function = getattr(library, "gluon_gc_dgc_valid_" + suffix_of("dtype", dtype))
-    address = address_of("payload", payload, payload.size, np.uint8)
-    return bool(function(address, payload.size, n, half_values, isa_number(isa)))
+    def __init__(self) -> None:
+        super().__init__()
+        declare("dgc_allows", integer, pointer, size)
 
+    def options(self, half_values: bool = False) -> tuple:
+        return (half_values,)
 
-def _check(payload: np.ndarray, n: int, dtype, half_values: bool, isa: Optional[str]) -> None:
-    if not dgc_valid(payload, n, dtype, half_values=half_values, isa=isa):
-        raise ValueError(f"payload must have a length and indices that ascend below {n}")
+    def compress(
+        self,
+        gradient: np.ndarray,
+        velocity: np.ndarray,
+        config: DgcConfig,
+        stream: np.ndarray,
+        **shared: Any,
+    ) -> tuple[np.ndarray, float]:
+        """Accumulate ``gradient * gradient_scale`` and take out what is large.
 
+        Parameters
+        ----------
+        gradient : array of T, shape (n,)
+        velocity : array of T, shape (n,)
+            Updated in place; 0 where it was sent.
+        config : DgcConfig
+        stream : array of uint64, shape (2,)
+            Moved on in place: by one draw if the sample is strided, by none if it is everything,
+            else by config.samples.
 
-def dgc_decompress(
-    payload: np.ndarray,
-    n: int,
-    dtype=np.float32,
-    *,
-    half_values: bool = False,
-    out: Optional[np.ndarray] = None,
-    threads: int = 1,
-    isa: Optional[str] = None,
-) -> np.ndarray:
-    """Decode a uint8 ``payload`` of n elements of ``dtype`` into ``out`` or a new array."""
-    _check(payload, n, dtype, half_values, isa)
-    function = getattr(library, "gluon_gc_dgc_decompress_" + suffix_of("dtype", dtype))
-    out = output_of("out", out, n, dtype)
-    function(payload.ctypes.data, n, half_values, out.ctypes.data, threads, isa_number(isa))
-    return out
-
-
-def dgc_decompress_add(
-    payload: np.ndarray,
-    out: np.ndarray,
-    *,
-    half_values: bool = False,
-    isa: Optional[str] = None,
-) -> np.ndarray:
-    """Add what a uint8 ``payload`` decodes to to ``out``, in place; returns it."""
-    _check(payload, out.size, out.dtype, half_values, isa)
-    function = getattr(library, "gluon_gc_dgc_decompress_add_" + suffix_of("out", out.dtype))
-    address = address_of("out", out, out.size, out.dtype, writes=True)
-    function(payload.ctypes.data, half_values, address, isa_number(isa))
-    return out
-
-
-def dgc_decompress_sum(
-    payloads: np.ndarray,
-    n: int,
-    dtype=np.float32,
-    *,
-    half_values: bool = False,
-    out: Optional[np.ndarray] = None,
-    threads: int = 1,
-    isa: Optional[str] = None,
-) -> np.ndarray:
-    """Add up what payloads decode to, the first row first.
-
-    Parameters
-    ----------
-    payloads : array of uint8, shape (count, stride)
-        One payload at the start of each row.
-    n : int
-        Elements of each.
-    dtype : float32 or float64
-    half_values : bool
-        Whether the values are float16.
-    out : array of ``dtype``, shape (n,), optional
-        Where to write.
-    """
-    function = getattr(library, "gluon_gc_dgc_decompress_sum_" + suffix_of("dtype", dtype))
-    count, stride = payloads.shape
-    address = address_of("payloads", payloads, count * stride, np.uint8)
-    for payload in payloads:
-        _check(payload, n, dtype, half_values, isa)
-    out = output_of("out", out, n, dtype)
-    to = out.ctypes.data
-    function(address, stride, count, n, half_values, to, threads, isa_number(isa))
-    return out
+        Returns
+        -------
+        payload : array of uint8
+            The first uint32 says how many bytes are in use; the others have no meaning.
+        check : float
+            0, or NaN where an element of the velocity is not finite.
+        """
+        n, c = gradient.size, config
+        if not library.gluon_gc_dgc_allows(ctypes.byref(c), n):
+            raise ValueError(
+                f"config must have 1 <= selects <= {n} and 1 <= top <= samples <= {n}, got "
+                f"{c.selects}, {c.top} of {c.samples}, stride {c.stride}"
+            )
+        most = self.capacity(c.selects, gradient.dtype, half_values=c.half_values)
+        kept = state_of("velocity", velocity, gradient)
+        own = kept, ctypes.byref(c), stream_address(stream)
+        return self._compress(gradient, most, np.uint8, *own, **shared)

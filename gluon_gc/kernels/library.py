@@ -10,12 +10,7 @@ import numpy as np
 
 from .. import env
 
-pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-FLOATS = {
-    np.dtype(np.float32): ("f32", ctypes.c_float),
-    np.dtype(np.float64): ("f64", ctypes.c_double),
-}
-"""The T of a kernel: what its functions' names end with, and the C type."""
+pointer, size, integer, double = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_double
 _ISAS = ("scalar", "avx2", "avx512")
 
 library = ctypes.CDLL(
@@ -52,10 +47,12 @@ def isa_number(name: Optional[str]) -> int:
     return available.index(name)
 
 
-def suffix_of(name: str, dtype) -> str:
-    if np.dtype(dtype) not in FLOATS:
-        raise TypeError(f"{name} must be float32 or float64, got {np.dtype(dtype)}")
-    return FLOATS[np.dtype(dtype)][0]
+def itemsize_of(dtype: Any) -> int:
+    """What tells C the T of a kernel."""
+    dtype = np.dtype(dtype)
+    if dtype not in (np.float32, np.float64):
+        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
+    return dtype.itemsize
 
 
 def address_of(

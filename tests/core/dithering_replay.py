@@ -14,7 +14,7 @@ FIXED, ELIAS = 0, 1
 
 @dataclass(frozen=True)
 class Config:
-    """The options of `kernels.dithering_compress`."""
+    """The options of `kernels.dithering.compress`."""
 
     levels: int
     natural: bool = False
@@ -170,7 +170,7 @@ class Replay:
 
 
 def state_of(replay, copy=np.copy):
-    """The keywords of `kernels.dithering_compress` for a state like a replay's."""
+    """The keywords of `kernels.dithering.compress` for a state like a replay's."""
     state = {"stream": copy(replay.stream)}
     if replay.momentum is not None:
         state.update(momentum=copy(replay.momentum), mu=replay.mu)

@@ -137,10 +137,10 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
     state = state_of(replay, guarded.copy)
     for step, ratio in enumerate([1.0, 1.0, 0.5]):
         gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
-        payload = guarded.empty(kernels.bytegrad_capacity(size, dtype), np.uint8)
+        payload = guarded.empty(kernels.bytegrad.capacity(size, dtype), np.uint8)
         p, expected = replay.step(gradient, gradient_scale, ratio)
 
-        _, largest = kernels.bytegrad_compress(
+        _, largest = kernels.bytegrad.compress(
             gradient,
             gradient_scale=gradient_scale,
             ratio=ratio,
@@ -168,12 +168,12 @@ def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
     _, payload = Replay(size, dtype).step(x)
     expected = encode(x)[1]
     payload = guarded.copy(payload)
-    assert kernels.bytegrad_valid(payload, size, dtype, isa=isa)
+    assert kernels.bytegrad.valid(payload, size, dtype, isa=isa)
 
-    out = kernels.bytegrad_decompress(
+    out = kernels.bytegrad.decompress(
         payload, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
     )
-    added = kernels.bytegrad_decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
+    added = kernels.bytegrad.decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
 
     assert arrays.same_bits(out, expected)
     assert np.array_equal(added, start + expected)
@@ -194,7 +194,7 @@ def test_summing_payloads_of_any_length_equals_adding_them_in_order(
     size, dtype, seed, count, padding, isa, threads, offset
 ):
     guarded = arrays.Guarded(offset)
-    stride = kernels.bytegrad_capacity(size, dtype) + padding
+    stride = kernels.bytegrad.capacity(size, dtype) + padding
     payloads = np.full((count, stride), 255, np.uint8)
     expected = np.zeros(size, dtype)
     for index, row in enumerate(payloads):
@@ -203,7 +203,7 @@ def test_summing_payloads_of_any_length_equals_adding_them_in_order(
         row[: payload.size] = payload
         expected = decoded if index == 0 else expected + decoded
 
-    out = kernels.bytegrad_decompress_sum(
+    out = kernels.bytegrad.decompress_sum(
         guarded.copy(payloads.ravel()).reshape(payloads.shape),
         size,
         dtype,
@@ -220,18 +220,18 @@ def test_summing_payloads_of_any_length_equals_adding_them_in_order(
 def test_an_element_is_within_half_a_step_and_the_ends_are_exact(size, dtype, seed, isa):
     random = np.random.default_rng(seed)
     for x in (arrays.awkward(size, dtype, seed), spread(random, size, dtype)):
-        payload, _ = kernels.bytegrad_compress(x, isa=isa)
-        check_bound(x, kernels.bytegrad_decompress(payload, size, dtype, isa=isa))
+        payload, _ = kernels.bytegrad.compress(x, isa=isa)
+        check_bound(x, kernels.bytegrad.decompress(payload, size, dtype, isa=isa))
 
 
 @pytest.mark.parametrize("bits", [32, 64])
 @given(st.data(), arrays.isas)
 def test_so_it_is_for_any_finite_values(bits, data, isa):
     x = data.draw(wide(f"float{bits}"))
-    payload, _ = kernels.bytegrad_compress(x, isa=isa)
+    payload, _ = kernels.bytegrad.compress(x, isa=isa)
     assert np.array_equal(used(payload), encode(x)[0])
     if x.size:
-        check_bound(x, kernels.bytegrad_decompress(payload, x.size, x.dtype, isa=isa))
+        check_bound(x, kernels.bytegrad.decompress(payload, x.size, x.dtype, isa=isa))
 
 
 @ISAS
@@ -247,8 +247,8 @@ def test_ranges_that_overflow_and_of_subnormals_lose_no_more_than_others(isa, dt
         info.max * (1 - np.arange(4, 300) * info.eps),
     ):
         x = x.astype(dtype)
-        payload, _ = kernels.bytegrad_compress(x, isa=isa)
-        check_bound(x, kernels.bytegrad_decompress(payload, x.size, dtype, isa=isa))
+        payload, _ = kernels.bytegrad.compress(x, isa=isa)
+        check_bound(x, kernels.bytegrad.decompress(payload, x.size, dtype, isa=isa))
 
 
 @ISAS
@@ -258,9 +258,9 @@ def test_ranges_that_overflow_and_of_subnormals_lose_no_more_than_others(isa, dt
 def test_equal_elements_take_no_bytes_and_lose_nothing(isa, dtype, size, value):
     x = np.full(size, value, dtype)
     residual = np.zeros(size, dtype)
-    payload, largest = kernels.bytegrad_compress(x, residual=residual, isa=isa)
+    payload, largest = kernels.bytegrad.compress(x, residual=residual, isa=isa)
     assert used(payload).size == 4 + 2 * x.itemsize
-    assert np.array_equal(kernels.bytegrad_decompress(payload, size, dtype, isa=isa), x)
+    assert np.array_equal(kernels.bytegrad.decompress(payload, size, dtype, isa=isa), x)
     assert not residual.any() and largest == np.abs(x).max(initial=0)
 
 
@@ -269,7 +269,7 @@ def test_equal_elements_take_no_bytes_and_lose_nothing(isa, dtype, size, value):
 def test_zeros_of_either_sign_are_one_value_wherever_they_are(isa, dtype):
     for x in ([0.0, -0.0], [-0.0, 0.0], [-0.0] * 40 + [0.0], [1, 0.0, -0.0], [-1, -0.0, 0.0]):
         x = np.array(x, dtype)
-        payload, _ = kernels.bytegrad_compress(x, isa=isa)
+        payload, _ = kernels.bytegrad.compress(x, isa=isa)
         assert np.array_equal(used(payload), encode(np.abs(x) * np.sign(x))[0])
 
 
@@ -282,16 +282,16 @@ def test_a_value_that_is_not_finite_makes_the_payload_and_the_largest_nans(
 ):
     x = np.random.default_rng(0).standard_normal(size).astype(dtype)
     x[at] = bad
-    payload, largest = kernels.bytegrad_compress(x, residual=np.zeros(size, dtype), isa=isa)
+    payload, largest = kernels.bytegrad.compress(x, residual=np.zeros(size, dtype), isa=isa)
     assert np.isnan(largest)
-    assert np.isnan(kernels.bytegrad_decompress(payload, size, dtype, isa=isa)).all()
+    assert np.isnan(kernels.bytegrad.decompress(payload, size, dtype, isa=isa)).all()
 
 
 @ISAS
 @DTYPES
 def test_a_sum_with_feedback_that_overflows_is_not_finite(isa, dtype):
     x = np.full(40, np.finfo(dtype).max, dtype)
-    _, largest = kernels.bytegrad_compress(x, residual=x.copy(), isa=isa)
+    _, largest = kernels.bytegrad.compress(x, residual=x.copy(), isa=isa)
     assert np.isnan(largest)
 
 
@@ -299,20 +299,20 @@ def test_a_sum_with_feedback_that_overflows_is_not_finite(isa, dtype):
 @DTYPES
 def test_a_payload_that_has_another_length_than_it_must_is_refused(isa, dtype):
     x = np.arange(40, dtype=dtype)
-    good, _ = kernels.bytegrad_compress(x, isa=isa)
+    good, _ = kernels.bytegrad.compress(x, isa=isa)
     head = 4 + 2 * x.itemsize
     for length in (0, 3, head, head + 39, head + 41, 2**32 - 1):
         payload = good.copy()
         payload[:4] = np.array([length], np.uint32).view(np.uint8)
         for decode in (
-            lambda p: kernels.bytegrad_decompress(p, 40, dtype, isa=isa),
-            lambda p: kernels.bytegrad_decompress_add(p, x.copy(), isa=isa),
-            lambda p: kernels.bytegrad_decompress_sum(p[None], 40, dtype, isa=isa),
+            lambda p: kernels.bytegrad.decompress(p, 40, dtype, isa=isa),
+            lambda p: kernels.bytegrad.decompress_add(p, x.copy(), isa=isa),
+            lambda p: kernels.bytegrad.decompress_sum(p[None], 40, dtype, isa=isa),
         ):
             with pytest.raises(ValueError, match="payload must be one of 40 elements"):
                 decode(payload)
     for length in (0, 3, head - 1, head, good.size - 1):
-        assert not kernels.bytegrad_valid(good[:length], 40, dtype, isa=isa)
+        assert not kernels.bytegrad.valid(good[:length], 40, dtype, isa=isa)
 
 
 @given(st.data(), arrays.dtypes, arrays.isas, arrays.threads)
@@ -324,10 +324,10 @@ def test_whatever_payload_is_valid_is_decoded_within_its_bounds(data, dtype, isa
     guarded = arrays.Guarded()
     payload = guarded.copy(np.frombuffer(np.array([length], np.uint32).tobytes() + body, np.uint8))
     lo, hi = payload[4:head].copy().view(dtype)
-    assert kernels.bytegrad_valid(payload, n, dtype, isa=isa) == (
+    assert kernels.bytegrad.valid(payload, n, dtype, isa=isa) == (
         length == (head + n if lo < hi else head)
     )
-    if kernels.bytegrad_valid(payload, n, dtype, isa=isa):
+    if kernels.bytegrad.valid(payload, n, dtype, isa=isa):
         out = guarded.empty(n, dtype)
-        kernels.bytegrad_decompress(payload, n, dtype, out=out, threads=threads, isa=isa)
+        kernels.bytegrad.decompress(payload, n, dtype, out=out, threads=threads, isa=isa)
     guarded.check()

@@ -57,10 +57,12 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
     state = state_of(replay, guarded.copy)
     for step, ratio in enumerate([1.0, 1.0, 0.5]):
         gradient = guarded.copy(gradients(size, dtype, seed + step))
-        payload = guarded.empty(kernels.dithering_capacity(size, config.levels, dtype), np.uint8)
+        payload = guarded.empty(
+            kernels.dithering.capacity(size, dtype, **config.decoding), np.uint8
+        )
         expected, expected_norm, decoded = replay.step(gradient, gradient_scale, ratio)
 
-        _, norm = kernels.dithering_compress(
+        _, norm = kernels.dithering.compress(
             gradient,
             gradient_scale=gradient_scale,
             ratio=ratio,
@@ -97,9 +99,9 @@ def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
     x, start = gradients(size, dtype, seed), gradients(size, dtype, seed + 1)
     expected_payload, _, expected = Replay(config, size, dtype, 2020).step(x)
     payload = guarded.copy(expected_payload)
-    assert kernels.dithering_valid(payload, size, dtype=dtype, isa=isa, **config.decoding)
+    assert kernels.dithering.valid(payload, size, dtype=dtype, isa=isa, **config.decoding)
 
-    out = kernels.dithering_decompress(
+    out = kernels.dithering.decompress(
         payload,
         size,
         dtype=dtype,
@@ -108,7 +110,7 @@ def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
         isa=isa,
         **config.decoding,
     )
-    added = kernels.dithering_decompress_add(
+    added = kernels.dithering.decompress_add(
         payload, guarded.copy(start), threads=threads, isa=isa, **config.decoding
     )
 
@@ -132,18 +134,18 @@ def test_summing_payloads_of_any_coding_equals_adding_them_in_order(
     config, size, dtype, seed, count, padding, isa, threads, offset
 ):
     guarded = arrays.Guarded(offset)
-    stride = kernels.dithering_capacity(size, config.levels, dtype) + padding
+    stride = kernels.dithering.capacity(size, dtype, **config.decoding) + padding
     payloads = np.zeros((count, stride), np.uint8)
     expected = np.zeros(size, dtype)
     for i, row in enumerate(payloads):
         x = gradients(size, dtype, seed + i)
         stream = np.full(2, i + 1, np.uint64)
         options = {**config.encoding, "fixed_width": i % 2 == 0}
-        payload, _ = kernels.dithering_compress(x, stream=stream, **options)
+        payload, _ = kernels.dithering.compress(x, stream=stream, **options)
         row[: used(payload).size] = used(payload)
-        expected = kernels.dithering_decompress_add(row.copy(), expected, **config.decoding)
+        expected = kernels.dithering.decompress_add(row.copy(), expected, **config.decoding)
 
-    out = kernels.dithering_decompress_sum(
+    out = kernels.dithering.decompress_sum(
         guarded.copy(payloads.ravel()).reshape(payloads.shape),
         size,
         dtype=dtype,
@@ -160,10 +162,10 @@ def test_summing_payloads_of_any_coding_equals_adding_them_in_order(
 @given(configs, st.integers(0, 5000), arrays.dtypes, arrays.seeds)
 def test_an_element_moves_by_less_than_the_distance_of_its_two_levels(config, size, dtype, seed):
     x = gradients(size, dtype, seed)
-    payload, norm = kernels.dithering_compress(
+    payload, norm = kernels.dithering.compress(
         x, stream=np.full(2, 7, np.uint64), **config.encoding
     )
-    decoded = kernels.dithering_decompress(payload, size, dtype=dtype, **config.decoding)
+    decoded = kernels.dithering.decompress(payload, size, dtype=dtype, **config.decoding)
 
     if config.natural:  # between the powers of two around it, or 0 and the first
         shares = np.abs(x).astype(np.longdouble) / max(norm, np.finfo(dtype).smallest_subnormal)
@@ -188,8 +190,8 @@ def test_the_mean_over_many_seeds_is_the_element(natural, l2, levels, dtype):
     total = np.zeros(50)
     for _ in range(seeds):  # far apart, since neighbouring ones begin alike
         stream = random.integers(1, 2**64, 2, np.uint64)
-        payload, norm = kernels.dithering_compress(x, stream=stream, **config.encoding)
-        total += kernels.dithering_decompress(payload, 50, dtype=dtype, **config.decoding)
+        payload, norm = kernels.dithering.compress(x, stream=stream, **config.encoding)
+        total += kernels.dithering.decompress(payload, 50, dtype=dtype, **config.decoding)
 
     y = np.abs(x.astype(np.float64)) / norm * config.top
     lower = 2.0 ** np.floor(np.log2(y)) * (y >= 1) if natural else np.floor(y)
@@ -203,8 +205,8 @@ def test_the_mean_over_many_seeds_is_the_element(natural, l2, levels, dtype):
 def test_a_norm_of_zero_decodes_to_zeros_and_takes_as_many_draws(isa, natural, l2):
     stream, drawn = np.full(2, 3, np.uint64), np.full(2, 3, np.uint64)
     x = np.array([0.0, -0.0] * 500, np.float32)
-    payload, norm = kernels.dithering_compress(x, 3, stream, natural=natural, l2=l2, isa=isa)
-    out = kernels.dithering_decompress(payload, 1000, 3, natural=natural, isa=isa)
+    payload, norm = kernels.dithering.compress(x, 3, stream, natural=natural, l2=l2, isa=isa)
+    out = kernels.dithering.decompress(payload, 1000, levels=3, natural=natural, isa=isa)
     kernels.stream_draw(drawn, 1000)
     assert norm == 0 and arrays.same_bits(out, np.zeros(1000, np.float32))
     assert np.array_equal(stream, drawn)
@@ -221,10 +223,10 @@ def test_what_is_not_finite_shows_in_the_norm_and_leaves_the_residual(
     x = np.ones(99, dtype)
     x[at] = bad
     residual = np.zeros(99, dtype)
-    payload, norm = kernels.dithering_compress(
+    payload, norm = kernels.dithering.compress(
         x, 3, np.full(2, 3, np.uint64), natural=natural, l2=l2, residual=residual, isa=isa
     )
-    out = kernels.dithering_decompress(payload, 99, 3, dtype, natural=natural, isa=isa)
+    out = kernels.dithering.decompress(payload, 99, dtype, levels=3, natural=natural, isa=isa)
     assert np.isnan(norm) if np.isnan(bad) else norm == np.inf
     assert np.flatnonzero(~np.isfinite(out)).tolist() == [at]
     assert residual[at] == 0 and (np.delete(residual, at) == 1).all()
@@ -235,10 +237,10 @@ def test_what_is_not_finite_shows_in_the_norm_and_leaves_the_residual(
 def test_the_largest_floats_do_not_overflow_and_the_smallest_are_not_lost(isa, natural, l2):
     for value in 3e38, np.finfo(np.float32).max, 1e38, 1e-38, 1e-42, 1.4e-45:
         x = np.full(100, -value, np.float32)
-        payload, norm = kernels.dithering_compress(
+        payload, norm = kernels.dithering.compress(
             x, 4, np.full(2, 3, np.uint64), natural=natural, l2=l2, isa=isa
         )
-        out = kernels.dithering_decompress(payload, 100, 4, natural=natural, isa=isa)
+        out = kernels.dithering.decompress(payload, 100, levels=4, natural=natural, isa=isa)
         assert np.isfinite(out).all()
         if not l2:
             assert np.array_equal(out, x) and norm == -float(x[0])
@@ -246,19 +248,19 @@ def test_the_largest_floats_do_not_overflow_and_the_smallest_are_not_lost(isa, n
 
 def test_an_l2_norm_of_doubles_that_overflows_is_infinite():
     x = np.full(10, 1e200)
-    _, norm = kernels.dithering_compress(x, 4, np.ones(2, np.uint64), l2=True)
+    _, norm = kernels.dithering.compress(x, 4, np.ones(2, np.uint64), l2=True)
     assert norm == np.inf
-    assert kernels.dithering_compress(x, 4, np.ones(2, np.uint64))[1] == 1e200
+    assert kernels.dithering.compress(x, 4, np.ones(2, np.uint64))[1] == 1e200
 
 
 @pytest.mark.parametrize("levels, natural", [(0, False), (-1, False), (2**23, False), (32, True)])
 def test_levels_that_cannot_be_are_refused(levels, natural):
     with pytest.raises(ValueError, match="levels must be from 1 to"):
-        kernels.dithering_compress(
+        kernels.dithering.compress(
             np.zeros(4, np.float32), levels, np.ones(2, np.uint64), natural=natural
         )
     with pytest.raises(ValueError, match="levels must be from 1 to"):
-        kernels.dithering_decompress(np.zeros(40, np.uint8), 4, levels, natural=natural)
+        kernels.dithering.decompress(np.zeros(40, np.uint8), 4, levels=levels, natural=natural)
 
 
 def sent_beyond_the_levels(config, x, expected):
@@ -278,8 +280,8 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
         natural, l2 = options["partition"] == "natural", options["normalize"] == "l2"
         config = Config(int(options["k"]), natural, l2)
         stream = np.full(2, int(options["state_seed"]), np.uint64)
-        payload, _ = kernels.dithering_compress(x, stream=stream, isa=isa, **config.encoding)
-        decoded = kernels.dithering_decompress(payload, x.size, isa=isa, **config.decoding)
+        payload, _ = kernels.dithering.compress(x, stream=stream, isa=isa, **config.encoding)
+        decoded = kernels.dithering.decompress(payload, x.size, isa=isa, **config.decoding)
         if sent_beyond_the_levels(config, x, expected):
             beyond += 1
             assert np.array_equal(decoded, x)
@@ -298,10 +300,10 @@ def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run,
     steps = run.steps()
 
     def step(gradient, ratio):
-        payload, _ = kernels.dithering_compress(
+        payload, _ = kernels.dithering.compress(
             gradient, ratio=ratio, isa=isa, **config.encoding, **state
         )
-        decoded = kernels.dithering_decompress(payload, run.size, isa=isa, **config.decoding)
+        decoded = kernels.dithering.decompress(payload, run.size, isa=isa, **config.decoding)
         expected, _ = next(steps)
         if sent_beyond_the_levels(config, expected["p"], expected["d"]):
             return {"p": decoded}

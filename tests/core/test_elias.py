@@ -16,7 +16,7 @@ configs = st.builds(Config, st.integers(1, 31), st.booleans(), st.booleans())
 
 def compressed(x, config):
     stream = np.full(2, 2020, np.uint64)
-    payload, _ = kernels.dithering_compress(x, stream=stream, **config.encoding)
+    payload, _ = kernels.dithering.compress(x, stream=stream, **config.encoding)
     return payload[: payload[:4].view(np.uint32)[0]].copy()
 
 
@@ -35,12 +35,12 @@ def test_the_smaller_coding_is_chosen_and_decodes_alike(config, n, seed):
     x = sparse(n, seed)
     chosen = compressed(x, config)
     fixed = compressed(x, Config(config.levels, config.natural, config.l2, fixed_width=True))
-    assert fixed.size == kernels.dithering_capacity(n, config.levels)
+    assert fixed.size == kernels.dithering.capacity(n, **config.decoding)
     assert coding_of(fixed) == FIXED
     assert coding_of(chosen) == (ELIAS if chosen.size < fixed.size else FIXED)
     assert arrays.same_bits(
-        kernels.dithering_decompress(chosen, n, **config.decoding),
-        kernels.dithering_decompress(fixed, n, **config.decoding),
+        kernels.dithering.decompress(chosen, n, **config.decoding),
+        kernels.dithering.decompress(fixed, n, **config.decoding),
     )
 
 
@@ -59,7 +59,7 @@ def test_a_code_of_elements_far_apart_and_of_high_levels_decodes(isa):
     x[[0, 1, 66_047, 66_048, 132_095, 199_999]] = [1, -0.5, 0.25, -1, 1e-6, 1]
     config = Config(2**23 - 1)
     payload = compressed(x, config)
-    out = kernels.dithering_decompress(payload, x.size, isa=isa, **config.decoding)
+    out = kernels.dithering.decompress(payload, x.size, isa=isa, **config.decoding)
     assert coding_of(payload) == ELIAS and payload.size < 100
     assert np.abs(out - x).max() <= 2.0**-22 and np.array_equal(out != 0, x != 0)
 
@@ -69,16 +69,16 @@ def refused_or_in_bounds(payload, n, config, dtype, isa, threads, offset):
     guarded = arrays.Guarded(offset)
     payload = guarded.copy(payload)
     decoding = {"dtype": dtype, "isa": isa, **config.decoding}
-    if not kernels.dithering_valid(payload, n, **decoding):
-        with pytest.raises(ValueError, match="payload must decode to"):
-            kernels.dithering_decompress(payload, n, **decoding)
+    if not kernels.dithering.valid(payload, n, **decoding):
+        with pytest.raises(ValueError, match="payload must be one of"):
+            kernels.dithering.decompress(payload, n, **decoding)
         return False
     with np.errstate(all="ignore"):
-        kernels.dithering_decompress(
+        kernels.dithering.decompress(
             payload, n, out=guarded.empty(n, dtype), threads=threads, **decoding
         )
         out = guarded.copy(np.zeros(n, dtype))
-        kernels.dithering_decompress_add(payload, out, threads=threads, isa=isa, **config.decoding)
+        kernels.dithering.decompress_add(payload, out, threads=threads, isa=isa, **config.decoding)
     guarded.check()
     return True
 
@@ -125,14 +125,14 @@ def test_a_payload_that_is_cut_off_is_refused(isa):
     payload = compressed(sparse(N, 1), config)
     assert coding_of(payload) == ELIAS
     for size in range(payload.size):
-        assert not kernels.dithering_valid(payload[:size].copy(), N, isa=isa, **config.decoding)
+        assert not kernels.dithering.valid(payload[:size].copy(), N, isa=isa, **config.decoding)
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
 def test_a_code_that_reaches_past_n_or_the_levels_is_refused(isa):
     payload = compressed(sparse(N, 1), Config(5))
     assert coding_of(payload) == ELIAS
-    last = np.flatnonzero(kernels.dithering_decompress(payload, N, 5))[-1]
-    assert kernels.dithering_valid(payload, last + 1, 5, isa=isa)
-    assert not kernels.dithering_valid(payload, last, 5, isa=isa)
-    assert not kernels.dithering_valid(payload, N, 4, isa=isa)
+    last = np.flatnonzero(kernels.dithering.decompress(payload, N, levels=5))[-1]
+    assert kernels.dithering.valid(payload, last + 1, levels=5, isa=isa)
+    assert not kernels.dithering.valid(payload, last, levels=5, isa=isa)
+    assert not kernels.dithering.valid(payload, N, levels=4, isa=isa)

@@ -28,7 +28,7 @@ def test_an_instruction_set_that_this_machine_lacks_is_refused_by_name():
 )
 def test_an_array_of_the_wrong_type_size_or_layout_is_refused(wrong, error):
     with pytest.raises(error, match="momentum"):
-        kernels.onebit_compress(np.zeros(8, np.float32), momentum=wrong)
+        kernels.onebit.compress(np.zeros(8, np.float32), momentum=wrong)
 
 
 @given(arrays.sizes, arrays.isas, arrays.threads, arrays.offsets)

@@ -70,7 +70,7 @@ class State:
             )
 
     def residual(self):
-        return kernels.onebit_residual(self.keywords["corrected"], self.keywords["scale"])
+        return kernels.onebit.residual(self.keywords["corrected"], self.keywords["scale"])
 
 
 momenta = st.sampled_from([None, 0.9])
@@ -96,10 +96,10 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
     state = State(size, dtype, mu, feedback, guarded.copy)
     for step, ratio in enumerate([1.0, 1.0, 0.5]):
         gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
-        payload = guarded.empty(kernels.onebit_payload_bytes(size, dtype), np.uint8)
+        payload = guarded.empty(kernels.onebit.capacity(size, dtype), np.uint8)
         p, scale = replay.step(gradient, gradient_scale, ratio, scaling)
 
-        _, magnitude = kernels.onebit_compress(
+        _, magnitude = kernels.onebit.compress(
             gradient,
             gradient_scale=gradient_scale,
             scaling=scaling,
@@ -127,13 +127,13 @@ def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(
 ):
     guarded = arrays.Guarded(offset)
     x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
-    payload = guarded.copy(kernels.onebit_compress(x)[0])
+    payload = guarded.copy(kernels.onebit.compress(x)[0])
     expected = decode(x, payload[payload.size - x.itemsize :].copy().view(dtype)[0]).astype(dtype)
 
-    out = kernels.onebit_decompress(
+    out = kernels.onebit.decompress(
         payload, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
     )
-    added = kernels.onebit_decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
+    added = kernels.onebit.decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
 
     assert arrays.same_bits(out, expected)
     assert arrays.same_bits(added, start + expected)
@@ -143,8 +143,8 @@ def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(
 @given(st.integers(0, 5000), arrays.dtypes, arrays.seeds, arrays.isas)
 def test_with_scaling_it_contracts_as_the_paper_says(size, dtype, seed, isa):
     x = arrays.awkward(size, dtype, seed)
-    payload, _ = kernels.onebit_compress(x, scaling=True, isa=isa)
-    out = kernels.onebit_decompress(payload, size, dtype, isa=isa).astype(np.longdouble)
+    payload, _ = kernels.onebit.compress(x, scaling=True, isa=isa)
+    out = kernels.onebit.decompress(payload, size, dtype, isa=isa).astype(np.longdouble)
     exact = x.astype(np.longdouble)
     square, magnitude = np.sum(exact**2), np.sum(np.abs(exact))
     if square > 0:
@@ -166,16 +166,16 @@ def test_summing_payloads_equals_decoding_the_first_and_adding_the_others_in_ord
     size, dtype, seed, count, padding, isa, threads, offset
 ):
     guarded = arrays.Guarded(offset)
-    stride = -(-kernels.onebit_payload_bytes(size, dtype) // 4) * 4 + padding
+    stride = -(-kernels.onebit.capacity(size, dtype) // 4) * 4 + padding
     payloads = np.zeros((count, stride), np.uint8)
     expected = np.zeros(size, dtype)
     for k in range(count):
-        payload, _ = kernels.onebit_compress(arrays.awkward(size, dtype, seed + k))
+        payload, _ = kernels.onebit.compress(arrays.awkward(size, dtype, seed + k))
         payloads[k, : payload.size] = payload
-        decoded = kernels.onebit_decompress(payload, size, dtype)
+        decoded = kernels.onebit.decompress(payload, size, dtype)
         expected = decoded if k == 0 else expected + decoded
 
-    out = kernels.onebit_decompress_sum(
+    out = kernels.onebit.decompress_sum(
         payloads, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
     )
 
@@ -185,9 +185,9 @@ def test_summing_payloads_equals_decoding_the_first_and_adding_the_others_in_ord
 
 @pytest.mark.parametrize("isa", kernels.isas())
 def test_a_sum_starts_from_the_first_payload_itself_so_that_minus_zero_stays(isa):
-    payload, _ = kernels.onebit_compress(np.full(40, -1, np.float32))
+    payload, _ = kernels.onebit.compress(np.full(40, -1, np.float32))
     payload.view(np.float32)[-1] = 0
-    out = kernels.onebit_decompress_sum(payload[None], 40, isa=isa)
+    out = kernels.onebit.decompress_sum(payload[None], 40, isa=isa)
     assert np.signbit(out).all() and (out == 0).all()
 
 
@@ -202,7 +202,7 @@ def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped
         residual = stopped.residual()
         stopped.keywords["corrected"][:], stopped.keywords["scale"][:] = residual, 0
         payloads = [
-            kernels.onebit_compress(gradient, ratio=ratio, isa=isa, **state.keywords)[0]
+            kernels.onebit.compress(gradient, ratio=ratio, isa=isa, **state.keywords)[0]
             for state in (straight, stopped)
         ]
         assert np.array_equal(*payloads)
@@ -216,43 +216,43 @@ def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped
 def test_a_value_that_is_not_finite_shows_in_the_sum_and_the_scale(isa, dtype, bad, at):
     x = np.ones(99, dtype)
     x[at] = bad
-    payload, magnitude = kernels.onebit_compress(x, isa=isa)
-    out = kernels.onebit_decompress(payload, x.size, dtype, isa=isa)
+    payload, magnitude = kernels.onebit.compress(x, isa=isa)
+    out = kernels.onebit.decompress(payload, x.size, dtype, isa=isa)
     assert np.isnan(magnitude) if np.isnan(bad) else magnitude == np.inf
     assert not np.isfinite(out).any()
     assert payload[at // 8] == (1 << at % 8 if bad < 0 else 0)
-    assert not np.isfinite(kernels.onebit_compress(x, scaling=False, isa=isa)[1])
+    assert not np.isfinite(kernels.onebit.compress(x, scaling=False, isa=isa)[1])
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_zeros_of_both_signs_and_nans_decode_to_plus_the_scale(isa, dtype):
     x = np.array([0.0, -0.0, np.nan, -np.nan, -1.0], dtype)
-    payload, _ = kernels.onebit_compress(x, scaling=False, isa=isa)
-    assert kernels.onebit_decompress(payload, x.size, dtype, isa=isa).tolist() == [1, 1, 1, 1, -1]
+    payload, _ = kernels.onebit.compress(x, scaling=False, isa=isa)
+    assert kernels.onebit.decompress(payload, x.size, dtype, isa=isa).tolist() == [1, 1, 1, 1, -1]
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
 def test_the_largest_floats_do_not_overflow_the_sum_and_the_smallest_are_not_lost(isa):
     for value in np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal:
-        payload, magnitude = kernels.onebit_compress(np.full(100_000, -value), isa=isa)
+        payload, magnitude = kernels.onebit.compress(np.full(100_000, -value), isa=isa)
         assert magnitude == 100_000 * float(value)
-        assert (kernels.onebit_decompress(payload, 100_000, isa=isa) == -value).all()
+        assert (kernels.onebit.decompress(payload, 100_000, isa=isa) == -value).all()
 
 
 @pytest.mark.parametrize("scaling, scale", [(True, 0.0), (False, 1.0)])
 def test_a_payload_of_no_elements_is_its_scale_alone(scaling, scale):
-    payload, magnitude = kernels.onebit_compress(np.empty(0, np.float32), scaling=scaling)
+    payload, magnitude = kernels.onebit.compress(np.empty(0, np.float32), scaling=scaling)
     assert payload.view(np.float32).tolist() == [scale] and magnitude == 0
 
 
 def test_blocks_that_grow_with_the_size_keep_the_sum_independent_of_threads():
     x = np.random.default_rng(0).standard_normal(GRAIN * MAX_BLOCKS + 12345, np.float32)
-    payload, magnitude = kernels.onebit_compress(x, isa="scalar")
+    payload, magnitude = kernels.onebit.compress(x, isa="scalar")
     assert magnitude == sum_of_magnitudes(x)
     for isa in kernels.isas():
         for threads in (2, 3):
-            assert np.array_equal(kernels.onebit_compress(x, threads=threads, isa=isa)[0], payload)
+            assert np.array_equal(kernels.onebit.compress(x, threads=threads, isa=isa)[0], payload)
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
@@ -260,8 +260,8 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
     cases = golden.compressions("onebit")
     assert len(cases) == 32
     for options, x, expected in cases:
-        payload, _ = kernels.onebit_compress(x, scaling=options["scaling"] == "True", isa=isa)
-        decoded = kernels.onebit_decompress(payload, x.size, isa=isa)
+        payload, _ = kernels.onebit.compress(x, scaling=options["scaling"] == "True", isa=isa)
+        decoded = kernels.onebit.decompress(payload, x.size, isa=isa)
         np.testing.assert_array_max_ulp(decoded, expected, 2)
 
 
@@ -273,8 +273,8 @@ RUNS = golden.runs("onebit")
 def test_four_steps_with_feedback_decode_to_byteps_numbers(run, isa):
     state = State(run.size, np.float32, run.mu, feedback=True)
     for expected, ratio in run.steps():
-        payload, _ = kernels.onebit_compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
-        decoded = kernels.onebit_decompress(payload, run.size, isa=isa)
+        payload, _ = kernels.onebit.compress(expected["g"], ratio=ratio, isa=isa, **state.keywords)
+        decoded = kernels.onebit.decompress(payload, run.size, isa=isa)
         np.testing.assert_array_max_ulp(decoded, expected["d"], 2)
 
 
@@ -284,8 +284,8 @@ def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run,
     state = State(run.size, np.float32, run.mu, feedback=True)
 
     def step(gradient, ratio):
-        payload, _ = kernels.onebit_compress(gradient, ratio=ratio, isa=isa, **state.keywords)
-        decoded = kernels.onebit_decompress(payload, run.size, isa=isa)
+        payload, _ = kernels.onebit.compress(gradient, ratio=ratio, isa=isa, **state.keywords)
+        decoded = kernels.onebit.decompress(payload, run.size, isa=isa)
         got = {"p": state.keywords["corrected"], "d": decoded, "e": state.residual()}
         if run.mu:
             got["m"] = state.keywords["momentum"]

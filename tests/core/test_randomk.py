@@ -107,7 +107,7 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
             expected = replay.step(gradient, k, stream, gradient_scale, ratio)
         _, stream_after = draws(stream, k if size else 0)
 
-        _, check = kernels.randomk_compress(
+        _, check = kernels.randomk.compress(
             gradient,
             k,
             stream,
@@ -137,13 +137,13 @@ def test_decoding_gives_what_was_sent_and_zeros_and_adding_adds_it_once(
     x, before = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
     start = stream_of(seed)
     residual = np.zeros(size, dtype)
-    payload, _ = kernels.randomk_compress(x, k, start.copy(), residual=residual)
+    payload, _ = kernels.randomk.compress(x, k, start.copy(), residual=residual)
     payload = guarded.copy(payload)
 
-    out = kernels.randomk_decompress(
+    out = kernels.randomk.decompress(
         payload, size, start, out=guarded.empty(size, dtype), threads=threads, isa=isa
     )
-    added = kernels.randomk_decompress_add(payload, guarded.copy(before), start, isa=isa)
+    added = kernels.randomk.decompress_add(payload, guarded.copy(before), start, isa=isa)
 
     assert arrays.same_bits(out, decoded(payload, size, start))
     assert np.array_equal(out + residual, x)
@@ -159,10 +159,10 @@ def test_the_sum_of_payloads_decodes_to_the_sum_of_what_they_decode_to(
     payload_sum, expected = np.zeros(k, dtype), np.zeros(size, dtype)
     for worker in range(workers):
         x = arrays.awkward(size, dtype, seed + worker) / 2**20  # times n / k is finite
-        payload, _ = kernels.randomk_compress(x, k, start.copy())
+        payload, _ = kernels.randomk.compress(x, k, start.copy())
         payload_sum = payload_sum + payload
-        expected = expected + kernels.randomk_decompress(payload, size, start)
-    assert np.array_equal(kernels.randomk_decompress(payload_sum, size, start), expected)
+        expected = expected + kernels.randomk.decompress(payload, size, start)
+    assert np.array_equal(kernels.randomk.decompress(payload_sum, size, start), expected)
 
 
 @pytest.mark.parametrize("n, k", [(50, 5), (50, 50), (7, 12)])
@@ -173,7 +173,7 @@ def test_decoding_is_unbiased_but_for_repeats(n, k):
     stream = stream_of(1)
     for _ in range(rounds):
         start = stream.copy()
-        out = kernels.randomk_decompress(kernels.randomk_compress(x, k, stream)[0], n, start)
+        out = kernels.randomk.decompress(kernels.randomk.compress(x, k, stream)[0], n, start)
         total += out
         squares += out**2
     mean = total / rounds
@@ -190,9 +190,9 @@ def test_decoding_is_unbiased_but_for_repeats(n, k):
 def test_with_a_sweep_any_value_that_is_not_finite_shows(isa, dtype, bad, at, state):
     x = np.random.default_rng(0).standard_normal(N).astype(dtype)
     kept = state_of(N, dtype, **state)
-    assert kernels.randomk_compress(x, 10, stream_of(0), isa=isa, **kept)[1] == 0
+    assert kernels.randomk.compress(x, 10, stream_of(0), isa=isa, **kept)[1] == 0
     x[at] = bad
-    assert np.isnan(kernels.randomk_compress(x, 10, stream_of(0), isa=isa, **kept)[1])
+    assert np.isnan(kernels.randomk.compress(x, 10, stream_of(0), isa=isa, **kept)[1])
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
@@ -202,25 +202,25 @@ def test_without_a_sweep_a_value_that_is_not_finite_shows_just_if_it_is_sent(isa
     sent = indices_of(stream_of(0), N, 10)
     x = np.ones(N, dtype)
     x[[i for i in range(20) if i not in sent]] = bad
-    assert kernels.randomk_compress(x, 10, stream_of(0), isa=isa)[1] == 0
+    assert kernels.randomk.compress(x, 10, stream_of(0), isa=isa)[1] == 0
     x[sent[7]] = bad
-    payload, check = kernels.randomk_compress(x, 10, stream_of(0), isa=isa)
+    payload, check = kernels.randomk.compress(x, 10, stream_of(0), isa=isa)
     assert np.isnan(check) and not np.isfinite(payload[7])
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
 def test_a_value_that_the_factor_makes_infinite_shows(isa):
     x = np.full(100, 1e38, np.float32)
-    payload, check = kernels.randomk_compress(x, 2, stream_of(0), isa=isa)
+    payload, check = kernels.randomk.compress(x, 2, stream_of(0), isa=isa)
     assert np.isinf(payload).all() and np.isnan(check)
 
 
 def test_of_no_elements_nothing_is_drawn_and_zeros_are_sent():
     stream = stream_of(0)
-    payload, check = kernels.randomk_compress(np.empty(0, np.float32), 3, stream)
+    payload, check = kernels.randomk.compress(np.empty(0, np.float32), 3, stream)
     assert payload.tolist() == [0, 0, 0] and check == 0
     assert np.array_equal(stream, stream_of(0))
-    assert kernels.randomk_decompress(payload, 0, stream).size == 0
+    assert kernels.randomk.decompress(payload, 0, stream).size == 0
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
@@ -229,6 +229,6 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
     assert len(cases) == 32
     for options, x, expected in cases:
         start = np.full(2, int(options["state_seed"]), np.uint64)
-        payload, _ = kernels.randomk_compress(x, int(options["k"]), start.copy(), isa=isa)
-        out = kernels.randomk_decompress(payload, x.size, start, isa=isa)
+        payload, _ = kernels.randomk.compress(x, int(options["k"]), start.copy(), isa=isa)
+        out = kernels.randomk.decompress(payload, x.size, start, isa=isa)
         np.testing.assert_array_max_ulp(out, expected, 2)

@@ -79,7 +79,7 @@ def test_kernels_draw_the_same_sequence_side_by_side(isa, n, threads):
     x[0] = 1
     stream, drawn = stream_of([2020, 2020]), stream_of([2020, 2020])
     draws = kernels.stream_draw(drawn, n)
-    payload, _ = kernels.dithering_compress(x, 1, stream, threads=threads, isa=isa)
-    up = kernels.dithering_decompress(payload, n, 1) == 1
+    payload, _ = kernels.dithering.compress(x, 1, stream, threads=threads, isa=isa)
+    up = kernels.dithering.decompress(payload, n, levels=1) == 1
     assert np.array_equal(up[1:], draws[1:] < 2**63)
     assert stream.tolist() == drawn.tolist()

@@ -95,10 +95,10 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
     state = state_of(size, dtype, mu, feedback, guarded.copy)
     for step, ratio in enumerate([1.0, 1.0, 0.5]):
         gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
-        payload = guarded.empty(kernels.topk_payload_bytes(k, dtype), np.uint8)
+        payload = guarded.empty(kernels.topk.capacity(size, dtype, k=k), np.uint8)
         p = replay.step(gradient, k, gradient_scale, ratio)
 
-        _, largest = kernels.topk_compress(
+        _, largest = kernels.topk.compress(
             gradient,
             k,
             gradient_scale=gradient_scale,
@@ -176,7 +176,7 @@ def test_no_distribution_defeats_the_sample(kind, seed, k, dtype, mu, feedback, 
     for _ in range(2):
         x = np.ascontiguousarray(DISTRIBUTIONS[kind](random, N)).astype(dtype)
         p = replay.step(x, k)
-        payload, _ = kernels.topk_compress(x, k, threads=threads, isa=isa, **state)
+        payload, _ = kernels.topk.compress(x, k, threads=threads, isa=isa, **state)
         assert np.array_equal(payload, payload_of(p, k))
         if feedback:
             assert arrays.same_bits(state["residual"], replay.residual)
@@ -191,12 +191,12 @@ def test_decoding_gives_what_was_sent_and_zeros_and_adding_adds_it(
     k = number(share, size)
     guarded = arrays.Guarded(offset)
     x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
-    payload = guarded.copy(kernels.topk_compress(x, k)[0])
+    payload = guarded.copy(kernels.topk.compress(x, k)[0])
 
-    out = kernels.topk_decompress(
-        payload, size, k, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
+    out = kernels.topk.decompress(
+        payload, size, dtype, k=k, out=guarded.empty(size, dtype), threads=threads, isa=isa
     )
-    added = kernels.topk_decompress_add(payload, guarded.copy(start), k, isa=isa)
+    added = kernels.topk.decompress_add(payload, guarded.copy(start), k=k, isa=isa)
 
     expected = decoded(x, k)
     assert np.array_equal(out, expected)
@@ -224,19 +224,19 @@ def test_summing_payloads_equals_adding_them_in_order(
 ):
     k = number(share, size)
     guarded = arrays.Guarded(offset)
-    nbytes = kernels.topk_payload_bytes(k, dtype)
+    nbytes = kernels.topk.capacity(size, dtype, k=k)
     payloads = np.zeros((count, nbytes + padding), np.uint8)
     expected = np.zeros(size, dtype)
     for row in payloads:
-        row[:nbytes], _ = kernels.topk_compress(arrays.awkward(size, dtype, seed), k)
-        expected = kernels.topk_decompress_add(row[:nbytes].copy(), expected, k)
+        row[:nbytes], _ = kernels.topk.compress(arrays.awkward(size, dtype, seed), k)
+        expected = kernels.topk.decompress_add(row[:nbytes].copy(), expected, k=k)
         seed += 1
 
-    out = kernels.topk_decompress_sum(
+    out = kernels.topk.decompress_sum(
         guarded.copy(payloads.ravel()).reshape(payloads.shape),
         size,
-        k,
         dtype,
+        k=k,
         out=guarded.empty(size, dtype),
         threads=threads,
         isa=isa,
@@ -254,12 +254,12 @@ def test_indices_that_do_not_ascend_below_n_are_refused(indices, isa):
     payload = np.zeros(24, np.uint8)
     payload[:12] = np.array(indices, np.uint32).view(np.uint8)
     out = np.zeros(10, np.float32)
-    with pytest.raises(ValueError, match="indices that ascend below 10"):
-        kernels.topk_decompress(payload, 10, 3, isa=isa)
-    with pytest.raises(ValueError, match="indices that ascend below 10"):
-        kernels.topk_decompress_add(payload, out, 3, isa=isa)
-    with pytest.raises(ValueError, match="indices that ascend below 10"):
-        kernels.topk_decompress_sum(payload[None], 10, 3, isa=isa)
+    with pytest.raises(ValueError, match="payload must be one of 10 elements"):
+        kernels.topk.decompress(payload, 10, k=3, isa=isa)
+    with pytest.raises(ValueError, match="payload must be one of 10 elements"):
+        kernels.topk.decompress_add(payload, out, k=3, isa=isa)
+    with pytest.raises(ValueError, match="payload must be one of 10 elements"):
+        kernels.topk.decompress_sum(payload[None], 10, k=3, isa=isa)
 
 
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 300), arrays.isas)
@@ -269,7 +269,7 @@ def test_a_payload_is_valid_just_if_its_indices_ascend_below_n(indices, n, isa):
         payload = np.concatenate([candidate.view(np.uint8), np.zeros(16, np.uint8)])
         wide = candidate.astype(np.int64)
         expected = bool((np.diff(wide) > 0).all() and wide[-1] < n)
-        assert kernels.topk_valid(payload, n, 4, isa=isa) == expected
+        assert kernels.topk.valid(payload, n, k=4, isa=isa) == expected
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
@@ -281,8 +281,8 @@ def test_a_value_that_is_not_finite_is_sent_and_shows_in_the_largest(isa, dtype,
     x = np.random.default_rng(0).standard_normal(size).astype(dtype)
     x[at] = bad
     residual = np.zeros(size, dtype)
-    payload, largest = kernels.topk_compress(x, k, residual=residual, isa=isa)
-    out = kernels.topk_decompress(payload, size, k, dtype, isa=isa)
+    payload, largest = kernels.topk.compress(x, k, residual=residual, isa=isa)
+    out = kernels.topk.decompress(payload, size, dtype, k=k, isa=isa)
     assert np.isnan(largest) if np.isnan(bad) else largest == np.inf
     assert np.array_equal(out[at : at + 1], x[at : at + 1], equal_nan=True)
     assert np.isfinite(residual).all() and residual[at] == 0
@@ -293,7 +293,7 @@ def test_a_value_that_is_not_finite_is_sent_and_shows_in_the_largest(isa, dtype,
 def test_nans_go_before_infinities_and_those_before_numbers(isa, k):
     x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
     x[::2000], x[1::2000], x[7::2000] = np.inf, np.nan, -np.inf
-    payload, _ = kernels.topk_compress(x, k, isa=isa)
+    payload, _ = kernels.topk.compress(x, k, isa=isa)
     assert np.array_equal(indices_of(payload, k), chosen(x, k))
 
 
@@ -302,14 +302,14 @@ def test_nans_go_before_infinities_and_those_before_numbers(isa, k):
 def test_of_more_nans_than_are_sent_the_first_are(isa, k):
     x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
     x[::3], x[1::3] = np.nan, -np.nan
-    payload, _ = kernels.topk_compress(x, k, isa=isa)
+    payload, _ = kernels.topk.compress(x, k, isa=isa)
     assert np.array_equal(indices_of(payload, k), chosen(x, k))
 
 
 def test_a_k_that_is_not_from_1_to_n_is_refused():
     for k in (0, 11, -1):
         with pytest.raises(ValueError, match="k must be from 1 to 10"):
-            kernels.topk_compress(np.zeros(10, np.float32), k)
+            kernels.topk.compress(np.zeros(10, np.float32), k)
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
@@ -318,8 +318,8 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
     assert len(cases) == 12
     for options, x, expected in cases:
         k = int(options["k"])
-        payload, _ = kernels.topk_compress(x, k, isa=isa)
-        decoded = kernels.topk_decompress(payload, x.size, k, isa=isa)
+        payload, _ = kernels.topk.compress(x, k, isa=isa)
+        decoded = kernels.topk.decompress(payload, x.size, k=k, isa=isa)
         np.testing.assert_array_max_ulp(decoded, expected, 2)
 
 
@@ -330,8 +330,8 @@ def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run,
     state = state_of(run.size, np.float32, run.mu, feedback=True)
 
     def step(gradient, ratio):
-        payload, _ = kernels.topk_compress(gradient, k, ratio=ratio, isa=isa, **state)
-        decoded = kernels.topk_decompress(payload, run.size, k, isa=isa)
+        payload, _ = kernels.topk.compress(gradient, k, ratio=ratio, isa=isa, **state)
+        decoded = kernels.topk.decompress(payload, run.size, k=k, isa=isa)
         got = {"p": decoded + state["residual"], "d": decoded, "e": state["residual"]}
         if run.mu:
             got["m"] = state["momentum"]
