@@ -22,6 +22,7 @@ BATCH_SIZE = 4
 SHAPES = [(40, 5), (3,), (30,), (120,)]  # compressed, too small, excluded, compressed
 MIN_COMPRESS_BYTES = 100
 WD_MULTS = [1.0, 3.0, 0.5, 0.0]
+LR_MULTS = [0.5, 2.0, 0.5, 1.0]
 
 
 def nesterov_sgd(x, gradients, rates=RATES, mu=MU, wd=WD):
@@ -81,13 +82,16 @@ def small_tensors_travel_uncompressed(monkeypatch):
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_every_tensor_follows_nesterov_sgd_through_weight_decay_and_rate_changes(dtype, contexts):
     parameters, trainer = make(options(), dtype=dtype, contexts=contexts)
+    for parameter, lr_mult in zip(parameters, LR_MULTS):
+        parameter.lr_mult = lr_mult
     for step, rate in enumerate(RATES):
         trainer.set_learning_rate(rate)
         backward(parameters, step, dtype)
         trainer.step(BATCH_SIZE * contexts)
     for i, parameter in enumerate(parameters):
         gradients = [g / BATCH_SIZE for g in gradients_of(i)]
-        expected = nesterov_sgd(np.ones(SHAPES[i]), gradients, wd=WD * WD_MULTS[i])
+        rates = np.multiply(RATES, LR_MULTS[i])
+        expected = nesterov_sgd(np.ones(SHAPES[i]), gradients, rates, wd=WD * WD_MULTS[i])
         for data in parameter.list_data():
             assert_equal_to_rounding(data.asnumpy(), expected, dtype)
 

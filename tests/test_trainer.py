@@ -99,31 +99,6 @@ def test_uncompressed_and_alone_it_does_what_gluons_trainer_does(optimizer_param
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_momentum_of_uncompressed_tensors_and_weight_decay_add_up_to_nesterov_sgd():
-    """The formula documented for MXNet's "nag" (its kernel decays the updated weight instead)."""
-    shapes, rate, mu, wd = [(4, 3), (5,)], 0.1, 0.9, 0.1
-    params = [Parameter(f"p{i}", shape=shape) for i, shape in enumerate(shapes)]
-    for param in params:
-        param.initialize(mx.init.Constant(1.0))
-        param.compression_params = None
-    params[0].lr_mult, params[1].wd_mult = 0.5, 3.0
-    trainer = bps.DistributedTrainer(
-        params,
-        "sgd",
-        {"learning_rate": rate, "momentum": mu, "wd": wd},
-        compression_params=NESTEROV,
-        kvstore="local",
-    )
-    ours = train(params, trainer, shapes, 20, batch_size=2)
-    for i, (lr_mult, wd_mult) in enumerate([(0.5, 1.0), (1.0, 3.0)]):
-        x, m = np.ones(shapes[i]), 0
-        for step in range(20):
-            g = gradients(step, shapes)[i] / 2 + wd * wd_mult * x
-            m = mu * m + g
-            x = x - rate * lr_mult * (g + mu * m)
-        np.testing.assert_allclose(ours[i], x, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("params", [None, NESTEROV], ids=["uncompressed", "onebit"])
 def test_every_context_gets_the_sum_of_all_contexts(params):
     shapes, optimizer_params = [(6, 7), (3,)], {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}

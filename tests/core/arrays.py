@@ -4,6 +4,7 @@ import ctypes
 import mmap
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from gluon_gc import kernels
@@ -83,9 +84,19 @@ def _bits(a: np.ndarray) -> np.ndarray:
     return a.view(f"u{a.itemsize}")
 
 
+def used(payload: np.ndarray) -> np.ndarray:
+    """The bytes in use of a payload that starts with their number."""
+    return payload[: payload[:4].view(np.uint32)[0]]
+
+
+each_isa = pytest.mark.parametrize("isa", kernels.isas())
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
 sizes = st.one_of(st.sampled_from(SIZES), st.integers(0, 300))
 dtypes = st.sampled_from([np.float32, np.float64])
 isas = st.sampled_from(kernels.isas())
 threads = st.integers(1, 3)
+how = st.fixed_dictionaries({"isa": isas, "threads": threads})
+"""How a kernel is to run, as its keywords."""
 offsets = st.one_of(st.just(0), st.integers(1, 15))
 seeds = st.integers(0, 2**32 - 1)

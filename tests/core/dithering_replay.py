@@ -6,6 +6,8 @@ import numpy as np
 
 from gluon_gc import kernels
 
+from .feedback import Feedback
+
 GRAIN, MAX_BLOCKS, LANES = 16384, 128, 16
 BLOCK = 32 * 16 * 129
 """The elements that one Elias segment codes."""
@@ -141,25 +143,18 @@ def payload_of(symbols, negative, norm, config):
     return np.concatenate([header, np.array([norm]).view(np.uint8), body])
 
 
-class Replay:
+class Replay(Feedback):
     """A compressor with its state."""
 
     def __init__(self, config, size, dtype, seed, mu=None, feedback=False):
-        self.config, self.dtype, self.mu = config, np.dtype(dtype).type, mu
+        super().__init__(size, dtype, mu, feedback)
+        self.config = config
         self.stream = np.full(2, seed, np.uint64)
-        self.momentum = None if mu is None else np.zeros(size, dtype)
-        self.residual = np.zeros(size, dtype) if feedback else None
 
-    def step(self, gradient, gradient_scale=1.0, ratio=1.0):
+    def step(self, *gradient):
         """The bytes in use of the payload, the norm, and what the payload decodes to."""
-        T = self.dtype
-        p = gradient * T(gradient_scale)
-        if self.momentum is not None:
-            self.momentum = T(self.mu) * self.momentum + p
-            p = p + T(self.mu) * self.momentum
-        if self.residual is not None:
-            p = p + T(ratio) * self.residual
-        norm = T(norm_of(p, self.config.l2))
+        p = self.correct(*gradient)
+        norm = self.dtype(norm_of(p, self.config.l2))
         draws = kernels.stream_draw(self.stream, p.size)
         symbols = symbols_of(p, norm, self.config, draws)
         decoded = level_of(symbols, norm, self.config)
@@ -168,12 +163,9 @@ class Replay:
             self.residual = p - decoded
         return payload_of(symbols, p < 0, norm, self.config), norm, decoded
 
+    def state(self, copy=np.copy):
+        return {"stream": copy(self.stream), **super().state(copy)}
 
-def state_of(replay, copy=np.copy):
-    """The keywords of `kernels.dithering.compress` for a state like a replay's."""
-    state = {"stream": copy(replay.stream)}
-    if replay.momentum is not None:
-        state.update(momentum=copy(replay.momentum), mu=replay.mu)
-    if replay.residual is not None:
-        state.update(residual=copy(replay.residual))
-    return state
+    def check(self, state):
+        assert np.array_equal(state["stream"], self.stream)
+        super().check(state)

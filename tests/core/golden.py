@@ -97,6 +97,17 @@ class Run(NamedTuple):
             restore(expected)
 
 
+def restorer(state: Vectors) -> Callable[[Vectors], None]:
+    """What sets a state with a residual to a step's e and m, for `Run.check`."""
+
+    def restore(expected: Vectors) -> None:
+        state["residual"][:] = expected["e"]
+        if "momentum" in state:
+            state["momentum"][:] = expected["m"]
+
+    return restore
+
+
 def runs(compressor: str) -> list[Run]:
     """The vectors of a compressor with feedback."""
     vectors: dict[str, Vectors] = {}

@@ -8,11 +8,9 @@ from hypothesis.extra import numpy as npst
 
 from gluon_gc import kernels
 
-from . import arrays
-
-DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
-ISAS = pytest.mark.parametrize("isa", kernels.isas())
-momenta = st.sampled_from([None, 0.9])
+from . import arrays, decoding, feedback
+from .decoding import check_decoding, check_sum
+from .feedback import Feedback
 
 
 class Steps:
@@ -52,41 +50,16 @@ def encode(p):
     return np.concatenate([head, np.array([lo, hi]).view(np.uint8), q]), decoded
 
 
-class Replay:
+class Replay(Feedback):
     """bytegrad in NumPy."""
 
-    def __init__(self, size, dtype, mu=None, feedback=False):
-        self.dtype, self.mu = np.dtype(dtype).type, mu
-        self.momentum = None if mu is None else np.zeros(size, dtype)
-        self.residual = np.zeros(size, dtype) if feedback else None
-
-    def step(self, gradient, gradient_scale=1.0, ratio=1.0):
+    def step(self, *gradient):
         """Returns p and its payload."""
-        T = self.dtype
-        p = gradient * T(gradient_scale)
-        if self.momentum is not None:
-            self.momentum = T(self.mu) * self.momentum + p
-            p = p + T(self.mu) * self.momentum
-        if self.residual is not None:
-            p = p + T(ratio) * self.residual
+        p = self.correct(*gradient)
         payload, decoded = encode(p)
         if self.residual is not None:
             self.residual = p - decoded if (p != p[:1]).any() else np.zeros_like(p)
         return p, payload
-
-
-def state_of(replay, copy=np.copy):
-    """The arrays that the kernel keeps between calls."""
-    state = {}
-    if replay.momentum is not None:
-        state.update(momentum=copy(replay.momentum), mu=replay.mu)
-    if replay.residual is not None:
-        state.update(residual=copy(replay.residual))
-    return state
-
-
-def used(payload):
-    return payload[: payload[:4].view(np.uint32)[0]]
 
 
 def wide(dtype):
@@ -122,98 +95,57 @@ def check_bound(x, out):
     arrays.sizes,
     arrays.dtypes,
     arrays.seeds,
-    momenta,
-    st.booleans(),
-    st.sampled_from([1.0, 0.25, 1 / 3]),
-    arrays.isas,
-    arrays.threads,
+    feedback.kinds,
+    feedback.scales,
+    arrays.how,
     arrays.offsets,
 )
 def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-    size, dtype, seed, mu, feedback, gradient_scale, isa, threads, offset
+    size, dtype, seed, kind, scale, how, offset
 ):
     guarded = arrays.Guarded(offset)
-    replay = Replay(size, dtype, mu, feedback)
-    state = state_of(replay, guarded.copy)
-    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+    replay = Replay(size, dtype, **kind)
+    state = replay.state(guarded.copy)
+    for step, ratio in enumerate(feedback.RATIOS):
         gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
         payload = guarded.empty(kernels.bytegrad.capacity(size, dtype), np.uint8)
-        p, expected = replay.step(gradient, gradient_scale, ratio)
+        p, expected = replay.step(gradient, scale, ratio)
 
         _, largest = kernels.bytegrad.compress(
-            gradient,
-            gradient_scale=gradient_scale,
-            ratio=ratio,
-            payload=payload,
-            threads=threads,
-            isa=isa,
-            **state,
+            gradient, gradient_scale=scale, ratio=ratio, payload=payload, **how, **state
         )
 
         assert largest == np.abs(p).max(initial=0)
-        assert np.array_equal(used(payload), expected)
-        if mu is not None:
-            assert arrays.same_bits(state["momentum"], replay.momentum)
-        if feedback:
-            assert arrays.same_bits(state["residual"], replay.residual)
+        assert np.array_equal(arrays.used(payload), expected)
+        replay.check(state)
     guarded.check()
 
 
-@given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.isas, arrays.threads, arrays.offsets)
+@given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.how, arrays.offsets)
 def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
-    size, dtype, seed, isa, threads, offset
+    size, dtype, seed, how, offset
 ):
-    guarded = arrays.Guarded(offset)
-    x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
-    _, payload = Replay(size, dtype).step(x)
-    expected = encode(x)[1]
-    payload = guarded.copy(payload)
-    assert kernels.bytegrad.valid(payload, size, dtype, isa=isa)
-
-    out = kernels.bytegrad.decompress(
-        payload, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
-    )
-    added = kernels.bytegrad.decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
-
-    assert arrays.same_bits(out, expected)
-    assert np.array_equal(added, start + expected)
-    guarded.check()
+    payload, decoded = encode(arrays.awkward(size, dtype, seed))
+    check_decoding(kernels.bytegrad, payload, decoded, seed + 1, arrays.Guarded(offset), how)
 
 
 @given(
     arrays.sizes,
     arrays.dtypes,
     arrays.seeds,
-    st.integers(0, 5),
-    st.sampled_from([0, 1, 60]),
-    arrays.isas,
-    arrays.threads,
+    decoding.counts,
+    decoding.paddings,
+    arrays.how,
     arrays.offsets,
 )
 def test_summing_payloads_of_any_length_equals_adding_them_in_order(
-    size, dtype, seed, count, padding, isa, threads, offset
+    size, dtype, seed, count, padding, how, offset
 ):
-    guarded = arrays.Guarded(offset)
-    stride = kernels.bytegrad.capacity(size, dtype) + padding
-    payloads = np.full((count, stride), 255, np.uint8)
-    expected = np.zeros(size, dtype)
-    for index, row in enumerate(payloads):
-        x = arrays.awkward(size, dtype, seed + index)
-        payload, decoded = encode(x * dtype(index != 1))
-        row[: payload.size] = payload
-        expected = decoded if index == 0 else expected + decoded
+    def encode_one(i):
+        return encode(arrays.awkward(size, dtype, seed + i) * dtype(i != 1))
 
-    out = kernels.bytegrad.decompress_sum(
-        guarded.copy(payloads.ravel()).reshape(payloads.shape),
-        size,
-        dtype,
-        out=guarded.empty(size, dtype),
-        threads=threads,
-        isa=isa,
-    )
-
-    assert arrays.same_bits(out, expected)
-    guarded.check()
+    rows = count, padding, arrays.Guarded(offset)
+    check_sum(kernels.bytegrad, size, dtype, encode_one, *rows, how)
 
 
 @given(st.integers(1, 5000), arrays.dtypes, arrays.seeds, arrays.isas)
@@ -229,13 +161,13 @@ def test_an_element_is_within_half_a_step_and_the_ends_are_exact(size, dtype, se
 def test_so_it_is_for_any_finite_values(bits, data, isa):
     x = data.draw(wide(f"float{bits}"))
     payload, _ = kernels.bytegrad.compress(x, isa=isa)
-    assert np.array_equal(used(payload), encode(x)[0])
+    assert np.array_equal(arrays.used(payload), encode(x)[0])
     if x.size:
         check_bound(x, kernels.bytegrad.decompress(payload, x.size, x.dtype, isa=isa))
 
 
-@ISAS
-@DTYPES
+@arrays.each_isa
+@arrays.each_dtype
 def test_ranges_that_overflow_and_of_subnormals_lose_no_more_than_others(isa, dtype):
     info = np.finfo(dtype)
     steps = np.arange(-300, 301)
@@ -251,30 +183,30 @@ def test_ranges_that_overflow_and_of_subnormals_lose_no_more_than_others(isa, dt
         check_bound(x, kernels.bytegrad.decompress(payload, x.size, dtype, isa=isa))
 
 
-@ISAS
-@DTYPES
+@arrays.each_isa
+@arrays.each_dtype
 @pytest.mark.parametrize("size", [0, 1, 33, 1000])
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -3e38, 1e-45])
 def test_equal_elements_take_no_bytes_and_lose_nothing(isa, dtype, size, value):
     x = np.full(size, value, dtype)
     residual = np.zeros(size, dtype)
     payload, largest = kernels.bytegrad.compress(x, residual=residual, isa=isa)
-    assert used(payload).size == 4 + 2 * x.itemsize
+    assert arrays.used(payload).size == 4 + 2 * x.itemsize
     assert np.array_equal(kernels.bytegrad.decompress(payload, size, dtype, isa=isa), x)
     assert not residual.any() and largest == np.abs(x).max(initial=0)
 
 
-@ISAS
-@DTYPES
+@arrays.each_isa
+@arrays.each_dtype
 def test_zeros_of_either_sign_are_one_value_wherever_they_are(isa, dtype):
     for x in ([0.0, -0.0], [-0.0, 0.0], [-0.0] * 40 + [0.0], [1, 0.0, -0.0], [-1, -0.0, 0.0]):
         x = np.array(x, dtype)
         payload, _ = kernels.bytegrad.compress(x, isa=isa)
-        assert np.array_equal(used(payload), encode(np.abs(x) * np.sign(x))[0])
+        assert np.array_equal(arrays.used(payload), encode(np.abs(x) * np.sign(x))[0])
 
 
-@ISAS
-@DTYPES
+@arrays.each_isa
+@arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size, at", [(1, 0), (99, 0), (99, 40), (99, 98), (70_001, 69_999)])
 def test_a_value_that_is_not_finite_makes_the_payload_and_the_largest_nans(
@@ -287,16 +219,16 @@ def test_a_value_that_is_not_finite_makes_the_payload_and_the_largest_nans(
     assert np.isnan(kernels.bytegrad.decompress(payload, size, dtype, isa=isa)).all()
 
 
-@ISAS
-@DTYPES
+@arrays.each_isa
+@arrays.each_dtype
 def test_a_sum_with_feedback_that_overflows_is_not_finite(isa, dtype):
     x = np.full(40, np.finfo(dtype).max, dtype)
     _, largest = kernels.bytegrad.compress(x, residual=x.copy(), isa=isa)
     assert np.isnan(largest)
 
 
-@ISAS
-@DTYPES
+@arrays.each_isa
+@arrays.each_dtype
 def test_a_payload_that_has_another_length_than_it_must_is_refused(isa, dtype):
     x = np.arange(40, dtype=dtype)
     good, _ = kernels.bytegrad.compress(x, isa=isa)

@@ -12,7 +12,6 @@ from . import arrays
 from .test_topk import DISTRIBUTIONS, N
 
 SIZES = (0, 1, 2, 31, 2000, 2001, 5000, 70_001, 100_003)
-DTYPES = [np.float32, np.float64]
 RESAMPLE = dict(upper=1.3, lower=0.8, iterations=10, resample=True)
 ADAPT = dict(RESAMPLE, resample=False)
 HASTY = dict(upper=2.0, lower=0.9, iterations=2, resample=False)
@@ -51,10 +50,6 @@ def gradients(size, dtype, seed, max_norm=0.0):
     """Awkward values, whose norm in float64 does not overflow if it is asked for."""
     values = arrays.awkward(size, dtype, seed)
     return values * dtype(2.0**-520) if max_norm and dtype is np.float64 else values
-
-
-def used(payload):
-    return payload[: payload[:4].view(np.uint32)[0]]
 
 
 kinds = st.fixed_dictionaries(
@@ -110,7 +105,7 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
         )
 
         assert check == 0
-        assert np.array_equal(used(payload), expected)
+        assert np.array_equal(arrays.used(payload), expected)
         check_state(state, replay)
     guarded.check()
 
@@ -130,11 +125,11 @@ def test_no_distribution_defeats_the_sample(
         payload, _ = kernels.dgc.compress(
             x, config=config_of(replay), threads=threads, isa=isa, **state
         )
-        assert np.array_equal(used(payload), expected)
+        assert np.array_equal(arrays.used(payload), expected)
         check_state(state, replay)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("resample", [False, True])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_many_steps_of_training_give_the_bits_of_the_replay(isa, resample, nesterov):
@@ -146,7 +141,7 @@ def test_many_steps_of_training_give_the_bits_of_the_replay(isa, resample, neste
     for _ in range(60):
         x = (mean + random.standard_normal(N)).astype(np.float32)
         payload, _ = kernels.dgc.compress(x, config=config_of(replay), isa=isa, **state)
-        assert np.array_equal(used(payload), replay.step(x)[0])
+        assert np.array_equal(arrays.used(payload), replay.step(x)[0])
     check_state(state, replay)
 
 
@@ -209,8 +204,8 @@ def test_what_is_sent_and_what_is_kept_are_the_compensated_velocity(
         assert np.array_equal(state["momentum"][sent == 0], m[sent == 0]) or (v == 0).any()
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("dtype", DTYPES)
+@arrays.each_isa
+@arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size, at", [(99, 0), (99, 40), (99, 98), (N, 0), (N, 77_777)])
 @pytest.mark.parametrize("fill", ["normal", "all zero", "all equal"])
@@ -228,8 +223,8 @@ def test_what_is_not_finite_is_noticed_wherever_it_is(isa, dtype, bad, size, at,
         assert kernels.dgc.valid(payload, size, dtype)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("dtype", DTYPES)
+@arrays.each_isa
+@arrays.each_dtype
 def test_values_are_rounded_once_to_halves_and_ties_to_even(isa, dtype):
     halves = np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16)
     ties = (halves[1:].astype(dtype) + halves[:-1]) / 2
@@ -239,11 +234,11 @@ def test_values_are_rounded_once_to_halves_and_ties_to_even(isa, dtype):
     x = np.append(x, np.finfo(dtype).max)
     replay = Replay(x.size, dtype, half_values=True, strided=True, **RESAMPLE, **plan(x.size, 1, 1))
     payload, _ = kernels.dgc.compress(x, config=config_of(replay), isa=isa, **state_of(replay))
-    assert np.array_equal(used(payload), replay.step(x)[0])
+    assert np.array_equal(arrays.used(payload), replay.step(x)[0])
     assert np.isinf(kernels.dgc.decompress(payload, x.size, dtype, half_values=True)[-1])
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("value, half", [(np.float16, True), (np.float32, False)])
 @pytest.mark.parametrize(
     "indices, length",

@@ -1,5 +1,7 @@
 """dithering: the kernels against a NumPy replay, each other, and BytePS's numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays, golden
-from .dithering_replay import Config, Replay, state_of
+from . import arrays, decoding, feedback, golden
+from .decoding import check_decoding, check_sum
+from .dithering_replay import Config, Replay
 
 KINDS = [(natural, l2) for natural in (False, True) for l2 in (False, True)]
 
@@ -23,7 +26,6 @@ configs = st.one_of(
 )
 # Small ones put many of the first draws below 2^32, where the upper halves do not decide.
 stream_seeds = st.one_of(st.integers(1, 5), st.integers(1, 2**64 - 1))
-momenta = st.sampled_from([None, 0.9])
 
 
 def gradients(size, dtype, seed):
@@ -32,91 +34,49 @@ def gradients(size, dtype, seed):
     return values * dtype(2.0**-520) if dtype is np.float64 else values
 
 
-def used(payload):
-    return payload[: payload[:4].view(np.uint32)[0]]
-
-
 @given(
     configs,
     arrays.sizes,
     arrays.dtypes,
     arrays.seeds,
     stream_seeds,
-    momenta,
-    st.booleans(),
-    st.sampled_from([1.0, 0.25, 1 / 3]),
-    arrays.isas,
-    arrays.threads,
+    feedback.kinds,
+    feedback.scales,
+    arrays.how,
     arrays.offsets,
 )
 def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-    config, size, dtype, seed, stream, mu, feedback, gradient_scale, isa, threads, offset
+    config, size, dtype, seed, stream, kind, scale, how, offset
 ):
     guarded = arrays.Guarded(offset)
-    replay = Replay(config, size, dtype, stream, mu, feedback)
-    state = state_of(replay, guarded.copy)
-    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+    replay = Replay(config, size, dtype, stream, **kind)
+    state = replay.state(guarded.copy)
+    for step, ratio in enumerate(feedback.RATIOS):
         gradient = guarded.copy(gradients(size, dtype, seed + step))
         payload = guarded.empty(
             kernels.dithering.capacity(size, dtype, **config.decoding), np.uint8
         )
-        expected, expected_norm, decoded = replay.step(gradient, gradient_scale, ratio)
+        expected, expected_norm, _ = replay.step(gradient, scale, ratio)
 
+        options = {**config.encoding, **how, **state}
         _, norm = kernels.dithering.compress(
-            gradient,
-            gradient_scale=gradient_scale,
-            ratio=ratio,
-            payload=payload,
-            threads=threads,
-            isa=isa,
-            **config.encoding,
-            **state,
+            gradient, gradient_scale=scale, ratio=ratio, payload=payload, **options
         )
 
         assert norm == expected_norm
-        assert np.array_equal(used(payload), expected)
-        assert np.array_equal(state["stream"], replay.stream)
-        if mu is not None:
-            assert arrays.same_bits(state["momentum"], replay.momentum)
-        if feedback:
-            assert arrays.same_bits(state["residual"], replay.residual)
+        assert np.array_equal(arrays.used(payload), expected)
+        replay.check(state)
     guarded.check()
 
 
-@given(
-    configs,
-    arrays.sizes,
-    arrays.dtypes,
-    arrays.seeds,
-    arrays.isas,
-    arrays.threads,
-    arrays.offsets,
-)
+@given(configs, arrays.sizes, arrays.dtypes, arrays.seeds, arrays.how, arrays.offsets)
 def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
-    config, size, dtype, seed, isa, threads, offset
+    config, size, dtype, seed, how, offset
 ):
+    x = gradients(size, dtype, seed)
+    payload, _, decoded = Replay(config, size, dtype, 2020).step(x)
     guarded = arrays.Guarded(offset)
-    x, start = gradients(size, dtype, seed), gradients(size, dtype, seed + 1)
-    expected_payload, _, expected = Replay(config, size, dtype, 2020).step(x)
-    payload = guarded.copy(expected_payload)
-    assert kernels.dithering.valid(payload, size, dtype=dtype, isa=isa, **config.decoding)
-
-    out = kernels.dithering.decompress(
-        payload,
-        size,
-        dtype=dtype,
-        out=guarded.empty(size, dtype),
-        threads=threads,
-        isa=isa,
-        **config.decoding,
-    )
-    added = kernels.dithering.decompress_add(
-        payload, guarded.copy(start), threads=threads, isa=isa, **config.decoding
-    )
-
-    assert arrays.same_bits(out, expected)
-    assert np.array_equal(added, start + expected)
-    guarded.check()
+    check_decoding(kernels.dithering, payload, decoded, seed + 1, guarded, how, **config.decoding)
 
 
 @given(
@@ -124,39 +84,23 @@ def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
     arrays.sizes,
     arrays.dtypes,
     arrays.seeds,
-    st.integers(0, 5),
-    st.sampled_from([0, 1, 60]),
-    arrays.isas,
-    arrays.threads,
+    decoding.counts,
+    decoding.paddings,
+    arrays.how,
     arrays.offsets,
 )
 def test_summing_payloads_of_any_coding_equals_adding_them_in_order(
-    config, size, dtype, seed, count, padding, isa, threads, offset
+    config, size, dtype, seed, count, padding, how, offset
 ):
-    guarded = arrays.Guarded(offset)
-    stride = kernels.dithering.capacity(size, dtype, **config.decoding) + padding
-    payloads = np.zeros((count, stride), np.uint8)
-    expected = np.zeros(size, dtype)
-    for i, row in enumerate(payloads):
-        x = gradients(size, dtype, seed + i)
-        stream = np.full(2, i + 1, np.uint64)
-        options = {**config.encoding, "fixed_width": i % 2 == 0}
-        payload, _ = kernels.dithering.compress(x, stream=stream, **options)
-        row[: used(payload).size] = used(payload)
-        expected = kernels.dithering.decompress_add(row.copy(), expected, **config.decoding)
+    def encode(i):
+        coded = replace(config, fixed_width=i % 2 == 0)
+        payload, _, decoded = Replay(coded, size, dtype, i + 1).step(
+            gradients(size, dtype, seed + i)
+        )
+        return payload, decoded
 
-    out = kernels.dithering.decompress_sum(
-        guarded.copy(payloads.ravel()).reshape(payloads.shape),
-        size,
-        dtype=dtype,
-        out=guarded.empty(size, dtype),
-        threads=threads,
-        isa=isa,
-        **config.decoding,
-    )
-
-    assert arrays.same_bits(out, expected)
-    guarded.check()
+    rows = count, padding, arrays.Guarded(offset)
+    check_sum(kernels.dithering, size, dtype, encode, *rows, how, **config.decoding)
 
 
 @given(configs, st.integers(0, 5000), arrays.dtypes, arrays.seeds)
@@ -182,7 +126,7 @@ def test_an_element_moves_by_less_than_the_distance_of_its_two_levels(config, si
 
 @pytest.mark.parametrize("natural, l2", KINDS)
 @pytest.mark.parametrize("levels", [1, 2, 5])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@arrays.each_dtype
 def test_the_mean_over_many_seeds_is_the_element(natural, l2, levels, dtype):
     config, seeds = Config(levels, natural, l2), 2000
     random = np.random.default_rng(1)
@@ -200,7 +144,7 @@ def test_the_mean_over_many_seeds_is_the_element(natural, l2, levels, dtype):
     assert (np.abs(total / seeds - x) <= 4 * error + 1e-6).all()
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("natural, l2", KINDS)
 def test_a_norm_of_zero_decodes_to_zeros_and_takes_as_many_draws(isa, natural, l2):
     stream, drawn = np.full(2, 3, np.uint64), np.full(2, 3, np.uint64)
@@ -212,9 +156,9 @@ def test_a_norm_of_zero_decodes_to_zeros_and_takes_as_many_draws(isa, natural, l
     assert np.array_equal(stream, drawn)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("natural, l2", KINDS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 15, 16, 98])
 def test_what_is_not_finite_shows_in_the_norm_and_leaves_the_residual(
@@ -232,7 +176,7 @@ def test_what_is_not_finite_shows_in_the_norm_and_leaves_the_residual(
     assert residual[at] == 0 and (np.delete(residual, at) == 1).all()
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("natural, l2", KINDS)
 def test_the_largest_floats_do_not_overflow_and_the_smallest_are_not_lost(isa, natural, l2):
     for value in 3e38, np.finfo(np.float32).max, 1e38, 1e-38, 1e-42, 1.4e-45:
@@ -272,7 +216,7 @@ def sent_beyond_the_levels(config, x, expected):
     return config.natural and config.l2 and x.size == 1 and expected[0] == 2 * x[0]
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_single_compression_decodes_to_byteps_numbers(isa):
     cases = golden.compressions("dithering")
     beyond = 0
@@ -290,13 +234,13 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
     assert (len(cases), beyond) == (224, 4)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("run", golden.runs("dithering"), ids=golden.name_of)
 def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
     natural_l2 = run.name.startswith("dithering-natural-l2")
     config = Config(int(run.options["k"]), natural_l2, natural_l2)
     seed = int(run.options["state_seed"])
-    state = state_of(Replay(config, run.size, np.float32, seed, run.mu, feedback=True))
+    state = Replay(config, run.size, np.float32, seed, run.mu, feedback=True).state()
     steps = run.steps()
 
     def step(gradient, ratio):
@@ -312,9 +256,4 @@ def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run,
         residual = state["residual"]
         return {"p": decoded + residual, "d": decoded, "e": residual, "m": state["momentum"]}
 
-    def restore(expected):
-        state["residual"][:] = expected["e"]
-        if run.mu:
-            state["momentum"][:] = expected["m"]
-
-    run.check(step, restore)
+    run.check(step, golden.restorer(state))

@@ -53,7 +53,7 @@ def test_dense_symbols_stay_in_fixed_width_and_sparse_ones_take_a_fraction():
     assert coding_of(payload) == ELIAS and payload.size < 0.01 * 100_000
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_code_of_elements_far_apart_and_of_high_levels_decodes(isa):
     x = np.zeros(200_000, np.float32)
     x[[0, 1, 66_047, 66_048, 132_095, 199_999]] = [1, -0.5, 0.25, -1, 1e-6, 1]
@@ -119,7 +119,7 @@ def test_flipped_bits_are_refused_or_stay_in_bounds(config, seed, flips, isa, th
     assert valid or flips
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_payload_that_is_cut_off_is_refused(isa):
     config = Config(2, l2=True)
     payload = compressed(sparse(N, 1), config)
@@ -128,7 +128,7 @@ def test_a_payload_that_is_cut_off_is_refused(isa):
         assert not kernels.dithering.valid(payload[:size].copy(), N, isa=isa, **config.decoding)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_code_that_reaches_past_n_or_the_levels_is_refused(isa):
     payload = compressed(sparse(N, 1), Config(5))
     assert coding_of(payload) == ELIAS

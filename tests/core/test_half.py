@@ -1,7 +1,6 @@
 """float16 from and to float32, against NumPy's."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,14 +16,14 @@ def halve_in_numpy(x, scale=1.0):
         return (x * np.float32(scale)).astype(np.float16)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_all_halves_become_the_floats_of_their_value_and_come_back(isa):
     floats = kernels.float_from_half(ALL_HALVES, isa=isa)
     assert arrays.same_bits(floats, ALL_HALVES.astype(np.float32))
     assert arrays.same_bits(kernels.half_from_float(floats, isa=isa), ALL_HALVES)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_values_between_two_halves_go_to_the_nearer_one_and_ties_to_even(isa):
     finite = np.sort(ALL_HALVES[np.isfinite(ALL_HALVES)].astype(np.float32))
     ties = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
@@ -34,7 +33,7 @@ def test_values_between_two_halves_go_to_the_nearer_one_and_ties_to_even(isa):
     assert arrays.same_bits(kernels.half_from_float(x, isa=isa), halve_in_numpy(x))
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_too_large_values_become_infinite_and_nans_stay_nans(isa):
     x = np.array([65519.996, 65520, -65520, 65536, 1e38, -np.inf, np.nan, -np.nan], np.float32)
     out = kernels.half_from_float(x, isa=isa)
@@ -44,7 +43,7 @@ def test_too_large_values_become_infinite_and_nans_stay_nans(isa):
     assert np.isnan(kernels.half_from_float(signalling, isa=isa)).all()
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_every_instruction_set_makes_the_same_bits_of_a_nan(isa):
     nans = np.random.default_rng(0).integers(1, 2**23, 5000).astype(np.uint32)
     nans = np.concatenate([nans | 0x7F800000, nans | 0xFF800000]).view(np.float32)

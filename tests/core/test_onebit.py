@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays, golden
+from . import arrays, decoding, feedback, golden
+from .decoding import check_decoding, check_sum
+from .feedback import Feedback
 
 GRAIN, MAX_BLOCKS, LANES, WORD = 16384, 128, 16, 32
 
@@ -28,25 +30,14 @@ def decode(p, scale):
     return np.where(p < 0, -scale, scale)
 
 
-class Replay:
+class Replay(Feedback):
     """onebit in NumPy, the residual kept as such."""
 
-    def __init__(self, size, dtype, mu=None, feedback=False):
-        self.dtype, self.mu = np.dtype(dtype).type, mu
-        self.momentum = None if mu is None else np.zeros(size, dtype)
-        self.residual = np.zeros(size, dtype) if feedback else None
-
-    def step(self, gradient, gradient_scale=1.0, ratio=1.0, scaling=True):
+    def step(self, gradient, scaling, *scales):
         """Returns p and the scale."""
-        T = self.dtype
-        p = gradient * T(gradient_scale)
-        if self.momentum is not None:
-            self.momentum = T(self.mu) * self.momentum + p
-            p = p + T(self.mu) * self.momentum
-        if self.residual is not None:
-            p = p + T(ratio) * self.residual
+        p = self.correct(gradient, *scales)
         mean = sum_of_magnitudes(p) / p.size if p.size else 0.0
-        scale = T(mean) if scaling else T(1)
+        scale = self.dtype(mean if scaling else 1)
         if self.residual is not None:
             self.residual = p - decode(p, scale)
         return p, scale
@@ -61,9 +52,7 @@ class State:
     """The arrays that the kernel keeps between calls."""
 
     def __init__(self, size, dtype, mu=None, feedback=False, copy=np.copy):
-        self.keywords = {}
-        if mu is not None:
-            self.keywords.update(momentum=copy(np.zeros(size, dtype)), mu=mu)
+        self.keywords = Feedback(size, dtype, mu).state(copy)
         if feedback:
             self.keywords.update(
                 corrected=copy(np.zeros(size, dtype)), scale=copy(np.zeros(1, dtype))
@@ -73,71 +62,47 @@ class State:
         return kernels.onebit.residual(self.keywords["corrected"], self.keywords["scale"])
 
 
-momenta = st.sampled_from([None, 0.9])
-
-
 @given(
     arrays.sizes,
     arrays.dtypes,
     arrays.seeds,
-    momenta,
+    feedback.kinds,
     st.booleans(),
-    st.booleans(),
-    st.sampled_from([1.0, 0.25, 1 / 3]),
-    arrays.isas,
-    arrays.threads,
+    feedback.scales,
+    arrays.how,
     arrays.offsets,
 )
 def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-    size, dtype, seed, mu, feedback, scaling, gradient_scale, isa, threads, offset
+    size, dtype, seed, kind, scaling, scale, how, offset
 ):
     guarded = arrays.Guarded(offset)
-    replay = Replay(size, dtype, mu, feedback)
-    state = State(size, dtype, mu, feedback, guarded.copy)
-    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+    replay = Replay(size, dtype, **kind)
+    state = State(size, dtype, **kind, copy=guarded.copy)
+    for step, ratio in enumerate(feedback.RATIOS):
         gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
         payload = guarded.empty(kernels.onebit.capacity(size, dtype), np.uint8)
-        p, scale = replay.step(gradient, gradient_scale, ratio, scaling)
+        p, decoded_scale = replay.step(gradient, scaling, scale, ratio)
 
-        _, magnitude = kernels.onebit.compress(
-            gradient,
-            gradient_scale=gradient_scale,
-            scaling=scaling,
-            ratio=ratio,
-            payload=payload,
-            threads=threads,
-            isa=isa,
-            **state.keywords,
-        )
+        options = dict(scaling=scaling, ratio=ratio, payload=payload, **how, **state.keywords)
+        _, magnitude = kernels.onebit.compress(gradient, gradient_scale=scale, **options)
 
-        assert np.array_equal(payload, payload_of(p, scale))
+        assert np.array_equal(payload, payload_of(p, decoded_scale))
         assert magnitude == sum_of_magnitudes(p)
-        if mu is not None:
-            assert arrays.same_bits(state.keywords["momentum"], replay.momentum)
-        if feedback:
-            assert arrays.same_bits(state.keywords["corrected"], p)
-            assert state.keywords["scale"][0] == scale
-            assert arrays.same_bits(state.residual(), replay.residual)
+        kept = dict(state.keywords)
+        if kind["feedback"]:
+            assert arrays.same_bits(kept["corrected"], p)
+            assert kept["scale"][0] == decoded_scale
+            kept["residual"] = state.residual()
+        replay.check(kept)
     guarded.check()
 
 
-@given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.isas, arrays.threads, arrays.offsets)
-def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(
-    size, dtype, seed, isa, threads, offset
-):
-    guarded = arrays.Guarded(offset)
-    x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
-    payload = guarded.copy(kernels.onebit.compress(x)[0])
+@given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.how, arrays.offsets)
+def test_decoding_gives_plus_or_minus_the_scale_and_adding_adds_it(size, dtype, seed, how, offset):
+    x = arrays.awkward(size, dtype, seed)
+    payload, _ = kernels.onebit.compress(x)
     expected = decode(x, payload[payload.size - x.itemsize :].copy().view(dtype)[0]).astype(dtype)
-
-    out = kernels.onebit.decompress(
-        payload, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
-    )
-    added = kernels.onebit.decompress_add(payload, guarded.copy(start), threads=threads, isa=isa)
-
-    assert arrays.same_bits(out, expected)
-    assert arrays.same_bits(added, start + expected)
-    guarded.check()
+    check_decoding(kernels.onebit, payload, expected, seed + 1, arrays.Guarded(offset), how)
 
 
 @given(st.integers(0, 5000), arrays.dtypes, arrays.seeds, arrays.isas)
@@ -156,34 +121,23 @@ def test_with_scaling_it_contracts_as_the_paper_says(size, dtype, seed, isa):
     arrays.sizes,
     arrays.dtypes,
     arrays.seeds,
-    st.integers(0, 5),
-    st.sampled_from([0, 4, 60]),
-    arrays.isas,
-    arrays.threads,
+    decoding.counts,
+    decoding.paddings,
+    arrays.how,
     arrays.offsets,
 )
 def test_summing_payloads_equals_decoding_the_first_and_adding_the_others_in_order(
-    size, dtype, seed, count, padding, isa, threads, offset
+    size, dtype, seed, count, padding, how, offset
 ):
-    guarded = arrays.Guarded(offset)
-    stride = -(-kernels.onebit.capacity(size, dtype) // 4) * 4 + padding
-    payloads = np.zeros((count, stride), np.uint8)
-    expected = np.zeros(size, dtype)
-    for k in range(count):
-        payload, _ = kernels.onebit.compress(arrays.awkward(size, dtype, seed + k))
-        payloads[k, : payload.size] = payload
-        decoded = kernels.onebit.decompress(payload, size, dtype)
-        expected = decoded if k == 0 else expected + decoded
+    def encode(i):
+        p, scale = Replay(size, dtype).step(arrays.awkward(size, dtype, seed + i), True)
+        return payload_of(p, scale), decode(p, scale)
 
-    out = kernels.onebit.decompress_sum(
-        payloads, size, dtype, out=guarded.empty(size, dtype), threads=threads, isa=isa
-    )
-
-    assert arrays.same_bits(out, expected)
-    guarded.check()
+    rows = count, padding, arrays.Guarded(offset)
+    check_sum(kernels.onebit, size, dtype, encode, *rows, how)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_sum_starts_from_the_first_payload_itself_so_that_minus_zero_stays(isa):
     payload, _ = kernels.onebit.compress(np.full(40, -1, np.float32))
     payload.view(np.float32)[-1] = 0
@@ -209,8 +163,8 @@ def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped
         assert arrays.same_bits(straight.keywords["corrected"], stopped.keywords["corrected"])
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@arrays.each_isa
+@arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 15, 16, 40, 98])
 def test_a_value_that_is_not_finite_shows_in_the_sum_and_the_scale(isa, dtype, bad, at):
@@ -224,15 +178,15 @@ def test_a_value_that_is_not_finite_shows_in_the_sum_and_the_scale(isa, dtype, b
     assert not np.isfinite(kernels.onebit.compress(x, scaling=False, isa=isa)[1])
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@arrays.each_isa
+@arrays.each_dtype
 def test_zeros_of_both_signs_and_nans_decode_to_plus_the_scale(isa, dtype):
     x = np.array([0.0, -0.0, np.nan, -np.nan, -1.0], dtype)
     payload, _ = kernels.onebit.compress(x, scaling=False, isa=isa)
     assert kernels.onebit.decompress(payload, x.size, dtype, isa=isa).tolist() == [1, 1, 1, 1, -1]
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_the_largest_floats_do_not_overflow_the_sum_and_the_smallest_are_not_lost(isa):
     for value in np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal:
         payload, magnitude = kernels.onebit.compress(np.full(100_000, -value), isa=isa)
@@ -255,7 +209,7 @@ def test_blocks_that_grow_with_the_size_keep_the_sum_independent_of_threads():
             assert np.array_equal(kernels.onebit.compress(x, threads=threads, isa=isa)[0], payload)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_single_compression_decodes_to_byteps_numbers(isa):
     cases = golden.compressions("onebit")
     assert len(cases) == 32
@@ -268,7 +222,7 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
 RUNS = golden.runs("onebit")
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("run", RUNS, ids=golden.name_of)
 def test_four_steps_with_feedback_decode_to_byteps_numbers(run, isa):
     state = State(run.size, np.float32, run.mu, feedback=True)
@@ -278,7 +232,7 @@ def test_four_steps_with_feedback_decode_to_byteps_numbers(run, isa):
         np.testing.assert_array_max_ulp(decoded, expected["d"], 2)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("run", RUNS, ids=golden.name_of)
 def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
     state = State(run.size, np.float32, run.mu, feedback=True)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays, golden
+from . import arrays, feedback, golden
+from .feedback import Feedback
 
 WORD = 2**64
 N = 100_000  # several blocks
@@ -32,23 +33,14 @@ def indices_of(stream, n, k):
     return np.array([draw % n for draw in draws(stream, k)[0]], np.intp) if n else None
 
 
-class Replay:
+class Replay(Feedback):
     """randomk in NumPy."""
 
-    def __init__(self, size, dtype, mu=None, feedback=False):
-        self.dtype, self.mu = np.dtype(dtype).type, mu
-        self.momentum = None if mu is None else np.zeros(size, dtype)
-        self.residual = np.zeros(size, dtype) if feedback else None
-
-    def step(self, gradient, k, stream, gradient_scale=1.0, ratio=1.0):
+    def step(self, gradient, k, stream, *scales):
         """Returns the payload."""
         T, n = self.dtype, gradient.size
-        p = gradient * T(gradient_scale)
-        if self.momentum is not None:
-            self.momentum = T(self.mu) * self.momentum + p
-            p = p + T(self.mu) * self.momentum
+        p = self.correct(gradient, *scales)
         if self.residual is not None:
-            p = p + T(ratio) * self.residual
             self.residual = p.copy()
         if n == 0:
             return np.zeros(k, T)
@@ -66,19 +58,8 @@ def decoded(payload, n, stream):
     return out
 
 
-def state_of(size, dtype, mu=None, feedback=False, copy=np.copy):
-    """The arrays that the kernel keeps between calls."""
-    state = {}
-    if mu is not None:
-        state.update(momentum=copy(np.zeros(size, dtype)), mu=mu)
-    if feedback:
-        state.update(residual=copy(np.zeros(size, dtype)))
-    return state
-
-
 sizes = st.one_of(arrays.sizes, st.integers(0, 5000))
 counts = st.one_of(st.sampled_from([1, 2, 63, 64, 65]), st.integers(1, 1000))
-momenta = st.sampled_from([None, 0.9])
 
 
 @given(
@@ -86,46 +67,32 @@ momenta = st.sampled_from([None, 0.9])
     counts,
     arrays.dtypes,
     arrays.seeds,
-    momenta,
-    st.booleans(),
-    st.sampled_from([1.0, 0.25, 1 / 3]),
-    arrays.isas,
-    arrays.threads,
+    feedback.kinds,
+    feedback.scales,
+    arrays.how,
     arrays.offsets,
 )
 def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-    size, k, dtype, seed, mu, feedback, gradient_scale, isa, threads, offset
+    size, k, dtype, seed, kind, scale, how, offset
 ):
     guarded = arrays.Guarded(offset)
-    replay = Replay(size, dtype, mu, feedback)
-    state = state_of(size, dtype, mu, feedback, guarded.copy)
-    stream = stream_of(seed)
-    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+    replay = Replay(size, dtype, **kind)
+    state = dict(replay.state(guarded.copy), stream=stream_of(seed))
+    for step, ratio in enumerate(feedback.RATIOS):
         gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
         payload = guarded.empty(k, dtype)
         with np.errstate(over="ignore"):
-            expected = replay.step(gradient, k, stream, gradient_scale, ratio)
-        _, stream_after = draws(stream, k if size else 0)
+            expected = replay.step(gradient, k, state["stream"], scale, ratio)
+        _, stream_after = draws(state["stream"], k if size else 0)
 
         _, check = kernels.randomk.compress(
-            gradient,
-            k,
-            stream,
-            gradient_scale=gradient_scale,
-            ratio=ratio,
-            payload=payload,
-            threads=threads,
-            isa=isa,
-            **state,
+            gradient, k, gradient_scale=scale, ratio=ratio, payload=payload, **how, **state
         )
 
         assert arrays.same_bits(payload, expected)
         assert check == 0 if np.isfinite(expected).all() else np.isnan(check)
-        assert np.array_equal(stream, stream_after)
-        if mu is not None:
-            assert arrays.same_bits(state["momentum"], replay.momentum)
-        if feedback:
-            assert arrays.same_bits(state["residual"], replay.residual)
+        assert np.array_equal(state["stream"], stream_after)
+        replay.check(state)
     guarded.check()
 
 
@@ -182,21 +149,21 @@ def test_decoding_is_unbiased_but_for_repeats(n, k):
     assert (np.abs(mean - expected) <= 4 * error).all()
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@arrays.each_isa
+@arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 16_383, 77_777, N - 1])
 @pytest.mark.parametrize("state", [{"feedback": True}, {"mu": 0.9}, {"mu": 0.9, "feedback": True}])
 def test_with_a_sweep_any_value_that_is_not_finite_shows(isa, dtype, bad, at, state):
     x = np.random.default_rng(0).standard_normal(N).astype(dtype)
-    kept = state_of(N, dtype, **state)
+    kept = Replay(N, dtype, **state).state()
     assert kernels.randomk.compress(x, 10, stream_of(0), isa=isa, **kept)[1] == 0
     x[at] = bad
     assert np.isnan(kernels.randomk.compress(x, 10, stream_of(0), isa=isa, **kept)[1])
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@arrays.each_isa
+@arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_without_a_sweep_a_value_that_is_not_finite_shows_just_if_it_is_sent(isa, dtype, bad):
     sent = indices_of(stream_of(0), N, 10)
@@ -208,7 +175,7 @@ def test_without_a_sweep_a_value_that_is_not_finite_shows_just_if_it_is_sent(isa
     assert np.isnan(check) and not np.isfinite(payload[7])
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_value_that_the_factor_makes_infinite_shows(isa):
     x = np.full(100, 1e38, np.float32)
     payload, check = kernels.randomk.compress(x, 2, stream_of(0), isa=isa)
@@ -223,7 +190,7 @@ def test_of_no_elements_nothing_is_drawn_and_zeros_are_sent():
     assert kernels.randomk.decompress(payload, 0, stream).size == 0
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_single_compression_decodes_to_byteps_numbers(isa):
     cases = golden.compressions("randomk")
     assert len(cases) == 32

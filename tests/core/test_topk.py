@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays, golden
+from . import arrays, decoding, feedback, golden
+from .decoding import check_decoding, check_sum
+from .feedback import Feedback
 
 N = 100_000  # large enough for a threshold from a sample, and for several blocks
 
@@ -24,8 +26,9 @@ def payload_of(p, k):
 
 
 def decoded(p, k):
+    """With zeros that are positive, since values are added to them."""
     out = np.zeros_like(p)
-    out[chosen(p, k)] = p[chosen(p, k)]
+    out[chosen(p, k)] += p[chosen(p, k)]
     return out
 
 
@@ -33,36 +36,16 @@ def indices_of(payload, k):
     return payload[: 4 * k].copy().view(np.uint32)
 
 
-class Replay:
+class Replay(Feedback):
     """topk in NumPy."""
 
-    def __init__(self, size, dtype, mu=None, feedback=False):
-        self.dtype, self.mu = np.dtype(dtype).type, mu
-        self.momentum = None if mu is None else np.zeros(size, dtype)
-        self.residual = np.zeros(size, dtype) if feedback else None
-
-    def step(self, gradient, k, gradient_scale=1.0, ratio=1.0):
+    def step(self, gradient, k, *scales):
         """Returns p."""
-        T = self.dtype
-        p = gradient * T(gradient_scale)
-        if self.momentum is not None:
-            self.momentum = T(self.mu) * self.momentum + p
-            p = p + T(self.mu) * self.momentum
+        p = self.correct(gradient, *scales)
         if self.residual is not None:
-            p = p + T(ratio) * self.residual
             self.residual = p.copy()
             self.residual[chosen(p, k)] = 0
         return p
-
-
-def state_of(size, dtype, mu=None, feedback=False, copy=np.copy):
-    """The arrays that the kernel keeps between calls."""
-    state = {}
-    if mu is not None:
-        state.update(momentum=copy(np.zeros(size, dtype)), mu=mu)
-    if feedback:
-        state.update(residual=copy(np.zeros(size, dtype)))
-    return state
 
 
 def number(share, size):
@@ -71,7 +54,6 @@ def number(share, size):
 
 
 shares = st.one_of(st.sampled_from([0.0, 0.001, 0.01, 1.0]), st.floats(0, 1))
-momenta = st.sampled_from([None, 0.9])
 
 
 @given(
@@ -79,42 +61,30 @@ momenta = st.sampled_from([None, 0.9])
     shares,
     arrays.dtypes,
     arrays.seeds,
-    momenta,
-    st.booleans(),
-    st.sampled_from([1.0, 0.25, 1 / 3]),
-    arrays.isas,
-    arrays.threads,
+    feedback.kinds,
+    feedback.scales,
+    arrays.how,
     arrays.offsets,
 )
 def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-    size, share, dtype, seed, mu, feedback, gradient_scale, isa, threads, offset
+    size, share, dtype, seed, kind, scale, how, offset
 ):
     k = number(share, size)
     guarded = arrays.Guarded(offset)
-    replay = Replay(size, dtype, mu, feedback)
-    state = state_of(size, dtype, mu, feedback, guarded.copy)
-    for step, ratio in enumerate([1.0, 1.0, 0.5]):
+    replay = Replay(size, dtype, **kind)
+    state = replay.state(guarded.copy)
+    for step, ratio in enumerate(feedback.RATIOS):
         gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
         payload = guarded.empty(kernels.topk.capacity(size, dtype, k=k), np.uint8)
-        p = replay.step(gradient, k, gradient_scale, ratio)
+        p = replay.step(gradient, k, scale, ratio)
 
         _, largest = kernels.topk.compress(
-            gradient,
-            k,
-            gradient_scale=gradient_scale,
-            ratio=ratio,
-            payload=payload,
-            threads=threads,
-            isa=isa,
-            **state,
+            gradient, k, gradient_scale=scale, ratio=ratio, payload=payload, **how, **state
         )
 
         assert np.array_equal(payload, payload_of(p, k))
         assert largest == np.abs(p).max(initial=0)
-        if mu is not None:
-            assert arrays.same_bits(state["momentum"], replay.momentum)
-        if feedback:
-            assert arrays.same_bits(state["residual"], replay.residual)
+        replay.check(state)
     guarded.check()
 
 
@@ -163,49 +133,35 @@ DISTRIBUTIONS = {
     st.integers(0, 3),
     st.sampled_from([1, 7, 100, 5000, 30_000, 70_000, N - 1, N]),
     arrays.dtypes,
-    momenta,
-    st.booleans(),
-    arrays.isas,
-    arrays.threads,
+    feedback.kinds,
+    arrays.how,
 )
-@pytest.mark.parametrize("kind", DISTRIBUTIONS)
-def test_no_distribution_defeats_the_sample(kind, seed, k, dtype, mu, feedback, isa, threads):
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_no_distribution_defeats_the_sample(name, seed, k, dtype, kind, how):
     random = np.random.default_rng(seed)
-    replay = Replay(N, dtype, mu, feedback)
-    state = state_of(N, dtype, mu, feedback)
+    replay = Replay(N, dtype, **kind)
+    state = replay.state()
     for _ in range(2):
-        x = np.ascontiguousarray(DISTRIBUTIONS[kind](random, N)).astype(dtype)
+        x = np.ascontiguousarray(DISTRIBUTIONS[name](random, N)).astype(dtype)
         p = replay.step(x, k)
-        payload, _ = kernels.topk.compress(x, k, threads=threads, isa=isa, **state)
+        payload, _ = kernels.topk.compress(x, k, **how, **state)
         assert np.array_equal(payload, payload_of(p, k))
-        if feedback:
-            assert arrays.same_bits(state["residual"], replay.residual)
+        replay.check(state)
 
 
-@given(
-    arrays.sizes, shares, arrays.dtypes, arrays.seeds, arrays.isas, arrays.threads, arrays.offsets
-)
+@given(arrays.sizes, shares, arrays.dtypes, arrays.seeds, arrays.how, arrays.offsets)
 def test_decoding_gives_what_was_sent_and_zeros_and_adding_adds_it(
-    size, share, dtype, seed, isa, threads, offset
+    size, share, dtype, seed, how, offset
 ):
     k = number(share, size)
-    guarded = arrays.Guarded(offset)
-    x, start = arrays.awkward(size, dtype, seed), arrays.awkward(size, dtype, seed + 1)
-    payload = guarded.copy(kernels.topk.compress(x, k)[0])
-
-    out = kernels.topk.decompress(
-        payload, size, dtype, k=k, out=guarded.empty(size, dtype), threads=threads, isa=isa
-    )
-    added = kernels.topk.decompress_add(payload, guarded.copy(start), k=k, isa=isa)
-
-    expected = decoded(x, k)
-    assert np.array_equal(out, expected)
-    assert np.array_equal(added, start + expected)
+    x = arrays.awkward(size, dtype, seed)
+    payload, _ = kernels.topk.compress(x, k)
+    guarded, out = arrays.Guarded(offset), decoded(x, k)
+    check_decoding(kernels.topk, payload, out, seed + 1, guarded, how, k=k)
     if size:
         exact = x.astype(np.longdouble)
         lost = np.sum((exact - out) ** 2)
         assert lost <= (1 - k / size) * np.sum(exact**2) * (1 + 1e-9)
-    guarded.check()
 
 
 @given(
@@ -213,40 +169,25 @@ def test_decoding_gives_what_was_sent_and_zeros_and_adding_adds_it(
     shares,
     arrays.dtypes,
     arrays.seeds,
-    st.integers(0, 5),
-    st.sampled_from([0, 1, 60]),
-    arrays.isas,
-    arrays.threads,
+    decoding.counts,
+    decoding.paddings,
+    arrays.how,
     arrays.offsets,
 )
 def test_summing_payloads_equals_adding_them_in_order(
-    size, share, dtype, seed, count, padding, isa, threads, offset
+    size, share, dtype, seed, count, padding, how, offset
 ):
     k = number(share, size)
-    guarded = arrays.Guarded(offset)
-    nbytes = kernels.topk.capacity(size, dtype, k=k)
-    payloads = np.zeros((count, nbytes + padding), np.uint8)
-    expected = np.zeros(size, dtype)
-    for row in payloads:
-        row[:nbytes], _ = kernels.topk.compress(arrays.awkward(size, dtype, seed), k)
-        expected = kernels.topk.decompress_add(row[:nbytes].copy(), expected, k=k)
-        seed += 1
 
-    out = kernels.topk.decompress_sum(
-        guarded.copy(payloads.ravel()).reshape(payloads.shape),
-        size,
-        dtype,
-        k=k,
-        out=guarded.empty(size, dtype),
-        threads=threads,
-        isa=isa,
-    )
+    def encode(i):
+        x = arrays.awkward(size, dtype, seed + i)
+        return payload_of(x, k), decoded(x, k)
 
-    assert arrays.same_bits(out, expected)
-    guarded.check()
+    rows = count, padding, arrays.Guarded(offset)
+    check_sum(kernels.topk, size, dtype, encode, *rows, how, k=k)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize(
     "indices", [[0, 1, 10], [2, 1, 3], [1, 1, 3], [0, 1, 2**32 - 1], [2**31, 2**31 + 1, 2**31 + 2]]
 )
@@ -272,8 +213,8 @@ def test_a_payload_is_valid_just_if_its_indices_ascend_below_n(indices, n, isa):
         assert kernels.topk.valid(payload, n, k=4, isa=isa) == expected
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@arrays.each_isa
+@arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size, at", [(99, 0), (99, 40), (99, 98), (N, 0), (N, 77_777)])
 @pytest.mark.parametrize("k", [1, 10])
@@ -288,7 +229,7 @@ def test_a_value_that_is_not_finite_is_sent_and_shows_in_the_largest(isa, dtype,
     assert np.isfinite(residual).all() and residual[at] == 0
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("k", [1, 60, 3000, N])
 def test_nans_go_before_infinities_and_those_before_numbers(isa, k):
     x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
@@ -297,7 +238,7 @@ def test_nans_go_before_infinities_and_those_before_numbers(isa, k):
     assert np.array_equal(indices_of(payload, k), chosen(x, k))
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("k", [1, 3000, N // 2])
 def test_of_more_nans_than_are_sent_the_first_are(isa, k):
     x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
@@ -312,7 +253,7 @@ def test_a_k_that_is_not_from_1_to_n_is_refused():
             kernels.topk.compress(np.zeros(10, np.float32), k)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 def test_a_single_compression_decodes_to_byteps_numbers(isa):
     cases = golden.compressions("topk")
     assert len(cases) == 12
@@ -323,11 +264,11 @@ def test_a_single_compression_decodes_to_byteps_numbers(isa):
         np.testing.assert_array_max_ulp(decoded, expected, 2)
 
 
-@pytest.mark.parametrize("isa", kernels.isas())
+@arrays.each_isa
 @pytest.mark.parametrize("run", golden.runs("topk"), ids=golden.name_of)
 def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
     k = int(run.options["k"])
-    state = state_of(run.size, np.float32, run.mu, feedback=True)
+    state = Replay(run.size, np.float32, run.mu, feedback=True).state()
 
     def step(gradient, ratio):
         payload, _ = kernels.topk.compress(gradient, k, ratio=ratio, isa=isa, **state)
@@ -337,9 +278,4 @@ def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run,
             got["m"] = state["momentum"]
         return got
 
-    def restore(expected):
-        state["residual"][:] = expected["e"]
-        if run.mu:
-            state["momentum"][:] = expected["m"]
-
-    run.check(step, restore)
+    run.check(step, golden.restorer(state))
