@@ -12,7 +12,7 @@ momentum, mu : array of T, shape (n,), and float, optional
     Updated in place: m = mu m + g; g becomes g + mu m. (dgc has its own formula.)
 residual, ratio : array of T, shape (n,), and float, optional
     p = g + ratio e; e is updated in place and becomes p - D(p), where D(p) is what the payload
-    decodes to. (onebit and dgc keep another state.)
+    decodes to. (onebit and dgc keep another state: see their `feedback`.)
 payload : array, optional
     Where to write.
 """

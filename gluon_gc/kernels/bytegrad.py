@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
-from .compressor import Codec, state_of
-from .library import double, pointer
+from .compressor import Codec
 
 
 class Bytegrad(Codec):
     """The kernels of bytegrad."""
 
     name = "bytegrad"
-    compress_takes = pointer, double
 
-    def compress(
-        self,
-        gradient: np.ndarray,
-        *,
-        residual: Optional[np.ndarray] = None,
-        ratio: float = 1.0,
-        **shared: Any,
-    ) -> tuple[np.ndarray, float]:
+    def compress(self, gradient: np.ndarray, **shared: Any) -> tuple[np.ndarray, float]:
         """Compress to bytes.
 
         Parameters
@@ -37,6 +28,5 @@ class Bytegrad(Codec):
         largest : float
             The largest abs(p); a NaN where an element is not finite.
         """
-        own = state_of("residual", residual, gradient), ratio
         most = self.capacity(gradient.size, gradient.dtype)
-        return self._compress(gradient, most, np.uint8, *own, **shared)
+        return self._compress(gradient, most, np.uint8, **shared)

@@ -31,15 +31,29 @@ def state_of(name: str, array: Optional[np.ndarray], gradient: np.ndarray) -> Op
 
 
 class Compressor:
-    """The kernels of a compressor. Each has a class of its own, with one instance."""
+    """The kernels of a compressor. Each has a class of its own, with one instance.
+
+    It says what C types its compress takes between mu and the payload: those of `feedback`, and
+    others.
+    """
 
     name: ClassVar[str]
-    compress_takes: ClassVar[tuple]
-    """The C types of what its compress takes after momentum and mu, but for the payload."""
+    feedback_types: ClassVar[tuple] = pointer, double
+    compress_types: ClassVar[tuple] = ()
 
     def __init__(self) -> None:
         shared = pointer, size, double, pointer, double
-        self._declare("compress", double, *shared, *self.compress_takes, pointer, *_run)
+        own = *self.feedback_types, *self.compress_types
+        self._declare("compress", double, *shared, *own, pointer, *_run)
+
+    def feedback(
+        self,
+        gradient: np.ndarray,
+        residual: Optional[np.ndarray] = None,
+        ratio: float = 1.0,
+    ) -> tuple:
+        """Its error feedback as C takes it."""
+        return state_of("residual", residual, gradient), ratio
 
     def _declare(self, function: str, result: Any, *arguments: Any) -> None:
         declare(f"{self.name}_{function}", result, integer, *arguments)
@@ -59,12 +73,14 @@ class Compressor:
         payload: Optional[np.ndarray] = None,
         threads: int = 1,
         isa: Optional[str] = None,
+        **feedback: Any,
     ) -> tuple[np.ndarray, float]:
+        """Calls C with what the package's docstring describes, and ``own`` after the feedback."""
         n, dtype = gradient.size, gradient.dtype
-        itemsize_of(dtype)
         payload = output_of("payload", payload, payload_size, payload_dtype)
         address = address_of("gradient", gradient, n, dtype)
         shared = address, n, gradient_scale, state_of("momentum", momentum, gradient), mu
+        own = *self.feedback(gradient, **feedback), *own
         to = payload.ctypes.data
         return payload, self._call("compress", dtype, *shared, *own, to, threads, isa_number(isa))
 

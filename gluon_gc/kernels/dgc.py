@@ -63,12 +63,16 @@ class Dgc(Codec):
     """
 
     name = "dgc"
-    compress_takes = pointer, pointer, pointer
+    feedback_types = (pointer,)
+    compress_types = pointer, pointer
     option_types = (integer,)
 
     def __init__(self) -> None:
         super().__init__()
         declare("dgc_allows", integer, pointer, size)
+
+    def feedback(self, gradient: np.ndarray, velocity: np.ndarray) -> tuple:
+        return (state_of("velocity", velocity, gradient),)
 
     def options(self, half_values: bool = False) -> tuple:
         return (half_values,)
@@ -107,6 +111,5 @@ class Dgc(Codec):
                 f"{c.selects}, {c.top} of {c.samples}, stride {c.stride}"
             )
         most = self.capacity(c.selects, gradient.dtype, half_values=c.half_values)
-        kept = state_of("velocity", velocity, gradient)
-        own = kept, ctypes.byref(c), stream_address(stream)
-        return self._compress(gradient, most, np.uint8, *own, **shared)
+        own = ctypes.byref(c), stream_address(stream)
+        return self._compress(gradient, most, np.uint8, *own, velocity=velocity, **shared)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
-from .compressor import Codec, state_of
-from .library import declare, double, integer, library, pointer, size
+from .compressor import Codec
+from .library import declare, integer, library, pointer, size
 from .stream import stream_address
 
 _levels = ctypes.c_uint32
@@ -18,7 +18,7 @@ class Dithering(Codec):
     """The kernels of dithering, whose options are those that `allows` takes."""
 
     name = "dithering"
-    compress_takes = pointer, double, _levels, integer, integer, integer, pointer
+    compress_types = _levels, integer, integer, integer, pointer
     option_types = _levels, integer
 
     def __init__(self) -> None:
@@ -52,8 +52,6 @@ class Dithering(Codec):
         natural: bool = False,
         l2: bool = False,
         fixed_width: bool = False,
-        residual: Optional[np.ndarray] = None,
-        ratio: float = 1.0,
         **shared: Any,
     ) -> tuple[np.ndarray, float]:
         """Compress to levels.
@@ -78,6 +76,5 @@ class Dithering(Codec):
             Not finite where an element is not, or the l2 norm of float64 overflows.
         """
         most = self.capacity(gradient.size, gradient.dtype, levels=levels, natural=natural)
-        feedback = state_of("residual", residual, gradient), ratio
-        own = *feedback, levels, natural, l2, fixed_width, stream_address(stream)
+        own = levels, natural, l2, fixed_width, stream_address(stream)
         return self._compress(gradient, most, np.uint8, *own, **shared)

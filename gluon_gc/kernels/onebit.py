@@ -14,21 +14,38 @@ class Onebit(Codec):
     """The kernels of onebit."""
 
     name = "onebit"
-    compress_takes = pointer, pointer, double, integer
+    feedback_types = pointer, pointer, double
+    compress_types = (integer,)
 
     def __init__(self) -> None:
         super().__init__()
         self._declare("residual", None, pointer, double, size, pointer, integer)
 
-    def compress(
+    def feedback(
         self,
         gradient: np.ndarray,
-        *,
-        scaling: bool = True,
         corrected: Optional[np.ndarray] = None,
         scale: Optional[np.ndarray] = None,
         ratio: float = 1.0,
-        **shared: Any,
+    ) -> tuple:
+        """Its error feedback as C takes it.
+
+        Parameters
+        ----------
+        gradient : array of T, shape (n,)
+        corrected, scale : array of T, shapes (n,) and (1,), optional, together
+            The p of the previous call and its scale, updated in place. The residual is
+            e = p - D(p). Zeros to begin with; a residual e to go on from is corrected = e with
+            scale = 0.
+        ratio : float
+        """
+        if (corrected is None) != (scale is None):
+            raise ValueError("corrected and scale must be given together")
+        kept_scale = address_of("scale", scale, 1, gradient.dtype, writes=True)
+        return state_of("corrected", corrected, gradient), kept_scale, ratio
+
+    def compress(
+        self, gradient: np.ndarray, *, scaling: bool = True, **shared: Any
     ) -> tuple[np.ndarray, float]:
         """Compress to signs.
 
@@ -37,10 +54,6 @@ class Onebit(Codec):
         gradient : array of T, shape (n,)
         scaling : bool
             The payload's scale is the mean magnitude, not 1.
-        corrected, scale : array of T, shapes (n,) and (1,), optional, together
-            The p of the previous call and its scale, updated in place. The residual is
-            e = p - D(p). Zeros to begin with; a residual e to go on from is corrected = e with
-            scale = 0.
 
         Returns
         -------
@@ -48,13 +61,8 @@ class Onebit(Codec):
         magnitude : float
             The sum of abs(p) in float64; not finite where an element is not.
         """
-        if (corrected is None) != (scale is None):
-            raise ValueError("corrected and scale must be given together")
-        n, dtype = gradient.size, gradient.dtype
-        kept = state_of("corrected", corrected, gradient)
-        kept_scale = address_of("scale", scale, 1, dtype, writes=True)
-        own = kept, kept_scale, ratio, scaling
-        return self._compress(gradient, self.capacity(n, dtype), np.uint8, *own, **shared)
+        most = self.capacity(gradient.size, gradient.dtype)
+        return self._compress(gradient, most, np.uint8, scaling, **shared)
 
     def residual(
         self,

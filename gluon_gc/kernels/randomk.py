@@ -6,8 +6,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from .compressor import Compressor, state_of
-from .library import address_of, double, integer, isa_number, output_of, pointer, size
+from .compressor import Compressor
+from .library import address_of, integer, isa_number, output_of, pointer, size
 from .stream import stream_address
 
 
@@ -15,7 +15,7 @@ class Randomk(Compressor):
     """The kernels of randomk."""
 
     name = "randomk"
-    compress_takes = pointer, double, size, pointer
+    compress_types = size, pointer
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,16 +23,9 @@ class Randomk(Compressor):
             self._declare(function, None, pointer, size, size, pointer, pointer, integer, integer)
 
     def compress(
-        self,
-        gradient: np.ndarray,
-        k: int,
-        stream: np.ndarray,
-        *,
-        residual: Optional[np.ndarray] = None,
-        ratio: float = 1.0,
-        **shared: Any,
+        self, gradient: np.ndarray, k: int, stream: np.ndarray, **shared: Any
     ) -> tuple[np.ndarray, float]:
-        """Compress to k draws.
+        """Compress to k draws; without a residual, what is sent is multiplied by n / k.
 
         Parameters
         ----------
@@ -41,8 +34,6 @@ class Randomk(Compressor):
             How many elements are drawn; it may exceed n.
         stream : array of uint64, shape (2,)
             The state of the generator, updated in place: k draws further on, unless n is 0.
-        residual : array of T, shape (n,), optional
-            Without it, the values that are sent are multiplied by n / k.
 
         Returns
         -------
@@ -52,7 +43,7 @@ class Randomk(Compressor):
             0, or NaN if an element of p is not finite; without momentum and residual, only those
             that are sent are looked at.
         """
-        own = state_of("residual", residual, gradient), ratio, k, stream_address(stream)
+        own = k, stream_address(stream)
         return self._compress(gradient, k, gradient.dtype, *own, **shared)
 
     def decompress(
