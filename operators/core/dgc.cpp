@@ -51,13 +51,12 @@ struct DgcWriter {
   std::size_t left;
 };
 
-// Where things are in a payload.
+// Where things are in a payload, whose length is in its bounds.
 template <typename T>
 struct DgcPayload {
   DgcPayload(const void* payload, bool half_values)
-      : bytes(read<std::uint32_t>(payload)),
-        indices{static_cast<const char*>(payload) + sizeof(std::uint32_t),
-                (bytes - sizeof(std::uint32_t)) / dgc_element_bytes<T>(half_values)},
+      : indices{static_cast<const char*>(payload) + sizeof(std::uint32_t),
+                (read<std::uint32_t>(payload) - sizeof(std::uint32_t)) / dgc_element_bytes<T>(half_values)},
         values(indices.begin + indices.count * sizeof(std::uint32_t)),
         half_values(half_values) {}
 
@@ -66,7 +65,6 @@ struct DgcPayload {
     return read<T>(values + i * sizeof(T));
   }
 
-  const std::size_t bytes;
   const Indices indices;
   const char* const values;
   const bool half_values;
@@ -107,9 +105,10 @@ T DgcKernels<isa, T>::compress(const T* gradient, std::size_t n, T gradient_scal
 template <Isa isa, typename T>
 bool DgcKernels<isa, T>::valid(const void* payload, std::size_t capacity, std::size_t n, bool half_values) {
   if (capacity < sizeof(std::uint32_t)) return false;
+  const std::size_t bytes = read<std::uint32_t>(payload);
+  if (bytes < sizeof(std::uint32_t) || bytes > capacity) return false;
   const DgcPayload<T> from(payload, half_values);
-  if (from.bytes < sizeof(std::uint32_t) || from.bytes > capacity) return false;
-  return from.bytes == dgc_capacity<T>(from.indices.count, half_values) && from.indices.valid(n);
+  return bytes == dgc_capacity<T>(from.indices.count, half_values) && from.indices.valid(n);
 }
 
 template <Isa isa, typename T>
