@@ -8,7 +8,7 @@ import subprocess
 from typing import Dict, List, NamedTuple, Sequence
 
 _SUBNET = "10.77.0"
-_QUEUE_SECONDS = 0.1  # what a link holds back before it drops packets
+_QUEUE_SECONDS = 0.2  # what a link holds back before it drops packets
 _BURST_SECONDS = 0.001  # what it sends at once
 _LEAST_BURST = 32 * 1024
 

@@ -18,7 +18,7 @@ class ConfigurationError(ValueError):
 
 
 _BY_NAME = {variable.name: variable for variable in TABLE}
-_PER_THREAD = ("MXNET_CPU_WORKER_NTHREADS", "MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
+_COPIES = ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
 
 
 def _text(variable: Variable) -> tuple[str, str]:
@@ -189,7 +189,9 @@ def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) ->
 def prepare_engine() -> None:
     """Set, where the user did not, what MXNet and ps-lite read once: call before either starts."""
     threads = get("BYTEPS_THREADPOOL_SIZE")
-    values = {name: threads for name in _PER_THREAD if threads}
+    values = {name: max(get(name), threads) for name in _COPIES}
+    if threads:
+        values["MXNET_CPU_WORKER_NTHREADS"] = threads
     for name in ("MXNET_KVSTORE_BIGARRAY_BOUND", "PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"):
         values[name] = get(name)
     for name, value in values.items():

@@ -130,8 +130,16 @@ TABLE = (
     # For development, and what is set for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
-    Variable("MXNET_CPU_PARALLEL_RAND_COPY", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
-    Variable("MXNET_CPU_TEMP_COPY", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
+    *(
+        Variable(
+            name,
+            8,
+            "positive",
+            "what operators share: those that wait for the network hold up those behind them, so "
+            "that it bounds the exchanges under way; at least BYTEPS_THREADPOOL_SIZE",
+        )
+        for name in ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
+    ),
     Variable(
         "MXNET_KVSTORE_BIGARRAY_BOUND",
         2**31 - 1,

@@ -158,21 +158,16 @@ def test_a_server_without_its_role_in_the_environment_exports_the_role_it_was_gi
     assert environ["DMLC_ROLE"] == "server"
 
 
-def test_the_engine_gets_as_many_threads_and_copies_as_the_thread_pool(environ):
-    environ["BYTEPS_THREADPOOL_SIZE"] = "3"
+@pytest.mark.parametrize("threads, copies", [("3", "8"), ("12", "12"), ("0", "8")])
+def test_the_engine_gets_the_threads_of_the_pool_and_room_for_exchanges(environ, threads, copies):
+    environ["BYTEPS_THREADPOOL_SIZE"] = threads
     environ["MXNET_CPU_TEMP_COPY"] = "16"
     env.prepare_engine()
-    assert environ["MXNET_CPU_WORKER_NTHREADS"] == "3"
-    assert environ["MXNET_CPU_PARALLEL_RAND_COPY"] == "3"
+    assert environ.get("MXNET_CPU_WORKER_NTHREADS", "0") == threads
+    assert environ["MXNET_CPU_PARALLEL_RAND_COPY"] == copies
     assert environ["MXNET_CPU_TEMP_COPY"] == "16", "what the user set stays"
     assert environ["MXNET_KVSTORE_BIGARRAY_BOUND"] == str(2**31 - 1)
     assert environ["PS_HEARTBEAT_TIMEOUT"] == "10"
-
-
-def test_a_thread_pool_of_size_0_leaves_the_engine_to_mxnet(environ):
-    environ["BYTEPS_THREADPOOL_SIZE"] = "0"
-    env.prepare_engine()
-    assert "MXNET_CPU_WORKER_NTHREADS" not in environ
 
 
 def test_a_server_uses_the_openmp_threads_it_was_given(environ):
