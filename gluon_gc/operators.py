@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -160,58 +160,80 @@ def framed_words(num_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class MessageRows:
-    """How a message lies in the rows of a row_sparse float32 array.
+    """How a message of several parts lies in the rows of a row_sparse float32 array.
 
     Parameters
     ----------
-    num_bytes : int
-        Its length, or the most that it can be.
-    length_at : int, optional
-        None: all messages have that length. Else where the message says how many bytes there are
-        from there on; it then takes only the rows that it needs.
+    parts : tuple of (int, int or None)
+        For each part its length in bytes, or the most that it can be, and then where it says how
+        many bytes there are from there on. A message with such a part takes only the rows that it
+        needs.
     """
 
-    num_bytes: int
-    length_at: Optional[int] = None
+    parts: Tuple[Tuple[int, Optional[int]], ...]
 
     _ROW_WORDS = 256  # each row costs 12 bytes more on the wire, and the last is seldom full
+    _LENGTH_BYTES = 4
+
+    @property
+    def varies(self) -> bool:
+        """Whether its length may vary."""
+        return any(length_at is not None for _, length_at in self.parts)
+
+    @property
+    def _words(self) -> int:
+        num_bytes = sum(most for most, _ in self.parts)
+        return framed_words(num_bytes + (self._LENGTH_BYTES if self.varies else 0))
 
     @property
     def row_words(self) -> int:
-        words = framed_words(self.num_bytes)
-        return words if self.length_at is None else min(words, self._ROW_WORDS)
+        return min(self._words, self._ROW_WORDS) if self.varies else self._words
 
     @property
     def count(self) -> int:
         """The most rows that a message takes."""
-        return -(-framed_words(self.num_bytes) // self.row_words)
+        return -(-self._words // self.row_words)
 
     def _attributes(self) -> Dict[str, object]:
-        attributes = dict(bytes=self.num_bytes, row_words=self.row_words, message_rows=self.count)
-        return attributes if self.length_at is None else dict(attributes, length_at=self.length_at)
+        parts = ";".join(f"{most}" if at is None else f"{most}@{at}" for most, at in self.parts)
+        return dict(parts=parts, row_words=self.row_words, message_rows=self.count)
+
+
+class Counter(NamedTuple):
+    """One element of a float64 array, which operators add to."""
+
+    array: NDArray
+    index: int
+
+
+def _counted(counter: Optional[Counter]) -> Tuple[List[NDArray], Dict[str, object]]:
+    """The inputs and the attributes of an operator that may count."""
+    if counter is None:
+        return [], dict(counted=False)
+    return [counter.array], dict(counted=True, count_at=counter.index)
 
 
 def frame(
-    message: NDArray,
+    parts: Sequence[NDArray],
     rows: MessageRows,
     place: int,
     places: int,
-    counter: Optional[NDArray] = None,
+    counter: Optional[Counter] = None,
     out: Optional[RowSparseNDArray] = None,
 ) -> RowSparseNDArray:
-    """A message (uint8) in the rows from ``place * rows.count`` on, where there are `places`.
+    """A message of these parts (uint8) in the rows from ``place * rows.count`` on, of `places`.
 
     The words look like ordinary floats, which MXNet's server may add 0.0 to without changing them.
-    `counter`, float64, shape (1,), is told the bytes that this takes on the wire.
+    `counter` is told the bytes that this takes on the wire.
     """
-    counters = [] if counter is None else [counter]
+    counts, counting = _counted(counter)
     return _operator("frame")(
-        message,
-        *counters,
+        *parts,
+        *counts,
         row=place * rows.count,
         rows=places * rows.count,
-        counted=bool(counters),
         out=out,
+        **counting,
         **rows._attributes(),
     )
 
@@ -230,20 +252,16 @@ def unframe(
     framed: Sequence[RowSparseNDArray],
     rows: MessageRows,
     places: int = 1,
-    counter: Optional[NDArray] = None,
-) -> NDArray:
-    """The messages of the first `places`, uint8, shape (places, rows.num_bytes).
+    counter: Optional[Counter] = None,
+) -> List[NDArray]:
+    """Each part of the messages of the first `places`, uint8, shape (places, its most bytes).
 
-    Their rows may be spread over several arrays. What a message does not fill is undefined. The
+    Their rows may be spread over several arrays. What a part does not fill is undefined. The
     operator fails if a row is missing or holds anything but framed words. `counter` is as in
     `frame`.
     """
-    counters = [] if counter is None else [counter]
-    return _operator("unframe")(
-        *framed,
-        *counters,
-        arrays=len(framed),
-        count=places,
-        counted=bool(counters),
-        **rows._attributes(),
+    counts, counting = _counted(counter)
+    parts = _operator("unframe")(
+        *framed, *counts, arrays=len(framed), count=places, **counting, **rows._attributes()
     )
+    return parts if isinstance(parts, list) else [parts]

@@ -11,7 +11,7 @@ import json
 import sys
 import traceback
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -40,7 +40,8 @@ class Server:
         self._aggregator = Aggregator(threads)
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
-        self._served: Set[int] = set()  # the keys that came here, of those that are configured
+        self._chunks: Dict[int, List[int]] = {}  # the numbers of those that a key's messages hold
+        self._served: Set[int] = set()  # the chunks that came here, of those that are configured
         self._greeting: Optional[NDArray] = None  # what workers pull messages from
         self._archive = b""
         self._serving = False
@@ -62,36 +63,40 @@ class Server:
             traceback.print_exc()
             die(f"server: cannot {action} what worker 0 sent")
 
-    def _configure(self, chunks: List[Dict[str, Any]]) -> None:
-        for chunk in chunks:
-            key = chunk["key"]
-            if "gathered" in chunk:
+    def _configure(self, messages: List[Dict[str, Any]]) -> None:
+        for message in messages:
+            key = message["key"]
+            if "gathered" in message:
                 self._gathered.add(key)
-                continue
-            if "summed_bytes" in chunk:
-                self._rows[key] = operators.MessageRows(chunk["summed_bytes"])
-                continue
-            size, dtype = chunk["size"], chunk["dtype"]
-            params = compression.parse(chunk["params"])
-            self._aggregator.add(key, params, size, dtype, chunk["start"])
-            self._rows[key] = params.rows(size, dtype)
+            elif "summed_bytes" in message:
+                self._rows[key] = operators.MessageRows(((message["summed_bytes"], None),))
+            else:
+                self._rows[key] = operators.MessageRows(tuple(map(self._add, message["chunks"])))
+                self._chunks[key] = [chunk["number"] for chunk in message["chunks"]]
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
 
+    def _add(self, chunk: Dict[str, Any]) -> Tuple[int, Optional[int]]:
+        """Expect a chunk; how its payloads lie in rows."""
+        size, dtype = chunk["size"], chunk["dtype"]
+        params = compression.parse(chunk["params"])
+        self._aggregator.add(chunk["number"], params, size, dtype, chunk["start"])
+        return params.part(size, dtype)
+
     def _save(self, request: Dict[str, Any]) -> None:
-        """Answer with a page of what is carried over for some keys; the first page fixes it."""
+        """Answer with a page of what is carried over for some chunks; the first page fixes it."""
         if request["page"] == 0:
-            served = self._served.intersection(request["keys"])
-            self._archive = archive.pack({key: self._aggregator.state(key) for key in served})
+            served = self._served.intersection(request["chunks"])
+            self._archive = archive.pack({n: self._aggregator.state(n) for n in served})
         page = messages.pack(archive.page(self._archive, request["page"]))
         places = self._greeting.shape[0] // messages.ROWS.count
-        operators.frame(page, messages.ROWS, 0, places).copyto(self._greeting)
+        operators.frame([page], messages.ROWS, 0, places).copyto(self._greeting)
         self._greeting.wait_to_read()
 
     def _load(self, request: Dict[str, Any]) -> None:
-        if request["key"] in self._aggregator:
-            self._aggregator.load_state(request["key"], archive.from_json(request["state"]))
+        if request["chunk"] in self._aggregator:
+            self._aggregator.load_state(request["chunk"], archive.from_json(request["state"]))
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
         """Called by MXNet once every worker has pushed `key`."""
@@ -104,16 +109,17 @@ class Server:
                 return
             rows = self._rows.get(key, messages.ROWS)
             workers = received.shape[0] // rows.count
-            pushed = operators.unframe([received], rows, workers)
-            if key in self._aggregator:
-                self._served.add(key)
-                reply = self._aggregator.reduce(key, pushed)
+            parts = operators.unframe([received], rows, workers)
+            if key in self._chunks:
+                numbers = self._chunks[key]
+                self._served.update(numbers)
+                replies = [self._aggregator.reduce(n, part) for n, part in zip(numbers, parts)]
             elif key in self._rows:
-                reply = operators.as_bytes(operators.sum_rows(pushed, "float64"))
+                replies = [operators.as_bytes(operators.sum_rows(parts[0], "float64"))]
             else:
-                reply = handshake.answer(pushed)
+                replies = [handshake.answer(parts[0])]
                 self._greeting = stored
-            operators.frame(reply, rows, place=0, places=workers).copyto(stored)
+            operators.frame(replies, rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:
             die(f"server: key {key}: {error}")

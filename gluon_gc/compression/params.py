@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..operators import MessageRows
 from .base import Compressor, registry
 from .option import Option, options
 
@@ -71,10 +70,10 @@ class CompressionParams:
             raise ValueError(f"a message of at most {message.size} bytes says it has {used}")
         return used
 
-    def rows(self, n: int, dtype: str) -> MessageRows:
-        """How payloads of n elements with their headers travel in rows."""
+    def part(self, n: int, dtype: str) -> Tuple[int, Optional[int]]:
+        """How payloads of n elements with their headers travel, as `MessageRows` has it."""
         length_at = self.header_bytes if self.compressor.variable else None
-        return MessageRows(self.payload_bytes(n, dtype), length_at)
+        return self.payload_bytes(n, dtype), length_at
 
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""

@@ -39,9 +39,9 @@ def _as_list(value: Any) -> List[Any]:
 class CompressingKVStore(KVStoreBase):
     """Base of the backends: a `KVStoreBase` plug-in whose pushpull compresses.
 
-    A backend supplies `_open`, and `_reduce`, `_gather` and `_sum`, or `_exchange`. All calls are
-    collective: every worker makes them with the same keys in the same order. `pushpull` returns at
-    once; the result is there when the arrays are next read.
+    A backend supplies `_open` and `_exchange`. All calls are collective: every worker makes them
+    with the same keys in the same order. `pushpull` returns at once; the result is there when the
+    arrays are next read.
 
     Attributes
     ----------
@@ -74,16 +74,11 @@ class CompressingKVStore(KVStoreBase):
         """Make ready to exchange these chunks."""
         raise NotImplementedError
 
-    def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
-        """Exchange a compressed chunk: from this worker's payload to that of the sum."""
-        raise NotImplementedError
+    def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
+        """Sum the chunks of these gradients over all workers, the first with most priority.
 
-    def _gather(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
-        """Exchange a compressed chunk: from this worker's payload to all of them, by rank."""
-        raise NotImplementedError
-
-    def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
-        """Exchange values as they are: from this worker's to their sum."""
+        `_values` and `_encoded` give what travels of a chunk; `_deliver` takes what comes back.
+        """
         raise NotImplementedError
 
     def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
@@ -289,20 +284,13 @@ class CompressingKVStore(KVStoreBase):
 
     # A step
 
-    def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
-        """Sum the chunks of these gradients over all workers, the first with most priority."""
-        for number, chunk in enumerate(chunks):
-            exchange = self._sum
-            if chunk.aggregated or chunk.gathered:
-                exchange = self._reduce if chunk.aggregated else self._gather
-            sent = self._encoded(chunk, self._values(chunk, gradients))
-            self._deliver(chunk, exchange(chunk, sent, priority - number), gradients)
-
     def _values(self, chunk: Chunk, gradients: Gradients) -> NDArray:
         """This worker's part of a chunk; as it travels, if that is uncompressed."""
         if chunk.params is None:
             return fuse(chunk, gradients, self.gradient_scale)
         (piece,) = chunk.slices
+        if piece.tensor not in gradients:  # it travels with others that take part in this step
+            return mx.nd.zeros(chunk.size, dtype=chunk.dtype)
         values = gradients[piece.tensor][piece]
         return operators.float_from_half(values) if values.dtype == np.float16 else values
 
@@ -319,6 +307,8 @@ class CompressingKVStore(KVStoreBase):
             defuse(chunk, received, gradients)
             return
         (piece,) = chunk.slices
+        if piece.tensor not in gradients:
+            return
         gradient = gradients[piece.tensor][piece]
         codec = self._codecs[chunk]
         if gradient.dtype == np.float16:

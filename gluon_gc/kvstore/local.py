@@ -9,6 +9,7 @@ from mxnet.ndarray import NDArray
 
 from .aggregator import Aggregator
 from .base import CompressingKVStore
+from .gradient import Gradients
 from .plan import Chunk
 
 
@@ -33,14 +34,12 @@ class GluonGCLocal(CompressingKVStore):
                 start = self._start(chunk, node=self.num_workers)
                 self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
 
-    def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
-        return self._aggregator.reduce(self._keys[chunk], payload.reshape((1, -1)))
-
-    def _gather(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
-        return payload
-
-    def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
-        return array
+    def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
+        for chunk in chunks:
+            array = self._encoded(chunk, self._values(chunk, gradients))
+            if chunk.aggregated:
+                array = self._aggregator.reduce(self._keys[chunk], array.reshape((1, -1)))
+            self._deliver(chunk, array, gradients)
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         if root_rank != 0:

@@ -8,17 +8,18 @@ from mxnet.ndarray import NDArray
 
 from ..operators import MessageRows
 
-ROWS = MessageRows(64 * 960, length_at=0)
 _LENGTH_BYTES = 4
-MAX_BYTES = ROWS.num_bytes - _LENGTH_BYTES
+_MOST = 64 * 960 - _LENGTH_BYTES
+MAX_BYTES = _MOST - _LENGTH_BYTES
+ROWS = MessageRows(((_MOST, 0),))
 
 
 def pack(data: bytes) -> NDArray:
-    """At most MAX_BYTES bytes as a message, uint8, shape (ROWS.num_bytes,)."""
+    """At most MAX_BYTES bytes as a message, uint8, shape (its most bytes,)."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"a message of {len(data)} bytes is over {MAX_BYTES}: {data[:200]!r}...")
     length = np.uint32(_LENGTH_BYTES + len(data)).tobytes()
-    padded = (length + data).ljust(ROWS.num_bytes, b"\0")
+    padded = (length + data).ljust(_MOST, b"\0")
     return mx.nd.array(np.frombuffer(padded, np.uint8), dtype="uint8")
 
 

@@ -10,6 +10,7 @@ import atexit
 import json
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -20,13 +21,31 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import census, env, kernels, operators
 from ..log import logger
-from ..operators import MessageRows
+from ..operators import Counter, MessageRows
 from . import archive, handshake, messages, plan
 from .base import CompressingKVStore
+from .gradient import Gradients
 from .plan import Chunk
 from .watch import SCHEDULER_ID, Watch, die_of, is_dead
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
+_LANES = 2  # messages under way to a server: what waits for an answer is not behind all others
+
+
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """Chunks that travel together, and where bytes are counted: pushed, and pulled."""
+
+    chunks: Tuple[Chunk, ...]
+    key: int
+    pushed: Counter
+    pulled: Counter
+
+    @property
+    def framed(self) -> bool:
+        """Whether bytes travel, in rows, rather than values that MXNet sums."""
+        (chunk, *_) = self.chunks
+        return chunk.aggregated or chunk.gathered or chunk.dtype == "float64"
 
 
 @KVStoreBase.register
@@ -70,14 +89,14 @@ class GluonGCParameterServer(CompressingKVStore):
         self._row0 = mx.nd.zeros(1, dtype="int64")
         self._servers = cluster.num_server
         self._allocator = plan.KeyAllocator(self._servers)
-        self._keys: Dict[Chunk, int] = {}
+        self._messages: Dict[Chunk, _Message] = {}
+        self._numbers: Dict[Chunk, int] = {}
         # A server counts the pushes of a key, not who sent them. So a key is always exchanged with
         # the same arrays: MXNet's engine then ends one exchange before it begins the next.
         self._sent: Dict[int, NDArray] = {}
         self._pulled: Dict[int, List[RowSparseNDArray]] = {}
         self._rows: Dict[int, MessageRows] = {}
         self._first_rows: Dict[int, NDArray] = {}  # of all workers' messages
-        self._counters: Dict[int, Tuple[NDArray, NDArray]] = {}  # bytes pushed and pulled
         gone = (
             f"worker {self.rank}: the scheduler at {address} is gone; "
             "it leaves when a worker or server dies, and says which"
@@ -107,35 +126,61 @@ class GluonGCParameterServer(CompressingKVStore):
     # Set-up: every worker comes here with the same chunks
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
-        servers = plan.spread([chunk.message_bytes for chunk in chunks], self._servers)
-        configured, keys, zeros = [], [], []
-        for chunk, server in zip(chunks, servers):
-            key = self._keys[chunk] = self._allocator.key(server)
-            keys.append(key)
-            if chunk.aggregated:
-                zeros.append(self._zero_rows(key, chunk.params.rows(chunk.size, chunk.dtype)))
-                configured.append(
-                    {
-                        "key": key,
-                        "params": chunk.params.describe(),
-                        "size": chunk.size,
-                        "dtype": chunk.dtype,
-                        "start": self._start(chunk, node=self.num_workers),
-                    }
-                )
-            elif chunk.gathered:
-                zeros.append(self._zero_rows(key, chunk.params.rows(chunk.size, chunk.dtype)))
-                configured.append({"key": key, "gathered": True})
-            elif chunk.dtype == "float64":
-                zeros.append(self._zero_rows(key, MessageRows(chunk.message_bytes)))
-                configured.append({"key": key, "summed_bytes": chunk.message_bytes})
-            else:
-                values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
-                zeros.append(mx.nd.zeros(values, dtype=chunk.dtype))
-                self._sent[key] = mx.nd.zeros(values, dtype=chunk.dtype)
+        bundles = plan.bundled(chunks, env.get("BYTEPS_PARTITION_BYTES"))
+        loads = [sum(chunk.message_bytes for chunk in bundle) for bundle in bundles]
+        # Messages that count in one array are exchanged one after the other.
+        counters = [
+            [iter(_counters(len(bundles))) for _ in range(_LANES)] for _ in range(self._servers)
+        ]
+        keys, zeros, configured = [], [], []
+        for bundle, server in zip(bundles, plan.spread(loads, self._servers)):
+            lane = counters[server].pop(0)
+            counters[server].append(lane)
+            message = _Message(tuple(bundle), self._allocator.key(server), next(lane), next(lane))
+            keys.append(message.key)
+            zeros.append(self._zeros(message))
+            if message.framed:
+                configured.append({"key": message.key, **self._description(message)})
+            for chunk in bundle:
+                self._messages[chunk] = message
         self._configure(configured)
         if keys:
             self._kv.init(keys, zeros)
+
+    def _zeros(self, message: _Message) -> NDArray:
+        """What the server first stores for a message."""
+        (chunk, *_) = message.chunks
+        if chunk.aggregated or chunk.gathered:
+            parts = (c.params.part(c.size, c.dtype) for c in message.chunks)
+            return self._zero_rows(message.key, MessageRows(tuple(parts)))
+        if message.framed:
+            return self._zero_rows(message.key, MessageRows(((chunk.message_bytes, None),)))
+        values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
+        self._sent[message.key] = mx.nd.zeros(values, dtype=chunk.dtype)
+        return mx.nd.zeros(values, dtype=chunk.dtype)
+
+    def _description(self, message: _Message) -> Dict[str, Any]:
+        """What the server must know of a message in rows."""
+        (chunk, *_) = message.chunks
+        if chunk.gathered:
+            return {"gathered": True}
+        if not chunk.aggregated:
+            return {"summed_bytes": chunk.message_bytes}
+        chunks = [
+            {
+                "number": self._number(chunk),
+                "params": chunk.params.describe(),
+                "size": chunk.size,
+                "dtype": chunk.dtype,
+                "start": self._start(chunk, node=self.num_workers),
+            }
+            for chunk in message.chunks
+        ]
+        return {"chunks": chunks}
+
+    def _number(self, chunk: Chunk) -> int:
+        """What servers call a chunk that they aggregate."""
+        return self._numbers.setdefault(chunk, len(self._numbers))
 
     def _zero_rows(self, key: int, rows: MessageRows) -> RowSparseNDArray:
         """Zeros as the server first stores them for messages of all workers."""
@@ -145,7 +190,6 @@ class GluonGCParameterServer(CompressingKVStore):
         self._sent[key] = mx.nd.sparse.zeros("row_sparse", shape)
         pulls = 1 if rows.count == 1 else 2
         self._pulled[key] = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
-        self._counters[key] = mx.nd.zeros(1, dtype="float64"), mx.nd.zeros(1, dtype="float64")
         return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
     def _configure(self, keys: List[Dict[str, Any]]) -> None:
@@ -161,83 +205,113 @@ class GluonGCParameterServer(CompressingKVStore):
         """Make sure that all servers are ours, and all workers about to do the same."""
         hello = handshake.hello(self.rank, about)
         for key in self._greetings:
-            handshake.check(self._exchange_row(key, hello, priority=0))
+            self._push_rows(key, [hello])
+            (answer,) = self._pull_rows(key)
+            handshake.check(answer)
         self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
 
     # What travels
 
-    def _exchange_row(self, key: int, message: NDArray, priority: int, answers: int = 1) -> NDArray:
-        """From this worker's message to the first `answers` that the server has then."""
-        pushed_bytes, _ = self._counters[key]
-        rows, sent = self._rows[key], self._sent[key]
-        operators.frame(message, rows, self._row, self.num_workers, pushed_bytes, out=sent)
+    def _push_rows(
+        self,
+        key: int,
+        parts: Sequence[NDArray],
+        priority: int = 0,
+        counter: Optional[Counter] = None,
+    ) -> None:
+        sent = self._sent[key]
+        operators.frame(parts, self._rows[key], self._row, self.num_workers, counter, out=sent)
         self._kv.push(key, sent, priority)
-        return self._pull_row(key, priority, answers)
 
-    def _pull_row(self, key: int, priority: int, answers: int = 1) -> NDArray:
-        """The first messages that the server has, shape (answers, bytes)."""
-        _, pulled_bytes = self._counters[key]
+    def _pull_rows(
+        self, key: int, answers: int = 1, priority: int = 0, counter: Optional[Counter] = None
+    ) -> List[NDArray]:
+        """The parts of the first messages that the server has, shape (answers, bytes) each."""
         rows, pulled = self._rows[key], self._pulled[key]
         wanted = self._row0 if answers == 1 else self._first_rows[key]
-        for part in pulled:  # the first row of a message says how many more there are
-            self._kv.row_sparse_pull(key, out=part, row_ids=wanted, priority=priority)
-            if part is not pulled[-1]:
-                wanted = operators.rows_left(part, rows, answers)
-        return operators.unframe(pulled, rows, answers, pulled_bytes)
+        for array in pulled:  # the first row of a message says how many more there are
+            self._kv.row_sparse_pull(key, out=array, row_ids=wanted, priority=priority)
+            if array is not pulled[-1]:
+                wanted = operators.rows_left(array, rows, answers)
+        return operators.unframe(pulled, rows, answers, counter)
 
-    def _reduce(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
-        return self._exchange_row(self._keys[chunk], payload, priority).reshape((-1,))
+    def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
+        messages = list(dict.fromkeys(self._messages[chunk] for chunk in chunks))
+        sent = [
+            [self._encoded(chunk, self._values(chunk, gradients)) for chunk in message.chunks]
+            for message in messages
+        ]
+        received = [
+            self._travel(message, arrays, priority - number)
+            for number, (message, arrays) in enumerate(zip(messages, sent))
+        ]
+        for message, arrays in zip(messages, received):
+            for chunk, array in zip(message.chunks, arrays):
+                self._deliver(chunk, array, gradients)
 
-    def _gather(self, chunk: Chunk, payload: NDArray, priority: int) -> NDArray:
-        return self._exchange_row(self._keys[chunk], payload, priority, self.num_workers)
-
-    def _sum(self, chunk: Chunk, array: NDArray, priority: int) -> NDArray:
-        key = self._keys[chunk]
-        if chunk.dtype == "float64":  # MXNet's server may sum it in float32
-            reply = self._exchange_row(key, operators.as_bytes(array), priority)
-            return operators.sum_rows(reply, chunk.dtype)
-        sent = array.copyto(self._sent[key])
-        self._kv.pushpull(key, sent, out=sent, priority=priority)
-        return sent
+    def _travel(self, message: _Message, arrays: Sequence[NDArray], priority: int) -> List[NDArray]:
+        """What comes back for what is sent of each chunk."""
+        (chunk, *_) = message.chunks
+        if not message.framed:
+            sent = arrays[0].copyto(self._sent[message.key])
+            self._kv.pushpull(message.key, sent, out=sent, priority=priority)
+            return [sent]
+        summed = not (chunk.aggregated or chunk.gathered)
+        if summed:  # MXNet's server may sum float64 in float32
+            arrays = [operators.as_bytes(arrays[0])]
+        self._push_rows(message.key, arrays, priority, message.pushed)
+        answers = self.num_workers if chunk.gathered else 1
+        parts = self._pull_rows(message.key, answers, priority, message.pulled)
+        if summed:
+            return [operators.sum_rows(parts[0], chunk.dtype)]
+        return parts if chunk.gathered else [part.reshape((-1,)) for part in parts]
 
     # Checkpoints: rank 0's has what the servers carry over as well
 
     def state(self, names: Collection[str]) -> List[Dict[str, Any]]:
         states = super().state(names)
-        chunks = self._compressed(names)
-        keys = [self._keys[chunk] for chunk in chunks if chunk.aggregated]
-        if self.rank == 0 and keys:
-            aggregators = self._archived(keys)
-            for chunk, state in zip(chunks, states):
-                if self._keys[chunk] in aggregators:
-                    state["aggregator"] = aggregators[self._keys[chunk]]
+        numbers = [self._numbers.get(chunk) for chunk in self._compressed(names)]
+        aggregated = [number for number in numbers if number is not None]
+        if self.rank == 0 and aggregated:
+            archived = self._archived(aggregated)
+            for number, state in zip(numbers, states):
+                if number in archived:
+                    state["aggregator"] = archived[number]
         return states
 
-    def _archived(self, keys: Sequence[int]) -> archive.States:
-        """What servers carry over for these keys."""
+    def _archived(self, numbers: Sequence[int]) -> archive.States:
+        """What servers carry over for the chunks that they call so."""
         mx.nd.waitall()
         pages = [b""] * self._servers
-        unfinished, number = list(range(self._servers)), 0
+        unfinished, page_number = list(range(self._servers)), 0
         while unfinished:
-            self._command("save", {"keys": keys, "page": number})
+            self._command("save", {"chunks": numbers, "page": page_number})
             for server in list(unfinished):
-                page = messages.unpack(self._pull_row(self._greetings[server], priority=0))
+                (answer,) = self._pull_rows(self._greetings[server])
+                page = messages.unpack(answer)
                 pages[server] += page[1:]
                 if not page[0]:
                     unfinished.remove(server)
-            number += 1
+            page_number += 1
         return {key: state for data in pages for key, state in archive.unpack(data).items()}
 
     def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
         super()._load_chunk_state(chunk, state)
         if self.rank == 0 and "aggregator" in state:
             packed = archive.to_json(state["aggregator"])
-            self._command("load", {"key": self._keys[chunk], "state": packed})
+            self._command("load", {"chunk": self._numbers[chunk], "state": packed})
 
     def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
+        """A chunk's share of the message that it travels in, by the bytes of the payloads."""
         if not ((chunk.aggregated or chunk.gathered) and done["calls"]):
             return super()._message_bytes(chunk, done)
-        pushed, pulled = (counter.asscalar() for counter in self._counters[self._keys[chunk]])
+        message = self._messages[chunk]
+        all_done = [self._codecs[other].meter() for other in message.chunks]
+        ways = ("sent_bytes", message.pushed), ("received_bytes", message.pulled)
+        pushed, pulled = (
+            counter.array.asnumpy()[counter.index] * done[way] / sum(d[way] for d in all_done)
+            for way, counter in ways
+        )
         return pushed / done["calls"], pulled / done["calls"]
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
@@ -273,3 +347,9 @@ class GluonGCParameterServer(CompressingKVStore):
             new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
             array[:] = mx.nd.array(new, dtype=old.dtype)
             begin += old.nbytes
+
+
+def _counters(messages: int) -> List[Counter]:
+    """Enough for what so many messages push and pull, all in one array."""
+    array = mx.nd.zeros(2 * messages, dtype="float64")
+    return [Counter(array, index) for index in range(2 * messages)]

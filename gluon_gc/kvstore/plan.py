@@ -151,6 +151,26 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     return chunks
 
 
+def bundled(chunks: Sequence[Chunk], partition_bytes: int) -> List[List[Chunk]]:
+    """Chunks whose payloads travel in one message, in the order of their first ones.
+
+    Those that go the same way are put together up to `partition_bytes` of values; what is summed
+    as it is travels by itself.
+    """
+    bundles: List[List[Chunk]] = []
+    open_bundles: Dict[Tuple[bool, bool], Tuple[List[Chunk], int]] = {}
+    for chunk in chunks:
+        way = chunk.aggregated, chunk.gathered
+        size = chunk.size * np.dtype(chunk.dtype).itemsize
+        bundle, total = open_bundles.get(way, ([], 0))
+        if not any(way) or not bundle or total + size > partition_bytes:
+            bundle, total = [], 0
+            bundles.append(bundle)
+        bundle.append(chunk)
+        open_bundles[way] = bundle, total + size
+    return bundles
+
+
 def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
     """Whether a tensor is compressed: a float one, with a compressor, and large enough."""
     return (
