@@ -17,7 +17,6 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
-from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import census, env, kernels, operators
 from ..log import logger
@@ -26,6 +25,7 @@ from . import archive, handshake, messages, plan
 from .base import CompressingKVStore
 from .gradient import Gradients
 from .plan import Chunk
+from .rows import Rows
 from .watch import SCHEDULER_ID, Watch, die_of, is_dead
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
@@ -86,17 +86,12 @@ class GluonGCParameterServer(CompressingKVStore):
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
-        self._row0 = mx.nd.zeros(1, dtype="int64")
+        self._rows = Rows(self._kv)
         self._servers = cluster.num_server
         self._allocator = plan.KeyAllocator(self._servers)
         self._messages: Dict[Chunk, _Message] = {}
         self._numbers: Dict[Chunk, int] = {}
-        # A server counts the pushes of a key, not who sent them. So a key is always exchanged with
-        # the same arrays: MXNet's engine then ends one exchange before it begins the next.
-        self._sent: Dict[int, NDArray] = {}
-        self._pulled: Dict[int, List[RowSparseNDArray]] = {}
-        self._rows: Dict[int, MessageRows] = {}
-        self._first_rows: Dict[int, NDArray] = {}  # of all workers' messages
+        self._summed: Dict[int, NDArray] = {}  # as in Rows, each key has an array of its own
         gone = (
             f"worker {self.rank}: the scheduler at {address} is gone; "
             "it leaves when a worker or server dies, and says which"
@@ -109,7 +104,7 @@ class GluonGCParameterServer(CompressingKVStore):
         self._greetings = [self._allocator.key(server) for server in range(self._servers)]
         self._configure([])
         self._kv.init(
-            self._greetings, [self._zero_rows(key, messages.ROWS) for key in self._greetings]
+            self._greetings, [self._rows.open(key, messages.ROWS) for key in self._greetings]
         )
         self._agree({})
 
@@ -120,7 +115,7 @@ class GluonGCParameterServer(CompressingKVStore):
         mx.nd.waitall()
         self._kv._barrier()  # watched still: a worker that all wait for may die
         self._watch.stop()
-        del self._kv
+        del self._kv, self._rows
         GluonGCParameterServer.connected = None
 
     # Set-up: every worker comes here with the same chunks
@@ -152,11 +147,11 @@ class GluonGCParameterServer(CompressingKVStore):
         (chunk, *_) = message.chunks
         if chunk.aggregated or chunk.gathered:
             parts = (c.params.part(c.size, c.dtype) for c in message.chunks)
-            return self._zero_rows(message.key, MessageRows(tuple(parts)))
+            return self._rows.open(message.key, MessageRows(tuple(parts)))
         if message.framed:
-            return self._zero_rows(message.key, MessageRows(((chunk.message_bytes, None),)))
+            return self._rows.open(message.key, MessageRows(((chunk.message_bytes, None),)))
         values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
-        self._sent[message.key] = mx.nd.zeros(values, dtype=chunk.dtype)
+        self._summed[message.key] = mx.nd.zeros(values, dtype=chunk.dtype)
         return mx.nd.zeros(values, dtype=chunk.dtype)
 
     def _description(self, message: _Message) -> Dict[str, Any]:
@@ -182,16 +177,6 @@ class GluonGCParameterServer(CompressingKVStore):
         """What servers call a chunk that they aggregate."""
         return self._numbers.setdefault(chunk, len(self._numbers))
 
-    def _zero_rows(self, key: int, rows: MessageRows) -> RowSparseNDArray:
-        """Zeros as the server first stores them for messages of all workers."""
-        shape = (self.num_workers * rows.count, rows.row_words)
-        self._rows[key] = rows
-        self._first_rows[key] = mx.nd.arange(0, shape[0], rows.count, dtype="int64")
-        self._sent[key] = mx.nd.sparse.zeros("row_sparse", shape)
-        pulls = 1 if rows.count == 1 else 2
-        self._pulled[key] = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
-        return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
-
     def _configure(self, keys: List[Dict[str, Any]]) -> None:
         if self._row == 0:
             self._command("configure", keys)
@@ -205,35 +190,12 @@ class GluonGCParameterServer(CompressingKVStore):
         """Make sure that all servers are ours, and all workers about to do the same."""
         hello = handshake.hello(self.rank, about)
         for key in self._greetings:
-            self._push_rows(key, [hello])
-            (answer,) = self._pull_rows(key)
+            self._rows.push(key, [hello])
+            (answer,) = self._rows.pull(key)
             handshake.check(answer)
         self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
 
     # What travels
-
-    def _push_rows(
-        self,
-        key: int,
-        parts: Sequence[NDArray],
-        priority: int = 0,
-        counter: Optional[Counter] = None,
-    ) -> None:
-        sent = self._sent[key]
-        operators.frame(parts, self._rows[key], self._row, self.num_workers, counter, out=sent)
-        self._kv.push(key, sent, priority)
-
-    def _pull_rows(
-        self, key: int, answers: int = 1, priority: int = 0, counter: Optional[Counter] = None
-    ) -> List[NDArray]:
-        """The parts of the first messages that the server has, shape (answers, bytes) each."""
-        rows, pulled = self._rows[key], self._pulled[key]
-        wanted = self._row0 if answers == 1 else self._first_rows[key]
-        for array in pulled:  # the first row of a message says how many more there are
-            self._kv.row_sparse_pull(key, out=array, row_ids=wanted, priority=priority)
-            if array is not pulled[-1]:
-                wanted = operators.rows_left(array, rows, answers)
-        return operators.unframe(pulled, rows, answers, counter)
 
     def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
         messages = list(dict.fromkeys(self._messages[chunk] for chunk in chunks))
@@ -253,15 +215,15 @@ class GluonGCParameterServer(CompressingKVStore):
         """What comes back for what is sent of each chunk."""
         (chunk, *_) = message.chunks
         if not message.framed:
-            sent = arrays[0].copyto(self._sent[message.key])
+            sent = arrays[0].copyto(self._summed[message.key])
             self._kv.pushpull(message.key, sent, out=sent, priority=priority)
             return [sent]
         summed = not (chunk.aggregated or chunk.gathered)
         if summed:  # MXNet's server may sum float64 in float32
             arrays = [operators.as_bytes(arrays[0])]
-        self._push_rows(message.key, arrays, priority, message.pushed)
+        self._rows.push(message.key, arrays, priority, message.pushed)
         answers = self.num_workers if chunk.gathered else 1
-        parts = self._pull_rows(message.key, answers, priority, message.pulled)
+        parts = self._rows.pull(message.key, answers, priority, message.pulled)
         if summed:
             return [operators.sum_rows(parts[0], chunk.dtype)]
         return parts if chunk.gathered else [part.reshape((-1,)) for part in parts]
@@ -287,7 +249,7 @@ class GluonGCParameterServer(CompressingKVStore):
         while unfinished:
             self._command("save", {"chunks": numbers, "page": page_number})
             for server in list(unfinished):
-                (answer,) = self._pull_rows(self._greetings[server])
+                (answer,) = self._rows.pull(self._greetings[server])
                 page = messages.unpack(answer)
                 pages[server] += page[1:]
                 if not page[0]:
