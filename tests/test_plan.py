@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.kvstore.plan import KeyAllocator, Tensor, cut, spread
+from gluon_gc.kvstore.plan import KeyAllocator, Tensor, bundled, cut, spread
 
 ONEBIT = CompressionParams(registry["onebit"](scaling=True))
 PLAIN = CompressionParams()
@@ -35,6 +35,23 @@ def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(
     for tensor in given_tensors:
         ends = [0] + [end for _, end in sorted(covered[tensor.name])]
         assert sorted(covered[tensor.name]) == list(zip(ends, ends[1:])) and ends[-1] == tensor.size
+
+
+GATHERED = CompressionParams(registry["onebit"](), exchange="gather")
+
+
+@given(tensors, st.integers(0, 3), st.integers(1, 3000))
+def test_bundles_hold_every_chunk_once_of_one_way_and_no_more_bytes_than_they_may(
+    given_tensors, gathered, most
+):
+    more = [Tensor(f"g{i}", 100 + i, "float32", GATHERED) for i in range(gathered)]
+    chunks = cut(given_tensors + more, 20000, 0)
+    bundles = bundled(chunks, most)
+    assert sorted(map(chunks.index, sum(bundles, []))) == list(range(len(chunks)))
+    for bundle in bundles:
+        assert len({(chunk.aggregated, chunk.gathered) for chunk in bundle}) == 1
+        assert len(bundle) == 1 or sum(chunk.message_bytes for chunk in bundle) <= most
+        assert len(bundle) == 1 or bundle[0].aggregated or bundle[0].gathered
 
 
 def test_small_uncompressed_tensors_are_fused_into_one_message():

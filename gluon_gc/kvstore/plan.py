@@ -151,23 +151,22 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     return chunks
 
 
-def bundled(chunks: Sequence[Chunk], partition_bytes: int) -> List[List[Chunk]]:
+def bundled(chunks: Sequence[Chunk], most_bytes: int) -> List[List[Chunk]]:
     """Chunks whose payloads travel in one message, in the order of their first ones.
 
-    Those that go the same way are put together up to `partition_bytes` of values; what is summed
-    as it is travels by itself.
+    Those that go the same way are put together up to `most_bytes`; what is summed as it is travels
+    by itself.
     """
     bundles: List[List[Chunk]] = []
     open_bundles: Dict[Tuple[bool, bool], Tuple[List[Chunk], int]] = {}
     for chunk in chunks:
         way = chunk.aggregated, chunk.gathered
-        size = chunk.size * np.dtype(chunk.dtype).itemsize
         bundle, total = open_bundles.get(way, ([], 0))
-        if not any(way) or not bundle or total + size > partition_bytes:
+        if not any(way) or not bundle or total + chunk.message_bytes > most_bytes:
             bundle, total = [], 0
             bundles.append(bundle)
         bundle.append(chunk)
-        open_bundles[way] = bundle, total + size
+        open_bundles[way] = bundle, total + chunk.message_bytes
     return bundles
 
 

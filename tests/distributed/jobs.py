@@ -207,6 +207,28 @@ def broadcast(arguments):
     }
 
 
+def frozen(arguments):
+    """Steps of two parameters, the second of which takes no part in the last one."""
+    shapes = [(40,), (7,)]
+    params = _parameters(shapes)
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        {"learning_rate": 0.1},
+        compression_params=arguments["compression_params"],
+    )
+    for step in range(2):
+        _backward(params[: 2 - step], gradients_of(bps.rank(), step, shapes)[: 2 - step])
+        before = params[1].data().asnumpy()
+        trainer.step(1, ignore_stale_grad=True)
+        params[1].grad_req = "null"
+    return {
+        "g": params[0].grad().asnumpy(),
+        "before": before,
+        "after": params[1].data().asnumpy(),
+    }
+
+
 def place(arguments):
     """Which worker this is, in all and on its node."""
     return {

@@ -153,3 +153,12 @@ def test_a_worker_can_go_on_in_a_cluster_of_another_size(tmp_path):
     finally:
         first.stop()
         second.stop()
+
+
+def test_a_parameter_that_is_frozen_holds_up_none_that_travels_with_it(tmp_path):
+    exact = {"compressor": "topk", "k": 1000, "ef": "vanilla"}
+    results = run(tmp_path, "frozen", {"compression_params": exact}, workers=2, servers=1)
+    expected = sum(gradients_of(rank, 1, [(40,), (7,)])[0] for rank in range(2)) / 2
+    for result in results:
+        np.testing.assert_allclose(result["g"], expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(result["before"], result["after"])
