@@ -103,8 +103,13 @@ class Network:
         )
 
     def command(self, host: int, words: Sequence[str]) -> List[str]:
-        """What runs a command on a host, or on the hub (-1)."""
-        return ["ip", "netns", "exec", self._namespace(host), *words]
+        """What runs a command on a host, or on the hub (-1).
+
+        A host's name is its address, since Horovod looks its own name up.
+        """
+        address = self.addresses[host] if host >= 0 else self.hub
+        named = ["unshare", "--uts", "sh", "-c", f'hostname {address} && exec "$@"', "sh"]
+        return ["ip", "netns", "exec", self._namespace(host), *named, *words]
 
     def traffic(self) -> Dict[int, Traffic]:
         """What each host has sent and received so far."""
