@@ -162,3 +162,16 @@ def test_a_parameter_that_is_frozen_holds_up_none_that_travels_with_it(tmp_path)
     for result in results:
         np.testing.assert_allclose(result["g"], expected, rtol=1e-6, atol=1e-7)
         np.testing.assert_array_equal(result["before"], result["after"])
+
+
+def test_servers_learn_how_many_workers_a_machine_has(tmp_path):
+    cluster = Cluster(tmp_path, 2, 1, DMLC_NUM_WORKER=1)
+    try:
+        cluster.start_roles()
+        for rank in range(2):
+            on_machine = {"BYTEPS_LOCAL_RANK": rank, "BYTEPS_LOCAL_SIZE": 2, "DMLC_WORKER_ID": 0}
+            cluster.start_worker(rank, "place", **on_machine)
+        places = [(int(r["rank"]), int(r["local_rank"])) for r in cluster.results()]
+        assert places == [(0, 0), (1, 1)]
+    finally:
+        cluster.stop()
