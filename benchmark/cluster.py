@@ -5,7 +5,7 @@ processes in them: MXNet's dist_sync, Horovod, and gluon_gc on both. Needs root 
 Horovod's rows, Horovod. The limit is the time that the busiest direction of any link takes for the
 bytes that were counted on it.
 
-    python benchmark/cluster.py [--rates 100M,1G] [--model resnet18_v2] [--only NAME] [--csv FILE]
+    python benchmark/cluster.py [--rates 100M,1G] [--model resnet18_v2] [--only REGEX] [--csv FILE]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -209,7 +210,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--only", default="", help="methods whose name has this")
+    parser.add_argument("--only", default="", help="methods whose name this expression matches")
     parser.add_argument("--csv", help="also write the table here")
     parser.add_argument("--plot", help="also draw it here")
     return parser.parse_args()
@@ -219,7 +220,7 @@ def main() -> None:
     arguments = parse_arguments()
     shapes = model_shapes(arguments.model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    chosen = [method for method in methods() if arguments.only in method.name]
+    chosen = [method for method in methods() if re.search(arguments.only, method.name)]
     results: List[Result] = []
     for rate in map(_rate, arguments.rates.split(",")):
         for method in chosen:
@@ -228,12 +229,14 @@ def main() -> None:
                 results.append(run(method, shapes, rate, arguments))
             except (RuntimeError, TimeoutError) as error:
                 print(f"{method.name}: {error}", file=sys.stderr)
+                continue
+            *_, row = rows(results)
+            if len(results) == 1:
+                print("|", " | ".join(row), "|\n" + "|---" * len(row) + "|")
+            print("|", " | ".join(str(value) for value in row.values()), "|", flush=True)
     table = list(rows(results))
     if not table:
         sys.exit("nothing was measured")
-    print(" | ".join(table[0]))
-    for row in table:
-        print(" | ".join(str(value) for value in row.values()))
     if arguments.csv:
         with open(arguments.csv, "w", newline="") as file:
             writer = csv.DictWriter(file, table[0])
