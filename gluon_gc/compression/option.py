@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -37,9 +37,14 @@ class Option:
             raise ValueError(message)
 
 
+def listed(names: Sequence[str], word: str) -> str:
+    """Names as a sentence has them, with `word` before the last."""
+    *most, last = names
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
 def _one_of(name: str, choices: Tuple[str, ...], meaning: str, **more: Any) -> Option:
-    *most, last = [f"'{choice}'" for choice in choices]
-    allowed = f"{', '.join(most)} or {last}" if most else last
+    allowed = listed([f"'{choice}'" for choice in choices], "or")
     return Option(name, (str,), lambda v: v in choices, allowed, meaning, **more)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
 from .base import Compressor, registry
-from .option import Option, options
+from .option import Option, listed, options
 
 _RATIO_BYTES = 8  # corrected error feedback sends the ratio of learning rates before each payload
 
@@ -173,11 +173,6 @@ def parse(
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def _own_options(
     name: Optional[str], given: Mapping[str, Any], known: Mapping[str, Option]
 ) -> Dict[str, Any]:
@@ -196,7 +191,7 @@ def _own_options(
             own[key] = value.item() if isinstance(value, np.generic) else value
         elif value and value != known[key].unused:
             raise ValueError(
-                f"compression_params['{key}'] is for {_listed(known[key].compressors)}, "
+                f"compression_params['{key}'] is for {listed(known[key].compressors, 'and')}, "
                 f"not for {name or 'no compressor'}; got {value!r}"
             )
     ratio = own.pop("compress_ratio", None)

@@ -97,6 +97,13 @@ class CompressingKVStore(KVStoreBase):
     def close(self) -> None:
         """Finish what is under way; nothing can be exchanged afterwards."""
 
+    def _agree_to_broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Make sure that there is such a worker, and that all have arrays alike."""
+        if not 0 <= root_rank < self.num_workers:
+            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
+        shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
+        self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
+
     # MXNet's KVStoreBase
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:

@@ -75,10 +75,11 @@ class GluonGCHorovod(CompressingKVStore):
         self._leader = node[0]
         self._node = self._leaders = self._everybody
         self._number_of_node = nodes.index(node)
-        self._has_hierarchy = 1 < len(nodes) < self.num_workers
-        if self._has_hierarchy:
+        self._circles = [self._everybody]
+        if 1 < len(nodes) < self.num_workers:
             self._leaders = Circle(self._hvd, [ranks[0] for ranks in nodes])
             (self._node,) = (c for c in [Circle(self._hvd, n) for n in nodes] if c.place >= 0)
+            self._circles.append(self._leaders)
         self._aggregator = Aggregator(env.server_threads())
         self._keys: Dict[Chunk, int] = {}
         self._owners: Dict[Chunk, int] = {}  # places in the chunk's circle
@@ -109,7 +110,7 @@ class GluonGCHorovod(CompressingKVStore):
             raise RuntimeError(f"the cluster does not fit together: {problem}")
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
-        for circle in (self._everybody, self._leaders)[: 1 + self._has_hierarchy]:
+        for circle in self._circles:
             inside = [chunk for chunk in chunks if self._circle(chunk) is circle]
             owners = plan.spread([chunk.message_bytes for chunk in inside], circle.size)
             self._owners.update(zip(inside, owners))
@@ -127,7 +128,8 @@ class GluonGCHorovod(CompressingKVStore):
                 self._summed[chunk] = mx.nd.zeros(values, dtype=chunk.dtype)
 
     def _hierarchical(self, chunk: Chunk) -> bool:
-        return self._has_hierarchy and chunk.params is not None and chunk.params.hierarchical
+        hierarchical = chunk.params is not None and chunk.params.hierarchical
+        return hierarchical and len(self._circles) > 1
 
     def _circle(self, chunk: Chunk) -> Circle:
         """Those who exchange a chunk."""
@@ -146,10 +148,7 @@ class GluonGCHorovod(CompressingKVStore):
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
-        if not 0 <= root_rank < self.num_workers:
-            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
-        shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
-        self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
+        self._agree_to_broadcast(arrays, root_rank)
         for array, number in zip(arrays, self._broadcasts):
             self._everybody.broadcast(array, root_rank, f"broadcast.{number}")
 
@@ -159,7 +158,7 @@ class GluonGCHorovod(CompressingKVStore):
         ready_first = list(reversed(chunks))  # the last layers' gradients are
         sent = self._all_encoded(ready_first, gradients)
         received: Dict[Chunk, NDArray] = {}
-        for circle in (self._everybody, self._leaders)[: 1 + self._has_hierarchy]:
+        for circle in self._circles:
             inside = [chunk for chunk in ready_first if self._circle(chunk) is circle]
             received.update(self._sum_in(circle, inside, sent))
             aggregated = list(bundle.groups([chunk for chunk in inside if chunk.aggregated]))

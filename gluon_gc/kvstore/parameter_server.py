@@ -282,10 +282,7 @@ class GluonGCParameterServer(CompressingKVStore):
 
         The bytes travel framed as floats; everybody else adds zeros to them.
         """
-        if not 0 <= root_rank < self.num_workers:
-            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
-        shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
-        self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
+        self._agree_to_broadcast(arrays, root_rank)
         host = [array.asnumpy() for array in arrays]
         data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
         words = kernels.frame(data).view(np.float32)
