@@ -77,24 +77,22 @@ def test_a_scheduler_that_leaves_before_all_are_there_is_named(cluster):
         assert "left before all nodes were there" in last_line(nodes.log(name))
 
 
-def test_two_workers_with_one_number_are_named_to_all(cluster):
-    nodes = cluster(3, 1)
+@pytest.mark.parametrize(
+    "workers, second, said",
+    [
+        (3, {"DMLC_WORKER_ID": 0}, "worker 0 came twice"),
+        (2, {"BYTEPS_LOCAL_SIZE": 2}, "all machines must have as many"),
+    ],
+    ids=["two workers with one number", "machines with different numbers of workers"],
+)
+def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, said):
+    nodes = cluster(workers, 1)
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
-    nodes.start_worker(1, "push_pull", DMLC_WORKER_ID=0)
+    nodes.start_worker(1, "push_pull", **second)
     for name in ("worker0", "worker1", "server0", "scheduler"):
         assert nodes.wait(name) == 1
-        assert "worker 0 came twice" in last_line(nodes.log(name))
-
-
-def test_machines_with_different_numbers_of_workers_are_named_to_all(cluster):
-    nodes = cluster(2, 1)
-    nodes.start_roles()
-    nodes.start_worker(0, "push_pull")
-    nodes.start_worker(1, "push_pull", BYTEPS_LOCAL_SIZE=2)
-    for name in ("worker0", "worker1", "server0", "scheduler"):
-        assert nodes.wait(name) == 1
-        assert "all machines must have as many" in last_line(nodes.log(name))
+        assert said in last_line(nodes.log(name))
 
 
 @pytest.mark.parametrize(
