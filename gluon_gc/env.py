@@ -160,6 +160,22 @@ def heartbeat_timeout() -> int:
     return get("PS_HEARTBEAT_TIMEOUT") if get("PS_HEARTBEAT_INTERVAL") else 0
 
 
+def traced_steps() -> range:
+    """The steps that BYTEPS_TRACE_ON records, counted from 1.
+
+    Raises
+    ------
+    ConfigurationError
+        The last comes before the first.
+    """
+    first, last = get("BYTEPS_TRACE_START_STEP"), get("BYTEPS_TRACE_END_STEP")
+    if last < first:
+        raise ConfigurationError(
+            f"BYTEPS_TRACE_END_STEP must be >= BYTEPS_TRACE_START_STEP ({first}), got {last}"
+        )
+    return range(first, last + 1)
+
+
 def server_threads() -> int:
     """Threads that a server splits an update over: OMP_NUM_THREADS, or the number of cores."""
     return get("OMP_NUM_THREADS") or cores()

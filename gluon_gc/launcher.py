@@ -150,7 +150,10 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
     for index in range(servers):
         tasks.append(Task(f"server {index}", _service("server"), environ, service=True))
     for rank in range(workers):
-        environ = env.for_child({**cluster, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)})
+        own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
+        if env.get("BYTEPS_TRACE_ON"):  # machines of their own would not share a directory
+            own["BYTEPS_TRACE_DIR"] = os.path.join(env.get("BYTEPS_TRACE_DIR"), f"worker{rank}")
+        environ = env.for_child({**cluster, **own})
         tasks.append(Task(f"worker {rank}", program, environ))
     return tasks
 

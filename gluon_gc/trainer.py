@@ -19,6 +19,7 @@ from .compression import CompressionParams, parse
 from .kvstore.base import STATS, CompressingKVStore
 from .kvstore.plan import Tensor, travels_compressed
 from .momentum import Momentum
+from .trace import Trace
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
@@ -101,6 +102,8 @@ class DistributedTrainer(Trainer):
         self._nonfinite = 0  # results so far that were not finite
         self._skipped = False  # whether the last step's were not
         self._broadcast_parameters()
+        traced = env.get("BYTEPS_TRACE_ON") and self._number == 0
+        self._trace = Trace(self._store.local_rank) if traced else None
 
     # Parameters
 
@@ -221,8 +224,12 @@ class DistributedTrainer(Trainer):
         return self._nonfinite > before or not finite
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
-        if self._skipped:
-            return
+        if not self._skipped:
+            self._update_parameters(rescale, ignore_stale_grad)
+        if self._trace is not None:
+            self._trace.next_step()
+
+    def _update_parameters(self, rescale: float, ignore_stale_grad: bool) -> None:
         self._optimizer.rescale_grad = rescale
         skipped = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow([])
         if self._momentum is not None and not skipped:
