@@ -2,36 +2,17 @@
 
 import csv
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.namespaces import namespaces, needs_namespaces
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmark" / "cluster.py"
 RATE = 200e6
-
-
-def namespaces():
-    return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
-
-
-def allowed():
-    """Whether this machine lets tests make network namespaces."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        return False
-    name = f"gctest{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
-    if made:
-        subprocess.run(["ip", "netns", "delete", name], check=True)
-    return made
-
-
-pytestmark = pytest.mark.skipif(
-    not allowed(), reason="network namespaces need root, and ip and tc of iproute2"
-)
+pytestmark = needs_namespaces
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Runs a job on the machines of settings.sh: run.sh JOB VARIANT [ARGUMENT...]
+# ARGUMENTs are the training script's; jobs.sh has the jobs and variants. When one process fails, or
+# this script is interrupted, all end.
+set -euo pipefail
+set -m # each process below leads a group of its own, which is ended as a whole
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=common.sh
+source "$here/common.sh"
+
+GRACE=15 # seconds that a process has to end
+
+(($# >= 2)) || fail "usage: run.sh JOB VARIANT [ARGUMENT...]"
+# shellcheck source=jobs.sh
+source "$here/jobs.sh" "$1" "$2"
+count_servers
+((DMLC_NUM_WORKER <= ${#hosts[@]})) ||
+  fail "CLUSTER_HOSTS must name $DMLC_NUM_WORKER machines or more, got ${#hosts[@]}"
+read -ra remote_shell <<<"$CLUSTER_REMOTE_SHELL"
+
+logs=$CLUSTER_WORK/logs/$1-$2
+mkdir -p "$logs"
+mkfifo "$logs/ended" # gets the exit code of each process
+exec {ended}<>"$logs/ended"
+rm "$logs/ended"
+groups=()
+
+# The settings, as assignments that a shell understands.
+settings() {
+  local name value
+  for name in $(compgen -e | grep -E '^(BYTEPS|CLUSTER|DMLC|GLUON_GC|MXNET|NVIDIA|OMP|PS)_'); do
+    value=${!name}
+    printf '%s=%s ' "$name" "${value@Q}"
+  done
+}
+
+# Starts a process: NAME HOST COMMAND...
+start() {
+  local name=$1 host=$2 words=("${@:3}")
+  local command="cd ${CLUSTER_REPOSITORY@Q}/example/cluster && exec env $settings ${words[*]@Q}"
+  {
+    code=0
+    "${remote_shell[@]}" "$host" "$command" </dev/null 2>&1 | show "$name" || code=$?
+    ((code == 0)) || echo "run.sh: $name on $host ended with code $code: $(log "$name")" >&2
+    echo "$code" >&"$ended"
+  } &
+  groups+=($!)
+  disown
+}
+
+log() {
+  echo "$logs/${1// /-}.log"
+}
+
+# Keeps what a process prints in its log, and prints it with its NAME.
+show() {
+  trap '' INT TERM HUP # what it says when it ends counts too
+  sed -u 's/\r$//' | tee "$(log "$1")" | sed -u "s/^/[$1] /"
+}
+
+to_all() {
+  kill "-$1" -- "${groups[@]/#/-}" 2>/dev/null
+}
+
+stop() {
+  trap '' INT TERM HUP
+  to_all TERM || return 0
+  for ((tenth = 0; tenth < 10 * GRACE; tenth++)); do
+    sleep 0.1
+    to_all 0 || return 0
+  done
+  to_all KILL || true
+}
+
+trap stop EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+settings=$(settings)
+start scheduler "${hosts[0]}" ./scheduler.sh
+for ((server = 0; server < DMLC_NUM_SERVER; server++)); do
+  start "server $server" "${hosts[server % DMLC_NUM_WORKER]}" ./server.sh
+done
+for ((worker = 0; worker < DMLC_NUM_WORKER; worker++)); do
+  start "worker $worker" "${hosts[worker]}" "DMLC_WORKER_ID=$worker" ./worker.sh "$@"
+done
+for _ in "${groups[@]}"; do
+  read -ru "$ended" code
+  ((code == 0)) || exit "$code"
+done

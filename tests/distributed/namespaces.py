@@ -1,0 +1,27 @@
+"""Network namespaces for tests: whether they can be made, and which there are."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+
+def namespaces():
+    """The list of those that exist."""
+    return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+
+
+def _allowed():
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        return False
+    name = f"gctest{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+    return made
+
+
+needs_namespaces = pytest.mark.skipif(
+    not _allowed(), reason="network namespaces need root, and ip and tc of iproute2"
+)

@@ -1,0 +1,266 @@
+"""example/cluster: what its scripts start, and run.sh with namespaces in place of machines."""
+
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import train_cifar100
+import train_imagenet
+from common.log import read_log
+
+from gluon_gc import variables
+from tests import test_examples as published
+from tests.distributed.namespaces import namespaces, needs_namespaces
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "example" / "cluster"
+CLEAN = {name: text for name, text in os.environ.items() if not name.startswith("CLUSTER_")}
+for row in variables.TABLE:
+    CLEAN.pop(row.name, None)
+
+
+# What a script starts, with a stand-in for Python that notes its arguments and environment.
+
+
+@pytest.fixture
+def started(tmp_path):
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f'#!/bin/sh\nenv > {tmp_path}/env\nprintf "%s\\n" "$@" > {tmp_path}/words')
+    stand_in.chmod(0o755)
+
+    def run(*words, **environ):
+        script, *arguments = words
+        own = {"CLUSTER_PYTHON": str(stand_in), "CLUSTER_WORK": str(tmp_path / "work")}
+        subprocess.run(
+            [str(SCRIPTS / script), *arguments], env={**CLEAN, **own, **environ}, check=True
+        )
+        words = (tmp_path / "words").read_text().splitlines()
+        lines = (tmp_path / "env").read_text().splitlines()
+        return words, dict(line.split("=", 1) for line in lines if "=" in line)
+
+    return run
+
+
+JOBS = {
+    "cifar100": (train_cifar100, published.CIFAR100, "8"),
+    "resnet50": (train_imagenet, published.RESNET50, "8"),
+    "vgg16": (train_imagenet, published.VGG16, "4"),
+}
+VARIANTS = dict(
+    zip(("baseline", "onebit", "topk", "randomk", "dithering", "fp16"), published.COMPRESSED)
+)
+OURS = ("mode", "logging_file", "save_dir", "data_dir")  # spelling and places
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("job", JOBS)
+def test_a_worker_runs_what_the_guide_runs(started, job, variant):
+    script, command, machines = JOBS[job]
+    words, environ = started("worker.sh", job, variant, CLUSTER_DATA="~/data")
+    assert words[:2] == ["-m", "bpslaunch"]
+    assert Path(words[3]).resolve() == Path(script.__file__)
+    if VARIANTS[variant].startswith("--compressor"):
+        command = command.replace("0.2", "0.1")  # as the guide has the rates of ResNet-50
+        assert environ["BYTEPS_THREADPOOL_SIZE"] == "16"
+    found = vars(script.parse_arguments(words[4:]))
+    expected = vars(script.parse_arguments(shlex.split(f"{command} {VARIANTS[variant]}")))
+    assert {k: v for k, v in found.items() if k not in OURS} == {
+        k: v for k, v in expected.items() if k not in OURS
+    }
+    assert environ["DMLC_ROLE"] == "worker"
+    assert environ["DMLC_NUM_WORKER"] == machines
+    assert int(environ["DMLC_NUM_SERVER"]) == 2 * int(machines)
+
+
+def test_arguments_of_the_command_line_come_last(started):
+    words, _ = started("worker.sh", "cifar100", "topk", "--k", "0.01", "--save-dir", "a b")
+    assert words[-4:] == ["--k", "0.01", "--save-dir", "a b"]
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_the_environment_wins_over_the_settings(started, role):
+    guide = {
+        "DMLC_NUM_WORKER": "3",
+        "DMLC_NUM_SERVER": "7",
+        "DMLC_ROLE": role,
+        "DMLC_PS_ROOT_URI": "10.0.0.9",
+        "DMLC_PS_ROOT_PORT": "4321",
+        "OMP_NUM_THREADS": "2",
+        "NVIDIA_VISIBLE_DEVICES": "",
+    }
+    words, environ = started(f"{role}.sh", **guide)
+    assert words == ["-m", "bpslaunch"]
+    assert {name: environ[name] for name in guide} == guide
+    assert environ["BYTEPS_MIN_COMPRESS_BYTES"] == "1024000"
+
+
+@pytest.mark.parametrize(
+    "words, environ, message",
+    [
+        ("run.sh cifar100", {}, "usage: run.sh JOB VARIANT [ARGUMENT...]"),
+        ("run.sh mnist onebit", {}, "JOB must be cifar100, resnet50 or vgg16, got 'mnist'"),
+        ("worker.sh vgg16 two", {}, "VARIANT must be baseline, onebit, topk, randomk, dithering"),
+        (
+            "run.sh cifar100 onebit",
+            {"CLUSTER_HOSTS": "a b"},
+            "CLUSTER_HOSTS must name 8 machines or more, got 2",
+        ),
+        ("run.sh vgg16 onebit", {"CLUSTER_HOSTS": " "}, "CLUSTER_HOSTS must name machines, got"),
+        (
+            "server.sh",
+            {"DMLC_NUM_WORKER": "two"},
+            "DMLC_NUM_WORKER must be a positive whole number, got 'two'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(words, environ, message):
+    script, *arguments = words.split()
+    done = subprocess.run(
+        [str(SCRIPTS / script), *arguments],
+        env={**CLEAN, **environ},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"{script}: {message}") and done.stderr.count("\n") == 1
+
+
+# run.sh, on two namespaces.
+
+
+def _network():
+    spec = importlib.util.spec_from_file_location("_network", ROOT / "benchmark" / "network.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Network
+
+
+class Cluster:
+    """Two machines, and run.sh on a third."""
+
+    def __init__(self, network, folder, data):
+        self.work = folder / "work"
+        self.started = []
+        self._network = network
+        shell = folder / "remote_shell"
+        cases = [
+            f'{address}) exec {shlex.join(network.command(host, ["sh", "-c"]))} "$2" ;;'
+            for host, address in enumerate(network.addresses)
+        ]
+        shell.write_text("#!/bin/sh\ncase $1 in\n" + "\n".join(cases) + "\nesac")
+        shell.chmod(0o755)
+        self._environ = {
+            "CLUSTER_HOSTS": " ".join(network.addresses),
+            "CLUSTER_SERVERS": "1",
+            "CLUSTER_REMOTE_SHELL": str(shell),
+            "CLUSTER_REPOSITORY": str(ROOT),
+            "CLUSTER_PYTHON": sys.executable,
+            "CLUSTER_DATA": str(data),
+            "CLUSTER_WORK": str(self.work),
+            "CLUSTER_GPUS": "0",
+            "DMLC_NUM_WORKER": "2",
+            "DMLC_INTERFACE": network.interface,
+            "NVIDIA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "BYTEPS_THREADPOOL_SIZE": "2",
+            "BYTEPS_MIN_COMPRESS_BYTES": "0",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def run(self, arguments):
+        """Start run.sh on CIFAR-100."""
+        small = "--model cifar_resnet20_v1 --batch-size 16 -j 0"
+        command = [str(SCRIPTS / "run.sh"), "cifar100", "onebit", *f"{small} {arguments}".split()]
+        process = subprocess.Popen(
+            command,
+            env={**CLEAN, **self._environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        self.started.append(process)
+        return process
+
+    def processes(self, host):
+        """Those that run on a machine: their numbers, and their commands."""
+        name = self._network._namespace(host)
+        done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+        commands = {}
+        for pid in map(int, done.stdout.split()):
+            try:
+                commands[pid] = Path(f"/proc/{pid}/cmdline").read_text()
+            except OSError:  # it has ended meanwhile
+                pass
+        return commands
+
+
+@pytest.fixture
+def cluster(tmp_path, data):
+    before = namespaces()
+    with _network()(hosts=2, rate=1e9) as network:
+        cluster = Cluster(network, tmp_path, data)
+        yield cluster
+        left = [cluster.processes(host) for host in (0, 1)]
+        for pid in [pid for commands in left for pid in commands]:
+            os.kill(pid, signal.SIGKILL)
+        for process in cluster.started:
+            process.kill()
+            process.communicate()
+    assert left == [{}, {}]
+    assert namespaces() == before
+
+
+@needs_namespaces
+def test_a_job_trains_on_two_machines(cluster):
+    out, err = cluster.run("--num-epochs 2").communicate(timeout=100)
+    assert err == ""
+    pattern = r"^\[worker (\d)\] rank \1 of 2: checksum of the parameters (\w+)$"
+    sums = dict(re.findall(pattern, out, re.M))
+    assert set(sums) == {"0", "1"} and sums["0"] == sums["1"]
+    logs = cluster.work / "logs" / "cifar100-onebit"
+    roles = ("scheduler", "server-0", "server-1", "worker-0", "worker-1")
+    assert {path.name for path in logs.iterdir()} == {f"{role}.log" for role in roles}
+    for worker, checksum in sums.items():
+        assert checksum in (logs / f"worker-{worker}.log").read_text()
+    records = read_log(str(cluster.work / "cifar100-onebit.jsonl"))
+    assert [record["epoch"] for record in records] == [1, 2]
+    assert all(np.isfinite(record["step_loss"]).all() for record in records)
+    saved = {path.name for path in (cluster.work / "params" / "cifar100-onebit").iterdir()}
+    endings = ("params", "states.0", "states.1")
+    assert saved == {f"cifar100-cifar_resnet20_v1-2.{ending}" for ending in endings}
+
+
+def _train_an_epoch(cluster):
+    """run.sh, once an epoch of a long run is done."""
+    run = cluster.run("--num-epochs 1000")
+    for line in run.stdout:
+        if "epoch 1 of 1000" in line:
+            return run
+    raise AssertionError(run.communicate()[1])
+
+
+@needs_namespaces
+def test_a_worker_that_dies_ends_the_job_with_its_code(cluster):
+    run = _train_an_epoch(cluster)
+    (worker,) = [p for p, words in cluster.processes(1).items() if "train_cifar100.py" in words]
+    os.kill(worker, signal.SIGKILL)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 137
+    assert re.search(r"run.sh: worker 1 on \S+ ended with code 137: \S+/worker-1.log\n", err)
+
+
+@needs_namespaces
+def test_an_interrupt_ends_the_job(cluster):
+    run = _train_an_epoch(cluster)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
