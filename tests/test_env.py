@@ -158,6 +158,18 @@ def test_a_server_without_its_role_in_the_environment_exports_the_role_it_was_gi
     assert environ["DMLC_ROLE"] == "server"
 
 
+def test_the_steps_of_a_trace_include_the_last(environ):
+    environ.update(BYTEPS_TRACE_START_STEP="3", BYTEPS_TRACE_END_STEP="5")
+    assert list(env.traced_steps()) == [3, 4, 5]
+
+
+def test_a_trace_that_ends_before_it_begins_is_refused(environ):
+    environ["BYTEPS_TRACE_END_STEP"] = "9"
+    message = r"^BYTEPS_TRACE_END_STEP must be >= BYTEPS_TRACE_START_STEP \(10\), got 9$"
+    with pytest.raises(env.ConfigurationError, match=message):
+        env.traced_steps()
+
+
 @pytest.mark.parametrize("threads, copies", [("3", "8"), ("12", "12"), ("0", "8")])
 def test_the_engine_gets_the_threads_of_the_pool_and_room_for_exchanges(environ, threads, copies):
     environ["BYTEPS_THREADPOOL_SIZE"] = threads

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_gc import variables
+from gluon_gc import launcher, variables
 from gluon_gc.prefixed_output import LineSplitter, PrefixedOutput
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,6 +208,23 @@ def test_the_number_of_workers_may_come_from_the_local_size(launch):
     assert (code, sorted(out.splitlines())) == (0, ["[worker 2] here", "[worker 3] here"])
 
 
+def test_workers_are_spread_over_the_numa_nodes(monkeypatch, tmp_path):
+    nodes = tmp_path / "nodes"
+    for node in (0, 1):
+        (nodes / f"node{node}").mkdir(parents=True)
+    numactl = tmp_path / "numactl"
+    numactl.touch(mode=0o755)
+    monkeypatch.setattr(launcher, "_NODES", nodes)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name, text in worker(NVIDIA_VISIBLE_DEVICES="0,1,2,3", BYTEPS_NUMA_ON="1").items():
+        monkeypatch.setenv(name, text)
+    bound = [task.command[:-2] for task in launcher.worker_tasks(["env", "x"])]
+    options = [["numactl", f"--cpunodebind={node}", "--localalloc"] for node in (0, 0, 1, 1)]
+    assert bound == options
+    monkeypatch.setenv("BYTEPS_NUMA_ON", "0")
+    assert [task.command for task in launcher.worker_tasks(["env", "x"])] == [["env", "x"]] * 4
+
+
 def test_redirections_among_the_words_work_as_under_byteps(launch, tmp_path):
     words = [*PYTHON, "import sys; print(sys.argv)", "a b", "$HOME", "2>&1", ">>log"]
     assert finish(launch(*words, **worker()))[:2] == (0, "")
@@ -234,6 +251,13 @@ def test_a_local_cluster_runs_every_role_and_prefixes_their_output(launch, stand
         "[worker 0] worker 5",
         "[worker 1] worker 5",
     ]
+
+
+def test_local_workers_do_not_share_a_directory_for_traces(launch, stand_in):
+    source = f"{DONE}; print(os.environ['BYTEPS_TRACE_DIR'])"
+    code, out, _ = finish(launch(*local(2, 1, source), BYTEPS_TRACE_ON="1", BYTEPS_TRACE_DIR="t"))
+    assert code == 0
+    assert {"[worker 0] t/worker0", "[worker 1] t/worker1"} <= set(out.splitlines())
 
 
 def test_workers_may_go_on_after_the_services_have_left(launch, stand_in):

@@ -8,7 +8,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=common.sh
 source "$here/common.sh"
 
-GRACE=15 # seconds that a process has to end
+GRACE=5 # seconds that a process has to end, before it is told so more firmly
 
 (($# >= 2)) || fail "usage: run.sh JOB VARIANT [ARGUMENT...]"
 # shellcheck source=jobs.sh
@@ -20,7 +20,7 @@ read -ra remote_shell <<<"$CLUSTER_REMOTE_SHELL"
 
 logs=$CLUSTER_WORK/logs/$1-$2
 mkdir -p "$logs"
-mkfifo "$logs/ended" # gets the exit code of each process
+mkfifo "$logs/ended" # gets a line when a process ends: its exit code, host and name
 exec {ended}<>"$logs/ended"
 rm "$logs/ended"
 groups=()
@@ -41,8 +41,7 @@ start() {
   {
     code=0
     "${remote_shell[@]}" "$host" "$command" </dev/null 2>&1 | show "$name" || code=$?
-    ((code == 0)) || echo "run.sh: $name on $host ended with code $code: $(log "$name")" >&2
-    echo "$code" >&"$ended"
+    echo "$code" "$host" "$name" >&"$ended"
   } &
   groups+=($!)
   disown
@@ -64,12 +63,13 @@ to_all() {
 
 stop() {
   trap '' INT TERM HUP
-  to_all TERM || return 0
-  for ((tenth = 0; tenth < 10 * GRACE; tenth++)); do
-    sleep 0.1
-    to_all 0 || return 0
+  for signal in INT TERM KILL; do # pssh ends what it started at the first only
+    to_all "$signal" || return 0
+    for ((tenth = 0; tenth < 10 * GRACE; tenth++)); do
+      to_all 0 || return 0
+      sleep 0.1
+    done
   done
-  to_all KILL || true
 }
 
 trap stop EXIT
@@ -86,6 +86,9 @@ for ((worker = 0; worker < DMLC_NUM_WORKER; worker++)); do
   start "worker $worker" "${hosts[worker]}" "DMLC_WORKER_ID=$worker" ./worker.sh "$@"
 done
 for _ in "${groups[@]}"; do
-  read -ru "$ended" code
-  ((code == 0)) || exit "$code"
+  read -ru "$ended" code host name
+  if ((code != 0)); then
+    echo "run.sh: $name on $host ended with code $code: $(log "$name")" >&2
+    exit "$code"
+  fi
 done
