@@ -17,14 +17,16 @@ read -rd '' -a hosts <<<"$CLUSTER_HOSTS" || true
 [[ ${hosts[*]} ]] || fail "CLUSTER_HOSTS must name machines, got '$CLUSTER_HOSTS'"
 export CLUSTER_HOSTS="${hosts[*]}" DMLC_PS_ROOT_URI="${DMLC_PS_ROOT_URI:-${hosts[0]}}"
 
+positive() {
+  [[ ${!1} =~ ^[1-9][0-9]*$ ]] || fail "$1 must be a positive whole number, got '${!1}'"
+}
+
 # Sets how many servers there are, once it is known how many workers.
 count_servers() {
-  local name
-  for name in DMLC_NUM_WORKER CLUSTER_SERVERS; do
-    [[ ${!name} =~ ^[1-9][0-9]*$ ]] ||
-      fail "$name must be a positive whole number, got '${!name}'"
-  done
+  positive DMLC_NUM_WORKER
+  positive CLUSTER_SERVERS
   export DMLC_NUM_SERVER="${DMLC_NUM_SERVER:-$((DMLC_NUM_WORKER * CLUSTER_SERVERS))}"
+  positive DMLC_NUM_SERVER
 }
 
 # Becomes this machine's part of the cluster: a ROLE, and for a worker a COMMAND.
