@@ -10,6 +10,7 @@ import ctypes
 import json
 import sys
 import traceback
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -23,6 +24,7 @@ from .kvstore import archive, handshake, messages
 from .kvstore.aggregator import Aggregator
 from .kvstore.watch import SCHEDULER_ID, Watch, die, is_dead
 from .log import logger
+from .trace import Trace
 
 _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -45,6 +47,8 @@ class Server:
         self._greeting: Optional[NDArray] = None  # what workers pull messages from
         self._archive = b""
         self._serving = False
+        self._trace: Optional[Trace] = None
+        self._updates: Counter = Counter()  # of each key of payloads, to know which step it is
 
     def control(self, command: int, body: bytes, _: object) -> None:
         """Take a request in JSON; anything else, such as a pickled optimizer, is refused."""
@@ -76,6 +80,8 @@ class Server:
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
+            if env.get("BYTEPS_TRACE_ON"):
+                self._trace = Trace(f"server{self._kv.rank}")
 
     def _add(self, chunk: Dict[str, Any]) -> Tuple[int, Optional[int]]:
         """Expect a chunk; how its payloads lie in rows."""
@@ -104,6 +110,10 @@ class Server:
             if received.stype == "default":
                 received.copyto(stored)
                 return
+            if self._trace is not None and (key in self._chunks or key in self._gathered):
+                self._updates[key] += 1
+                if self._updates[key] > self._trace.step:
+                    self._trace.next_step()
             if key in self._gathered:
                 operators.keep_rows(received, stored).wait_to_read()
                 return

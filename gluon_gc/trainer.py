@@ -103,7 +103,7 @@ class DistributedTrainer(Trainer):
         self._skipped = False  # whether the last step's were not
         self._broadcast_parameters()
         traced = env.get("BYTEPS_TRACE_ON") and self._number == 0
-        self._trace = Trace(self._store.local_rank) if traced else None
+        self._trace = Trace(str(self._store.local_rank)) if traced else None
 
     # Parameters
 

@@ -117,10 +117,20 @@ TABLE = (
     ),
     Variable("BYTEPS_NUMA_ON", False, "flag", "1: bpslaunch binds workers to NUMA nodes (numactl)"),
     Variable("BYTEPS_LOG_LEVEL", "WARNING", "level", "the least severe message that is logged"),
-    Variable("BYTEPS_TRACE_ON", False, "flag", "1: workers write a Chrome trace of some steps"),
+    Variable(
+        "BYTEPS_TRACE_ON",
+        False,
+        "flag",
+        "1: workers and servers write a Chrome trace of some steps",
+    ),
     Variable("BYTEPS_TRACE_START_STEP", 10, "positive", "the first step of the trace, from 1"),
     Variable("BYTEPS_TRACE_END_STEP", 20, "positive", "the last step of the trace"),
-    Variable("BYTEPS_TRACE_DIR", "./trace", "text", "where it goes: DIR/LOCAL_RANK/comm.json"),
+    Variable(
+        "BYTEPS_TRACE_DIR",
+        "./trace",
+        "text",
+        "where it goes: DIR/LOCAL_RANK/comm.json, DIR/serverN/comm.json",
+    ),
     Variable(
         "OMP_NUM_THREADS",
         None,

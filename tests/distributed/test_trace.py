@@ -1,4 +1,4 @@
-"""BYTEPS_TRACE_ON: a Chrome trace of some steps of each worker."""
+"""BYTEPS_TRACE_ON: a Chrome trace of some steps of each worker and server."""
 
 import json
 import os
@@ -17,7 +17,7 @@ LAST = 3  # steps that are trained
 
 
 def traced(folder, **variables_):
-    """Two workers under bpslaunch --local; the names of each one's events, and how often."""
+    """Two workers and a server under bpslaunch --local: the names of each one's events, counted."""
     arguments = {
         "shapes": SHAPES,
         "steps": LAST,
@@ -35,7 +35,8 @@ def traced(folder, **variables_):
         timeout=TIMEOUT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [_names(folder / f"worker{rank}" / "0" / "comm.json") for rank in (0, 1)]
+    folders = ("worker0/0", "worker1/0", "server0")
+    return [_names(folder / name / "comm.json") for name in folders]
 
 
 def _names(path):
@@ -49,9 +50,14 @@ def _names(path):
     ids=["from the first step", "to the last step", "beyond the last step"],
 )
 def test_a_trace_has_the_operators_of_its_steps_and_of_no_others(tmp_path, first, last, steps):
-    begin, end = str(first), str(last)
-    for names in traced(tmp_path, BYTEPS_TRACE_START_STEP=begin, BYTEPS_TRACE_END_STEP=end):
-        assert {name for name in names if name.startswith("step")} == {f"step {n}" for n in steps}
+    *workers, server = traced(
+        tmp_path, BYTEPS_TRACE_START_STEP=str(first), BYTEPS_TRACE_END_STEP=str(last)
+    )
+    spans = {f"step {step}" for step in steps}
+    for names in workers:
+        assert {name for name in names if name.startswith("step ")} == spans
         for operator in ("compress", "decompress"):
             assert names[f"gluon_gc_onebit_{operator}"] == len(steps) * len(SHAPES)
         assert names["KVStoreDistRowSparsePush"] > 0 and names["KVStoreDistRowSparsePull"] > 0
+    assert server["gluon_gc_onebit_aggregate"] == len(steps) * len(SHAPES)
+    assert {name for name in server if name.startswith("step ")} <= spans
