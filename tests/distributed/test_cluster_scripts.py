@@ -205,7 +205,6 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path, data):
-    before = namespaces()
     with _network()(hosts=2, rate=1e9) as network:
         cluster = Cluster(network, tmp_path, data)
         yield cluster
@@ -216,7 +215,7 @@ def cluster(tmp_path, data):
             process.kill()
             process.communicate()
     assert left == [{}, {}]
-    assert namespaces() == before
+    assert network._name not in namespaces()
 
 
 @needs_namespaces
