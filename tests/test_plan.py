@@ -59,6 +59,14 @@ def test_small_uncompressed_tensors_are_fused_into_one_message():
     assert [len(chunk.slices) for chunk in chunks] == [50]
 
 
+def test_large_uncompressed_tensors_travel_by_themselves():
+    sizes = [10, 100_000, 20, 30_000, 30]
+    tensors = [Tensor(f"t{i}", size, "float32", PLAIN) for i, size in enumerate(sizes)]
+    chunks = cut(tensors, 4096000, 0)
+    travelling = [[piece.tensor for piece in chunk.slices] for chunk in chunks]
+    assert travelling == [["t0", "t2", "t4"], ["t1"], ["t3"]]
+
+
 def test_tensors_below_the_minimum_and_integers_are_not_compressed():
     small, large, whole = cut(
         [

@@ -29,7 +29,6 @@ from .rows import Rows
 from .watch import SCHEDULER_ID, Watch, die_of, is_dead
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
-_BUNDLE_BYTES = 64 * 1024  # small payloads travel together up to this
 _LANES = 4  # messages under way to a server: what waits for an answer is not behind all others
 
 
@@ -122,7 +121,7 @@ class GluonGCParameterServer(CompressingKVStore):
     # Set-up: every worker comes here with the same chunks
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
-        bundles = plan.bundled(chunks, _BUNDLE_BYTES)
+        bundles = plan.bundled(chunks, plan.SMALL_BYTES)
         loads = [sum(chunk.message_bytes for chunk in bundle) for bundle in bundles]
         # Messages that count in one array are exchanged one after the other.
         counters = [
