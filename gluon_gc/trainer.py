@@ -87,6 +87,7 @@ class DistributedTrainer(Trainer):
                 f"root_rank must be in [0, {self._store.num_workers}), got {root_rank}"
             )
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        self._last_first = self._in_order_of_backward(params)
         self._overrides = {
             i: parse(param.compression_params, dict(momentum=self._compression.mu))
             for i, param in enumerate(self._params)
@@ -103,6 +104,17 @@ class DistributedTrainer(Trainer):
         self._broadcast_parameters()
 
     # Parameters
+
+    def _in_order_of_backward(
+        self, params: Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
+    ) -> List[int]:
+        """The indices of the parameters, which gluon.Trainer sorts by name, the last layer's first.
+
+        What is exchanged first must be there first: what follows stands in line behind it.
+        """
+        given = list(params.values() if hasattr(params, "values") else params)
+        place = {id(param): number for number, param in enumerate(given)}
+        return sorted(range(len(given)), key=lambda i: -place[id(self._params[i])])
 
     def _broadcast_parameters(self) -> None:
         """Give all workers root_rank's parameters; deferred ones once they are initialized."""
@@ -250,7 +262,7 @@ class DistributedTrainer(Trainer):
 
     def _declare_all(self) -> List[int]:
         """The indices of the parameters that have gradients, all of them known to the store."""
-        indices = [i for i, param in enumerate(self._params) if param.grad_req != "null"]
+        indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
         new = [i for i in indices if i not in self._declared]
         tensors = []
         for i in new:

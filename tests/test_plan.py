@@ -37,6 +37,14 @@ def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(
         assert sorted(covered[tensor.name]) == list(zip(ends, ends[1:])) and ends[-1] == tensor.size
 
 
+@pytest.mark.parametrize(
+    "size, sizes", [(1000, [1000]), (1001, [501, 500]), (2999, [1000, 1000, 999])]
+)
+def test_a_tensor_is_cut_evenly(size, sizes):
+    chunks = cut([Tensor("t", size, "float32", ONEBIT)], 4000, 0)
+    assert [chunk.size for chunk in chunks] == sizes
+
+
 GATHERED = CompressionParams(registry["onebit"](), exchange="gather")
 
 

@@ -81,6 +81,22 @@ def test_parameters_may_come_in_every_form_of_gluon_and_dicts_are_not_changed(fo
     assert compression_params == NESTEROV
 
 
+@pytest.mark.parametrize("form", [as_list, as_dict, as_parameter_dict])
+def test_the_last_layers_gradients_are_exchanged_first(form, monkeypatch):
+    params = [Parameter(name, shape=(2, size)) for name, size in [("c", 1), ("a", 2), ("b", 3)]]
+    for param in params:
+        param.initialize(mx.init.Constant(1.0))
+    trainer = bps.DistributedTrainer(
+        form(params), "sgd", {"learning_rate": 1}, compression_params=ONEBIT, kvstore="local"
+    )
+    exchanged = []
+    monkeypatch.setattr(
+        trainer._store, "_exchange", lambda chunks, *_: exchanged.extend(c.size for c in chunks)
+    )
+    trainer.allreduce_grads()
+    assert exchanged == [6, 4, 2]
+
+
 @pytest.mark.parametrize(
     "optimizer_params",
     [
