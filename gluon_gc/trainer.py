@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import numbers
 import pickle
+import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import mxnet as mx
@@ -19,6 +20,7 @@ from .compression import CompressionParams, parse
 from .kvstore.base import STATS, CompressingKVStore
 from .kvstore.plan import Tensor, travels_compressed
 from .momentum import Momentum
+from .optimizer import DistributedOptimizer
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
@@ -72,6 +74,10 @@ class DistributedTrainer(Trainer):
         if on_nonfinite not in ON_NONFINITE:
             raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {on_nonfinite!r}")
         self._on_nonfinite = on_nonfinite
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer = optimizer._optimizer
+            warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
+            warnings.warn(warning, stacklevel=2)
         optimizer_params = dict(optimizer_params or {})
         self._compression = parse(compression_params, optimizer_params)
         self._momentum: Optional[Momentum] = None

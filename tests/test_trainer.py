@@ -259,6 +259,20 @@ def test_two_trainers_may_share_parameters_that_are_not_initialized_yet():
     assert net(mx.nd.ones((2, 4))).shape == (2, 3)
 
 
+def test_a_distributed_optimizer_is_unwrapped_since_the_trainer_averages_already():
+    param = Parameter("p", shape=(3,))
+    param.initialize(mx.init.Zero())
+    optimizer = mx.optimizer.SGD(learning_rate=1.0)
+    with pytest.warns(UserWarning, match="unwrapped DistributedOptimizer"):
+        trainer = bps.DistributedTrainer(
+            [param], bps.DistributedOptimizer(optimizer), kvstore="local"
+        )
+    assert trainer.optimizer is optimizer
+    backward([param], [np.ones(3, np.float32)])
+    trainer.step(2)
+    np.testing.assert_array_equal(param.data().asnumpy(), -0.5)
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(
         ValueError, match="kvstore must be 'local', 'dist_sync' or 'horovod', got 'nccl'"
