@@ -11,22 +11,19 @@ bytes that were counted on it.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 import re
 import signal
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from methods import Method, methods
-from network import Network
+from network import Network, bits
+from processes import HERE, MXNET_ROLE, ROLE, Processes, read_line
+from table import print_row, write_csv
 
-HERE = Path(__file__).resolve().parent
-PORT = 9000
 WARM_UP = 2
 TIMEOUT = 600  # seconds that a method may take
 BASELINES = ("MXNet fp32", "Horovod fp16")
@@ -53,90 +50,6 @@ def model_shapes(name: str) -> List[Tuple[int, ...]]:
     return [p.shape for p in net.collect_params().values() if p.grad_req != "null"]
 
 
-class Processes:
-    """The processes of one run, which end with it."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._started: List[subprocess.Popen] = []
-
-    def start(self, host: int, words: Sequence[str], **variables: object) -> subprocess.Popen:
-        """Start a Python program on a host."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "HOROVOD_"))}
-        threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
-        process = subprocess.Popen(
-            self._network.command(host, [sys.executable, *words]),
-            env={**kept, **threads, **{name: str(value) for name, value in variables.items()}},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._started.append(process)
-        return process
-
-    def stop(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def start_workers(
-    method: Method, workers: int, servers: int, network: Network, processes: Processes, spec: dict
-) -> List[subprocess.Popen]:
-    """Start all that a method needs; returns the workers."""
-
-    def worker(rank: int, **variables: object) -> subprocess.Popen:
-        words = [str(HERE / "exchange.py"), json.dumps({**spec, "rank": rank})]
-        return processes.start(rank, words, **variables)
-
-    if method.backend == "horovod":
-        hosts = ",".join(f"{address}:1" for address in network.addresses[:workers])
-        rendezvous = processes.start(-1, [str(HERE / "rendezvous.py"), hosts])
-        common = {
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_IFACE": network.interface,
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": network.hub,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": int(rendezvous.stdout.readline()),
-            "HOROVOD_SIZE": workers,
-            "HOROVOD_LOCAL_RANK": 0,
-            "HOROVOD_LOCAL_SIZE": 1,
-            "HOROVOD_CROSS_SIZE": workers,
-        }
-        return [
-            worker(
-                rank,
-                **common,
-                HOROVOD_HOSTNAME=network.addresses[rank],
-                HOROVOD_RANK=rank,
-                HOROVOD_CROSS_RANK=rank,
-            )
-            for rank in range(workers)
-        ]
-    cluster = {
-        "DMLC_PS_ROOT_URI": network.hub,
-        "DMLC_PS_ROOT_PORT": PORT,
-        "DMLC_NUM_WORKER": workers,
-        "DMLC_NUM_SERVER": servers,
-    }
-    role = ["-c", "import mxnet"] if method.engine == "mxnet" else ["-m", "bpslaunch"]
-    for host, name in [(-1, "scheduler"), *((workers + i, "server") for i in range(servers))]:
-        processes.start(host, role, **cluster, DMLC_ROLE=name)
-    return [
-        worker(rank, **cluster, DMLC_ROLE="worker", DMLC_WORKER_ID=rank) for rank in range(workers)
-    ]
-
-
-def _line(process: subprocess.Popen, begin: str) -> str:
-    """What follows `begin` on the line that a process prints next with it."""
-    for line in process.stdout:
-        if line.startswith(begin):
-            return line[len(begin) :]
-    raise RuntimeError(f"a worker ended before it said {begin!r}")
-
-
 def run(
     method: Method, shapes: Sequence[Sequence[int]], rate: float, arguments: argparse.Namespace
 ) -> Result:
@@ -149,23 +62,20 @@ def run(
         "steps": steps,
         "warm_up": WARM_UP,
     }
-    with Network(workers + servers, rate) as network:
-        processes = Processes(network)
-        alarm = signal.signal(signal.SIGALRM, _too_long)
-        signal.alarm(TIMEOUT)
-        try:
-            started = start_workers(method, workers, servers, network, processes, spec)
-            counts = []
-            for word in ("begin", "end"):
-                _line(started[0], word)
-                counts.append(network.traffic())
-                started[0].stdin.write("\n")
-                started[0].stdin.flush()
-            seconds = [json.loads(_line(worker, "seconds ")) for worker in started]
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, alarm)
-            processes.stop()
+
+    def words(rank: int) -> List[str]:
+        return [str(HERE / "exchange.py"), json.dumps({**spec, "rank": rank})]
+
+    role = MXNET_ROLE if method.engine == "mxnet" else ROLE
+    with Network(workers + servers, rate) as network, Processes(network, TIMEOUT) as processes:
+        started = processes.start_workers(method.backend, workers, servers, words, role)
+        counts = []
+        for word in ("begin", "end"):
+            read_line(started[0], word)
+            counts.append(network.traffic())
+            started[0].stdin.write("\n")
+            started[0].stdin.flush()
+        seconds = [json.loads(read_line(worker, "seconds ")) for worker in started]
     before, after = counts
     moved = {host: [(b - a) / steps for a, b in zip(before[host], after[host])] for host in before}
     return Result(
@@ -175,10 +85,6 @@ def run(
         sum(moved[0]),
         8 * max(max(both) for both in moved.values()) / rate,
     )
-
-
-def _too_long(*_: object) -> None:
-    raise TimeoutError(f"it took more than {TIMEOUT} s")
 
 
 def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
@@ -196,11 +102,6 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
             slow = seconds.get((baseline, r.rate))
             row[f"x {baseline}"] = round(slow / r.seconds, 1) if slow else ""
         yield row
-
-
-def _rate(text: str) -> float:
-    units = {"K": 1e3, "M": 1e6, "G": 1e9}
-    return float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -222,7 +123,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = [method for method in methods() if re.search(arguments.only, method.name)]
     results: List[Result] = []
-    for rate in map(_rate, arguments.rates.split(",")):
+    for rate in map(bits, arguments.rates.split(",")):
         for method in chosen:
             print(f"{method.name} at {rate / 1e6:g} Mbit/s ...", file=sys.stderr, flush=True)
             try:
@@ -231,17 +132,12 @@ def main() -> None:
                 print(f"{method.name}: {error}", file=sys.stderr)
                 continue
             *_, row = rows(results)
-            if len(results) == 1:
-                print("|", " | ".join(row), "|\n" + "|---" * len(row) + "|")
-            print("|", " | ".join(str(value) for value in row.values()), "|", flush=True)
+            print_row(row, first=len(results) == 1)
     table = list(rows(results))
     if not table:
         sys.exit("nothing was measured")
     if arguments.csv:
-        with open(arguments.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, table[0])
-            writer.writeheader()
-            writer.writerows(table)
+        write_csv(table, arguments.csv)
     if arguments.plot:
         from plot import draw
 

@@ -25,7 +25,8 @@ class MXNetServer:
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
         self._kv = mx.kv.create("dist_sync")
-        if "2bit" in options:
+        self._compressed = "2bit" in options
+        if self._compressed:
             self._kv.set_gradient_compression({"type": "2bit", "threshold": options["2bit"]})
         self._dtype = options.get("dtype", "float32")
         self.gradients = [mx.nd.zeros(shape) for shape in shapes]
@@ -35,7 +36,11 @@ class MXNetServer:
     def step(self) -> None:
         for key, gradient in enumerate(self.gradients):
             array = gradient.astype(self._dtype, copy=False)
-            self._kv.pushpull(key, array, out=array, priority=-key)
+            if self._compressed:  # by MXNet, which pushpull does not do
+                self._kv.push(key, array, priority=-key)
+                self._kv.pull(key, out=array, priority=-key)
+            else:
+                self._kv.pushpull(key, array, out=array, priority=-key)
             if array is not gradient:
                 array.astype("float32").copyto(gradient)
 

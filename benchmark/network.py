@@ -13,6 +13,12 @@ _BURST_SECONDS = 0.001  # what it sends at once
 _LEAST_BURST = 32 * 1024
 
 
+def bits(rate: str) -> float:
+    """Bits a second of a rate such as "100M" or "1G"."""
+    units = {"K": 1e3, "M": 1e6, "G": 1e9}
+    return float(rate[:-1]) * units[rate[-1]] if rate[-1:] in units else float(rate)
+
+
 class Traffic(NamedTuple):
     """Bytes over a host's link since it was made, with all headers but Ethernet's preamble."""
 

@@ -70,6 +70,11 @@ class Momentum:
             name = (index, context)
             if x._fresh_grad and (wd or name in self._state):
                 w = self._of(name, x)
+                if self._nesterov and rescale == 1.0 and _dense_float32(x, gradient):
+                    # SGD's operator does it all: w is its momentum, x what it takes for a gradient.
+                    rate = -self._mu * wd
+                    mx.nd.sgd_mom_update(gradient, x, w, lr=rate, momentum=self._mu, out=gradient)
+                    continue
                 before = w / rescale
                 w += wd * x.astype(w.dtype, copy=False)
                 w *= self._mu
@@ -87,3 +92,7 @@ class Momentum:
     def load_state(self, state: Mapping[Any, np.ndarray]) -> None:
         """Go on from what `state` returned."""
         self._state = {name: mx.nd.array(a, dtype=a.dtype) for name, a in state.items()}
+
+
+def _dense_float32(*arrays: NDArray) -> bool:
+    return all(array.stype == "default" and array.dtype == np.float32 for array in arrays)

@@ -15,13 +15,13 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-_LIBRARY = Path(__file__).with_name("libgluon_gc.so")
+LIBRARY = Path(__file__).with_name("libgluon_gc.so")
 
 
 def _load() -> None:
-    if not _LIBRARY.exists():
-        raise ImportError(f"{_LIBRARY} does not exist: build the package with `pip install .`")
-    mx.library.load(str(_LIBRARY), verbose=False)
+    if not LIBRARY.exists():
+        raise ImportError(f"{LIBRARY} does not exist: build the package with `pip install .`")
+    mx.library.load(str(LIBRARY), verbose=False)
 
 
 _load()

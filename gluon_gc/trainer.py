@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import numbers
 import pickle
+import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import mxnet as mx
@@ -19,6 +20,7 @@ from .compression import CompressionParams, parse
 from .kvstore.base import STATS, CompressingKVStore
 from .kvstore.plan import Tensor, travels_compressed
 from .momentum import Momentum
+from .optimizer import DistributedOptimizer
 from .trace import Trace
 
 ON_NONFINITE = ("raise", "skip", "propagate")
@@ -73,6 +75,10 @@ class DistributedTrainer(Trainer):
         if on_nonfinite not in ON_NONFINITE:
             raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {on_nonfinite!r}")
         self._on_nonfinite = on_nonfinite
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer = optimizer._optimizer
+            warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
+            warnings.warn(warning, stacklevel=2)
         optimizer_params = dict(optimizer_params or {})
         self._compression = parse(compression_params, optimizer_params)
         self._momentum: Optional[Momentum] = None
@@ -88,6 +94,7 @@ class DistributedTrainer(Trainer):
                 f"root_rank must be in [0, {self._store.num_workers}), got {root_rank}"
             )
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        self._last_first = self._in_order_of_backward(params)
         self._overrides = {
             i: parse(param.compression_params, dict(momentum=self._compression.mu))
             for i, param in enumerate(self._params)
@@ -106,6 +113,17 @@ class DistributedTrainer(Trainer):
         self._trace = Trace(str(self._store.local_rank)) if traced else None
 
     # Parameters
+
+    def _in_order_of_backward(
+        self, params: Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
+    ) -> List[int]:
+        """The indices of the parameters, which gluon.Trainer sorts by name, the last layer's first.
+
+        What is exchanged first must be there first: what follows stands in line behind it.
+        """
+        given = list(params.values() if hasattr(params, "values") else params)
+        place = {id(param): number for number, param in enumerate(given)}
+        return sorted(range(len(given)), key=lambda i: -place[id(self._params[i])])
 
     def _broadcast_parameters(self) -> None:
         """Give all workers root_rank's parameters; deferred ones once they are initialized."""
@@ -257,7 +275,7 @@ class DistributedTrainer(Trainer):
 
     def _declare_all(self) -> List[int]:
         """The indices of the parameters that have gradients, all of them known to the store."""
-        indices = [i for i, param in enumerate(self._params) if param.grad_req != "null"]
+        indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
         new = [i for i in indices if i not in self._declared]
         tensors = []
         for i in new:

@@ -101,7 +101,7 @@ TABLE = (
     Variable("BYTEPS_FORCE_DISTRIBUTED", False, "flag", "1: even one worker uses a server"),
     Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "a list: bpslaunch starts a worker for each"),
     # What is sent, and by how many threads.
-    Variable("BYTEPS_PARTITION_BYTES", 4096000, "positive", "the most float data in one chunk"),
+    Variable("BYTEPS_PARTITION_BYTES", 2048000, "positive", "the most float data in one chunk"),
     Variable(
         "BYTEPS_MIN_COMPRESS_BYTES",
         0,

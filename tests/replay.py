@@ -169,5 +169,6 @@ STARTS: Dict[str, Callable[[Mapping[str, Any], int, int, int], State]] = {
 
 
 def chunks(n: int, elements: int) -> List[slice]:
-    """How a tensor of n elements is cut."""
-    return [slice(begin, min(begin + elements, n)) for begin in range(0, n, elements)]
+    """How a tensor of n elements is cut: evenly, into as few chunks of so many elements as do."""
+    size = -(-n // -(-n // elements))
+    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]

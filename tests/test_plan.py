@@ -37,6 +37,14 @@ def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(
         assert sorted(covered[tensor.name]) == list(zip(ends, ends[1:])) and ends[-1] == tensor.size
 
 
+@pytest.mark.parametrize(
+    "size, sizes", [(1000, [1000]), (1001, [501, 500]), (2999, [1000, 1000, 999])]
+)
+def test_a_tensor_is_cut_evenly(size, sizes):
+    chunks = cut([Tensor("t", size, "float32", ONEBIT)], 4000, 0)
+    assert [chunk.size for chunk in chunks] == sizes
+
+
 GATHERED = CompressionParams(registry["onebit"](), exchange="gather")
 
 
@@ -57,6 +65,14 @@ def test_bundles_hold_every_chunk_once_of_one_way_and_no_more_bytes_than_they_ma
 def test_small_uncompressed_tensors_are_fused_into_one_message():
     chunks = cut([Tensor(f"t{i}", 10, "float32", PLAIN) for i in range(50)], 4096000, 0)
     assert [len(chunk.slices) for chunk in chunks] == [50]
+
+
+def test_large_uncompressed_tensors_travel_by_themselves():
+    sizes = [10, 100_000, 20, 30_000, 30]
+    tensors = [Tensor(f"t{i}", size, "float32", PLAIN) for i, size in enumerate(sizes)]
+    chunks = cut(tensors, 4096000, 0)
+    travelling = [[piece.tensor for piece in chunk.slices] for chunk in chunks]
+    assert travelling == [["t0", "t2", "t4"], ["t1"], ["t3"]]
 
 
 def test_tensors_below_the_minimum_and_integers_are_not_compressed():

@@ -81,6 +81,22 @@ def test_parameters_may_come_in_every_form_of_gluon_and_dicts_are_not_changed(fo
     assert compression_params == NESTEROV
 
 
+@pytest.mark.parametrize("form", [as_list, as_dict, as_parameter_dict])
+def test_the_last_layers_gradients_are_exchanged_first(form, monkeypatch):
+    params = [Parameter(name, shape=(2, size)) for name, size in [("c", 1), ("a", 2), ("b", 3)]]
+    for param in params:
+        param.initialize(mx.init.Constant(1.0))
+    trainer = bps.DistributedTrainer(
+        form(params), "sgd", {"learning_rate": 1}, compression_params=ONEBIT, kvstore="local"
+    )
+    exchanged = []
+    monkeypatch.setattr(
+        trainer._store, "_exchange", lambda chunks, *_: exchanged.extend(c.size for c in chunks)
+    )
+    trainer.allreduce_grads()
+    assert exchanged == [6, 4, 2]
+
+
 @pytest.mark.parametrize(
     "optimizer_params",
     [
@@ -241,6 +257,20 @@ def test_two_trainers_may_share_parameters_that_are_not_initialized_yet():
     for _ in range(2):
         bps.DistributedTrainer(net.collect_params(), "sgd", kvstore="local")
     assert net(mx.nd.ones((2, 4))).shape == (2, 3)
+
+
+def test_a_distributed_optimizer_is_unwrapped_since_the_trainer_averages_already():
+    param = Parameter("p", shape=(3,))
+    param.initialize(mx.init.Zero())
+    optimizer = mx.optimizer.SGD(learning_rate=1.0)
+    with pytest.warns(UserWarning, match="unwrapped DistributedOptimizer"):
+        trainer = bps.DistributedTrainer(
+            [param], bps.DistributedOptimizer(optimizer), kvstore="local"
+        )
+    assert trainer.optimizer is optimizer
+    backward([param], [np.ones(3, np.float32)])
+    trainer.step(2)
+    np.testing.assert_array_equal(param.data().asnumpy(), -0.5)
 
 
 def test_wrong_arguments_are_refused():

@@ -48,16 +48,24 @@ Gradients = Mapping[str, Gradient]
 def fuse(chunk: Chunk, gradients: Gradients, scale: float) -> NDArray:
     """The values of a plain chunk, multiplied by `scale`, in the dtype in which they travel."""
 
-    def values(piece: Slice) -> NDArray:
-        if piece.tensor not in gradients:
-            return mx.nd.zeros(piece.size, dtype=chunk.dtype)
-        array = gradients[piece.tensor][piece]
+    def travelling(array: NDArray) -> NDArray:
         if chunk.dtype == "float16" and array.dtype == np.float32:
             return operators.half_from_float(array, scale)
-        return array.astype(chunk.dtype) * scale
+        return array.astype(chunk.dtype, copy=False) * scale
 
-    pieces = [values(piece) for piece in chunk.slices]
-    return mx.nd.concat(*pieces, dim=0) if len(pieces) > 1 else pieces[0]
+    arrays = [
+        gradients[piece.tensor][piece]
+        if piece.tensor in gradients
+        else mx.nd.zeros(piece.size, dtype=chunk.dtype)
+        for piece in chunk.slices
+    ]
+    if len({array.dtype for array in arrays}) == 1:
+        return travelling(_joined(arrays))  # one operator for all
+    return _joined([travelling(array) for array in arrays])
+
+
+def _joined(arrays: Sequence[NDArray]) -> NDArray:
+    return mx.nd.concat(*arrays, dim=0) if len(arrays) > 1 else arrays[0]
 
 
 def defuse(chunk: Chunk, values: NDArray, gradients: Gradients) -> None:
@@ -67,6 +75,9 @@ def defuse(chunk: Chunk, values: NDArray, gradients: Gradients) -> None:
         end = begin + piece.size
         if piece.tensor in gradients:
             target = gradients[piece.tensor][piece]
-            part = values if piece.size == chunk.size else values[begin:end]
-            part.astype(target.dtype, copy=False).copyto(target)
+            part = values[begin:end] if len(chunk.slices) > 1 else values
+            if part.dtype == np.float16 and target.dtype == np.float32:
+                operators.float_from_half(part, out=target)
+            else:
+                part.copyto(target)
         begin = end

@@ -7,6 +7,7 @@ union of the rows is all payloads side by side; row 0 of what it stores is the a
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import sys
 import threading
@@ -29,16 +30,16 @@ from .rows import Rows
 from .watch import SCHEDULER_ID, Watch, die_of, is_dead
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
-_BUNDLE_BYTES = 64 * 1024  # small payloads travel together up to this
-_LANES = 4  # messages under way to a server: what waits for an answer is not behind all others
+_LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
 
 
 @dataclass(frozen=True, eq=False)
 class _Message:
-    """Chunks that travel together, and where bytes are counted: pushed, and pulled."""
+    """Chunks that travel together, in which lane, and where bytes are counted."""
 
     chunks: Tuple[Chunk, ...]
     key: int
+    lane: NDArray
     pushed: Counter
     pulled: Counter
 
@@ -122,17 +123,17 @@ class GluonGCParameterServer(CompressingKVStore):
     # Set-up: every worker comes here with the same chunks
 
     def _open(self, chunks: Sequence[Chunk]) -> None:
-        bundles = plan.bundled(chunks, _BUNDLE_BYTES)
+        bundles = plan.bundled(chunks, plan.SMALL_BYTES)
         loads = [sum(chunk.message_bytes for chunk in bundle) for bundle in bundles]
-        # Messages that count in one array are exchanged one after the other.
-        counters = [
-            [iter(_counters(len(bundles))) for _ in range(_LANES)] for _ in range(self._servers)
+        lanes = [
+            itertools.cycle([mx.nd.zeros(1) for _ in range(_LANES)]) for _ in range(self._servers)
         ]
         keys, zeros, configured = [], [], []
         for bundle, server in zip(bundles, plan.spread(loads, self._servers)):
-            lane = counters[server].pop(0)
-            counters[server].append(lane)
-            message = _Message(tuple(bundle), self._allocator.key(server), next(lane), next(lane))
+            key, counts = self._allocator.key(server), mx.nd.zeros(2, dtype="float64")
+            message = _Message(
+                tuple(bundle), key, next(lanes[server]), Counter(counts, 0), Counter(counts, 1)
+            )
             keys.append(message.key)
             zeros.append(self._zeros(message))
             if message.framed:
@@ -222,9 +223,9 @@ class GluonGCParameterServer(CompressingKVStore):
         summed = not (chunk.aggregated or chunk.gathered)
         if summed:  # MXNet's server may sum float64 in float32
             arrays = [operators.as_bytes(arrays[0])]
-        self._rows.push(message.key, arrays, priority, message.pushed)
+        self._rows.push(message.key, arrays, priority, message.pushed, message.lane)
         answers = self.num_workers if chunk.gathered else 1
-        parts = self._rows.pull(message.key, answers, priority, message.pulled)
+        parts = self._rows.pull(message.key, answers, priority, message.pulled, message.lane)
         if summed:
             return [operators.sum_rows(parts[0], chunk.dtype)]
         return parts if chunk.gathered else [part.reshape((-1,)) for part in parts]
@@ -307,9 +308,3 @@ class GluonGCParameterServer(CompressingKVStore):
             new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
             array[:] = mx.nd.array(new, dtype=old.dtype)
             begin += old.nbytes
-
-
-def _counters(messages: int) -> List[Counter]:
-    """Enough for what so many messages push and pull, all in one array."""
-    array = mx.nd.zeros(2 * messages, dtype="float64")
-    return [Counter(array, index) for index in range(2 * messages)]

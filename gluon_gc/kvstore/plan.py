@@ -11,6 +11,7 @@ from ..compression import CompressionParams
 from ..operators import framed_words
 
 _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
+SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,10 @@ class Chunk:
 
 
 def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
-    step = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
+    """Even ones: the largest message is what others wait for."""
+    most = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
+    pieces = max(1, -(-tensor.size // most))
+    step = max(1, -(-tensor.size // pieces))
     for begin in range(0, tensor.size, step):
         yield Slice(tensor.name, begin, min(begin + step, tensor.size))
 
@@ -114,30 +118,34 @@ def _compressed(tensor: Tensor, partition_bytes: int) -> Iterator[Chunk]:
         yield Chunk((piece,), dtype, tensor.params, payload)
 
 
-def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> Iterator[Chunk]:
-    limit = max(1, partition_bytes // np.dtype(dtype).itemsize)
-    fused: List[Slice] = []
-    total = 0
-
-    def chunk() -> Chunk:
-        return Chunk(tuple(fused), dtype, None, total * np.dtype(dtype).itemsize)
-
+def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> List[Chunk]:
+    itemsize = np.dtype(dtype).itemsize
+    most = min(partition_bytes, SMALL_BYTES) // itemsize
+    fused: List[List[Slice]] = []
+    small: List[Slice] = []
+    total = most
     for tensor in tensors:
         for piece in _pieces(tensor, partition_bytes):
-            if fused and total + piece.size > limit:
-                yield chunk()
-                fused, total = [], 0
-            fused.append(piece)
+            if piece.size > most:
+                fused.append([piece])
+                continue
+            if total + piece.size > most:
+                small, total = [], 0
+                fused.append(small)
+            small.append(piece)
             total += piece.size
-    if fused:
-        yield chunk()
+    return [
+        Chunk(tuple(pieces), dtype, None, itemsize * sum(piece.size for piece in pieces))
+        for pieces in fused
+    ]
 
 
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
     """Cut tensors into chunks of at most `partition_bytes` of values.
 
     A tensor with a compressor and at least `min_compress_bytes` is compressed chunk by chunk; the
-    others are fused, by the dtype in which they travel.
+    others travel plain. Of these, small ones of one dtype are fused: large ones that went with
+    them would all go to one server, and come back no sooner than the last of them is there.
     """
     chunks: List[Chunk] = []
     plain: Dict[str, List[Tensor]] = {}

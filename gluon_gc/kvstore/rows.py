@@ -10,7 +10,7 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import operators
+from .. import engine, operators
 from ..operators import Counter, MessageRows
 
 
@@ -45,15 +45,23 @@ class Rows:
         parts: Sequence[NDArray],
         priority: int = 0,
         counter: Optional[Counter] = None,
+        lane: Optional[NDArray] = None,
     ) -> None:
-        """Send a message of these parts."""
+        """Send a message of these parts, once what was exchanged in the same lane is here."""
         sent, layout = self._sent[key], self._layouts[key]
         rank, workers = self._kv.rank, self._kv.num_workers
         operators.frame(parts, layout, rank, workers, counter, out=sent)
+        if lane is not None:
+            engine.meet(lane, sent)
         self._kv.push(key, sent, priority)
 
     def pull(
-        self, key: int, answers: int = 1, priority: int = 0, counter: Optional[Counter] = None
+        self,
+        key: int,
+        answers: int = 1,
+        priority: int = 0,
+        counter: Optional[Counter] = None,
+        lane: Optional[NDArray] = None,
     ) -> List[NDArray]:
         """The parts of the first messages that the server has, shape (answers, bytes) each."""
         layout, pulled = self._layouts[key], self._pulled[key]
@@ -62,4 +70,6 @@ class Rows:
             self._kv.row_sparse_pull(key, out=array, row_ids=wanted, priority=priority)
             if array is not pulled[-1]:
                 wanted = operators.rows_left(array, layout, answers)
+        if lane is not None:
+            engine.meet(pulled[-1], lane)
         return operators.unframe(pulled, layout, answers, counter)

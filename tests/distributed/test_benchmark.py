@@ -1,49 +1,91 @@
-"""benchmark/cluster.py, in network namespaces of its own."""
+"""benchmark/cluster.py and epoch.py, in network namespaces of their own."""
 
 import csv
 import json
+import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.namespaces import namespaces, needs_namespaces
+from tests.distributed.namespaces import needs_namespaces
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmark" / "cluster.py"
+SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
 RATE = 200e6
+SMALL = f"{SCRIPTS / 'epoch.py'} --rate {RATE:.0f} --workers 2 --servers 1 --images 64 --epochs 2"
+SMALL += " --batch-size 8"
 pytestmark = needs_namespaces
+
+
+def output(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@contextmanager
+def started(*command):
+    """Starts a benchmark, of which no namespace is left when the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+        assert f"gc{process.pid}-" not in output("ip", "netns")
 
 
 @pytest.fixture
 def measure(tmp_path):
-    """Runs the benchmark with two workers on links of RATE; returns the rows of its table."""
-    before = namespaces()
-    shapes = tmp_path / "shapes.json"
-    shapes.write_text(json.dumps([[500, 200], [33], [70, 70]]))
+    """Runs a benchmark; returns the rows of its table."""
 
-    def run(only):
+    def run(*command):
         table = tmp_path / "table.csv"
-        options = f"--rates {RATE:.0f} --workers 2 --servers 1 --steps 3 --model {shapes}"
-        command = [sys.executable, str(SCRIPT), *options.split(), "--only", only]
-        picture = tmp_path / "table.png"
-        command += ["--csv", str(table), "--plot", str(picture)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-        assert done.returncode == 0, done.stderr
-        assert picture.stat().st_size > 0
+        with started(*command, "--csv", str(table)) as process:
+            _, errors = process.communicate(timeout=110)
+            assert process.returncode == 0, errors
         with open(table, newline="") as file:
             return list(csv.DictReader(file))
 
-    yield run
-    assert namespaces() == before
+    return run
 
 
 @pytest.mark.parametrize("only", ["MXNet fp32", "onebit, server", "onebit, horovod"])
-def test_a_step_takes_no_less_than_its_bytes_do(measure, only):
+def test_a_step_takes_no_less_than_its_bytes_do(measure, tmp_path, only):
     if "horovod" in only:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    (row,) = measure(only)
+    shapes, picture = tmp_path / "shapes.json", tmp_path / "table.png"
+    shapes.write_text(json.dumps([[500, 200], [33], [70, 70]]))
+    options = f"--rates {RATE:.0f} --workers 2 --servers 1 --steps 3 --model {shapes}"
+    command = [str(SCRIPTS / "cluster.py"), *options.split(), "--only", only]
+    (row,) = measure(*command, "--plot", str(picture))
+    assert picture.stat().st_size > 0
     assert row["method"] == only
     payload = 104_933 * 4 / (1 if "fp32" in only else 32)
     assert payload / 1e6 < float(row["MB a worker"]) < 2.5 * payload / 1e6 + 0.1
     assert float(row["of the limit"]) > 0.9  # what is counted is what the links let through
+
+
+def test_an_epoch_of_the_example_is_timed_and_its_bytes_are_counted(measure):
+    (row,) = measure(*SMALL.split(), "--only", "onebit")
+    assert row["job"] == "onebit"
+    assert float(row["seconds an epoch"]) > 0
+    assert row["validation accuracy"].endswith("%")
+    payload = 275_000 / 8 / 1e6  # of ResNet-20's parameters; it travels both ways
+    assert 2 * payload < float(row["MB a worker a step"]) < 4 * payload
+
+
+def test_ctrl_c_ends_all_processes():
+    with started(*SMALL.split(), "--only", "onebit") as process:
+        host = f"gc{process.pid}-1"
+        while host not in output("ip", "netns") or not output("ip", "netns", "pids", host):
+            assert process.poll() is None
+            time.sleep(0.1)
+        worker, *_ = output("ip", "netns", "pids", host).split()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode != 0
+        assert not Path("/proc", worker).exists()
