@@ -91,6 +91,33 @@ def several_checkpoints(arguments):
     return _several(checkpoint, arguments)
 
 
+def shares_of_a_gradient(arguments):
+    """A step for each of `shares`, on a gradient of which only so much is not 0.
+
+    arguments: shares, compression_params. Returns the gradient after each step.
+    """
+    size = 20_000
+    (param,) = params = _parameters([(size,)])
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        {"learning_rate": 0.1},
+        compression_params=arguments["compression_params"],
+    )
+    (dense,) = gradients_of(bps.rank(), 0, [(size,)])
+    result = {}
+    for step, share in enumerate(arguments["shares"]):
+        _backward(params, [np.where(np.arange(size) < share * size, dense, np.float32(0))])
+        trainer.allreduce_grads()
+        result[f"g{step}"] = param.grad().asnumpy()
+    return result
+
+
+def several_shares(arguments):
+    """`shares_of_a_gradient` for each of a list of arguments; results under "NUMBER/"."""
+    return _several(shares_of_a_gradient, arguments)
+
+
 def nonfinite(arguments):
     """Three steps with the gradient 1, but that worker 0 has a NaN in the second.
 
