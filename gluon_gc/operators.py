@@ -238,12 +238,9 @@ def frame(
     )
 
 
-def rows_left(pulled: RowSparseNDArray, rows: MessageRows, places: int = 1) -> NDArray:
-    """Numbers of the rows that are missing of the messages of the first `places`, or 0, int64.
-
-    The first row of each must be there. Numbers may repeat.
-    """
-    return _operator("rows_left")(pulled, count=places, **rows._attributes())
+def rows_left(first_rows: RowSparseNDArray, rows: MessageRows, places: int = 1) -> NDArray:
+    """Numbers of the rows that messages have beside their first ones, int64; they may repeat."""
+    return _operator("rows_left")(first_rows, count=places, **rows._attributes()).reshape((-1,))
 
 
 def keep_rows(rows: RowSparseNDArray, kept: RowSparseNDArray) -> NDArray:
@@ -256,25 +253,15 @@ def unframe(
     rows: MessageRows,
     places: int = 1,
     counter: Optional[Counter] = None,
-    expected: Optional[NDArray] = None,
 ) -> List[NDArray]:
     """Each part of the messages of the first `places`, uint8, shape (places, its most bytes).
 
     Their rows may be spread over several arrays. What a part does not fill is undefined. The
     operator fails if a row is missing or holds anything but framed words. `counter` is as in
-    `frame`. `expected`, int64, shape (places * rows.count,), is told the numbers of the rows that
-    messages of about the same length have; they may repeat.
+    `frame`.
     """
     counts, counting = _counted(counter)
-    expecting = [] if expected is None else [expected]
     parts = _operator("unframe")(
-        *framed,
-        *expecting,
-        *counts,
-        arrays=len(framed),
-        count=places,
-        expecting=bool(expecting),
-        **counting,
-        **rows._attributes(),
+        *framed, *counts, arrays=len(framed), count=places, **counting, **rows._attributes()
     )
     return parts if isinstance(parts, list) else [parts]

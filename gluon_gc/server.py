@@ -97,7 +97,8 @@ class Server:
             self._archive = archive.pack({n: self._aggregator.state(n) for n in served})
         page = messages.pack(archive.page(self._archive, request["page"]))
         places = self._greeting.shape[0] // messages.ROWS.count
-        _answer([page], messages.ROWS, places, self._greeting)
+        operators.frame([page], messages.ROWS, 0, places).copyto(self._greeting)
+        self._greeting.wait_to_read()
 
     def _load(self, request: Dict[str, Any]) -> None:
         if request["chunk"] in self._aggregator:
@@ -128,16 +129,10 @@ class Server:
             else:
                 replies = [handshake.answer(parts[0])]
                 self._greeting = stored
-            _answer(replies, rows, workers, stored)
+            operators.frame(replies, rows, place=0, places=workers).copyto(stored)
+            stored.wait_to_read()
         except Exception as error:
             die(f"server: key {key}: {error}")
-
-
-def _answer(
-    parts: List[NDArray], rows: operators.MessageRows, places: int, stored: NDArray
-) -> None:
-    """Put a message of these parts where workers pull it from."""
-    operators.keep_rows(operators.frame(parts, rows, 0, places), stored).wait_to_read()
 
 
 def _watch_nodes(kv: KVStore, cluster: env.Cluster) -> Watch:

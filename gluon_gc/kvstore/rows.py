@@ -23,8 +23,9 @@ class Rows:
 
     def __init__(self, kv: KVStore) -> None:
         self._kv = kv
+        self._row0 = mx.nd.zeros(1, dtype="int64")
         self._layouts: Dict[int, MessageRows] = {}
-        self._expected: Dict[int, NDArray] = {}  # the rows that the next answers will probably have
+        self._first_rows: Dict[int, NDArray] = {}  # of all workers' messages
         self._sent: Dict[int, RowSparseNDArray] = {}
         self._pulled: Dict[int, List[RowSparseNDArray]] = {}
 
@@ -32,6 +33,7 @@ class Rows:
         """Expect messages of that layout; returns what the server is to store first."""
         shape = (self._kv.num_workers * layout.count, layout.row_words)
         self._layouts[key] = layout
+        self._first_rows[key] = mx.nd.arange(0, shape[0], layout.count, dtype="int64")
         self._sent[key] = mx.nd.sparse.zeros("row_sparse", shape)
         pulls = 1 if layout.count == 1 else 2
         self._pulled[key] = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
@@ -63,15 +65,11 @@ class Rows:
     ) -> List[NDArray]:
         """The parts of the first messages that the server has, shape (answers, bytes) each."""
         layout, pulled = self._layouts[key], self._pulled[key]
-        if key not in self._expected:
-            first = np.arange(0, answers * layout.count, layout.count)
-            self._expected[key] = mx.nd.array(np.repeat(first, layout.count), dtype="int64")
-        expected = self._expected[key]
-        self._kv.row_sparse_pull(key, out=pulled[0], row_ids=expected, priority=priority)
+        wanted = self._row0 if answers == 1 else self._first_rows[key]
+        for array in pulled:  # the first row of a message says how many more there are
+            self._kv.row_sparse_pull(key, out=array, row_ids=wanted, priority=priority)
+            if array is not pulled[-1]:
+                wanted = operators.rows_left(array, layout, answers)
         if lane is not None:
-            engine.meet(pulled[0], lane)
-        if layout.count == 1:
-            return operators.unframe(pulled, layout, answers, counter)
-        left = operators.rows_left(pulled[0], layout, answers)
-        self._kv.row_sparse_pull(key, out=pulled[1], row_ids=left, priority=priority)
-        return operators.unframe(pulled, layout, answers, counter, expected)
+            engine.meet(pulled[-1], lane)
+        return operators.unframe(pulled, layout, answers, counter)

@@ -8,13 +8,12 @@
 // `count_at` counts bytes on the wire.
 //
 // gluon_gc_frame(part (bytes,), ...[, counts]) -> row_sparse (rows, row_words): the message from row `row` on
-// gluon_gc_rows_left(row_sparse) -> int64 (count * (message_rows - 1),): the rows that are missing of the first
-//     `count` messages, the last one repeated; row 0 if there are none
+// gluon_gc_rows_left(row_sparse) -> int64 (count, message_rows - 1): the rows that the first `count` messages
+//     need beside the first of each, repeated
 // gluon_gc_keep_rows(row_sparse, row_sparse with all rows) -> int64 (1,): how many rows of the former were
 //     copied to the latter
-// gluon_gc_unframe(row_sparse (rows, row_words)[, another][, expected][, counts]) -> (count, bytes), ...: each
-//     part of the first `count` messages. With `expecting`, the rows that the next ones will probably need are
-//     written to expected, int64 (count * message_rows,); they may repeat
+// gluon_gc_unframe(row_sparse (rows, row_words)[, another][, counts]) -> (count, bytes), ...: each part of the
+//     first `count` messages
 #include "../core/framing.h"
 
 #include <cstring>
@@ -233,10 +232,13 @@ MXReturnValue rows_left_arity(const Map&, int* inputs, int* outputs) {
 MXReturnValue rows_left_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
   return guarded([&] {
     const Attributes a(map);
-    out->at(0) = {static_cast<unsigned int>(a.size("count") * (Layout(a).message_rows - 1))};
+    out->at(0) = {static_cast<unsigned int>(a.size("count")),
+                  static_cast<unsigned int>(Layout(a).message_rows - 1)};
   });
 }
 
+// Row numbers may repeat in what MXNet pulls, but there must be one: the first row again if no other is
+// needed.
 MXReturnValue rows_left(const Map& map, std::vector<MXTensor>* inputs, std::vector<MXTensor>* outputs,
                         const OpResource&) {
   return guarded([&] {
@@ -246,17 +248,14 @@ MXReturnValue rows_left(const Map& map, std::vector<MXTensor>* inputs, std::vect
     const std::vector<Words> present = present_rows(layout, *inputs, 1, messages);
     std::vector<std::uint8_t> first(layout.row_bytes());
     auto* number = outputs->at(0).data<std::int64_t>();
-    std::int64_t* const end = number + outputs->at(0).size();
-    std::int64_t last = 0;
     for (std::size_t m = 0; m < messages; ++m) {
       const std::size_t begin = m * layout.message_rows;
       unframe_row(layout, present[begin], first.size(), std::to_string(m), first.data());
-      const std::size_t rows = layout.rows(layout.length(first.data()));
-      for (std::size_t row = begin; row < begin + rows; ++row) {
-        if (present[row] == nullptr) *number++ = last = static_cast<std::int64_t>(row);
+      const std::size_t last = layout.rows(layout.length(first.data())) - 1;
+      for (std::size_t i = 1; i < layout.message_rows; ++i) {
+        *number++ = static_cast<std::int64_t>(begin + (i < last ? i : last));
       }
     }
-    while (number < end) *number++ = last;
   });
 }
 
@@ -299,7 +298,7 @@ MXReturnValue keep_rows(const Map&, std::vector<MXTensor>* inputs, std::vector<M
 MXReturnValue unframe_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     const Attributes a(map);
-    *inputs = static_cast<int>(a.size("arrays")) + a.flag("expecting") + counted(a);
+    *inputs = static_cast<int>(a.size("arrays")) + counted(a);
     *outputs = static_cast<int>(listed_parts(a).size());
   });
 }
@@ -307,8 +306,7 @@ MXReturnValue unframe_arity(const Map& map, int* inputs, int* outputs) {
 MXReturnValue unframe_mutates(const Map& map, std::vector<int>* indices) {
   return guarded([&] {
     const Attributes a(map);
-    const int arrays = static_cast<int>(a.size("arrays"));
-    for (int i = 0; i < a.flag("expecting") + counted(a); ++i) indices->push_back(arrays + i);
+    if (counted(a)) indices->push_back(static_cast<int>(a.size("arrays")));
   });
 }
 
@@ -325,14 +323,6 @@ MXReturnValue unframe_shape(const Map& map, std::vector<Shape>* in, std::vector<
   });
 }
 
-// Writes which rows to ask for next time: as many as a message of this length took, and a few more.
-void expect_rows(const Layout& layout, std::size_t length, std::size_t begin, std::int64_t* numbers) {
-  const std::size_t used = layout.rows(length), likely = used + used / 64 + 1;
-  for (std::size_t i = 0; i < layout.message_rows; ++i) {
-    numbers[i] = static_cast<std::int64_t>(begin + (i < likely ? i : 0));
-  }
-}
-
 MXReturnValue unframe_rows(const Map& map, std::vector<MXTensor>* inputs,
                            std::vector<MXTensor>* outputs, const OpResource& resource) {
   return guarded([&] {
@@ -342,13 +332,9 @@ MXReturnValue unframe_rows(const Map& map, std::vector<MXTensor>* inputs,
     const std::vector<Words> present = present_rows(layout, *inputs, arrays, messages);
     auto* message = static_cast<std::uint8_t*>(resource.alloc_cpu(static_cast<int>(layout.bytes)));
     for (std::size_t m = 0; m < messages; ++m) {
-      const std::size_t begin = m * layout.message_rows;
-      const std::size_t length =
-          unframe_message(layout, present.data() + begin, std::to_string(m), message);
+      const std::size_t length = unframe_message(layout, present.data() + m * layout.message_rows,
+                                                 std::to_string(m), message);
       split_message(layout, message, length, m, *outputs);
-      if (a.flag("expecting")) {
-        expect_rows(layout, length, begin, inputs->at(arrays).data<std::int64_t>() + begin);
-      }
     }
     std::size_t rows = 0;
     for (std::size_t i = 0; i < arrays; ++i) {
