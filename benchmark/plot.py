@@ -25,7 +25,7 @@ def draw(table: Sequence[Mapping[str, Any]], path: str) -> None:
         bars = panel.barh(names, seconds, color=colours)
         panel.bar_label(bars, [_label(row) for row in rows], fontsize=8)
         panel.set(xscale="log", xlabel="seconds a step", title=f"{rate:g} Mbit/s")
-        panel.margins(x=0.2)
+        panel.margins(x=0.2, y=0.01)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].invert_yaxis()
     figure.tight_layout()
