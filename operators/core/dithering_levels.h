@@ -45,7 +45,8 @@ struct Levels {
     return share * norm;
   }
 
-  Vec<T> operator()(const Ints& symbols) const {
+  // Where it is called often enough, GCC 12 would make it a function, and pass vectors over the stack.
+  [[gnu::always_inline]] Vec<T> operator()(const Ints& symbols) const {
     if (tabulated) return look_up(table, symbols);
     const Vec<T> share = convert<T>(symbols) / broadcast(static_cast<T>(config.levels));
     return choose(any_set(symbols, ints(-1)), share * broadcast(norm), broadcast(T{0}));
