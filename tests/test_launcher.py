@@ -12,6 +12,7 @@ import pytest
 
 from gluon_gc import launcher, variables
 from gluon_gc.prefixed_output import LineSplitter, PrefixedOutput
+from tests.interrupts import heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = {
@@ -28,11 +29,6 @@ while len(list(pathlib.Path().glob("done.*"))) < int(os.environ["DMLC_NUM_WORKER
     time.sleep(0.02)
 """
 DONE = "import os; open('done.' + os.environ['DMLC_WORKER_ID'], 'w').close()"
-
-
-def heed_interrupts():
-    """A shell's background job ignores SIGINT, and so would what it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.namespaces import needs_namespaces
+from tests.interrupts import heed_interrupts
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
 RATE = 200e6
@@ -28,7 +29,11 @@ def output(*command):
 def started(*command):
     """Starts a benchmark, of which no namespace is left when the block ends."""
     process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
     try:
         yield process

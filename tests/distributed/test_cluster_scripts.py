@@ -18,6 +18,7 @@ from common.log import read_log
 from gluon_gc import variables
 from tests import test_examples as published
 from tests.distributed.namespaces import namespaces, needs_namespaces
+from tests.interrupts import heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "example" / "cluster"
@@ -185,7 +186,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=heed_interrupts,
         )
         self.started.append(process)
         return process
