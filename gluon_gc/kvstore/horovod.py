@@ -155,11 +155,10 @@ class GluonGCHorovod(CompressingKVStore):
     # A step: what is computed is queued on MXNet's engine, while bytes wait for all workers
 
     def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
-        ready_first = list(reversed(chunks))  # the last layers' gradients are
-        sent = self._all_encoded(ready_first, gradients)
+        sent = self._all_encoded(chunks, gradients)
         received: Dict[Chunk, NDArray] = {}
         for circle in self._circles:
-            inside = [chunk for chunk in ready_first if self._circle(chunk) is circle]
+            inside = [chunk for chunk in chunks if self._circle(chunk) is circle]
             received.update(self._sum_in(circle, inside, sent))
             aggregated = list(bundle.groups([chunk for chunk in inside if chunk.aggregated]))
             replies = [self._bring_to_owners(circle, group, sent) for group in aggregated]
@@ -167,7 +166,7 @@ class GluonGCHorovod(CompressingKVStore):
                 received.update(self._bring_back(circle, group, reply))
             for group in bundle.groups([chunk for chunk in inside if chunk.gathered]):
                 received.update(self._bring_to_all(circle, group, sent))
-        for chunk in ready_first:
+        for chunk in chunks:
             self._deliver(chunk, received[chunk], gradients)
 
     def _all_encoded(self, chunks: Sequence[Chunk], gradients: Gradients) -> Dict[Chunk, NDArray]:
