@@ -104,10 +104,17 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
         yield row
 
 
+def rates(text: str) -> List[float]:
+    """What --rates says."""
+    return [bits(rate) for rate in text.split(",")]
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet18_v2", help="of Gluon's zoo, or a JSON file")
-    parser.add_argument("--rates", default="100M,1G", help="of the links, bits a second")
+    parser.add_argument(
+        "--rates", type=rates, default="100M,1G", help="of the links, bits a second"
+    )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
@@ -123,7 +130,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = [method for method in methods() if re.search(arguments.only, method.name)]
     results: List[Result] = []
-    for rate in map(bits, arguments.rates.split(",")):
+    for rate in arguments.rates:
         for method in chosen:
             print(f"{method.name} at {rate / 1e6:g} Mbit/s ...", file=sys.stderr, flush=True)
             try:

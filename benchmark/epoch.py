@@ -114,18 +114,10 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
         }
 
 
-def rate(text: str) -> float:
-    """What --rate says."""
-    try:
-        return bits(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be bits a second like 100M, got {text!r}") from None
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="cifar_resnet20_v2", help="of GluonCV's zoo")
-    parser.add_argument("--rate", type=rate, default="100M", help="of the links, bits a second")
+    parser.add_argument("--rate", type=bits, default="100M", help="of the links, bits a second")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--backend", choices=("server", "horovod"), default="server")

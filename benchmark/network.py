@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -14,9 +15,18 @@ _LEAST_BURST = 32 * 1024
 
 
 def bits(rate: str) -> float:
-    """Bits a second of a rate such as "100M" or "1G"."""
+    """Bits a second of a rate such as "100M" or "1G", for an argument.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It is no rate.
+    """
     units = {"K": 1e3, "M": 1e6, "G": 1e9}
-    return float(rate[:-1]) * units[rate[-1]] if rate[-1:] in units else float(rate)
+    try:
+        return float(rate[:-1]) * units[rate[-1]] if rate[-1:] in units else float(rate)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be bits a second like 100M, got {rate!r}") from None
 
 
 class Traffic(NamedTuple):

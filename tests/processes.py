@@ -1,6 +1,15 @@
-"""For tests that interrupt what they start."""
+"""How tests start processes."""
 
+import os
 import signal
+
+from gluon_gc.variables import TABLE
+
+
+def clean_environ():
+    """The environment without the variables that gluon_gc reads."""
+    known = {name for row in TABLE for name in (row.name, row.older)}
+    return {name: text for name, text in os.environ.items() if name not in known}
 
 
 def heed_interrupts():

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gluon_gc import launcher, variables
+from gluon_gc import launcher
 from gluon_gc.prefixed_output import LineSplitter, PrefixedOutput
-from tests.interrupts import heed_interrupts
+from tests.processes import clean_environ, heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = {
@@ -37,12 +37,10 @@ def launch(tmp_path):
     started = []
 
     def launch(*arguments, **environ):
-        known = {name for row in variables.TABLE for name in (row.name, row.older)}
-        clean = {name: text for name, text in os.environ.items() if name not in known}
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "bpslaunch.py"), *arguments],
             cwd=tmp_path,
-            env={**clean, **environ},
+            env={**clean_environ(), **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

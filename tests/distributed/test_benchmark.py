@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.namespaces import needs_namespaces
-from tests.interrupts import heed_interrupts
+from tests.processes import heed_interrupts
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
 RATE = 200e6

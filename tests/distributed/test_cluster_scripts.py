@@ -15,16 +15,13 @@ import train_cifar100
 import train_imagenet
 from common.log import read_log
 
-from gluon_gc import variables
 from tests import test_examples as published
 from tests.distributed.namespaces import namespaces, needs_namespaces
-from tests.interrupts import heed_interrupts
+from tests.processes import clean_environ, heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "example" / "cluster"
-CLEAN = {name: text for name, text in os.environ.items() if not name.startswith("CLUSTER_")}
-for row in variables.TABLE:
-    CLEAN.pop(row.name, None)
+CLEAN = {k: text for k, text in clean_environ().items() if not k.startswith("CLUSTER_")}
 
 
 # What a script starts, with a stand-in for Python that notes its arguments and environment.

@@ -1,15 +1,14 @@
 """BYTEPS_TRACE_ON: a Chrome trace of some steps of each worker and server."""
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
 
 import pytest
 
-from gluon_gc import variables
 from tests.distributed.cluster import JOBS, TIMEOUT
+from tests.processes import clean_environ
 
 SHAPES = [[300, 200], [500]]
 PARAMS = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
@@ -25,11 +24,14 @@ def traced(folder, **variables_):
         "optimizer_params": {"learning_rate": 0.1},
     }
     job = [sys.executable, str(JOBS), "steps", str(folder / "RANK.npz"), json.dumps(arguments)]
-    known = {row.name for row in variables.TABLE}
-    clean = {name: text for name, text in os.environ.items() if name not in known}
     done = subprocess.run(
         [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", *job],
-        env={**clean, "BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": str(folder), **variables_},
+        env={
+            **clean_environ(),
+            "BYTEPS_TRACE_ON": "1",
+            "BYTEPS_TRACE_DIR": str(folder),
+            **variables_,
+        },
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
