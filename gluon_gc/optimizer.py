@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Union
+from typing import Any, List, Sequence, Tuple, Union
 
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
@@ -28,6 +28,10 @@ class DistributedOptimizer(Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
+
+    def __reduce__(self) -> Tuple[type, Tuple[Optimizer]]:
+        """For pickle and copy: what there is, is the optimizer inside."""
+        return type(self), (self._optimizer,)
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return self._optimizer.create_state(index, weight)

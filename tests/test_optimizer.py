@@ -1,0 +1,46 @@
+"""DistributedOptimizer as an object that is copied and pickled, as MXNet does with optimizers."""
+
+import copy
+import pickle
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluon_gc as bps
+
+
+@pytest.fixture
+def cluster_of_one():
+    bps.init()
+    yield
+    bps.shutdown()
+
+
+def pickled(optimizer):
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+@pytest.mark.parametrize("again", [pickled, copy.deepcopy, copy.copy])
+def test_a_copy_is_a_distributed_optimizer_that_updates_alike(again, cluster_of_one):
+    optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.75))
+    optimizer.set_learning_rate(0.25)
+    other = again(optimizer)
+    assert type(other) is bps.DistributedOptimizer
+    assert (other.learning_rate, other.momentum) == (0.25, 0.75)
+    weights = [mx.nd.ones(3), mx.nd.ones(3)]
+    for one, weight in zip((optimizer, other), weights):
+        state = one.create_state(0, weight)
+        for gradient in (1.0, 3.0):
+            one.update(0, weight, mx.nd.ones(3) * gradient, state)
+    np.testing.assert_array_equal(weights[1].asnumpy(), weights[0].asnumpy())
+    np.testing.assert_array_equal(weights[0].asnumpy(), 1 - 0.25 * (1 + 3.75))
+
+
+def test_an_updaters_states_carry_it():
+    optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5))
+    saved = mx.optimizer.get_updater(optimizer).get_states(dump_optimizer=True)
+    updater = mx.optimizer.get_updater(mx.optimizer.Adam())
+    updater.set_states(saved)
+    assert type(updater.optimizer) is bps.DistributedOptimizer
+    assert updater.optimizer.learning_rate == 0.5
