@@ -179,7 +179,13 @@ class DistributedTrainer(Trainer):
             compression.
         ignore_stale_grad : bool
             As in gluon.Trainer.
+
+        Raises
+        ------
+        ValueError, TypeError
+            batch_size is not a positive number; nothing was sent.
         """
+        _check_batch_size(batch_size)
         self._reduce(batch_size)
         self._apply(1.0, ignore_stale_grad)
 
@@ -199,7 +205,13 @@ class DistributedTrainer(Trainer):
             Of this worker; gradients are divided by it.
         ignore_stale_grad : bool
             As in gluon.Trainer.
+
+        Raises
+        ------
+        ValueError, TypeError
+            batch_size is not a positive number.
         """
+        _check_batch_size(batch_size)
         self._apply(1.0 / batch_size, ignore_stale_grad)
 
     def set_epoch(self, epoch: int) -> None:
@@ -393,6 +405,15 @@ class DistributedTrainer(Trainer):
             updater.optimizer = self._updaters[0].optimizer
         self._optimizer = self._updaters[0].optimizer
         self._optimizer.param_dict = dict(enumerate(self._params))
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    if not isinstance(batch_size, numbers.Real) or isinstance(batch_size, bool):
+        raise TypeError(
+            f"batch_size must be a number, got {batch_size!r} ({type(batch_size).__name__})"
+        )
+    if not 0 < batch_size < float("inf"):
+        raise ValueError(f"batch_size must be > 0 and finite, got {batch_size!r}")
 
 
 def _stats(raw_bytes: int, size: int, stats: Mapping[str, float]) -> Dict[str, float]:

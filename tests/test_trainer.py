@@ -284,6 +284,39 @@ def test_wrong_arguments_are_refused():
         bps.DistributedTrainer([], "sgd", kvstore="local", root_rank=1)
 
 
+@pytest.mark.parametrize(
+    "batch_size, error",
+    [
+        (-1, ValueError),
+        (0, ValueError),
+        (0.0, ValueError),
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+        ("8", TypeError),
+        (None, TypeError),
+        (True, TypeError),
+        ([8], TypeError),
+    ],
+)
+def test_a_batch_size_is_a_positive_number(batch_size, error, monkeypatch):
+    params, trainer = make([(4,)], {"learning_rate": 1.0}, ONEBIT)
+    backward(params, gradients(0, [(4,)]))
+    monkeypatch.setattr(trainer._store, "pushpull", lambda *_: pytest.fail("exchanged"))
+    for method in (trainer.step, trainer.update):
+        with pytest.raises(error, match="batch_size must be .*, got") as raised:
+            method(batch_size)
+        assert repr(batch_size) in str(raised.value)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), 1)
+
+
+@pytest.mark.parametrize("batch_size", [2, 2.0, np.int64(2), np.float32(2)])
+def test_a_batch_size_may_be_any_number(batch_size):
+    params, trainer = make([(4,)], {"learning_rate": 1.0})
+    backward(params, [np.ones(4, np.float32)])
+    trainer.step(batch_size)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), 0.5)
+
+
 def test_ranks_need_init():
     with pytest.raises(RuntimeError, match="call bps.init\\(\\) first"):
         bps.rank()
