@@ -72,6 +72,12 @@ def test_published_commands_parse(script, command, compression):
     assert given == COMPRESSED[compression]
 
 
+@pytest.mark.parametrize("text, k", [("1", 1), ("32", 32), ("0.01", 0.01), ("1.0", 1.0)])
+def test_k_is_a_whole_number_where_it_is_written_as_one(text, k):
+    given = compression_params(train_mnist.parse_arguments(["--k", text]))["k"]
+    assert given == k and type(given) is type(k)
+
+
 def test_mnist_takes_the_names_of_bytepss_script():
     command = "--epochs 3 --j 0 --no-cuda --scaling --compress-momentum nesterov --lr 0.1 --wd 0"
     args = train_mnist.parse_arguments(command.split())

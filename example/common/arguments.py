@@ -100,6 +100,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-wd", action="store_true", help="decay no biases, gammas and betas")
 
 
+def share_or_count(text: str) -> float:
+    """Parse "0.01", a share, and "1", a whole number, which is not 1.0."""
+    return int(text) if text.isdecimal() else float(text)
+
+
 def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose how gradients are compressed; all are off by default."""
     group = parser.add_argument_group("gradient compression")
@@ -109,7 +114,9 @@ def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--onebit-scaling", "--scaling", action="store_true", help="send the mean magnitude too"
     )
-    group.add_argument("--k", type=float, help="elements that a compressor keeps, or its levels")
+    group.add_argument(
+        "--k", type=share_or_count, help="elements that a compressor keeps, or its levels"
+    )
     group.add_argument("--partition", default="", help="levels of dithering: linear or natural")
     group.add_argument("--normalize", default="", help="what they divide: max or l2")
     group.add_argument("--compressor-seed", type=int, help="of what a compressor draws at random")

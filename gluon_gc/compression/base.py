@@ -77,6 +77,15 @@ class Compressor:
         return self.options()
 
 
+def refuse_whole_share(k: float) -> None:
+    """Raise ValueError if k is 1.0, as of all elements, where 1 means one of them."""
+    if k == 1 and isinstance(k, float):
+        raise ValueError(
+            f"compression_params['k'] must be a share below 1 or a whole number, got {k!r}: "
+            "1 is one element of each chunk; to send all, leave the compressor out"
+        )
+
+
 def element_count(k: float, n: int) -> int:
     """How many of n elements k asks for: a share (0 < k < 1, at least one) or a number."""
     return min(n, max(1, int(k * n if k < 1 else k)))

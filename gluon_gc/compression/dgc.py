@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Dict, Optional, Sequence, Union
 
-from .base import Compressor, register
+from .base import Compressor, refuse_whole_share, register
 
 _LENGTH_BYTES = 4
 _INDEX_BYTES = 4
@@ -79,6 +79,7 @@ class Dgc(Compressor):
     seed: Optional[int] = None
 
     def __post_init__(self) -> None:
+        refuse_whole_share(self.k)
         if isinstance(self.warmup_coeff, (list, tuple)):
             if len(self.warmup_coeff) < self.warmup_epochs:
                 raise ValueError(

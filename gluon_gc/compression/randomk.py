@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from .base import Compressor, element_count, register
+from .base import Compressor, element_count, refuse_whole_share, register
 
 
 @register
@@ -36,6 +36,9 @@ class RandomK(Compressor):
 
     k: float
     seed: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        refuse_whole_share(self.k)
 
     def count(self, n: int) -> int:
         """How many draws there are among n elements."""

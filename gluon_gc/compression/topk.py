@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Compressor, element_count, register
+from .base import Compressor, element_count, refuse_whole_share, register
 
 _INDEX_BYTES = 4
 
@@ -30,6 +30,9 @@ class TopK(Compressor):
     description = "the k elements largest in magnitude, and where they are"
 
     k: float
+
+    def __post_init__(self) -> None:
+        refuse_whole_share(self.k)
 
     def count(self, n: int) -> int:
         """How many of n elements are sent."""
