@@ -1,35 +1,52 @@
 """Momentum where the compressor does not apply it.
 
-Where the compressor applies momentum to the gradient, the optimizer applies none.
+Where the compressor of any parameter applies momentum to the gradient, the optimizer applies none.
 What is left is the momentum of gradients that travel uncompressed, and the part that weight decay
 has in the optimizer's momentum.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
+from mxnet.optimizer import NAG, Optimizer
 
 from .kvstore.plan import working_dtype
+
+
+def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
+    """An optimizer's momentum, None without, and whether it is Nesterov's."""
+    mu = getattr(optimizer, "momentum", None)
+    return float(mu) if mu else None, isinstance(optimizer, NAG)
+
+
+@contextmanager
+def switched_off(optimizer: Optimizer) -> Iterator[None]:
+    """Within, an optimizer applies no momentum; afterwards it is as its owner made it."""
+    momentum, optimizer.momentum = optimizer.momentum, 0.0
+    try:
+        yield
+    finally:
+        optimizer.momentum = momentum
 
 
 class Momentum:
     """The state of momentum mu, by name, in the dtype that compressors compute in.
 
+    Each parameter has Nesterov's momentum, or the classic one.
+
     Parameters
     ----------
     mu : float
         0 < mu.
-    nesterov : bool
-        Nesterov's momentum, else the classic one.
     """
 
-    def __init__(self, mu: float, nesterov: bool = True) -> None:
+    def __init__(self, mu: float) -> None:
         self._mu = mu
-        self._nesterov = nesterov
         self._state: Dict[Any, NDArray] = {}
 
     def _of(self, name: Any, like: NDArray) -> NDArray:
@@ -40,13 +57,13 @@ class Momentum:
         self._state[name] = self._state[name].as_in_context(like.context)
         return self._state[name]
 
-    def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
+    def add_to_gradient(self, index: int, gradients: Sequence[NDArray], nesterov: bool) -> None:
         """m = mu m + g, then g = g + mu m or g = m, for the equal gradients of all contexts."""
         first, *others = gradients
         m = self._of(index, first)
         m *= self._mu
         m += first.astype(m.dtype, copy=False)
-        if self._nesterov:
+        if nesterov:
             first += (self._mu * m).astype(first.dtype, copy=False)
         else:
             m.astype(first.dtype, copy=False).copyto(first)
@@ -60,6 +77,7 @@ class Momentum:
         weights: Sequence[NDArray],
         gradients: Sequence[NDArray],
         rescale: float,
+        nesterov: bool,
     ) -> None:
         """w = mu (w + wd x), and g = g + w, where the optimizer will multiply g by `rescale`.
 
@@ -70,7 +88,7 @@ class Momentum:
             name = (index, context)
             if x._fresh_grad and (wd or name in self._state):
                 w = self._of(name, x)
-                if self._nesterov and rescale == 1.0 and _dense_float32(x, gradient):
+                if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
                     # SGD's operator does it all: w is its momentum, x what it takes for a gradient.
                     rate = -self._mu * wd
                     mx.nd.sgd_mom_update(gradient, x, w, lr=rate, momentum=self._mu, out=gradient)
@@ -78,7 +96,7 @@ class Momentum:
                 before = w / rescale
                 w += wd * x.astype(w.dtype, copy=False)
                 w *= self._mu
-                added = w / rescale if self._nesterov else before
+                added = w / rescale if nesterov else before
                 gradient += added.astype(gradient.dtype, copy=False)
 
     def clear(self) -> None:

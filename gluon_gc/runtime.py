@@ -9,7 +9,7 @@ from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
 from . import env
-from .compression import parse
+from .compression import parse, warn_of_ignored
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
 from .kvstore.base import CompressingKVStore
 from .kvstore.plan import Tensor
@@ -143,6 +143,7 @@ def byteps_declare_tensor(name: str, **compression_params: Any) -> None:
         As `DistributedTrainer` takes them, without "momentum".
     """
     parse(compression_params)
+    warn_of_ignored(compression_params)
     _declared.setdefault(name, compression_params)
 
 

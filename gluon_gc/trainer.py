@@ -16,10 +16,10 @@ from mxnet.optimizer import Optimizer
 
 from . import env, runtime
 from .amp import AgreedLossScaler
-from .compression import CompressionParams, parse
+from .compression import CompressionParams, parse, warn_of_ignored
 from .kvstore.base import STATS, CompressingKVStore
 from .kvstore.plan import Tensor, travels_compressed
-from .momentum import Momentum
+from .momentum import Momentum, momentum_of, switched_off
 from .optimizer import DistributedOptimizer
 from .trace import Trace
 
@@ -38,7 +38,8 @@ class DistributedTrainer(Trainer):
         The parameters to optimize, as in gluon.Trainer. A Parameter's attribute
         ``compression_params`` (a dict, or None: not compressed) wins over the argument below.
     optimizer : str or Optimizer
-        As in gluon.Trainer.
+        As in gluon.Trainer. Where a compressor applies its momentum, the trainer's updates apply
+        none; the object is not changed.
     optimizer_params : dict, optional
         As in gluon.Trainer; not changed.
     root_rank : int
@@ -79,12 +80,11 @@ class DistributedTrainer(Trainer):
             optimizer = optimizer._optimizer
             warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
             warnings.warn(warning, stacklevel=2)
-        optimizer_params = dict(optimizer_params or {})
-        self._compression = parse(compression_params, optimizer_params)
-        self._momentum: Optional[Momentum] = None
-        if self._compression.mu is not None:
-            self._momentum = Momentum(self._compression.mu, self._compression.nesterov)
-            optimizer_params["momentum"] = 0.0  # in this copy: the compressor applies it instead
+        if not isinstance(optimizer, Optimizer):
+            optimizer = mx.optimizer.create(optimizer, **(optimizer_params or {}))
+            optimizer_params = None
+        mu, nesterov = momentum_of(optimizer)
+        self._compression = parse(compression_params, mu, nesterov)
         self._own_store = kvstore is not None
         self._store = (
             runtime.create_kvstore(kvstore) if self._own_store else runtime.default_kvstore()
@@ -95,11 +95,16 @@ class DistributedTrainer(Trainer):
             )
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._last_first = self._in_order_of_backward(params)
-        self._overrides = {
-            i: parse(param.compression_params, dict(momentum=self._compression.mu))
+        overrides = {
+            i: param.compression_params
             for i, param in enumerate(self._params)
             if hasattr(param, "compression_params")
         }
+        self._overrides = {i: parse(given, mu, nesterov) for i, given in overrides.items()}
+        warn_of_ignored(compression_params, *overrides.values())
+        compressions = [self._compression, *self._overrides.values()]
+        applied = any(params.mu is not None for params in compressions)
+        self._momentum = Momentum(mu) if applied else None
         self._root_rank = root_rank
         self._number = next(_numbers)
         self._declared: Dict[int, Tensor] = {}
@@ -243,7 +248,7 @@ class DistributedTrainer(Trainer):
             return
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
-                self._momentum.add_to_gradient(i, arrays)
+                self._momentum.add_to_gradient(i, arrays, self._has_nesterov(i))
 
     def _found_nonfinite(self, indices: Sequence[int]) -> bool:
         """Whether a result is not finite, alike on all workers; waits for it."""
@@ -261,16 +266,27 @@ class DistributedTrainer(Trainer):
 
     def _update_parameters(self, rescale: float, ignore_stale_grad: bool) -> None:
         self._optimizer.rescale_grad = rescale
-        skipped = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow([])
-        if self._momentum is not None and not skipped:
-            for i, param in enumerate(self._params):
-                if param.grad_req != "null":
-                    wd = self._optimizer._get_wd(i)
-                    self._momentum.add_weight_decay(
-                        i, wd, param.list_data(), param.list_grad(), rescale
-                    )
         self._init_kvstore()
-        self._update(ignore_stale_grad)
+        if self._momentum is None:
+            self._update(ignore_stale_grad)
+            return
+        skipped = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow([])
+        for i, param in enumerate(self._params):
+            if param.grad_req != "null" and not skipped:
+                wd, nesterov = self._optimizer._get_wd(i), self._has_nesterov(i)
+                self._momentum.add_weight_decay(
+                    i, wd, param.list_data(), param.list_grad(), rescale, nesterov
+                )
+        with switched_off(self._optimizer):
+            self._update(ignore_stale_grad)
+
+    def _has_nesterov(self, index: int) -> bool:
+        """Whether a parameter's momentum is Nesterov's, as it or else the trainer was told."""
+        for params in (self._overrides.get(index), self._compression):
+            if params is not None and params.mu is not None:
+                return params.nesterov
+        _, nesterov = momentum_of(self._optimizer)
+        return nesterov
 
     def _next_learning_rate_ratio(self) -> float:
         """Previous learning rate over that of the update to come; 1 at first or after a zero."""

@@ -8,14 +8,15 @@ import pytest
 
 from gluon_gc.compression import Codec, CompressionParams, parse, registry
 from gluon_gc.compression.option import listed
+from gluon_gc.compression.params import ignored, warn_of_ignored
 
-OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9}
+MU = 0.9
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "momentum": "nesterov", "scaling": True}
 COMPRESSORS = listed([f"'{name}'" for name in registry], "or")
 
 
 def test_the_published_dictionary_is_understood():
-    params = parse(ONEBIT, OPTIMIZER)
+    params = parse(ONEBIT, MU)
     assert params == CompressionParams(registry["onebit"](scaling=True), "vanilla", 0.9)
 
 
@@ -34,10 +35,9 @@ def test_falsy_values_mean_off(params):
 
 
 def test_what_byteps_scripts_pass_for_other_compressors_is_no_contradiction():
-    params = parse(
-        {**ONEBIT, "k": 1, "normalize": "max", "partition": "linear", "fp16": False}, OPTIMIZER
-    )
-    assert params == parse(ONEBIT, OPTIMIZER)
+    scripts = {"k": 1.0, "normalize": "max", "partition": "linear", "fp16": False}
+    assert parse({**ONEBIT, **scripts}, MU) == parse(ONEBIT, MU)
+    assert ignored({**ONEBIT, **scripts}) == {}
 
 
 def test_numpy_scalars_are_as_good_as_pythons():
@@ -96,32 +96,12 @@ def test_numpy_scalars_are_as_good_as_pythons():
             TypeError,
             "['fp16'] must be True or False, got 'half'",
         ),
+        ({"compressor": "topk", "k": -1}, ValueError, "['k'] must be a share between 0 and 1 or"),
         (
-            {"compressor": "onebit", "k": 10},
-            ValueError,
-            "['k'] is for topk, randomk, dithering and dgc, not for onebit",
-        ),
-        ({"compressor": "onebit", "k": -1}, ValueError, "['k'] must be a share between 0 and 1 or"),
-        (
-            {"compressor": "onebit", "k": True},
+            {"compressor": "topk", "k": True},
             TypeError,
             "or a whole number >= 1, got True (bool)",
         ),
-        (
-            {"compressor": "onebit", "seed": 3},
-            ValueError,
-            "['seed'] is for randomk, dithering and dgc, not for onebit",
-        ),
-        (
-            {"compressor": "onebit", "normalize": "l2"},
-            ValueError,
-            "['normalize'] is for dithering, not for onebit",
-        ),
-        ({"scaling": True}, ValueError, "['scaling'] is for onebit, not for no compressor"),
-        ({"ef": "vanilla"}, ValueError, "['ef'] needs a 'compressor'"),
-        ({"momentum": "nesterov"}, ValueError, "['momentum'] needs a 'compressor'"),
-        ({"exchange": "gather"}, ValueError, "['exchange'] needs a 'compressor'"),
-        ({"hierarchical": True}, ValueError, "['hierarchical'] needs a 'compressor'"),
         (
             {"compressor": "onebit", "exchange": "ring"},
             ValueError,
@@ -138,7 +118,8 @@ def test_numpy_scalars_are_as_good_as_pythons():
             ValueError,
             "['compress_ratio'] must be a share between 0 and 1 or its reciprocal, got 1",
         ),
-        ({"compressor": "dgc", "k": 9, "ef": "vanilla"}, ValueError, "['ef'] is not for dgc"),
+        ({"compressor": "dgc", "k": 9, "ef": "sparse"}, ValueError, "'sparse' is for randomk, not"),
+        ({"compressor": "onebit", "ef": "sparse"}, ValueError, "'sparse' is for randomk, not"),
         (
             {"compressor": "dgc", "k": 9, "exchange": "two_way"},
             ValueError,
@@ -159,23 +140,64 @@ def test_numpy_scalars_are_as_good_as_pythons():
             ValueError,
             "['sample_ratio'] must be 0 < sample_ratio <= 1, got 0",
         ),
-        (
-            {"compressor": "topk", "k": 9, "momentum_masking": True},
-            ValueError,
-            "['momentum_masking'] is for dgc, not for topk",
-        ),
     ],
 )
 def test_wrong_params_are_refused_by_name_rule_and_value(params, error, message):
     with pytest.raises(error) as raised:
-        parse(params, OPTIMIZER)
+        parse(params, MU)
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("optimizer_params", [None, {}, {"momentum": 0}, {"learning_rate": 1}])
-def test_momentum_needs_the_optimizers_momentum(optimizer_params):
+@pytest.mark.parametrize("mu", [None, 0, 0.0])
+def test_momentum_needs_the_optimizers_momentum(mu):
     with pytest.raises(ValueError, match="needs 'momentum' in optimizer_params"):
-        parse(ONEBIT, optimizer_params)
+        parse(ONEBIT, mu)
+
+
+@pytest.mark.parametrize(
+    "params, keys",
+    [
+        ({"compressor": "onebit", "k": 10, "seed": 2020}, ["k", "seed"]),
+        ({"compressor": "onebit", "normalize": "l3"}, ["normalize"]),
+        ({"compressor": "randomk", "k": 9, "normalize": "l2"}, ["normalize"]),
+        ({"compressor": "topk", "k": 9, "scaling": True}, ["scaling"]),
+        ({"compressor": "topk", "k": 9, "momentum_masking": True}, ["momentum_masking"]),
+        ({"compressor": "topk", "k": 9, "momentum_masking": False}, []),
+        ({"compressor": "dgc", "k": 9, "ef": "vanilla"}, ["ef"]),
+        ({"ef": "sparse", "momentum": "nesterov"}, ["ef", "momentum"]),
+        ({"exchange": "gather", "hierarchical": True, "fp16": True}, ["exchange", "hierarchical"]),
+    ],
+)
+def test_what_belongs_to_another_compressor_is_ignored(params, keys):
+    assert list(ignored(params)) == keys
+    assert parse(params) == parse({key: params[key] for key in params if key not in keys})
+
+
+def test_one_warning_names_all_that_is_ignored():
+    with pytest.warns(UserWarning) as warned:
+        (lambda: warn_of_ignored({"compressor": "onebit", "seed": 3, "k": 2}, None, {"k": 2}))()
+    (warning,) = warned
+    assert str(warning.message) == (
+        "compression_params has keys that are ignored: 'seed' is not for onebit, got 3; "
+        "'k' is not for onebit, got 2; 'k' needs a compressor, got 2"
+    )
+
+
+@pytest.mark.parametrize("name", ["topk", "randomk", "dgc"])
+@pytest.mark.parametrize("one", [1.0, np.float32(1), np.float64(1)])
+def test_a_share_of_one_is_refused_where_one_is_an_element(name, one):
+    with pytest.raises(ValueError, match=r"\['k'\] must be a share below 1 .*, got 1\.0: 1 is one"):
+        parse({"compressor": name, "k": one})
+
+
+@pytest.mark.parametrize("name", ["topk", "randomk", "dgc"])
+@pytest.mark.parametrize("k", [1, np.int64(1), 2.0, 0.999])
+def test_other_shares_and_numbers_are_what_they_say(name, k):
+    assert parse({"compressor": name, "k": k}).compressor.k == k
+
+
+def test_a_whole_float_is_a_number_of_levels():
+    assert parse({"compressor": "dithering", "k": 1.0}).compressor.k == 1
 
 
 @pytest.mark.parametrize(
@@ -204,9 +226,11 @@ def test_a_compress_ratio_is_a_share_or_its_reciprocal():
 
 
 def test_dgc_takes_the_optimizers_momentum_in_the_form_that_is_asked_for():
-    params = parse({"compressor": "dgc", "k": 0.1}, OPTIMIZER)
+    params = parse({"compressor": "dgc", "k": 0.1}, MU)
     assert (params.mu, params.nesterov) == (0.9, False)
-    params = parse({"compressor": "dgc", "k": 0.1, "momentum": "nesterov"}, OPTIMIZER)
+    params = parse({"compressor": "dgc", "k": 0.1, "momentum": "nesterov"}, MU)
+    assert (params.mu, params.nesterov) == (0.9, True)
+    params = parse({"compressor": "dgc", "k": 0.1}, MU, nesterov=True)
     assert (params.mu, params.nesterov) == (0.9, True)
     assert parse({"compressor": "dgc", "k": 0.1}).mu is None
 

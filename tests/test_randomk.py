@@ -110,8 +110,6 @@ def test_described_params_are_read_back_as_they_were(seed):
         ({}, KeyError, "compression_params['k'] is missing; randomk needs a share"),
         ({"k": 3, "seed": 0}, ValueError, "['seed'] must be a whole number > 0, got 0"),
         ({"k": 3, "seed": 1.5}, TypeError, "['seed'] must be a whole number > 0, got 1.5 (float)"),
-        ({"k": 3, "partition": "natural"}, ValueError, "['partition'] is for dithering, not for"),
-        ({"k": 3, "scaling": True}, ValueError, "['scaling'] is for onebit, not for randomk"),
     ],
 )
 def test_wrong_params_are_refused_by_name_rule_and_value(more, error, message):

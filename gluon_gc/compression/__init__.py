@@ -5,6 +5,15 @@ from . import bytegrad, dgc, dithering, onebit, randomk, stream, topk  # noqa: F
 from .base import Compressor, registry
 from .codec import Codec
 from .option import options
-from .params import CompressionParams, parse
+from .params import CompressionParams, parse, warn_of_ignored
 
-__all__ = ["Codec", "CompressionParams", "Compressor", "options", "parse", "registry", "stream"]
+__all__ = [
+    "Codec",
+    "CompressionParams",
+    "Compressor",
+    "options",
+    "parse",
+    "registry",
+    "stream",
+    "warn_of_ignored",
+]

@@ -15,8 +15,9 @@ from .base import registry
 class Option:
     """One key of compression_params.
 
-    `compressors` names those that the key is for (None: any). `unused` is what BytePS's scripts
-    pass for a key that they do not mean; like a falsy value, it is no contradiction.
+    `compressors` names those that the key is for (None: any, and none). With another it is ignored,
+    with a warning; without one if it is `unused`, which is what BytePS's scripts pass for a key
+    that they do not mean.
     """
 
     name: str
@@ -26,6 +27,10 @@ class Option:
     meaning: str
     compressors: Optional[Tuple[str, ...]] = None
     unused: Any = None
+
+    def is_for(self, compressor: Optional[str]) -> bool:
+        """Whether the key means anything with a compressor of that name, or without one."""
+        return self.compressors is None or compressor in self.compressors
 
     def check(self, value: Any) -> None:
         """Raise TypeError or ValueError if `value` is not allowed."""
@@ -149,6 +154,7 @@ def _options_of_dgc() -> Tuple[Option, ...]:
 
 def options() -> Dict[str, Option]:
     """The keys of compression_params, in the order in which the docs list them."""
+    every = tuple(registry)
     table = (
         _one_of("compressor", tuple(registry), "the algorithm; falsy: none"),
         Option(
@@ -157,7 +163,8 @@ def options() -> Dict[str, Option]:
             lambda v: 0 < v < 1 or (v >= 1 and v % 1 == 0),
             "a share between 0 and 1 or a whole number >= 1",
             "share of the elements of a chunk (0 < k < 1, at least one) or number of them "
-            "(all where there are fewer); number of levels for dithering",
+            "(all where there are fewer; 1.0, which could mean either, is refused); number of "
+            "levels for dithering",
             compressors=("topk", "randomk", "dithering", "dgc"),
             unused=1,
         ),
@@ -166,12 +173,14 @@ def options() -> Dict[str, Option]:
             ("vanilla", "corrected", "sparse"),
             "error feedback; corrected: by the ratio of learning rates; sparse: for randomk, where "
             "the aggregator corrects what was drawn, which is all that it has",
+            compressors=tuple(name for name in every if not registry[name].accumulates),
         ),
         _one_of(
             "momentum",
             ("nesterov",),
-            "momentum before the compressor; takes the value of "
-            "optimizer_params['momentum'], which the optimizer then no longer applies",
+            "momentum before the compressor, with the value of the optimizer's, which then applies "
+            "none. dgc always does so, in the optimizer's form unless this asks for Nesterov's",
+            compressors=every,
         ),
         _switch("scaling", "scale the signs by the mean magnitude", compressors=("onebit",)),
         _one_of(
@@ -201,12 +210,14 @@ def options() -> Dict[str, Option]:
             "hierarchical",
             "over Horovod: sum within each node first, and compress between nodes; by default for "
             "bytegrad",
+            compressors=every,
         ),
         _one_of(
             "exchange",
             ("two_way", "gather"),
             "two_way: aggregators sum, and compress the sum; gather: all workers get all payloads "
             "and sum them, by default (and always) for dgc. What randomk sends is summed as it is",
+            compressors=every,
         ),
         *_options_of_dgc(),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 import numpy as np
 
 from .base import Compressor, registry
-from .option import Option, listed, options
+from .option import Option, options
 
 _RATIO_BYTES = 8  # corrected error feedback sends the ratio of learning rates before each payload
 
@@ -87,36 +88,69 @@ class CompressionParams:
         return described
 
 
-def _given(params: Mapping[str, Any], known: Mapping[str, Option]) -> Dict[str, Any]:
-    """The keys that are not off, each checked by itself; a switch may be False."""
-    given = {}
-    for name, value in params.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0)[0]
+def _keys_that_are_on(params: Mapping[str, Any], known: Mapping[str, Option]) -> Dict[str, Any]:
+    """What is not off; a switch may be False."""
+    on = {}
+    for key, value in params.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0)[0]
             raise ValueError(
-                f"compression_params has no key {name!r}; did you mean '{near}'? "
+                f"compression_params has no key {key!r}; did you mean '{near}'? "
                 f"The keys are {', '.join(known)}"
             )
         off = value is None or (isinstance(value, str) and not value)
         if isinstance(value, (bool, np.bool_)) and not value:
-            off = bool not in known[name].types
+            off = bool not in known[key].types
         if not off:
-            known[name].check(value)
-            given[name] = value
-    return given
+            on[key] = value
+    return on
+
+
+def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """The keys of valid compression_params that are for other compressors and do nothing.
+
+    What BytePS's scripts pass for a key that they do not mean is not among them.
+    """
+    known = options()
+    on = _keys_that_are_on(params or {}, known)
+    name = on.get("compressor")
+    return {
+        key: value
+        for key, value in on.items()
+        if not known[key].is_for(name) and value and value != known[key].unused
+    }
+
+
+def warn_of_ignored(*several: Optional[Mapping[str, Any]]) -> None:
+    """Give one warning, at the caller's caller, of all keys that are ignored in these params."""
+    told = []
+    for params in several:
+        for key, value in ignored(params).items():
+            name = params.get("compressor")
+            why = f"is not for {name}" if name else "needs a compressor"
+            text = f"'{key}' {why}, got {value!r}"
+            if text not in told:
+                told.append(text)
+    if told:
+        message = f"compression_params has keys that are ignored: {'; '.join(told)}"
+        warnings.warn(message, stacklevel=3)
 
 
 def parse(
-    params: Optional[Mapping[str, Any]], optimizer_params: Optional[Mapping[str, Any]] = None
+    params: Optional[Mapping[str, Any]], mu: Optional[float] = None, nesterov: bool = False
 ) -> CompressionParams:
     """Check compression_params.
+
+    Keys that are for other compressors are ignored; `warn_of_ignored` says so.
 
     Parameters
     ----------
     params : mapping, optional
         As `DistributedTrainer` takes it. None, "" and False switch a key off.
-    optimizer_params : mapping, optional
-        Where the value of the momentum is found.
+    mu : float, optional
+        The optimizer's momentum, which the compressor is to apply if asked to.
+    nesterov : bool
+        Whether that is Nesterov's.
 
     Raises
     ------
@@ -132,77 +166,68 @@ def parse(
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(params).__name__}")
     known = options()
-    given = _given(params, known)
-    name = given.pop("compressor", None)
-    fp16 = bool(given.pop("fp16", False))
-    if name is None:
-        for key in ("ef", "momentum", "exchange", "hierarchical"):
-            if given.pop(key, None):
-                raise ValueError(f"compression_params['{key}'] needs a 'compressor'")
-        _own_options(name, given, known)
-        return CompressionParams(fp16=fp16)
-    kind = registry[name]
-    ef = given.pop("ef", None)
-    nesterov = given.pop("momentum", None) is not None
-    exchange = given.pop("exchange", "gather" if kind.accumulates else "two_way")
-    hierarchical = bool(given.pop("hierarchical", kind.hierarchical))
-    if ef == "sparse" and name != "randomk":
+    on = _keys_that_are_on(params, known)
+    name = on.pop("compressor", None)
+    if name is not None:
+        known["compressor"].check(name)
+    if on.get("ef") == "sparse" and name not in (None, "randomk"):
         raise ValueError(
             f"compression_params['ef'] 'sparse' is for randomk, not for {name}; "
             "'vanilla' and 'corrected' are for any compressor but dgc"
         )
-    if kind.accumulates:
-        if ef:
-            raise ValueError(
-                f"compression_params['ef'] is not for {name}, which keeps what it does not send "
-                f"anyway; got {ef!r}"
-            )
-        if exchange != "gather":
-            raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
-        ef = "vanilla"
-    compressor = kind(**_own_options(name, given, known))
-    mu = (optimizer_params or {}).get("momentum") if nesterov or kind.accumulates else None
-    if nesterov and not mu:
+    given = {key: value for key, value in on.items() if known[key].is_for(name)}
+    for key, value in given.items():
+        known[key].check(value)
+    fp16 = bool(given.pop("fp16", False))
+    if name is None:
+        return CompressionParams(fp16=fp16)
+    kind = registry[name]
+    ef = given.pop("ef", "vanilla" if kind.accumulates else None)
+    asked = given.pop("momentum", None) is not None
+    if asked and not mu:
         raise ValueError(
-            "compression_params['momentum'] needs 'momentum' in optimizer_params, "
-            f"got {mu!r} there"
+            "compression_params['momentum'] needs 'momentum' in optimizer_params, or an optimizer "
+            f"that has momentum; got {mu!r}"
         )
-    mu = float(mu) if mu else None
+    exchange = given.pop("exchange", "gather" if kind.accumulates else "two_way")
+    if kind.accumulates and exchange != "gather":
+        raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
     return CompressionParams(
-        compressor, ef, mu, fp16, nesterov or not kind.accumulates, hierarchical, exchange
+        hierarchical=bool(given.pop("hierarchical", kind.hierarchical)),
+        compressor=kind(**_own_options(kind, given, known)),
+        ef=ef,
+        mu=float(mu) if mu and (asked or kind.accumulates) else None,
+        fp16=fp16,
+        nesterov=asked or nesterov or not kind.accumulates,
+        exchange=exchange,
     )
 
 
 def _own_options(
-    name: Optional[str], given: Mapping[str, Any], known: Mapping[str, Option]
+    kind: Type[Compressor], given: Mapping[str, Any], known: Mapping[str, Option]
 ) -> Dict[str, Any]:
-    """Of the keys that are for certain compressors, those for this one.
+    """The options of one compressor, as plain Python values.
 
     Raises
     ------
     ValueError
-        A key is for another compressor.
+        Two of them are the same.
     KeyError
-        One that this compressor needs is missing.
+        One that it needs is missing.
     """
-    own = {}
-    for key, value in given.items():
-        if name in known[key].compressors:
-            own[key] = value.item() if isinstance(value, np.generic) else value
-        elif value and value != known[key].unused:
-            raise ValueError(
-                f"compression_params['{key}'] is for {listed(known[key].compressors, 'and')}, "
-                f"not for {name or 'no compressor'}; got {value!r}"
-            )
+    own = {
+        key: value.item() if isinstance(value, np.generic) else value
+        for key, value in given.items()
+    }
     ratio = own.pop("compress_ratio", None)
     if ratio is not None:
         if "k" in own:
             raise ValueError("compression_params have 'k' and 'compress_ratio', which are the same")
         own["k"] = ratio if ratio < 1 else 1 / ratio
-    for field in fields(registry[name]) if name else ():
+    for field in fields(kind):
         if field.default is MISSING and field.name not in own:
             raise KeyError(
-                f"compression_params['{field.name}'] is missing; {name} needs "
+                f"compression_params['{field.name}'] is missing; {kind.name} needs "
                 f"{known[field.name].allowed}"
             )
     return own

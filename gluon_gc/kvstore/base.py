@@ -22,7 +22,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import env, operators
-from ..compression import Codec, CompressionParams, parse, stream
+from ..compression import Codec, CompressionParams, parse, stream, warn_of_ignored
 from . import plan
 from .gradient import Gradient, Gradients, defuse, fuse
 from .plan import Chunk, Tensor
@@ -115,6 +115,7 @@ class CompressingKVStore(KVStoreBase):
             Also for "momentum", whose value a plain Trainer does not tell.
         """
         self._params = parse(compression_params)
+        warn_of_ignored(compression_params)
 
     def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:
         """Overwrite `out` with rank 0's `value`, and expect gradients of its shape under `key`."""
