@@ -35,6 +35,11 @@ def _option_default(option: Option) -> str:
     return ""
 
 
+def _compressors(option: Option) -> str:
+    every = option.compressors == tuple(compression.registry)
+    return "any compressor" if every else ", ".join(option.compressors or ())
+
+
 def _names(variable: env.Variable) -> str:
     return f"`{variable.name}`" + (f" (older: `{variable.older}`)" if variable.older else "")
 
@@ -50,7 +55,7 @@ def page() -> str:
             option.allowed,
             _option_default(option),
             option.meaning,
-            ", ".join(option.compressors or ()),
+            _compressors(option),
         )
         for option in compression.options().values()
     )
@@ -70,7 +75,8 @@ def page() -> str:
         "## compression_params",
         "",
         'None, False and `""` switch a key off. A wrong type is a TypeError, a wrong value or an',
-        "unknown key a ValueError, a missing key a KeyError, when the trainer is made.",
+        "unknown key a ValueError, a missing key a KeyError, when the trainer is made. A key that",
+        "is for other compressors is ignored, with a warning.",
         "",
         *_table(("key", "allowed", "default", "meaning", "for"), options),
         "",
