@@ -192,13 +192,14 @@ def parse(
     exchange = given.pop("exchange", "gather" if kind.accumulates else "two_way")
     if kind.accumulates and exchange != "gather":
         raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
+    hierarchical = bool(given.pop("hierarchical", kind.hierarchical))
     return CompressionParams(
-        hierarchical=bool(given.pop("hierarchical", kind.hierarchical)),
         compressor=kind(**_own_options(kind, given, known)),
         ef=ef,
         mu=float(mu) if mu and (asked or kind.accumulates) else None,
         fp16=fp16,
         nesterov=asked or nesterov or not kind.accumulates,
+        hierarchical=hierarchical,
         exchange=exchange,
     )
 
