@@ -9,11 +9,16 @@ import sys
 
 def main() -> int:
     """Run the launcher on the command line's arguments; returns the exit code."""
-    sys.modules["gluon_gc"] = importlib.util.module_from_spec(importlib.util.find_spec("gluon_gc"))
+    spec = importlib.util.find_spec("gluon_gc")
+    if spec is None:
+        sys.exit("bpslaunch: gluon_gc is not installed")
+    sys.modules["gluon_gc"] = importlib.util.module_from_spec(spec)
     from gluon_gc.launcher import main
 
     return main(sys.argv[1:])
 
 
 if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # with -m the current directory
     sys.exit(main())

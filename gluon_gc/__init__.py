@@ -1,8 +1,9 @@
 """Gradient compression for data-parallel MXNet Gluon, with the API of byteps.mxnet."""
 
-from . import env
+from . import env, requirements
 
 env.prepare_engine()  # before MXNet reads it
+requirements.import_mxnet()
 
 from .cast import Compression  # noqa: E402
 from .env import ConfigurationError  # noqa: E402

@@ -219,3 +219,9 @@ def for_child(changes: Mapping[str, Optional[str]]) -> dict[str, str]:
     """This process's environment with changes, for a process to start; None removes a variable."""
     merged = {**os.environ, **changes}
     return {name: value for name, value in merged.items() if value is not None}
+
+
+def for_service(changes: Mapping[str, Optional[str]]) -> dict[str, str]:
+    """As `for_child`, without the empty entries of PYTHONPATH: they mean the current directory."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return for_child({**changes, "PYTHONPATH": os.pathsep.join(filter(None, entries)) or None})

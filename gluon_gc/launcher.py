@@ -83,8 +83,9 @@ def runnable(command: Sequence[str]) -> List[str]:
     return list(command)
 
 
-def _service(role: str) -> List[str]:
-    return [sys.executable, "-m", "gluon_gc.server", role]
+def service(role: str) -> List[str]:
+    """The command of a server or the scheduler, whose current directory is not on sys.path."""
+    return [sys.executable, str(Path(__file__).resolve().with_name("service.py")), role]
 
 
 def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
@@ -145,10 +146,10 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
         "BYTEPS_FORCE_DISTRIBUTED": "1",
         "OMP_NUM_THREADS": str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers)),
     }
-    environ = env.for_child(cluster)
-    tasks = [Task("scheduler", _service("scheduler"), environ, service=True)]
+    environ = env.for_service(cluster)
+    tasks = [Task("scheduler", service("scheduler"), environ, service=True)]
     for index in range(servers):
-        tasks.append(Task(f"server {index}", _service("server"), environ, service=True))
+        tasks.append(Task(f"server {index}", service("server"), environ, service=True))
     for rank in range(workers):
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
         if env.get("BYTEPS_TRACE_ON"):  # machines of their own would not share a directory
@@ -211,7 +212,7 @@ def _start(arguments: argparse.Namespace) -> int:
     cluster = env.cluster()
     if role == "scheduler":
         _check_port(cluster.root_uri, cluster.root_port)
-    _become(_service(role), env.for_child({"DMLC_ROLE": None}))
+    _become(service(role), env.for_service({"DMLC_ROLE": None}))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

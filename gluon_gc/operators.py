@@ -17,14 +17,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 LIBRARY = Path(__file__).with_name("libgluon_gc.so")
 
-
-def _load() -> None:
-    if not LIBRARY.exists():
-        raise ImportError(f"{LIBRARY} does not exist: build the package with `pip install .`")
-    mx.library.load(str(LIBRARY), verbose=False)
-
-
-_load()
+mx.library.load(str(LIBRARY), verbose=False)
 
 
 def _operator(name: str):

@@ -1,4 +1,4 @@
-"""What the server and the scheduler run: ``python -m gluon_gc.server ROLE``.
+"""What the server and the scheduler run.
 
 Importing MXNet with DMLC_ROLE set to one of these roles would turn the process into MXNet's own
 server, half initialised. So `bpslaunch` takes DMLC_ROLE away, and it is put back here.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import sys
 import traceback
 from collections import Counter
 from dataclasses import replace
@@ -174,7 +173,3 @@ def main(role: str) -> None:
         controller = _CONTROLLER_TYPE(Server(kv, env.server_threads()).control)
     check_call(_LIB.MXKVStoreRunServer(kv.handle, controller, None))
     watch.stop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

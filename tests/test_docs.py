@@ -29,6 +29,9 @@ NOT_OFFERED = {"--use-pretrained", "--teacher"}  # arguments that pages say are 
 OF_OTHERS = {"--network"}  # arguments of other programs: docker's
 UNREAD = "## Variables that nothing reads"  # the section that names some
 
+_, _, EXTRAS = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")
+EXTRAS = set(re.findall(r"^(\w+) = \[", EXTRAS.partition("\n[")[0], re.M))
+
 BLOCK = re.compile(r"(?:^`([\w./]+)`:\n\n)?^( *)```(\w*)\n(.*?)^ *```$", re.S | re.M)
 
 
@@ -154,7 +157,7 @@ def wrong_params(page):
 
 def commands(page):
     """The commands of shell blocks, and of code in the prose that is one, as words."""
-    starts = r"(\w+=\S+ +)*(python|bpslaunch|make|horovodrun|mpirun|example/\S+\.sh)\b"
+    starts = r"(\w+=\S+ +)*(python|pip|bpslaunch|make|horovodrun|mpirun|example/\S+\.sh)\b"
     lines = [span for span in page.spans if re.match(starts, span)]
     for code in page.code("sh"):
         lines += code.replace("\\\n", " ").splitlines()
@@ -191,6 +194,10 @@ def wrong_command(words):
             return wrong_command(launcher._parse(rest).command)
         except env.ConfigurationError as error:
             return str(error)
+    if program == "pip":
+        extras = {name for word in rest for name in re.findall(r"\w+", word.partition("[")[2])}
+        unknown = extras - EXTRAS
+        return f"no extra {unknown}" if unknown else None
     if program == "make":
         dry = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
         return dry.stderr if dry.returncode else None
@@ -280,6 +287,7 @@ def test_a_page_has_nothing_that(check, page):
         (wrong_commands, "```sh\nA=b python \\\n  nothing.py\n```", "nothing.py"),
         (wrong_commands, "`python example/make_data.py --nothing`", "--nothing"),
         (wrong_commands, "`python -m nothing`", "nothing"),
+        (wrong_commands, "`pip install '.[mxnet,nothing]'`", "nothing"),
         (wrong_commands, "`bpslaunch --lokal python train.py`", "lokal"),
         (wrong_commands, "`bpslaunch --local python nothing.py`", "nothing.py"),
         (wrong_commands, "`horovodrun -np 4 python nothing.py`", "nothing.py"),

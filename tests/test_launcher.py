@@ -33,14 +33,14 @@ DONE = "import os; open('done.' + os.environ['DMLC_WORKER_ID'], 'w').close()"
 
 @pytest.fixture
 def launch(tmp_path):
-    """Starts bpslaunch, in a directory where `python -m gluon_gc.server` finds the stand-in."""
+    """Starts bpslaunch, with a PYTHONPATH where services find the stand-in."""
     started = []
 
     def launch(*arguments, **environ):
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "bpslaunch.py"), *arguments],
             cwd=tmp_path,
-            env={**clean_environ(), **environ},
+            env={**clean_environ(), "PYTHONPATH": str(tmp_path), **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,10 +64,14 @@ def stand_in(tmp_path):
     package = tmp_path / "gluon_gc"
     package.mkdir()
     (package / "__init__.py").touch()
+    for module in (ROOT / "gluon_gc").glob("*.py"):
+        if module.name not in ("__init__.py", "server.py"):
+            (package / module.name).symlink_to(module)
 
     def write(source):
         note = "print(sys.argv[1], sorted(n for n in os.environ if n[:4] == 'DMLC'), flush=True)"
-        (package / "server.py").write_text(f"import os, sys\n{note}\n{source}")
+        start = "import os, sys\ndef main(role): pass"  # it is done once it is imported
+        (package / "server.py").write_text(f"{start}\n{note}\n{source}")
 
     write(UNTIL_WORKERS_ARE_DONE)
     return write
@@ -357,7 +361,7 @@ def test_a_reader_that_goes_away_ends_the_cluster(launch, stand_in, tmp_path):
 
 def test_the_launcher_needs_no_mxnet(launch, stand_in, tmp_path):
     (tmp_path / "mxnet.py").write_text("raise SystemExit('mxnet was imported')")
-    assert finish(launch(*local(1, 1, DONE), PYTHONPATH=str(tmp_path)))[0] == 0
+    assert finish(launch(*local(1, 1, DONE)))[0] == 0
 
 
 # Lines and progress bars.

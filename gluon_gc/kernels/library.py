@@ -13,9 +13,18 @@ from .. import env
 pointer, size, integer, double = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_double
 _ISAS = ("scalar", "avx2", "avx512")
 
-library = ctypes.CDLL(
-    str(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
-)
+
+def _load() -> ctypes.CDLL:
+    path = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
+    if not path.exists():
+        raise ImportError(
+            f"{path} does not exist: install gluon_gc, or if it is, start Python elsewhere than in "
+            "its checkout"
+        )
+    return ctypes.CDLL(str(path))
+
+
+library = _load()
 
 
 def declare(name: str, result: Any, *arguments: Any) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
+from gluon_gc.launcher import service
+
 JOBS = Path(__file__).with_name("jobs.py")
 TIMEOUT = 90  # seconds that a whole cluster may take
 
@@ -55,10 +57,9 @@ class Cluster:
 
     def start_roles(self, suffix: str = "") -> None:
         """Start the scheduler and the servers."""
-        service = [sys.executable, "-m", "gluon_gc.server"]
-        self.start(f"scheduler{suffix}", [*service, "scheduler"])
+        self.start(f"scheduler{suffix}", service("scheduler"))
         for server in range(self._servers):
-            self.start(f"server{server}{suffix}", [*service, "server"])
+            self.start(f"server{server}{suffix}", service("server"))
 
     def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
         """Start worker `rank`, which runs a function of jobs.py."""

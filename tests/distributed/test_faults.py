@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from gluon_gc.launcher import service
 from tests.distributed.cluster import Cluster
 
 STOCK_SERVER = [sys.executable, "-c", "import mxnet"]
@@ -48,7 +49,7 @@ def test_a_missing_variable_is_named(cluster):
 
 def test_a_stock_mxnet_server_is_recognised(cluster):
     nodes = cluster(1, 1)
-    nodes.start("scheduler", [sys.executable, "-m", "gluon_gc.server", "scheduler"])
+    nodes.start("scheduler", service("scheduler"))
     nodes.start("server0", STOCK_SERVER, DMLC_ROLE="server")
     nodes.start_worker(0, "push_pull")
     assert nodes.wait("worker0") == 1

@@ -1,0 +1,27 @@
+"""Says in one sentence what to install where MXNet cannot be imported."""
+
+from __future__ import annotations
+
+_INSTALL = "install gluon_gc with pip install '.[mxnet]', or '.[cu112]' for CUDA 11.2"
+
+
+def import_mxnet() -> None:
+    """Import MXNet.
+
+    Raises
+    ------
+    ImportError
+        It, or what it needs, is not installed, or NumPy is too new for it.
+    """
+    try:
+        import mxnet  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError(f"gluon_gc needs MXNet 1.9.1 ({error}): {_INSTALL}") from None
+    except AttributeError:
+        import numpy
+
+        if tuple(map(int, numpy.__version__.split(".")[:2])) < (1, 24):
+            raise
+        raise ImportError(
+            f"MXNet 1.9.1 needs numpy<1.24, got {numpy.__version__}: {_INSTALL}"
+        ) from None

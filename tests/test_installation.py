@@ -1,0 +1,239 @@
+"""gluon_gc as `pip install .` leaves it, not editable, in an environment of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet
+import numpy
+import pytest
+
+from gluon_gc.operators import LIBRARY
+from tests.distributed.cluster import free_port
+from tests.processes import clean_environ
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("bpslaunch.py", "gluon_gc", "operators", "pyproject.toml", "setup.py")
+SOURCES += ("LICENSE", "MANIFEST.in", "README.md")
+TIMEOUT = 90
+WORKER = """
+import mxnet as mx
+import gluon_gc as bps
+
+bps.init()
+x = mx.nd.full((5,), bps.rank() + 1)
+bps.byteps_push_pull(x, name="x", is_average=False)
+print(f"rank {bps.rank()} of {bps.size()} has {x.asnumpy().tolist()}")
+bps.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the sources, which has no compiled library."""
+    folder = tmp_path_factory.mktemp("checkout")
+    unbuilt = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=unbuilt)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with a stand-in for CMake that gives setup.py the library that the tests have."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "cmake.py").write_text(f"""
+import shutil, sys
+if "--install" in sys.argv:
+    shutil.copy({str(LIBRARY)!r}, sys.argv[sys.argv.index("--prefix") + 1])
+""")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory, checkout, built):
+    """A virtual environment with gluon_gc, and with MXNet and the rest of the tests' own."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    # No .pth file within these folders is heeded, so that an editable gluon_gc does not come along.
+    others = {str(Path(module.__file__).parents[1]) for module in (mxnet, numpy, pytest)}
+    (site_packages / "others.pth").write_text("\n".join(others))
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation"]
+    options = ["--no-deps", "--ignore-installed", "--no-warn-script-location"]
+    build = {**clean_environ(), "PYTHONPATH": str(built)}
+    subprocess.run([*pip, *options, str(checkout)], check=True, env=build)
+    where = "import importlib.util as util; print(util.find_spec('gluon_gc').origin)"
+    found = subprocess.run([str(python), "-c", where], cwd=folder, capture_output=True, text=True)
+    assert Path(found.stdout.strip()) == site_packages / "gluon_gc" / "__init__.py"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """A worker's script, in a folder of its own, which comes first on the worker's sys.path."""
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(WORKER)
+    return path
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder with a module of each name that Python or a package has; they note who was run."""
+    standard = {path.stem for path in Path(os.__file__).parent.glob("*.py")}
+    packages = {path.parent.name for path in Path(os.__file__).parent.glob("*/__init__.py")}
+    for name in standard | packages | {"gluon_gc", "mxnet", "numpy", "requests"}:
+        source = f"open('ran.{name}', 'w').close()\nraise SystemExit('{name} of the user')\n"
+        (tmp_path / f"{name}.py").write_text(source)
+    return tmp_path
+
+
+def finish(command, cwd, **environ):
+    """The exit code of a command, what it printed, and its errors."""
+    with subprocess.Popen(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**clean_environ(), "OMP_NUM_THREADS": "1", **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=TIMEOUT)
+        finally:
+            process.terminate()  # the launcher ends the others
+    return process.returncode, out, err
+
+
+def launched(launcher, environment, script, cwd, **environ):
+    """The lines of the workers of a cluster of two."""
+    command = [*launcher, "--local", "-n", 2, "-s", 1, environment / "bin" / "python", script]
+    code, out, err = finish(command, cwd, **environ)
+    assert code == 0, out + err
+    return sorted(line for line in out.splitlines() if " has " in line)
+
+
+LINES = [f"[worker {rank}] rank {rank} of 2 has {[3.0] * 5}" for rank in (0, 1)]
+
+
+def test_a_cluster_runs_in_the_checkout(environment, checkout, script):
+    assert launched([environment / "bin" / "bpslaunch"], environment, script, checkout) == LINES
+
+
+def test_a_cluster_runs_beside_modules_of_any_name(environment, hostile, script):
+    assert launched([environment / "bin" / "bpslaunch"], environment, script, hostile) == LINES
+    assert not list(hostile.glob("ran.*"))
+
+
+def test_the_launcher_runs_as_a_module_too(environment, script, tmp_path):
+    for name in ("gluon_gc", "http", "queue", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')")
+    launcher = [environment / "bin" / "python", "-m", "bpslaunch"]
+    assert launched(launcher, environment, script, tmp_path) == LINES
+
+
+def test_a_server_heeds_pythonpath_but_for_empty_entries(environment, tmp_path):
+    for name in ("http", "queue"):  # which the launcher itself does not import
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')")
+    listed = tmp_path / "listed"
+    listed.mkdir()
+    (listed / "sitecustomize.py").write_text("print('PYTHONPATH was heeded')")
+    cluster = {
+        "DMLC_ROLE": "server",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_SERVER": "1",
+        "GLUON_GC_CONNECT_TIMEOUT": "1",
+        "PYTHONPATH": f":{listed}:",
+    }
+    code, out, err = finish([environment / "bin" / "bpslaunch"], tmp_path, **cluster)
+    assert code == 1 and "no scheduler at 127.0.0.1" in err
+    assert out == "PYTHONPATH was heeded\n" * 2  # bpslaunch, and what it became
+
+
+# Extras.
+
+
+def test_nothing_brings_a_second_mxnet(environment):
+    (metadata,) = environment.glob("lib/python*/site-packages/gluon_gc-*.dist-info/METADATA")
+    required = re.findall(
+        r"^Requires-Dist: ([\w-]+)(?:.*extra == .(\w+).)?", metadata.read_text(), re.M
+    )
+    assert sorted((extra, name) for name, extra in required if "mxnet" in name) == [
+        ("cu112", "mxnet-cu112"),
+        ("mxnet", "mxnet"),
+    ]
+    assert {extra for name, extra in required if name == "numpy"} == {"", "cu112", "mxnet"}
+    assert {name for name, extra in required if not extra} == {"numpy"}
+    assert "horovod" not in {name for name, _ in required}  # pip cannot build it beside MXNet
+
+
+# What is missing is one sentence.
+
+
+def imported(python, cwd, before, **environ):
+    """What importing gluon_gc says, once `before` has run."""
+    code, out, err = finish([python, "-c", f"{before}\nimport gluon_gc"], cwd, **environ)
+    assert (code, out) == (1, "")
+    assert err.count("Traceback") == 1  # no error behind the error
+    return err.splitlines()[-1]
+
+
+NO_MXNET = "import sys; sys.modules['mxnet'] = None"
+NUMPY_1_24 = """
+import numpy
+numpy.__version__ = "1.24.4"
+def gone(name):
+    raise AttributeError(name)
+numpy.__getattr__ = gone  # names such as numpy.bool
+"""
+
+
+@pytest.mark.parametrize(
+    "before, said",
+    [
+        (NO_MXNET, "ImportError: gluon_gc needs MXNet 1.9.1 ("),
+        (NUMPY_1_24, "ImportError: MXNet 1.9.1 needs numpy<1.24, got 1.24.4: "),
+    ],
+    ids=["no MXNet", "a newer NumPy"],
+)
+def test_an_engine_that_is_missing_is_named_with_the_extra_that_brings_it(tmp_path, before, said):
+    line = imported(sys.executable, tmp_path, before)
+    assert line.startswith(said)
+    assert line.endswith("pip install '.[mxnet]', or '.[cu112]' for CUDA 11.2")
+
+
+def test_a_checkout_that_is_not_built_says_so(environment, checkout):
+    line = imported(environment / "bin" / "python", checkout, "")
+    assert line.startswith(f"ImportError: {checkout}/gluon_gc/libgluon_gc.so does not exist: ")
+
+
+def test_horovod_that_is_missing_is_named_with_the_page_that_says_how(tmp_path):
+    source = "import sys; sys.modules['horovod'] = None; import mxnet as mx, gluon_gc"
+    create = f"{source}; mx.kv.create('GluonGCHorovod')"
+    code, _, err = finish([sys.executable, "-c", create], tmp_path)
+    assert code == 1 and err.count("Traceback") == 1
+    line = err.splitlines()[-1]
+    assert line.startswith("ImportError: the horovod backend needs Horovod built for this MXNet (")
+    assert line.endswith("docs/horovod.md says how")
+
+
+def test_a_cluster_without_an_engine_says_so_in_a_line(environment, tmp_path):
+    (tmp_path / "mxnet.py").write_text("raise ModuleNotFoundError('none', name='mxnet')")
+    forever = [environment / "bin" / "python", "-c", "import time; time.sleep(1000)"]
+    command = [environment / "bin" / "bpslaunch", "--local", *forever]
+    code, out, err = finish(command, tmp_path, PYTHONPATH=str(tmp_path))
+    assert code == 1
+    said = "gluon_gc needs MXNet 1.9.1 (none): install gluon_gc with pip install '.[mxnet]'"
+    lines = out.splitlines()
+    assert lines and "Traceback" not in err
+    assert all(re.match(r"\[(scheduler|server) ?\d?\] \1: " + re.escape(said), x) for x in lines)
