@@ -8,7 +8,6 @@ import pickle
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
-import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 from mxnet.ndarray import NDArray
@@ -48,11 +47,13 @@ class DistributedTrainer(Trainer):
     kvstore : None, "local", "dist_sync" or a CompressingKVStore
         What carries them; None: chosen from the environment.
     on_nonfinite : str
-        What happens where a compressed gradient has a NaN or an infinity on any worker. "raise":
-        an MXNetError that names the parameter and the step, on all workers, when the result is
-        next waited for. "skip": all workers leave the step out, which they wait for in every step.
-        "propagate": nothing. Whichever it is, the worker's momentum and residual of that chunk
-        start again from zero, and so does the residual of the aggregator; other workers' go on.
+        What happens where a gradient has a NaN or an infinity on any worker, or what travels
+        uncompressed has one in its sum (as where float16 overflows). "raise": an MXNetError that
+        names the parameter and the step, on all workers, when the result is next waited for.
+        "skip": all workers leave the step out, which they wait for in every step. "propagate":
+        nothing. Whichever it is, what compression carries over for that chunk starts again from
+        zero: the worker's momentum and residual, and the residual of the aggregator; other
+        workers' go on.
 
     Raises
     ------
@@ -226,20 +227,17 @@ class DistributedTrainer(Trainer):
         store.pushpull([self._declared[i].name for i in indices], gradients)
         if self._amp_loss_scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
-        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite(indices)
+        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
         if self._skipped:
             return
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, arrays)
 
-    def _found_nonfinite(self, indices: Sequence[int]) -> bool:
+    def _found_nonfinite(self) -> bool:
         """Whether a result is not finite, alike on all workers; waits for it."""
         before, self._nonfinite = self._nonfinite, self._store.nonfinite(self._names())
-        plain = [self._params[i].list_grad()[0] for i in indices if self._travels_plain(i)]
-        plain = [gradient for gradient in plain if np.issubdtype(gradient.dtype, np.floating)]
-        finite = not plain or mx.nd.multi_all_finite(*plain, num_arrays=len(plain)).asscalar()
-        return self._nonfinite > before or not finite
+        return self._nonfinite > before
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
         if not self._skipped:
@@ -281,9 +279,6 @@ class DistributedTrainer(Trainer):
         for i in new:
             grad = self._params[i].list_grad()[0]
             params = self._overrides.get(i, self._compression)
-            refused = ""
-            if self._on_nonfinite == "raise":
-                refused = f"the gradient of {self._params[i].name}"
             dense = params.compressor is not None and params.compressor.accumulates
             if grad.stype != "default" or (dense and len(grad.shape) == 1):
                 params = CompressionParams(fp16=params.fp16)
@@ -294,7 +289,8 @@ class DistributedTrainer(Trainer):
                     np.dtype(grad.dtype).name,
                     params,
                     index=i,
-                    refused=refused,
+                    called=f"the gradient of {self._params[i].name}",
+                    on_nonfinite=self._on_nonfinite,
                 )
             )
         if tensors:

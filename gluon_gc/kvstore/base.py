@@ -24,6 +24,7 @@ from mxnet.ndarray import NDArray
 from .. import env, operators
 from ..compression import Codec, CompressionParams, parse, stream
 from . import plan
+from .finite import FiniteCheck
 from .gradient import Gradient, Gradients, defuse, fuse
 from .plan import Chunk, Tensor
 
@@ -34,6 +35,17 @@ STATS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "de
 
 def _as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _check(arrays: Sequence[NDArray], tensor: Tensor) -> None:
+    """Make sure that these can be exchanged as the tensor that was declared."""
+    for array in arrays:
+        dtype = np.dtype(array.dtype).name
+        if (array.size, dtype) != (tensor.size, tensor.dtype):
+            raise ValueError(
+                f"{tensor.called} must have {tensor.size} elements of {tensor.dtype}, as when it "
+                f"was declared; got shape {array.shape}, {array.size} elements of {dtype}"
+            )
 
 
 class CompressingKVStore(KVStoreBase):
@@ -63,6 +75,7 @@ class CompressingKVStore(KVStoreBase):
         self._tensors: Dict[str, Tensor] = {}
         self._chunks: List[Chunk] = []
         self._codecs: Dict[Chunk, Codec] = {}
+        self._finite_checks: Dict[Chunk, FiniteCheck] = {}
         self._entropy = b""
 
     # What a backend supplies
@@ -124,9 +137,10 @@ class CompressingKVStore(KVStoreBase):
             result.copyto(array)
         if not self.declared(str(key)):
             dtype = np.dtype(value.dtype).name
-            index = len(self._tensors)
-            refused = f"the gradient of key {key}"
-            self.declare([Tensor(str(key), value.size, dtype, self._params, index, refused)])
+            index, called = len(self._tensors), f"the gradient of key {key}"
+            on_nonfinite = "propagate" if self._params.compressor is None else "raise"
+            tensor = Tensor(str(key), value.size, dtype, self._params, index, called, on_nonfinite)
+            self.declare([tensor])
 
     def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
         """Sum each value over contexts and workers, into `out` if given, else in place.
@@ -137,8 +151,17 @@ class CompressingKVStore(KVStoreBase):
             As declared.
         value : NDArray or list of NDArray; for a list of keys, a list of those
             One array a context.
+        out : as value, optional
+            Where the sum is written; what is not in it, is left alone.
         priority : int
             Of the first chunk; later chunks have lower ones.
+
+        Raises
+        ------
+        KeyError
+            A key was not declared.
+        ValueError
+            A value has another number of elements, or another dtype, than was declared.
         """
         keys, values, outs = [key], [value], [out]
         if isinstance(key, (list, tuple)):
@@ -150,6 +173,7 @@ class CompressingKVStore(KVStoreBase):
                 raise KeyError(f"key {name!r} was not declared or broadcast")
             arrays = _as_list(arrays)
             targets = arrays if targets is None else _as_list(targets)
+            _check(arrays, self._tensors[str(name)])
             gradients[str(name)] = Gradient(arrays, targets)
         chunks = [c for c in self._chunks if any(p.tensor in gradients for p in c.slices)]
         self._exchange(chunks, gradients, priority)
@@ -191,6 +215,8 @@ class CompressingKVStore(KVStoreBase):
                     self._start(chunk, node=self._place(chunk)[0]),
                     self._tensors[chunk.slices[0].tensor].refused,
                 )
+        checks = {chunk: FiniteCheck.of(chunk, self._tensors) for chunk in chunks}
+        self._finite_checks.update((c, check) for c, check in checks.items() if check)
         self._open(chunks)
         self._chunks.extend(chunks)
 
@@ -223,12 +249,15 @@ class CompressingKVStore(KVStoreBase):
         return stats
 
     def nonfinite(self, names: Collection[str]) -> int:
-        """How often a chunk of these tensors was decompressed to a NaN or an infinity.
+        """How often there was a NaN or an infinity in what came back of a chunk of these tensors.
 
-        The same on all workers; waits until all exchanges are done.
+        The same on all workers; waits until all exchanges are done. What may propagate, and
+        travels uncompressed, does not count.
         """
-        chunks = self._compressed(names)
-        return int(sum(self._codecs[chunk].meter()["nonfinite"] for chunk in chunks))
+        compressed = [self._codecs[c].meter()["nonfinite"] for c in self._compressed(names)]
+        checks = self._finite_checks.items()
+        plain = [check.nonfinite() for c, check in checks if c.slices[0].tensor in names]
+        return int(sum(compressed + plain))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
         """Compress these tensors as their compressors do in an epoch, counted from 0."""
@@ -298,7 +327,7 @@ class CompressingKVStore(KVStoreBase):
         (piece,) = chunk.slices
         if piece.tensor not in gradients:  # it travels with others that take part in this step
             return mx.nd.zeros(chunk.size, dtype=chunk.dtype)
-        values = gradients[piece.tensor][piece]
+        values = gradients[piece.tensor].own(piece)
         return operators.float_from_half(values) if values.dtype == np.float16 else values
 
     def _encoded(self, chunk: Chunk, values: NDArray) -> NDArray:
@@ -311,12 +340,14 @@ class CompressingKVStore(KVStoreBase):
     def _deliver(self, chunk: Chunk, received: NDArray, gradients: Gradients) -> None:
         """Write what came back of a chunk to its gradients."""
         if chunk.params is None:
+            if chunk in self._finite_checks:
+                self._finite_checks[chunk].check(received, gradients)
             defuse(chunk, received, gradients)
             return
         (piece,) = chunk.slices
         if piece.tensor not in gradients:
             return
-        gradient = gradients[piece.tensor][piece]
+        gradient = gradients[piece.tensor].result(piece)
         codec = self._codecs[chunk]
         if gradient.dtype == np.float16:
             operators.half_from_float(codec.decompress(received)).copyto(gradient)

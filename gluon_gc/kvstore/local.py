@@ -35,8 +35,8 @@ class GluonGCLocal(CompressingKVStore):
                 self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
 
     def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
-        for chunk in chunks:
-            array = self._encoded(chunk, self._values(chunk, gradients))
+        sent = [self._encoded(chunk, self._values(chunk, gradients)) for chunk in chunks]
+        for chunk, array in zip(chunks, sent):
             if chunk.aggregated:
                 array = self._aggregator.reduce(self._keys[chunk], array.reshape((1, -1)))
             self._deliver(chunk, array, gradients)
