@@ -7,7 +7,7 @@ has in the optimizer's momentum.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence
+from typing import Dict, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -17,7 +17,7 @@ from .kvstore.plan import working_dtype
 
 
 class Momentum:
-    """The state of momentum mu, by name, in the dtype that compressors compute in.
+    """The state of momentum mu, in the dtype that compressors compute in.
 
     Parameters
     ----------
@@ -30,20 +30,20 @@ class Momentum:
     def __init__(self, mu: float, nesterov: bool = True) -> None:
         self._mu = mu
         self._nesterov = nesterov
-        self._state: Dict[Any, NDArray] = {}
+        self._state: Dict[Tuple[int, ...], NDArray] = {}
 
-    def _of(self, name: Any, like: NDArray) -> NDArray:
-        """The state of that name, on the context of `like`; zeros at first."""
-        if name not in self._state:
+    def _of(self, place: Tuple[int, ...], like: NDArray) -> NDArray:
+        """The state of that place, on the context of `like`; zeros at first."""
+        if place not in self._state:
             dtype = working_dtype(np.dtype(like.dtype).name)
-            self._state[name] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
-        self._state[name] = self._state[name].as_in_context(like.context)
-        return self._state[name]
+            self._state[place] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
+        self._state[place] = self._state[place].as_in_context(like.context)
+        return self._state[place]
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
         """m = mu m + g, then g = g + mu m or g = m, for the equal gradients of all contexts."""
         first, *others = gradients
-        m = self._of(index, first)
+        m = self._of((index,), first)
         m *= self._mu
         m += first.astype(m.dtype, copy=False)
         if self._nesterov:
@@ -67,9 +67,9 @@ class Momentum:
         alone, as the optimizer leaves them.
         """
         for context, (x, gradient) in enumerate(zip(weights, gradients)):
-            name = (index, context)
-            if x._fresh_grad and (wd or name in self._state):
-                w = self._of(name, x)
+            place = (index, context)
+            if x._fresh_grad and (wd or place in self._state):
+                w = self._of(place, x)
                 if self._nesterov and rescale == 1.0 and _dense_float32(x, gradient):
                     # SGD's operator does it all: w is its momentum, x what it takes for a gradient.
                     rate = -self._mu * wd
@@ -85,13 +85,16 @@ class Momentum:
         """Start again from zero."""
         self._state.clear()
 
-    def state(self) -> Dict[Any, np.ndarray]:
-        """For a checkpoint."""
-        return {name: array.asnumpy() for name, array in self._state.items()}
+    def state(self) -> Dict[str, np.ndarray]:
+        """For a checkpoint, by "INDEX", or "INDEX/CONTEXT" for the part of weight decay."""
+        return {"/".join(map(str, place)): a.asnumpy() for place, a in self._state.items()}
 
-    def load_state(self, state: Mapping[Any, np.ndarray]) -> None:
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from what `state` returned."""
-        self._state = {name: mx.nd.array(a, dtype=a.dtype) for name, a in state.items()}
+        self._state = {
+            tuple(map(int, name.split("/"))): mx.nd.array(a, dtype=a.dtype)
+            for name, a in state.items()
+        }
 
 
 def _dense_float32(*arrays: NDArray) -> bool:

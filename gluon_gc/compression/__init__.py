@@ -3,8 +3,17 @@
 # Importing a compressor registers it.
 from . import bytegrad, dgc, dithering, onebit, randomk, stream, topk  # noqa: F401
 from .base import Compressor, registry
-from .codec import Codec
+from .codec import Codec, state_layout
 from .option import options
 from .params import CompressionParams, parse
 
-__all__ = ["Codec", "CompressionParams", "Compressor", "options", "parse", "registry", "stream"]
+__all__ = [
+    "Codec",
+    "CompressionParams",
+    "Compressor",
+    "options",
+    "parse",
+    "registry",
+    "state_layout",
+    "stream",
+]

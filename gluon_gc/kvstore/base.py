@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import (
     Any,
@@ -22,7 +23,8 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import env, operators
-from ..compression import Codec, CompressionParams, parse, stream
+from ..checkpoint import Layout
+from ..compression import Codec, CompressionParams, parse, state_layout, stream
 from . import plan
 from .finite import FiniteCheck
 from .gradient import Gradient, Gradients, defuse, fuse
@@ -40,11 +42,11 @@ def _as_list(value: Any) -> List[Any]:
 def _check(arrays: Sequence[NDArray], tensor: Tensor) -> None:
     """Make sure that these can be exchanged as the tensor that was declared."""
     for array in arrays:
-        dtype = np.dtype(array.dtype).name
-        if (array.size, dtype) != (tensor.size, tensor.dtype):
+        size, dtype = math.prod(array.shape), np.dtype(array.dtype).name
+        if (size, dtype) != (tensor.size, tensor.dtype):
             raise ValueError(
                 f"{tensor.called} must have {tensor.size} elements of {tensor.dtype}, as when it "
-                f"was declared; got shape {array.shape}, {array.size} elements of {dtype}"
+                f"was declared; got shape {array.shape}, {size} elements of {dtype}"
             )
 
 
@@ -268,32 +270,70 @@ class CompressingKVStore(KVStoreBase):
         """Whether a tensor of that name can be exchanged."""
         return name in self._tensors
 
-    def state(self, names: Collection[str]) -> List[Dict[str, np.ndarray]]:
-        """Residuals and momentum of these tensors, chunk by chunk, for a checkpoint."""
-        return [self._chunk_state(chunk) for chunk in self._compressed(names)]
-
-    def load_state(self, names: Collection[str], state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `state` returned for tensors of the same shapes.
-
-        Raises
-        ------
-        ValueError
-            The state is of other chunks.
-        """
-        chunks = self._compressed(names)
-        if len(chunks) != len(state):
-            raise ValueError(f"the state is of {len(state)} chunks, but there are {len(chunks)}")
-        for chunk, arrays in zip(chunks, state):
-            self._load_chunk_state(chunk, arrays)
-
     def _compressed(self, names: Collection[str]) -> List[Chunk]:
         return [chunk for chunk in self._codecs if chunk.slices[0].tensor in names]
 
-    def _chunk_state(self, chunk: Chunk) -> Dict[str, Any]:
-        return {"worker": self._codecs[chunk].state()}
+    # Checkpoints: arrays by "INDEX/BEGIN-END/NODE/NAME", of the tensor, its slice, and what is
+    # carried over by "worker" or "aggregator"
 
-    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
-        self._codecs[chunk].load_state(state["worker"])
+    def state(self, names: Collection[str]) -> Dict[str, np.ndarray]:
+        """Residuals and momentum of these tensors, for a checkpoint."""
+        chunks = self._compressed(names)
+        aggregators = self._aggregator_states([c for c in chunks if self._keeps_aggregator(c)])
+        return {
+            self._path(chunk, node, name): array
+            for chunk in chunks
+            for node, state in (
+                ("worker", self._codecs[chunk].state()),
+                ("aggregator", aggregators.get(chunk, {})),
+            )
+            for name, array in state.items()
+        }
+
+    def state_layout(self, names: Collection[str]) -> Layout:
+        """Shape and dtype of each array of the state of these tensors."""
+        return {
+            self._path(chunk, node, name): of_array
+            for chunk in self._compressed(names)
+            for node in self._nodes(chunk)
+            for name, of_array in self._node_layout(chunk, node).items()
+        }
+
+    def load_state(self, names: Collection[str], arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `state` returned, whose arrays are as `state_layout` says."""
+        for chunk in self._compressed(names):
+            for node in self._nodes(chunk):
+                state = {
+                    name: arrays[self._path(chunk, node, name)]
+                    for name in self._node_layout(chunk, node)
+                }
+                if node == "worker":
+                    self._codecs[chunk].load_state(state)
+                else:
+                    self._load_aggregator_state(chunk, state)
+
+    def _path(self, chunk: Chunk, node: str, name: str) -> str:
+        (piece,) = chunk.slices
+        return f"{self._tensors[piece.tensor].index}/{piece.begin}-{piece.end}/{node}/{name}"
+
+    def _nodes(self, chunk: Chunk) -> Tuple[str, ...]:
+        return ("worker", "aggregator") if self._keeps_aggregator(chunk) else ("worker",)
+
+    @staticmethod
+    def _node_layout(chunk: Chunk, node: str) -> Layout:
+        params = chunk.params if node == "worker" else chunk.params.aggregators
+        return state_layout(params, chunk.size, chunk.dtype)
+
+    def _keeps_aggregator(self, chunk: Chunk) -> bool:
+        """Whether this worker's checkpoint has what the aggregator of a chunk carries over."""
+        return False
+
+    def _aggregator_states(self, chunks: Sequence[Chunk]) -> Dict[Chunk, Dict[str, np.ndarray]]:
+        """What the aggregators of these chunks, which this worker keeps, carry over."""
+        return {}
+
+    def _load_aggregator_state(self, chunk: Chunk, state: Mapping[str, np.ndarray]) -> None:
+        """Let the aggregator of a chunk go on from that."""
 
     # Random streams
 
