@@ -8,7 +8,7 @@ has in the optimizer's momentum.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -35,7 +35,7 @@ def switched_off(optimizer: Optimizer) -> Iterator[None]:
 
 
 class Momentum:
-    """The state of momentum mu, by name, in the dtype that compressors compute in.
+    """The state of momentum mu, in the dtype that compressors compute in.
 
     Each parameter has Nesterov's momentum, or the classic one.
 
@@ -46,25 +46,25 @@ class Momentum:
     """
 
     def __init__(self, mu: float) -> None:
-        self._mu = mu
-        self._state: Dict[Any, NDArray] = {}
+        self.mu = mu
+        self._state: Dict[Tuple[int, ...], NDArray] = {}
 
-    def _of(self, name: Any, like: NDArray) -> NDArray:
-        """The state of that name, on the context of `like`; zeros at first."""
-        if name not in self._state:
+    def _of(self, place: Tuple[int, ...], like: NDArray) -> NDArray:
+        """The state of that place, on the context of `like`; zeros at first."""
+        if place not in self._state:
             dtype = working_dtype(np.dtype(like.dtype).name)
-            self._state[name] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
-        self._state[name] = self._state[name].as_in_context(like.context)
-        return self._state[name]
+            self._state[place] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
+        self._state[place] = self._state[place].as_in_context(like.context)
+        return self._state[place]
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray], nesterov: bool) -> None:
         """m = mu m + g, then g = g + mu m or g = m, for the equal gradients of all contexts."""
         first, *others = gradients
-        m = self._of(index, first)
-        m *= self._mu
+        m = self._of((index,), first)
+        m *= self.mu
         m += first.astype(m.dtype, copy=False)
         if nesterov:
-            first += (self._mu * m).astype(first.dtype, copy=False)
+            first += (self.mu * m).astype(first.dtype, copy=False)
         else:
             m.astype(first.dtype, copy=False).copyto(first)
         for other in others:
@@ -85,17 +85,17 @@ class Momentum:
         alone, as the optimizer leaves them.
         """
         for context, (x, gradient) in enumerate(zip(weights, gradients)):
-            name = (index, context)
-            if x._fresh_grad and (wd or name in self._state):
-                w = self._of(name, x)
+            place = (index, context)
+            if x._fresh_grad and (wd or place in self._state):
+                w = self._of(place, x)
                 if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
                     # SGD's operator does it all: w is its momentum, x what it takes for a gradient.
-                    rate = -self._mu * wd
-                    mx.nd.sgd_mom_update(gradient, x, w, lr=rate, momentum=self._mu, out=gradient)
+                    rate = -self.mu * wd
+                    mx.nd.sgd_mom_update(gradient, x, w, lr=rate, momentum=self.mu, out=gradient)
                     continue
                 before = w / rescale
                 w += wd * x.astype(w.dtype, copy=False)
-                w *= self._mu
+                w *= self.mu
                 added = w / rescale if nesterov else before
                 gradient += added.astype(gradient.dtype, copy=False)
 
@@ -103,13 +103,16 @@ class Momentum:
         """Start again from zero."""
         self._state.clear()
 
-    def state(self) -> Dict[Any, np.ndarray]:
-        """For a checkpoint."""
-        return {name: array.asnumpy() for name, array in self._state.items()}
+    def state(self) -> Dict[str, np.ndarray]:
+        """For a checkpoint, by "INDEX", or "INDEX/CONTEXT" for the part of weight decay."""
+        return {"/".join(map(str, place)): a.asnumpy() for place, a in self._state.items()}
 
-    def load_state(self, state: Mapping[Any, np.ndarray]) -> None:
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from what `state` returned."""
-        self._state = {name: mx.nd.array(a, dtype=a.dtype) for name, a in state.items()}
+        self._state = {
+            tuple(map(int, name.split("/"))): mx.nd.array(a, dtype=a.dtype)
+            for name, a in state.items()
+        }
 
 
 def _dense_float32(*arrays: NDArray) -> bool:

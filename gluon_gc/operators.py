@@ -126,6 +126,32 @@ def residual(
     return _operator(compressor + "_residual")(*memory, **attributes)
 
 
+def check_finite(
+    values: NDArray, meter: NDArray, slices: Sequence[Tuple[int, int]], refused: Sequence[str]
+) -> NDArray:
+    """Look for NaNs and infinities in slices of an array, which whoever reads it then waits for.
+
+    Parameters
+    ----------
+    values : NDArray
+        float16, float32 or float64.
+    meter : NDArray
+        As in `compress`; counts calls, and those that found some.
+    slices : sequence of (int, int)
+        Begins and ends.
+    refused : sequence of str
+        For each slice what to call it in an error, on which the operator fails, or "": none.
+
+    Returns
+    -------
+    NDArray
+        uint8, shape (1,): 1 if there are none.
+    """
+    called = {f"refused{i}": name for i, name in enumerate(refused) if name}
+    text = " ".join(f"{begin} {end}" for begin, end in slices)
+    return _operator("check_finite")(values, meter, slices=text, **called)
+
+
 def half_from_float(x: NDArray, scale: float = 1.0) -> NDArray:
     """Multiply float32 values by `scale` and round them to float16."""
     return _operator("half_from_float")(x, scale=repr(float(scale)))

@@ -159,7 +159,7 @@ def byteps_push_pull(
     Parameters
     ----------
     tensor : NDArray
-        Any shape; the same shape and dtype whenever the name is used.
+        Any shape; as many elements of the same dtype whenever the name is used.
     version : int
         Ignored, as in BytePS.
     priority : int
@@ -168,6 +168,11 @@ def byteps_push_pull(
         Which tensor this is, on all workers.
     is_average : bool
         Average if true, else sum.
+
+    Raises
+    ------
+    ValueError
+        There is no name, or it was used with another number of elements or dtype.
     """
     if name is None:
         raise ValueError("byteps_push_pull needs the name of the tensor")
@@ -175,7 +180,8 @@ def byteps_push_pull(
     key = f"byteps.{name}"
     if not store.declared(key):
         params = parse(_declared.get(name, {}))
-        store.declare([Tensor(key, tensor.size, np.dtype(tensor.dtype).name, params)])
+        dtype, called = np.dtype(tensor.dtype).name, f"tensor '{name}'"
+        store.declare([Tensor(key, tensor.size, dtype, params, called=called)])
     store.gradient_scale = 1.0 / store.num_workers if is_average else 1.0
     store.pushpull(key, tensor, priority=priority)
 

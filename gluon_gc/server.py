@@ -42,7 +42,6 @@ class Server:
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
         self._chunks: Dict[int, List[int]] = {}  # the numbers of those that a key's messages hold
-        self._served: Set[int] = set()  # the chunks that came here, of those that are configured
         self._greeting: Optional[NDArray] = None  # what workers pull messages from
         self._archive = b""
         self._serving = False
@@ -69,6 +68,8 @@ class Server:
     def _configure(self, messages: List[Dict[str, Any]]) -> None:
         for message in messages:
             key = message["key"]
+            if message["server"] != self._kv.rank:
+                continue
             if "gathered" in message:
                 self._gathered.add(key)
             elif "summed_bytes" in message:
@@ -92,8 +93,8 @@ class Server:
     def _save(self, request: Dict[str, Any]) -> None:
         """Answer with a page of what is carried over for some chunks; the first page fixes it."""
         if request["page"] == 0:
-            served = self._served.intersection(request["chunks"])
-            self._archive = archive.pack({n: self._aggregator.state(n) for n in served})
+            own = [number for number in request["chunks"] if number in self._aggregator]
+            self._archive = archive.pack({n: self._aggregator.state(n) for n in own})
         page = messages.pack(archive.page(self._archive, request["page"]))
         places = self._greeting.shape[0] // messages.ROWS.count
         operators.frame([page], messages.ROWS, 0, places).copyto(self._greeting)
@@ -121,7 +122,6 @@ class Server:
             parts = operators.unframe([received], rows, workers)
             if key in self._chunks:
                 numbers = self._chunks[key]
-                self._served.update(numbers)
                 replies = [self._aggregator.reduce(n, part) for n, part in zip(numbers, parts)]
             elif key in self._rows:
                 replies = [operators.as_bytes(operators.sum_rows(parts[0], "float64"))]

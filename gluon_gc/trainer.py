@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import numbers
-import pickle
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
-import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from . import env, runtime
+from . import checkpoint, env, runtime
 from .amp import AgreedLossScaler
 from .compression import CompressionParams, parse, warn_of_ignored
 from .kvstore.base import STATS, CompressingKVStore
@@ -24,6 +22,7 @@ from .optimizer import DistributedOptimizer
 from .trace import Trace
 
 ON_NONFINITE = ("raise", "skip", "propagate")
+_MOMENTUM = "momentum/"  # what the names of the trainer's own arrays in a checkpoint begin with
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
 
 
@@ -49,11 +48,13 @@ class DistributedTrainer(Trainer):
     kvstore : None, "local", "dist_sync" or a CompressingKVStore
         What carries them; None: chosen from the environment.
     on_nonfinite : str
-        What happens where a compressed gradient has a NaN or an infinity on any worker. "raise":
-        an MXNetError that names the parameter and the step, on all workers, when the result is
-        next waited for. "skip": all workers leave the step out, which they wait for in every step.
-        "propagate": nothing. Whichever it is, the worker's momentum and residual of that chunk
-        start again from zero, and so does the residual of the aggregator; other workers' go on.
+        What happens where a gradient has a NaN or an infinity on any worker, or what travels
+        uncompressed has one in its sum (as where float16 overflows). "raise": an MXNetError that
+        names the parameter and the step, on all workers, when the result is next waited for.
+        "skip": all workers leave the step out, which they wait for in every step. "propagate":
+        nothing. Whichever it is, what compression carries over for that chunk starts again from
+        zero: the worker's momentum and residual, and the residual of the aggregator; other
+        workers' go on.
 
     Raises
     ------
@@ -243,20 +244,17 @@ class DistributedTrainer(Trainer):
         store.pushpull([self._declared[i].name for i in indices], gradients)
         if self._amp_loss_scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
-        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite(indices)
+        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
         if self._skipped:
             return
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, arrays, self._has_nesterov(i))
 
-    def _found_nonfinite(self, indices: Sequence[int]) -> bool:
+    def _found_nonfinite(self) -> bool:
         """Whether a result is not finite, alike on all workers; waits for it."""
         before, self._nonfinite = self._nonfinite, self._store.nonfinite(self._names())
-        plain = [self._params[i].list_grad()[0] for i in indices if self._travels_plain(i)]
-        plain = [gradient for gradient in plain if np.issubdtype(gradient.dtype, np.floating)]
-        finite = not plain or mx.nd.multi_all_finite(*plain, num_arrays=len(plain)).asscalar()
-        return self._nonfinite > before or not finite
+        return self._nonfinite > before
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
         if not self._skipped:
@@ -309,9 +307,6 @@ class DistributedTrainer(Trainer):
         for i in new:
             grad = self._params[i].list_grad()[0]
             params = self._overrides.get(i, self._compression)
-            refused = ""
-            if self._on_nonfinite == "raise":
-                refused = f"the gradient of {self._params[i].name}"
             dense = params.compressor is not None and params.compressor.accumulates
             if grad.stype != "default" or (dense and len(grad.shape) == 1):
                 params = CompressionParams(fp16=params.fp16)
@@ -322,7 +317,8 @@ class DistributedTrainer(Trainer):
                     np.dtype(grad.dtype).name,
                     params,
                     index=i,
-                    refused=refused,
+                    called=f"the gradient of {self._params[i].name}",
+                    on_nonfinite=self._on_nonfinite,
                 )
             )
         if tensors:
@@ -342,8 +338,9 @@ class DistributedTrainer(Trainer):
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
         return not travels_compressed(self._declared[index], minimum)
 
-    def _names(self) -> Set[str]:
-        return {tensor.name for tensor in self._declared.values()}
+    def _names(self, indices: Optional[Sequence[int]] = None) -> Set[str]:
+        """What the store calls these parameters, or all that it knows."""
+        return {self._declared[i].name for i in (self._declared if indices is None else indices)}
 
     def compression_stats(self) -> Dict[str, Any]:
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
@@ -389,38 +386,74 @@ class DistributedTrainer(Trainer):
         """Save the optimizer's state with this worker's residuals and momentum.
 
         Residuals differ between workers, so each saves its own file. What the servers of a
-        cluster carry over is in that of rank 0.
+        cluster carry over is in that of rank 0. A file of that name is replaced once the new one
+        is whole and on disk, and left as it is if anything fails; `gluon_gc.checkpoint` has the
+        format.
         """
-        self._declare_all()
-        state = {
-            "optimizer": self._updaters[0].get_states(dump_optimizer=True),
-            "compression": self._store.state(self._names()),
-            "momentum": self._momentum.state() if self._momentum is not None else {},
-            "learning_rate": self._learning_rate,
-        }
-        with open(fname, "wb") as file:
-            pickle.dump(state, file)
+        indices = self._declare_all()
+        arrays = self._store.state(self._names(indices))
+        if self._momentum is not None:
+            momentum = self._momentum.state().items()
+            arrays.update((_MOMENTUM + place, array) for place, array in momentum)
+        header = {**self._described(indices), "learning_rate": self._learning_rate}
+        optimizer = self._updaters[0].get_states(dump_optimizer=True)
+        checkpoint.write(fname, checkpoint.States(header, arrays, optimizer))
 
     def load_states(self, fname: str) -> None:
-        """Go on from what `save_states` saved, with the same parameters and compression.
+        """Go on from what `save_states` saved, with the same parameters, workers and compression.
+
+        Parameters are told by their order, shapes and dtypes; their names may differ. The file is
+        checked whole before anything of it is used. Load only what you trust: the optimizer's
+        part is MXNet's pickle, which can run code.
 
         Raises
         ------
         ValueError
-            The file is of other parameters or another compression.
+            The file is of other parameters, another compression, rank or number of workers; it is
+            damaged, or not one of `save_states`. Nothing has changed then.
         """
-        self._declare_all()
-        with open(fname, "rb") as file:
-            state = pickle.load(file)
-        self._store.load_state(self._names(), state["compression"])
-        if self._momentum is not None:
-            self._momentum.load_state(state["momentum"])
-        self._learning_rate = state["learning_rate"]
+        indices = self._declare_all()
+        states = checkpoint.read(fname)
+        checkpoint.check_header(fname, states.header, self._described(indices))
+        carried = {k: a for k, a in states.arrays.items() if not k.startswith(_MOMENTUM)}
+        momentum = {k[len(_MOMENTUM) :]: a for k, a in states.arrays.items() if k not in carried}
+        checkpoint.check_arrays(fname, carried, self._store.state_layout(self._names(indices)))
         for updater in self._updaters:
-            updater.set_states(state["optimizer"])
+            updater.set_states(states.optimizer)
             updater.optimizer = self._updaters[0].optimizer
         self._optimizer = self._updaters[0].optimizer
         self._optimizer.param_dict = dict(enumerate(self._params))
+        self._store.load_state(self._names(indices), carried)
+        if self._momentum is not None:
+            self._momentum.load_state(momentum)
+        self._learning_rate = states.header["learning_rate"]
+
+    def _described(self, indices: Sequence[int]) -> Dict[str, Any]:
+        """What a file must have alike to be loaded, but for the names of parameters.
+
+        `indices` are those of the parameters that have gradients.
+        """
+        return {
+            "world_size": self._store.num_workers,
+            "rank": self._store.rank,
+            "momentum": self._momentum and self._momentum.mu,
+            "parameters": [
+                {
+                    "name": param.name,
+                    "shape": param.shape,
+                    "dtype": np.dtype(param.dtype).name,
+                    "compression": self._described_compression(i) if i in indices else None,
+                }
+                for i, param in enumerate(self._params)
+            ],
+        }
+
+    def _described_compression(self, index: int) -> Dict[str, Any]:
+        """How a gradient travels."""
+        params = self._declared[index].params
+        if self._travels_plain(index):
+            params = CompressionParams(fp16=params.fp16)
+        return {**params.describe(), "mu": params.mu, "nesterov": params.nesterov}
 
 
 def _check_batch_size(batch_size: Any) -> None:

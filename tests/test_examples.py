@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import mxnet as mx
@@ -279,3 +280,27 @@ def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(data, tmp_p
     assert resumed == sums
     assert [record["epoch"] for record in log] == [1, 2, 2]
     assert log[2]["step_loss"] == records[1]["step_loss"]
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
+    code = f"""
+        import resource, signal, sys
+        sys.path.insert(0, {str(ROOT / "example")!r})
+        import mxnet as mx
+        from common.checkpoint import Checkpoints
+        net = mx.gluon.nn.Dense(300, in_units=1)
+        net.initialize(mx.init.One())
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+        checkpoints = Checkpoints({str(tmp_path)!r}, "net", 1, rank=0)
+        checkpoints.save(net, trainer, 1, last=False)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        net.initialize(mx.init.Zero(), force_reinit=True)
+        checkpoints.save(net, trainer, 1, last=False)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 1 and "Invalid NDArray file format" in process.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"net-1.params", "net-1.states.0"}
+    (weights,) = (w for w in mx.nd.load(str(tmp_path / "net-1.params")).values() if w.ndim == 2)
+    np.testing.assert_array_equal(weights.asnumpy(), np.ones((300, 1)))

@@ -4,8 +4,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import gluon_gc as bps
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import run
+from tests.distributed.cluster import run, run_horovod
 from tests.test_trainer import backward, make
 
 N = 500
@@ -58,9 +59,8 @@ def test_a_step_that_is_skipped_changes_no_weight_and_what_follows_starts_from_z
     trainer.step(1)
     np.testing.assert_array_equal(params[0].data().asnumpy(), before)
     state = trainer._store.state(trainer._names())
-    for node in ("worker", "aggregator"):
-        for name in ("residual", "momentum"):
-            assert not np.any(state[0].get(node, {}).get(name, 0))
+    assert {name.rsplit("/")[-1] for name in state} >= {"residual", "momentum"}
+    assert not any(np.any(array) for name, array in state.items() if "stream" not in name)
     backward(params, gradient(3))
     trainer.step(1)
     after = params[0].data().asnumpy()
@@ -75,6 +75,83 @@ def test_it_is_propagated_on_request(compression, bad):
     assert not np.isfinite(params[0].grad().asnumpy()).all()
 
 
+PLAIN = pytest.mark.parametrize("params", [None, {"fp16": True}], ids=["float32", "float16"])
+
+
+@PLAIN
+@BAD
+def test_uncompressed_gradients_raise_too(params, bad):
+    shapes = [(N,), (7,), (30, 1000)]  # two that travel fused, one that is a message by itself
+    for culprit in range(3):
+        weights, trainer = make(shapes, {"learning_rate": 0.1}, params, contexts=2)
+        for step in range(2):
+            values = [np.ones(shape, np.float32) for shape in shapes]
+            if step == 1:
+                values[culprit].ravel()[5] = bad
+            backward(weights, values)
+            trainer.step(1)
+        message = f"the gradient of p{culprit} has a NaN or an infinity in step 2"
+        with pytest.raises(mx.MXNetError, match=message):
+            weights[culprit].data(mx.cpu(1)).asnumpy()
+
+
+def test_values_whose_sum_overflows_in_float16_raise():
+    params, trainer = make([(N,)], {"learning_rate": 0.1}, {"fp16": True})
+    backward(params, [np.full(N, 70000, np.float32)])
+    trainer.step(1)
+    with pytest.raises(mx.MXNetError, match="the gradient of p0 has a NaN or an infinity in step"):
+        params[0].data().asnumpy()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_floats_that_travel_uncompressed_raise_and_integers_never(dtype):
+    largest = mx.gluon.Parameter("integers", shape=(3,), dtype="int32")
+    floats = mx.gluon.Parameter("floats", shape=(3,), dtype=dtype)
+    for param in (largest, floats):
+        param.initialize(mx.init.Zero())
+    trainer = bps.DistributedTrainer([largest, floats], "sgd", kvstore="local")
+    largest.list_grad()[0][:] = 2**31 - 1
+    floats.list_grad()[0][:] = 1
+    trainer.allreduce_grads()
+    np.testing.assert_array_equal(largest.grad().asnumpy(), 2**31 - 1)
+    floats.list_grad()[0][:] = np.nan
+    trainer.allreduce_grads()
+    with pytest.raises(mx.MXNetError, match="the gradient of floats has a NaN or an infinity"):
+        floats.grad().asnumpy()
+
+
+def test_row_sparse_gradients_raise_too():
+    net = mx.gluon.nn.Embedding(20, 4, sparse_grad=True)
+    net.initialize(mx.init.Constant(1.0))
+    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", kvstore="local")
+    with mx.autograd.record():
+        loss = (net(mx.nd.array([3, 5])) * float("inf")).sum()
+    loss.backward()
+    with pytest.raises(mx.MXNetError, match=f"the gradient of {net.weight.name} has a NaN"):
+        trainer.step(1)
+        net.weight.data().asnumpy()
+
+
+@PLAIN
+def test_uncompressed_ones_are_propagated_on_request(params):
+    weights, trainer = make([(N,)], {"learning_rate": 0.1}, params, on_nonfinite="propagate")
+    backward(weights, gradient(0, np.nan))
+    trainer.step(1)
+    assert np.isnan(weights[0].data().asnumpy()).sum() == 1
+
+
+def test_an_error_that_was_seen_does_not_come_back():
+    params, trainer = make([(N,)], {"learning_rate": 1.0})
+    backward(params, gradient(0, np.nan))
+    trainer.step(1)
+    with pytest.raises(mx.MXNetError, match="in step 1"):
+        params[0].data().asnumpy()
+    params[0].set_data(mx.nd.ones(N))
+    backward(params, [np.ones(N, np.float32)])
+    trainer.step(1)
+    np.testing.assert_array_equal(params[0].data().asnumpy(), np.zeros(N))
+
+
 def test_skipping_counts_uncompressed_gradients_too():
     params, trainer = trained(None, "skip")
     backward(params, gradient(0, np.nan))
@@ -85,13 +162,23 @@ def test_skipping_counts_uncompressed_gradients_too():
     assert (params[0].data().asnumpy() != 1).any()
 
 
-def test_all_workers_raise_what_one_of_them_has(tmp_path):
-    arguments = {"compression_params": ONEBIT, "on_nonfinite": "raise"}
-    for result in run(tmp_path, "nonfinite", arguments, workers=2):
+EXCHANGES = pytest.mark.parametrize("start", [run, run_horovod])
+COMPRESSED_OR_NOT = pytest.mark.parametrize(
+    "params", [None, {"fp16": True}, ONEBIT], ids=["uncompressed", "float16", "onebit"]
+)
+
+
+@EXCHANGES
+@COMPRESSED_OR_NOT
+def test_all_workers_raise_what_one_of_them_has(tmp_path, start, params):
+    if start is run_horovod:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    arguments = {"compression_params": params, "on_nonfinite": "raise"}
+    for result in start(tmp_path, "nonfinite", arguments, workers=2):
         assert "the gradient of p0 has a NaN or an infinity in step 2" in str(result["raised"])
 
 
-@pytest.mark.parametrize("params", [None, ONEBIT], ids=["uncompressed", "onebit"])
+@COMPRESSED_OR_NOT
 def test_all_workers_skip_what_one_of_them_has(tmp_path, params):
     arguments = {"compression_params": params, "on_nonfinite": "skip"}
     for result in run(tmp_path, "nonfinite", arguments, workers=2):

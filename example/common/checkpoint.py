@@ -9,7 +9,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import mxnet as mx
 from mxnet import gluon
+
+from gluon_gc.checkpoint import replacing
 
 
 class ResumePoint(NamedTuple):
@@ -73,5 +76,7 @@ class Checkpoints:
             return
         self._stem.parent.mkdir(parents=True, exist_ok=True)
         if self._rank == 0:
-            net.save_parameters(f"{self._stem}-{epochs}.params")
+            with replacing(f"{self._stem}-{epochs}.params") as new:
+                net.save_parameters(new)
+                mx.nd.load(new)  # MXNet does not say that a disk is full
         trainer.save_states(f"{self._stem}-{epochs}.states.{self._rank}")

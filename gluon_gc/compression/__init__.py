@@ -3,7 +3,7 @@
 # Importing a compressor registers it.
 from . import bytegrad, dgc, dithering, onebit, randomk, stream, topk  # noqa: F401
 from .base import Compressor, registry
-from .codec import Codec
+from .codec import Codec, state_layout
 from .option import options
 from .params import CompressionParams, parse, warn_of_ignored
 
@@ -14,6 +14,7 @@ __all__ = [
     "options",
     "parse",
     "registry",
+    "state_layout",
     "stream",
     "warn_of_ignored",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -117,8 +117,8 @@ class Codec:
             state["momentum"] = self._momentum.asnumpy()
         return state
 
-    def load_state(self, state: Dict[str, np.ndarray]) -> None:
-        """Go on from what `state` returned."""
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `state` returned, whose arrays are as `state_layout` says."""
         if self._stream:
             self._stream = [_stream_array(state["stream"])]
         if self._memory:
@@ -126,6 +126,20 @@ class Codec:
             self._compressor.restore(self._memory, residual)
         if self._momentum is not None:
             self._momentum[:] = state["momentum"]
+
+
+def state_layout(
+    params: CompressionParams, n: int, dtype: str
+) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+    """Shape and dtype of each array in the state of a Codec that is made with these arguments."""
+    layout: Dict[str, Tuple[Tuple[int, ...], str]] = {}
+    if params.compressor.draws:
+        layout["stream"] = (2,), "uint64"
+    if params.ef:
+        layout["residual"] = (n,), dtype
+    if params.mu is not None:
+        layout["momentum"] = (n,), dtype
+    return layout
 
 
 def _stream_array(start: Sequence[int]) -> NDArray:

@@ -46,6 +46,11 @@ class CompressionParams:
     exchange: str = "two_way"
 
     @property
+    def aggregators(self) -> CompressionParams:
+        """How the sum of what is compressed so is compressed: momentum is a worker's."""
+        return CompressionParams(self.compressor, self.ef)
+
+    @property
     def header_bytes(self) -> int:
         """What feedback sends before a payload that is aggregated."""
         aggregated = self.compressor is not None and not self.compressor.summable

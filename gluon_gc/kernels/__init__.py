@@ -20,6 +20,7 @@ payload : array, optional
 from .bytegrad import Bytegrad
 from .dgc import Dgc, DgcConfig
 from .dithering import Dithering
+from .finite import values_finite
 from .framing import frame, frame_words, framed, unframe
 from .half import float_from_half, half_from_float
 from .library import isas, library
@@ -50,4 +51,5 @@ __all__ = [
     "stream_jump_to_worker",
     "topk",
     "unframe",
+    "values_finite",
 ]

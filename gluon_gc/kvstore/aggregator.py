@@ -36,10 +36,9 @@ class Aggregator:
     ) -> None:
         """Expect compressed gradients of `size` elements under `key`.
 
-        `start` is as in `Codec`. Momentum is a worker's.
+        `start` is as in `Codec`.
         """
-        params = CompressionParams(params.compressor, params.ef)
-        self._codecs[key] = Codec(params, size, dtype, start)
+        self._codecs[key] = Codec(params.aggregators, size, dtype, start)
 
     def reduce(self, key: int, payloads: NDArray) -> NDArray:
         """The payload of the sum of `payloads`, uint8, shape (workers, bytes), in row order."""

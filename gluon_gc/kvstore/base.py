@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import (
     Any,
@@ -22,8 +23,17 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import env, operators
-from ..compression import Codec, CompressionParams, parse, stream, warn_of_ignored
+from ..checkpoint import Layout
+from ..compression import (
+    Codec,
+    CompressionParams,
+    parse,
+    state_layout,
+    stream,
+    warn_of_ignored,
+)
 from . import plan
+from .finite import FiniteCheck
 from .gradient import Gradient, Gradients, defuse, fuse
 from .plan import Chunk, Tensor
 
@@ -34,6 +44,17 @@ STATS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "de
 
 def _as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _check(arrays: Sequence[NDArray], tensor: Tensor) -> None:
+    """Make sure that these can be exchanged as the tensor that was declared."""
+    for array in arrays:
+        size, dtype = math.prod(array.shape), np.dtype(array.dtype).name
+        if (size, dtype) != (tensor.size, tensor.dtype):
+            raise ValueError(
+                f"{tensor.called} must have {tensor.size} elements of {tensor.dtype}, as when it "
+                f"was declared; got shape {array.shape}, {size} elements of {dtype}"
+            )
 
 
 class CompressingKVStore(KVStoreBase):
@@ -63,6 +84,7 @@ class CompressingKVStore(KVStoreBase):
         self._tensors: Dict[str, Tensor] = {}
         self._chunks: List[Chunk] = []
         self._codecs: Dict[Chunk, Codec] = {}
+        self._finite_checks: Dict[Chunk, FiniteCheck] = {}
         self._entropy = b""
 
     # What a backend supplies
@@ -125,9 +147,10 @@ class CompressingKVStore(KVStoreBase):
             result.copyto(array)
         if not self.declared(str(key)):
             dtype = np.dtype(value.dtype).name
-            index = len(self._tensors)
-            refused = f"the gradient of key {key}"
-            self.declare([Tensor(str(key), value.size, dtype, self._params, index, refused)])
+            index, called = len(self._tensors), f"the gradient of key {key}"
+            on_nonfinite = "propagate" if self._params.compressor is None else "raise"
+            tensor = Tensor(str(key), value.size, dtype, self._params, index, called, on_nonfinite)
+            self.declare([tensor])
 
     def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
         """Sum each value over contexts and workers, into `out` if given, else in place.
@@ -138,8 +161,17 @@ class CompressingKVStore(KVStoreBase):
             As declared.
         value : NDArray or list of NDArray; for a list of keys, a list of those
             One array a context.
+        out : as value, optional
+            Where the sum is written; what is not in it, is left alone.
         priority : int
             Of the first chunk; later chunks have lower ones.
+
+        Raises
+        ------
+        KeyError
+            A key was not declared.
+        ValueError
+            A value has another number of elements, or another dtype, than was declared.
         """
         keys, values, outs = [key], [value], [out]
         if isinstance(key, (list, tuple)):
@@ -151,6 +183,7 @@ class CompressingKVStore(KVStoreBase):
                 raise KeyError(f"key {name!r} was not declared or broadcast")
             arrays = _as_list(arrays)
             targets = arrays if targets is None else _as_list(targets)
+            _check(arrays, self._tensors[str(name)])
             gradients[str(name)] = Gradient(arrays, targets)
         chunks = [c for c in self._chunks if any(p.tensor in gradients for p in c.slices)]
         self._exchange(chunks, gradients, priority)
@@ -192,6 +225,8 @@ class CompressingKVStore(KVStoreBase):
                     self._start(chunk, node=self._place(chunk)[0]),
                     self._tensors[chunk.slices[0].tensor].refused,
                 )
+        checks = {chunk: FiniteCheck.of(chunk, self._tensors) for chunk in chunks}
+        self._finite_checks.update((c, check) for c, check in checks.items() if check)
         self._open(chunks)
         self._chunks.extend(chunks)
 
@@ -224,12 +259,15 @@ class CompressingKVStore(KVStoreBase):
         return stats
 
     def nonfinite(self, names: Collection[str]) -> int:
-        """How often a chunk of these tensors was decompressed to a NaN or an infinity.
+        """How often there was a NaN or an infinity in what came back of a chunk of these tensors.
 
-        The same on all workers; waits until all exchanges are done.
+        The same on all workers; waits until all exchanges are done. What may propagate, and
+        travels uncompressed, does not count.
         """
-        chunks = self._compressed(names)
-        return int(sum(self._codecs[chunk].meter()["nonfinite"] for chunk in chunks))
+        compressed = [self._codecs[c].meter()["nonfinite"] for c in self._compressed(names)]
+        checks = self._finite_checks.items()
+        plain = [check.nonfinite() for c, check in checks if c.slices[0].tensor in names]
+        return int(sum(compressed + plain))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
         """Compress these tensors as their compressors do in an epoch, counted from 0."""
@@ -240,32 +278,70 @@ class CompressingKVStore(KVStoreBase):
         """Whether a tensor of that name can be exchanged."""
         return name in self._tensors
 
-    def state(self, names: Collection[str]) -> List[Dict[str, np.ndarray]]:
-        """Residuals and momentum of these tensors, chunk by chunk, for a checkpoint."""
-        return [self._chunk_state(chunk) for chunk in self._compressed(names)]
-
-    def load_state(self, names: Collection[str], state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `state` returned for tensors of the same shapes.
-
-        Raises
-        ------
-        ValueError
-            The state is of other chunks.
-        """
-        chunks = self._compressed(names)
-        if len(chunks) != len(state):
-            raise ValueError(f"the state is of {len(state)} chunks, but there are {len(chunks)}")
-        for chunk, arrays in zip(chunks, state):
-            self._load_chunk_state(chunk, arrays)
-
     def _compressed(self, names: Collection[str]) -> List[Chunk]:
         return [chunk for chunk in self._codecs if chunk.slices[0].tensor in names]
 
-    def _chunk_state(self, chunk: Chunk) -> Dict[str, Any]:
-        return {"worker": self._codecs[chunk].state()}
+    # Checkpoints: arrays by "INDEX/BEGIN-END/NODE/NAME", of the tensor, its slice, and what is
+    # carried over by "worker" or "aggregator"
 
-    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
-        self._codecs[chunk].load_state(state["worker"])
+    def state(self, names: Collection[str]) -> Dict[str, np.ndarray]:
+        """Residuals and momentum of these tensors, for a checkpoint."""
+        chunks = self._compressed(names)
+        aggregators = self._aggregator_states([c for c in chunks if self._keeps_aggregator(c)])
+        return {
+            self._path(chunk, node, name): array
+            for chunk in chunks
+            for node, state in (
+                ("worker", self._codecs[chunk].state()),
+                ("aggregator", aggregators.get(chunk, {})),
+            )
+            for name, array in state.items()
+        }
+
+    def state_layout(self, names: Collection[str]) -> Layout:
+        """Shape and dtype of each array of the state of these tensors."""
+        return {
+            self._path(chunk, node, name): of_array
+            for chunk in self._compressed(names)
+            for node in self._nodes(chunk)
+            for name, of_array in self._node_layout(chunk, node).items()
+        }
+
+    def load_state(self, names: Collection[str], arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `state` returned, whose arrays are as `state_layout` says."""
+        for chunk in self._compressed(names):
+            for node in self._nodes(chunk):
+                state = {
+                    name: arrays[self._path(chunk, node, name)]
+                    for name in self._node_layout(chunk, node)
+                }
+                if node == "worker":
+                    self._codecs[chunk].load_state(state)
+                else:
+                    self._load_aggregator_state(chunk, state)
+
+    def _path(self, chunk: Chunk, node: str, name: str) -> str:
+        (piece,) = chunk.slices
+        return f"{self._tensors[piece.tensor].index}/{piece.begin}-{piece.end}/{node}/{name}"
+
+    def _nodes(self, chunk: Chunk) -> Tuple[str, ...]:
+        return ("worker", "aggregator") if self._keeps_aggregator(chunk) else ("worker",)
+
+    @staticmethod
+    def _node_layout(chunk: Chunk, node: str) -> Layout:
+        params = chunk.params if node == "worker" else chunk.params.aggregators
+        return state_layout(params, chunk.size, chunk.dtype)
+
+    def _keeps_aggregator(self, chunk: Chunk) -> bool:
+        """Whether this worker's checkpoint has what the aggregator of a chunk carries over."""
+        return False
+
+    def _aggregator_states(self, chunks: Sequence[Chunk]) -> Dict[Chunk, Dict[str, np.ndarray]]:
+        """What the aggregators of these chunks, which this worker keeps, carry over."""
+        return {}
+
+    def _load_aggregator_state(self, chunk: Chunk, state: Mapping[str, np.ndarray]) -> None:
+        """Let the aggregator of a chunk go on from that."""
 
     # Random streams
 
@@ -299,7 +375,7 @@ class CompressingKVStore(KVStoreBase):
         (piece,) = chunk.slices
         if piece.tensor not in gradients:  # it travels with others that take part in this step
             return mx.nd.zeros(chunk.size, dtype=chunk.dtype)
-        values = gradients[piece.tensor][piece]
+        values = gradients[piece.tensor].own(piece)
         return operators.float_from_half(values) if values.dtype == np.float16 else values
 
     def _encoded(self, chunk: Chunk, values: NDArray) -> NDArray:
@@ -312,12 +388,14 @@ class CompressingKVStore(KVStoreBase):
     def _deliver(self, chunk: Chunk, received: NDArray, gradients: Gradients) -> None:
         """Write what came back of a chunk to its gradients."""
         if chunk.params is None:
+            if chunk in self._finite_checks:
+                self._finite_checks[chunk].check(received, gradients)
             defuse(chunk, received, gradients)
             return
         (piece,) = chunk.slices
         if piece.tensor not in gradients:
             return
-        gradient = gradients[piece.tensor][piece]
+        gradient = gradients[piece.tensor].result(piece)
         codec = self._codecs[chunk]
         if gradient.dtype == np.float16:
             operators.half_from_float(codec.decompress(received)).copyto(gradient)

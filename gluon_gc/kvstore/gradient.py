@@ -18,27 +18,44 @@ def _with_storage(array: NDArray, stype: str) -> NDArray:
 
 
 class Gradient:
-    """The copies of one tensor (one a context) as a flat CPU array of the worker's own sum."""
+    """The copies of one tensor (one a context) as flat CPU arrays: the worker's own sum, which
+    travels, and the result. They share memory where the copies may be overwritten."""
 
     def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         self._targets = targets
-        context = arrays[0].context
+        first, context = arrays[0], arrays[0].context
         cpu = context if context.device_type == "cpu" else mx.cpu()
         local = [_with_storage(array, "default").as_in_context(cpu) for array in arrays]
-        self._sum = mx.nd.add_n(*local) if len(local) > 1 else local[0]
-        self.flat = self._sum.reshape((-1,))
+        own = mx.nd.add_n(*local) if len(local) > 1 else local[0]
+        self._result = own
+        if own is first and not any(target is first for target in targets):
+            alike = [target for target in targets if _alike(target, own)]
+            self._result = alike[0] if alike else mx.nd.empty(own.shape, cpu, own.dtype)
+        self._own = own.reshape((-1,))
+        self._flat_result = self._result.reshape((-1,))
 
-    def __getitem__(self, piece: Slice) -> NDArray:
-        """The elements of a slice; writing to it writes to the gradient."""
-        if piece.size == self.flat.size:
-            return self.flat
-        return self.flat[piece.begin : piece.end]
+    def own(self, piece: Slice) -> NDArray:
+        """What this worker has of a slice."""
+        return _part(self._own, piece)
+
+    def result(self, piece: Slice) -> NDArray:
+        """Where the elements of a slice are to be written."""
+        return _part(self._flat_result, piece)
 
     def finish(self) -> None:
-        """Copy the result to every context's array."""
+        """Copy the result to every target."""
         for target in self._targets:
-            if target is not self._sum:
-                _with_storage(self._sum, target.stype).copyto(target)
+            if target is not self._result:
+                _with_storage(self._result, target.stype).copyto(target)
+
+
+def _alike(a: NDArray, b: NDArray) -> bool:
+    properties = [(x.stype, x.context, x.shape, x.dtype) for x in (a, b)]
+    return properties[0] == properties[1]
+
+
+def _part(flat: NDArray, piece: Slice) -> NDArray:
+    return flat if piece.size == flat.size else flat[piece.begin : piece.end]
 
 
 Gradients = Mapping[str, Gradient]
@@ -54,7 +71,7 @@ def fuse(chunk: Chunk, gradients: Gradients, scale: float) -> NDArray:
         return array.astype(chunk.dtype, copy=False) * scale
 
     arrays = [
-        gradients[piece.tensor][piece]
+        gradients[piece.tensor].own(piece)
         if piece.tensor in gradients
         else mx.nd.zeros(piece.size, dtype=chunk.dtype)
         for piece in chunk.slices
@@ -74,7 +91,7 @@ def defuse(chunk: Chunk, values: NDArray, gradients: Gradients) -> None:
     for piece in chunk.slices:
         end = begin + piece.size
         if piece.tensor in gradients:
-            target = gradients[piece.tensor][piece]
+            target = gradients[piece.tensor].result(piece)
             part = values[begin:end] if len(chunk.slices) > 1 else values
             if part.dtype == np.float16 and target.dtype == np.float32:
                 operators.float_from_half(part, out=target)

@@ -248,13 +248,11 @@ class GluonGCHorovod(CompressingKVStore):
 
     # Checkpoints: each worker's has what it carries over for the chunks that it owns
 
-    def _chunk_state(self, chunk: Chunk) -> Dict[str, Any]:
-        state = super()._chunk_state(chunk)
-        if self._keys[chunk] in self._aggregator:
-            state["aggregator"] = self._aggregator.state(self._keys[chunk])
-        return state
+    def _keeps_aggregator(self, chunk: Chunk) -> bool:
+        return self._keys[chunk] in self._aggregator
 
-    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
-        super()._load_chunk_state(chunk, state)
-        if self._keys[chunk] in self._aggregator:
-            self._aggregator.load_state(self._keys[chunk], state["aggregator"])
+    def _aggregator_states(self, chunks: Sequence[Chunk]) -> Dict[Chunk, Dict[str, np.ndarray]]:
+        return {chunk: self._aggregator.state(self._keys[chunk]) for chunk in chunks}
+
+    def _load_aggregator_state(self, chunk: Chunk, state: Mapping[str, np.ndarray]) -> None:
+        self._aggregator.load_state(self._keys[chunk], state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence
+from typing import Dict, Mapping, Sequence
 
+import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
@@ -35,8 +36,8 @@ class GluonGCLocal(CompressingKVStore):
                 self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
 
     def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
-        for chunk in chunks:
-            array = self._encoded(chunk, self._values(chunk, gradients))
+        sent = [self._encoded(chunk, self._values(chunk, gradients)) for chunk in chunks]
+        for chunk, array in zip(chunks, sent):
             if chunk.aggregated:
                 array = self._aggregator.reduce(self._keys[chunk], array.reshape((1, -1)))
             self._deliver(chunk, array, gradients)
@@ -45,13 +46,11 @@ class GluonGCLocal(CompressingKVStore):
         if root_rank != 0:
             raise ValueError(f"root_rank must be 0 with one worker, got {root_rank}")
 
-    def _chunk_state(self, chunk: Chunk) -> Dict[str, Any]:
-        state = super()._chunk_state(chunk)
-        if chunk.aggregated:
-            state["aggregator"] = self._aggregator.state(self._keys[chunk])
-        return state
+    def _keeps_aggregator(self, chunk: Chunk) -> bool:
+        return chunk.aggregated
 
-    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
-        super()._load_chunk_state(chunk, state)
-        if chunk.aggregated:
-            self._aggregator.load_state(self._keys[chunk], state["aggregator"])
+    def _aggregator_states(self, chunks: Sequence[Chunk]) -> Dict[Chunk, Dict[str, np.ndarray]]:
+        return {chunk: self._aggregator.state(self._keys[chunk]) for chunk in chunks}
+
+    def _load_aggregator_state(self, chunk: Chunk, state: Mapping[str, np.ndarray]) -> None:
+        self._aggregator.load_state(self._keys[chunk], state)

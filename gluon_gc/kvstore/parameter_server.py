@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -137,7 +137,8 @@ class GluonGCParameterServer(CompressingKVStore):
             keys.append(message.key)
             zeros.append(self._zeros(message))
             if message.framed:
-                configured.append({"key": message.key, **self._description(message)})
+                place = {"key": message.key, "server": server}
+                configured.append({**place, **self._description(message)})
             for chunk in bundle:
                 self._messages[chunk] = message
         self._configure(configured)
@@ -232,16 +233,12 @@ class GluonGCParameterServer(CompressingKVStore):
 
     # Checkpoints: rank 0's has what the servers carry over as well
 
-    def state(self, names: Collection[str]) -> List[Dict[str, Any]]:
-        states = super().state(names)
-        numbers = [self._numbers.get(chunk) for chunk in self._compressed(names)]
-        aggregated = [number for number in numbers if number is not None]
-        if self.rank == 0 and aggregated:
-            archived = self._archived(aggregated)
-            for number, state in zip(numbers, states):
-                if number in archived:
-                    state["aggregator"] = archived[number]
-        return states
+    def _keeps_aggregator(self, chunk: Chunk) -> bool:
+        return self.rank == 0 and chunk.aggregated
+
+    def _aggregator_states(self, chunks: Sequence[Chunk]) -> Dict[Chunk, Dict[str, np.ndarray]]:
+        archived = self._archived([self._numbers[chunk] for chunk in chunks]) if chunks else {}
+        return {chunk: archived.get(self._numbers[chunk], {}) for chunk in chunks}
 
     def _archived(self, numbers: Sequence[int]) -> archive.States:
         """What servers carry over for the chunks that they call so."""
@@ -259,11 +256,9 @@ class GluonGCParameterServer(CompressingKVStore):
             page_number += 1
         return {key: state for data in pages for key, state in archive.unpack(data).items()}
 
-    def _load_chunk_state(self, chunk: Chunk, state: Mapping[str, Any]) -> None:
-        super()._load_chunk_state(chunk, state)
-        if self.rank == 0 and "aggregator" in state:
-            packed = archive.to_json(state["aggregator"])
-            self._command("load", {"chunk": self._numbers[chunk], "state": packed})
+    def _load_aggregator_state(self, chunk: Chunk, state: Mapping[str, np.ndarray]) -> None:
+        request = {"chunk": self._numbers[chunk], "state": archive.to_json(state)}
+        self._command("load", request)
 
     def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
         """A chunk's share of the message that it travels in, by the bytes of the payloads."""

@@ -18,8 +18,9 @@ SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
 class Tensor:
     """A gradient as the plan sees it: `size` elements of `dtype`, and how to compress them.
 
-    `index` is that of the parameter in its trainer, which a seed is added to. `refused` is what
-    an error calls the gradient if it is compressed and not finite; "": that is no error.
+    `index` is that of the parameter in its trainer, which a seed is added to. `called` is what
+    errors call it. What is not finite, and no integer, may "raise" one, be counted ("skip"), or
+    "propagate".
     """
 
     name: str
@@ -27,11 +28,21 @@ class Tensor:
     dtype: str
     params: CompressionParams
     index: int = 0
-    refused: str = ""
+    called: str = ""
+    on_nonfinite: str = "propagate"
 
     @property
     def num_bytes(self) -> int:
         return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype.startswith("float")
+
+    @property
+    def refused(self) -> str:
+        """What an error calls values that are not finite; "": they are none."""
+        return self.called if self.on_nonfinite == "raise" else ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ def working_dtype(dtype: str) -> str:
 
 def _wire_dtype(tensor: Tensor) -> str:
     """The dtype in which a plain sum travels; the server sums floats only."""
-    if not tensor.dtype.startswith("float"):
+    if not tensor.floating:
         return "float64"
     return "float16" if tensor.params.fp16 else tensor.dtype
 
@@ -182,7 +193,7 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
     """Whether a tensor is compressed: a float one, with a compressor, and large enough."""
     return (
         tensor.params.compressor is not None
-        and tensor.dtype.startswith("float")
+        and tensor.floating
         and tensor.num_bytes >= min_compress_bytes
     )
 

@@ -11,6 +11,7 @@
 #include "core/bytegrad.h"
 #include "core/dgc.h"
 #include "core/dithering.h"
+#include "core/finite.h"
 #include "core/framing.h"
 #include "core/half.h"
 #include "core/isa.h"
@@ -243,6 +244,13 @@ void gluon_gc_stream_draw(Stream* stream, size_t n, uint64_t* draws) {
 }
 void gluon_gc_stream_jump(Stream* stream, uint64_t count) { jump(*stream, count); }
 void gluon_gc_stream_jump_to_worker(Stream* stream, uint64_t worker) { jump_to_worker(*stream, worker); }
+
+int gluon_gc_values_finite(const void* x, size_t n, int itemsize, int threads, int isa) {
+  if (itemsize == sizeof(uint16_t)) return values_finite(static_cast<const uint16_t*>(x), n, threads, Isa(isa));
+  return with_float(itemsize, [=](auto zero) {
+    return values_finite(static_cast<const decltype(zero)*>(x), n, threads, Isa(isa));
+  });
+}
 
 void gluon_gc_half_from_float(const float* x, size_t n, float scale, uint16_t* out, int threads, int isa) {
   half_from_float(x, n, scale, out, threads, Isa(isa));

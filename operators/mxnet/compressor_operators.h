@@ -109,13 +109,6 @@ class CompressorOperators {
     });
   }
 
-  static Meter& meter(MXTensor& array) {
-    require(array.dtype == mxnet::ext::kFloat64 &&
-                static_cast<std::size_t>(array.size()) == meter_fields,
-            "the meter must be float64, shape (" + std::to_string(meter_fields) + ",)");
-    return *reinterpret_cast<Meter*>(array.data<double>());
-  }
-
   static MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs,
                                 const OpResource&) {
     return guarded([&] {
@@ -229,8 +222,7 @@ class CompressorOperators {
         if (finite) return;
         m.nonfinite += 1;
         if (!a.has("refused")) return;
-        throw std::invalid_argument(a.text("refused") + " has a NaN or an infinity in step " +
-                                    std::to_string(static_cast<std::size_t>(m.calls)));
+        throw std::invalid_argument(m.refusal(a.text("refused")));
       });
     });
   }

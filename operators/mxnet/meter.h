@@ -4,11 +4,14 @@
 
 #include <chrono>
 #include <cstddef>
+#include <string>
+
+#include "operator.h"
 
 namespace gluon_gc {
 
 struct Meter {
-  double calls;                             // of compress: the number of the step
+  double calls;                             // of compress, or checks: the number of the step
   double sent_bytes, received_bytes;        // payloads with what feedback sends before them
   double compress_seconds, compressed_at;   // the latter on the steady clock
   double wait_seconds;                      // from the end of compress to the start of decompress
@@ -31,8 +34,19 @@ struct Meter {
     wait_seconds += started - compressed_at;
     decompress_seconds += now() - started;
   }
+
+  // What an error says of a result that had a NaN or an infinity.
+  std::string refusal(const std::string& called) const {
+    return called + " has a NaN or an infinity in step " + std::to_string(static_cast<std::size_t>(calls));
+  }
 };
 
 constexpr std::size_t meter_fields = sizeof(Meter) / sizeof(double);
+
+inline Meter& meter(MXTensor& array) {
+  require(array.dtype == mxnet::ext::kFloat64 && static_cast<std::size_t>(array.size()) == meter_fields,
+          "the meter must be float64, shape (" + std::to_string(meter_fields) + ",)");
+  return *reinterpret_cast<Meter*>(array.data<double>());
+}
 
 }  // namespace gluon_gc

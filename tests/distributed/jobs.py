@@ -166,6 +166,7 @@ def checkpoint(arguments):
             for i, param in enumerate(params):
                 param.set_data(mx.nd.array(weights[f"w{i}"]))
         trainer.load_states(file)
+        trainer.save_states(file + ".again")
     for step in range(begin, end):
         trainer.set_learning_rate(0.1 / (1 + step))
         _backward(params, gradients_of(bps.rank(), step, shapes))
@@ -174,6 +175,27 @@ def checkpoint(arguments):
             trainer.save_states(file)
             np.savez(file, **{f"w{i}": p.data().asnumpy() for i, p in enumerate(params)})
     return {f"w{i}": param.data().asnumpy() for i, param in enumerate(params)}
+
+
+def wrong_states(arguments):
+    """Loads the states of all ranks, in turn, into every worker; what was said of each."""
+    folder = Path(arguments["folder"])
+    params = _parameters([(300, 70)])
+    compression = {"compressor": "onebit", "ef": "vanilla"}
+    trainer = bps.DistributedTrainer(params, "sgd", compression_params=compression)
+    _backward(params, gradients_of(bps.rank(), 0, [(300, 70)]))
+    trainer.step(1)
+    trainer.save_states(str(folder / str(bps.rank())))
+    bps.byteps_push_pull(mx.nd.zeros(1), name="saved")
+    mx.nd.waitall()
+    said = {}
+    for rank in range(bps.size()):
+        try:
+            trainer.load_states(str(folder / str(rank)))
+            said[f"of{rank}"] = np.array("")
+        except ValueError as error:
+            said[f"of{rank}"] = np.array(str(error))
+    return said
 
 
 def equal_gradients(arguments):

@@ -1,0 +1,21 @@
+"""Whether values are finite."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+
+from .library import address_of, declare, integer, isa_number, library, pointer, size
+
+declare("values_finite", integer, pointer, size, integer, integer, integer)
+
+
+def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> bool:
+    """Whether no element of a float16, float32 or float64 array is a NaN or an infinity."""
+    if x.dtype not in (np.float16, np.float32, np.float64):
+        raise TypeError(f"x must be float16, float32 or float64, got {x.dtype}")
+    address = address_of("x", x, x.size, x.dtype)
+    return bool(
+        library.gluon_gc_values_finite(address, x.size, x.itemsize, threads, isa_number(isa))
+    )

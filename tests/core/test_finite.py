@@ -1,0 +1,37 @@
+"""Whether values are finite, against NumPy's."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gluon_gc import kernels
+
+from . import arrays
+
+FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
+BAD = st.sampled_from([None, np.nan, -np.nan, np.inf, -np.inf])
+
+
+@given(arrays.sizes, arrays.seeds, FLOATS, BAD, arrays.how, arrays.offsets)
+def test_one_value_that_is_not_finite_is_found_wherever_it_is(size, seed, dtype, bad, how, offset):
+    guarded = arrays.Guarded(offset)
+    with np.errstate(over="ignore"):
+        x = guarded.copy(arrays.awkward(size, np.float32, seed).astype(dtype))
+    x[~np.isfinite(x)] = np.finfo(dtype).max
+    if size and bad is not None:
+        x[np.random.default_rng(seed).integers(size)] = bad
+    assert kernels.values_finite(x, **how) == np.isfinite(x).all()
+    guarded.check()
+
+
+@arrays.each_isa
+def test_every_half_is_told_right(isa):
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    told = [kernels.values_finite(halves[i : i + 1], isa=isa) for i in range(halves.size)]
+    np.testing.assert_array_equal(told, np.isfinite(halves))
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match="x must be float16, float32 or float64, got int32"):
+        kernels.values_finite(np.zeros(3, np.int32))

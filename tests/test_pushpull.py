@@ -1,0 +1,91 @@
+"""pushpull of single tensors: where the sum goes, and what is refused."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluon_gc as bps
+from gluon_gc import kvstore
+from gluon_gc.compression import parse
+from gluon_gc.kvstore.plan import Tensor
+
+N = 1000
+COMPRESSIONS = pytest.mark.parametrize(
+    "params",
+    [{}, {"fp16": True}, {"compressor": "onebit", "scaling": True}],
+    ids=["plain", "fp16", "onebit"],
+)
+
+
+def store_of(params):
+    store = kvstore.GluonGCLocal()
+    store.declare([Tensor(name, N, "float32", parse(params)) for name in "ab"])
+    return store
+
+
+def values(seed, ctx=0):
+    array = np.random.default_rng(seed).standard_normal(N).astype(np.float32)
+    return mx.nd.array(array, ctx=mx.cpu(ctx))
+
+
+@COMPRESSIONS
+def test_what_is_pushed_is_left_as_it_is_unless_it_is_pulled_to(params):
+    value, out, in_place = values(0), mx.nd.zeros(N), values(0)
+    store_of(params).pushpull("a", value, out=out)
+    np.testing.assert_array_equal(value.asnumpy(), values(0).asnumpy())
+    store_of(params).pushpull("a", in_place)
+    np.testing.assert_array_equal(out.asnumpy(), in_place.asnumpy())
+    assert params.get("compressor") is None or (out.asnumpy() != value.asnumpy()).any()
+
+
+@COMPRESSIONS
+def test_several_contexts_are_left_as_they_are_too(params):
+    pushed, pulled = [values(c, c) for c in range(3)], [mx.nd.zeros(N, mx.cpu(c)) for c in range(2)]
+    store_of(params).pushpull("a", pushed, out=pulled)
+    for c, value in enumerate(pushed):
+        np.testing.assert_array_equal(value.asnumpy(), values(c).asnumpy())
+    in_place = [values(c, c) for c in range(3)]
+    store_of(params).pushpull("a", in_place)
+    for array in [*pulled, *in_place]:
+        np.testing.assert_array_equal(array.asnumpy(), in_place[0].asnumpy())
+
+
+@COMPRESSIONS
+def test_keys_may_be_pulled_to_where_other_keys_are_pushed_from(params):
+    a, b = values(0), values(1)
+    store_of(params).pushpull(["a", "b"], [a, b], out=[b, a])
+    expected = values(0), values(1)
+    store_of(params).pushpull(["a", "b"], list(expected))
+    np.testing.assert_array_equal(b.asnumpy(), expected[0].asnumpy())
+    np.testing.assert_array_equal(a.asnumpy(), expected[1].asnumpy())
+
+
+def test_the_sum_may_be_wanted_in_another_dtype_or_storage():
+    value, half, sparse = values(0), mx.nd.zeros(N, dtype="float16"), mx.nd.zeros(N)
+    store_of({}).pushpull("a", value, out=[half, sparse])
+    np.testing.assert_array_equal(half.asnumpy(), value.asnumpy().astype(np.float16))
+    store = kvstore.GluonGCLocal()
+    store.declare([Tensor("rows", 6, "float32", parse({}))])
+    rows = mx.nd.array([[0, 0], [1, 2], [0, 0]])
+    out = mx.nd.sparse.zeros("row_sparse", (3, 2))
+    store.pushpull("rows", rows.tostype("row_sparse"), out=out)
+    np.testing.assert_array_equal(out.asnumpy(), rows.asnumpy())
+
+
+@pytest.mark.parametrize(
+    "tensor, problem",
+    [
+        (mx.nd.ones((2, 4)), r"got shape \(2, 4\), 8 elements of float32"),
+        (mx.nd.ones(6, dtype="float64"), r"got shape \(6,\), 6 elements of float64"),
+    ],
+)
+def test_a_name_is_of_one_size_and_dtype(tensor, problem):
+    bps.init()
+    try:
+        bps.byteps_push_pull(mx.nd.ones((2, 3)), name="w")
+        bps.byteps_push_pull(mx.nd.ones(6), name="w")  # BytePS knows no shapes
+        rule = "tensor 'w' must have 6 elements of float32, as when it was declared"
+        with pytest.raises(ValueError, match=f"{rule}; {problem}"):
+            bps.byteps_push_pull(tensor, name="w")
+    finally:
+        bps.shutdown()
