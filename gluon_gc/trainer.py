@@ -7,6 +7,7 @@ import numbers
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 from mxnet.ndarray import NDArray
