@@ -1,7 +1,8 @@
 """Make a small data set in the format of a real one, for a machine that does not have it.
 
 Each class has bright spots on a dark ground, in colours and places of its own, which every image
-shows shifted and under noise: networks learn them within a few epochs.
+shows shifted and under noise: networks learn them within a few epochs. MNIST's ground is black, so
+that its pixels have about the mean and deviation of the real ones, by which training normalises.
 """
 
 import argparse
@@ -26,11 +27,22 @@ class Images(NamedTuple):
     labels: np.ndarray  # (n,) uint8
 
 
-def make_images(count: int, classes: int, edge: int, channels: int, seed: int) -> Images:
+class Format(NamedTuple):
+    """A data set's images, and what writes them."""
+
+    edge: int
+    channels: int
+    brightest_ground: int
+    most_classes: int
+    write: Callable[[Path, str, Images], None]
+
+
+def make_images(form: Format, count: int, classes: int, seed: int) -> Images:
     """Return `count` square images; their classes take turns, and look alike for any `seed`."""
+    edge, channels = form.edge, form.channels
     of_classes = np.random.default_rng(0)
     spots = of_classes.random((classes, TILE, TILE, 1)) < SPOTS
-    dark = of_classes.integers(64, size=(classes, 1, 1, channels))
+    dark = of_classes.integers(form.brightest_ground + 1, size=(classes, 1, 1, channels))
     bright = of_classes.integers(128, 224, (classes, 1, 1, channels))
     patterns = np.where(spots, bright, dark)
     rng = np.random.default_rng(seed)
@@ -80,19 +92,10 @@ def write_imagenet(folder: Path, name: str, images: Images) -> None:
     record.close()
 
 
-class Format(NamedTuple):
-    """A data set's images, and what writes them."""
-
-    edge: int
-    channels: int
-    most_classes: int
-    write: Callable[[Path, str, Images], None]
-
-
 FORMATS: Dict[str, Format] = {
-    "cifar100": Format(32, 3, 100, write_cifar100),
-    "mnist": Format(28, 1, 10, write_mnist),
-    "imagenet": Format(64, 3, 256, write_imagenet),
+    "cifar100": Format(32, 3, 63, 100, write_cifar100),
+    "mnist": Format(28, 1, 0, 10, write_mnist),
+    "imagenet": Format(64, 3, 63, 256, write_imagenet),
 }
 
 
@@ -103,7 +106,7 @@ def make(name: str, folder: Path, train: int, validation: int, classes: int) -> 
         raise ValueError(f"--classes must be 1 to {form.most_classes} in {name}, got {classes}")
     folder.mkdir(parents=True, exist_ok=True)
     for part, count, seed in (("train", train, 1), ("val", validation, 2)):
-        form.write(folder, part, make_images(count, classes, form.edge, form.channels, seed))
+        form.write(folder, part, make_images(form, count, classes, seed))
 
 
 def main() -> None:

@@ -74,6 +74,7 @@ KINDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "text": ("text", str),
     "count": ("a whole number >= 0", _number(0)),
     "positive": ("a positive whole number", _number(1)),
+    "size": ("a whole number from 1 to 2147483647", _number(1, 2**31 - 1)),  # MXNet's int
     "port": ("a port from 1 to 65535", _number(1, 65535)),
     "flag": ("0 or 1", lambda text: bool(_number(0, 1)(text))),
     "role": ("one of " + ", ".join(_ROLES), _one_of(*_ROLES)),
@@ -101,7 +102,7 @@ TABLE = (
     Variable("BYTEPS_FORCE_DISTRIBUTED", False, "flag", "1: even one worker uses a server"),
     Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "a list: bpslaunch starts a worker for each"),
     # What is sent, and by how many threads.
-    Variable("BYTEPS_PARTITION_BYTES", 2048000, "positive", "the most float data in one chunk"),
+    Variable("BYTEPS_PARTITION_BYTES", 2048000, "size", "the most float data in one chunk"),
     Variable(
         "BYTEPS_MIN_COMPRESS_BYTES",
         0,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "example"
-FOLDERS = ("", "cifar100", "imagenet", "mnist")
+FOLDERS = ("", "cifar100", "digits", "imagenet", "mnist")
 sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]  # as the examples' scripts have it
 
 

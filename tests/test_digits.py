@@ -6,13 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compare
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example" / "digits"))
-
-import compare
 from common.arguments import add_compression_arguments, compression_params
 from common.log import read_log
 from common.stats import short_names, stats_table

@@ -61,8 +61,9 @@ def test_a_value_is_read_as_its_kind_says(environ, name, text, value):
 @pytest.mark.parametrize(
     "name, text, rule",
     [
-        ("BYTEPS_PARTITION_BYTES", "x", "a positive whole number"),
-        ("BYTEPS_PARTITION_BYTES", "0", "a positive whole number"),
+        ("BYTEPS_PARTITION_BYTES", "x", "a whole number from 1 to 2147483647"),
+        ("BYTEPS_PARTITION_BYTES", "0", "a whole number from 1 to 2147483647"),
+        ("BYTEPS_PARTITION_BYTES", "2147483648", "a whole number from 1 to 2147483647"),
         ("BYTEPS_MIN_COMPRESS_BYTES", "-1", "a whole number >= 0"),
         ("BYTEPS_NUMA_ON", "2", "0 or 1"),
         ("DMLC_PS_ROOT_PORT", "65536", "a port from 1 to 65535"),

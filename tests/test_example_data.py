@@ -12,6 +12,7 @@ from common.records import RecordFile, RecordImages
 from common.shares import Share
 from common.targets import Targets
 from mxnet.gluon.data import vision
+from train_mnist import DEVIATION, MEAN
 
 
 def assert_equal(ours, theirs):
@@ -37,6 +38,11 @@ def test_mnist_is_read_as_gluon_reads_it(data, train, monkeypatch):
     monkeypatch.setattr(vision.datasets, "download", local)
     root = str(data / "mnist")
     assert_equal(mnist(root, train), vision.MNIST(root, train=train))
+
+
+def test_made_mnist_is_normalised_as_mnist_is():
+    pixels = make_data.make_images(make_data.FORMATS["mnist"], 256, 10, seed=1).pixels / 255
+    assert abs(pixels.mean() - MEAN) < 0.1 and abs(pixels.std() - DEVIATION) < 0.05
 
 
 def test_records_and_folders_of_imagenet_have_the_same_images(data):
@@ -91,7 +97,7 @@ def numbered_records(tmp_path):
     """A function that makes a RecordIO file of images whose labels are their numbers."""
 
     def write(count):
-        images = make_data.make_images(count, count, 32, 3, seed=1)
+        images = make_data.make_images(make_data.FORMATS["cifar100"], count, count, seed=1)
         make_data.write_imagenet(tmp_path, f"of{count}", images)
         stem = tmp_path / "rec" / f"of{count}"
         return RecordFile.at(f"{stem}.rec", f"{stem}.idx")

@@ -106,6 +106,12 @@ def test_a_payload_of_the_wrong_length_is_an_error():
         codec.decompress(mx.nd.zeros(16, dtype="uint8")).wait_to_read()
 
 
+def test_a_sum_of_2_gib_is_refused_since_mxnet_counts_bytes_in_an_int():
+    codec = Codec(CompressionParams(TopK(3)), 2**28, "float64")
+    with pytest.raises(mx.MXNetError, match="at most 2147483647 bytes, got 2147483648"):
+        codec.aggregate(mx.nd.zeros((1, 36), dtype="uint8")).wait_to_read()
+
+
 @pytest.mark.parametrize("k", [0.01, 1000.0, 3, np.float32(0.25), np.int64(12)])
 def test_described_params_are_read_back_as_they_were(k):
     params = parse({"compressor": "topk", "k": k, "ef": "corrected"})

@@ -154,7 +154,7 @@ class CompressorOperators {
                     static_cast<std::size_t>(payloads.shape[1]) == stride,
                 "the payloads are not of the length that " + std::to_string(n) + " elements need");
         const auto* messages = payloads.data<std::uint8_t>();
-        auto* sum = static_cast<T*>(resource.alloc_cpu(static_cast<int>(n * sizeof(T))));
+        auto* sum = static_cast<T*>(temporary_memory(resource, n * sizeof(T)));
         Compressor(a).decompress_sum(messages + header_bytes<Compressor>(a), stride,
                                      static_cast<std::size_t>(payloads.shape[0]), n, sum,
                                      threads(a));

@@ -161,7 +161,7 @@ MXReturnValue frame_payload(const Map& map, std::vector<MXTensor>* inputs,
   return guarded([&] {
     const Attributes a(map);
     const Layout layout(a);
-    auto* message = static_cast<std::uint8_t*>(resource.alloc_cpu(static_cast<int>(layout.bytes)));
+    auto* message = static_cast<std::uint8_t*>(temporary_memory(resource, layout.bytes));
     const std::size_t length = join_parts(layout, *inputs, message), rows = layout.rows(length);
     mxnet::ext::MXSparse framed_rows;
     resource.alloc_sparse(&framed_rows, 0, static_cast<int>(rows));
@@ -330,7 +330,7 @@ MXReturnValue unframe_rows(const Map& map, std::vector<MXTensor>* inputs,
     const Layout layout(a);
     const std::size_t messages = a.size("count"), arrays = a.size("arrays");
     const std::vector<Words> present = present_rows(layout, *inputs, arrays, messages);
-    auto* message = static_cast<std::uint8_t*>(resource.alloc_cpu(static_cast<int>(layout.bytes)));
+    auto* message = static_cast<std::uint8_t*>(temporary_memory(resource, layout.bytes));
     for (std::size_t m = 0; m < messages; ++m) {
       const std::size_t length = unframe_message(layout, present.data() + m * layout.message_rows,
                                                  std::to_string(m), message);

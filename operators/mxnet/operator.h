@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -31,6 +32,15 @@ MXReturnValue guarded(Body&& body) {
     MX_ERROR_MSG << "gluon_gc: " << error.what();
     return mxnet::ext::MX_FAIL;
   }
+}
+
+// Memory for the time of a call. MXNet counts its bytes in an int.
+inline void* temporary_memory(const OpResource& resource, std::size_t bytes) {
+  constexpr int most = std::numeric_limits<int>::max();
+  require(bytes <= static_cast<std::size_t>(most),
+          "the memory of a call must be at most " + std::to_string(most) + " bytes, got " +
+              std::to_string(bytes) + "; see BYTEPS_PARTITION_BYTES");
+  return resource.alloc_cpu(static_cast<int>(bytes));
 }
 
 inline std::size_t elements(const Shape& shape) {

@@ -1,0 +1,46 @@
+"""The sources compile with clang as well as with gcc, by which all other tests build them."""
+
+import importlib.util
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gluon_gc.variables import cores
+
+OPERATORS = Path(__file__).resolve().parents[2] / "operators"
+
+
+def cmake_commands(folder):
+    """What CMake would have clang++ do for each source and instruction set."""
+    mxnet = Path(importlib.util.find_spec("mxnet").origin).parent
+    options = [f"-DMXNET_DIR={mxnet}", "-DCMAKE_CXX_COMPILER=clang++"]
+    configure = [sys.executable, "-m", "cmake", "-S", OPERATORS, "-B", folder, *options]
+    command = [*configure, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "Could NOT find OpenMP_CXX" in done.stderr:
+        pytest.skip("clang++ has no OpenMP here: libomp-dev is not installed")
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "compile_commands.json").read_text())
+
+
+def complaints(command):
+    """What clang says of a source, warnings included; it compiles nothing."""
+    words = [*shlex.split(command["command"]), "-fsyntax-only"]
+    done = subprocess.run(words, cwd=command["directory"], capture_output=True, text=True)
+    return done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="clang++ is not installed")
+@pytest.mark.timeout(300)
+def test_every_source_compiles_with_clang_without_a_warning(tmp_path):
+    commands = cmake_commands(tmp_path)
+    sources = {Path(command["file"]) for command in commands}
+    assert sources >= {*OPERATORS.glob("core/*.cpp"), *OPERATORS.glob("mxnet/*.cpp")}
+    with ThreadPoolExecutor(cores()) as pool:
+        assert "".join(pool.map(complaints, commands)) == ""
