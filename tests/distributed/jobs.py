@@ -351,6 +351,15 @@ def resume(arguments):
     return result
 
 
+def again(arguments):
+    """The number of workers in a cluster, and in another that is joined after it."""
+    sizes = [bps.size()]
+    bps.shutdown()
+    os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+    bps.init()
+    return {"sizes": np.array([*sizes, bps.size()])}
+
+
 def stock_worker(arguments):
     """A command such as MXNet's own KVStore.set_optimizer sends, to a gluon_gc server."""
     bps.runtime.default_kvstore()._kv.set_optimizer(mx.optimizer.SGD())
