@@ -7,8 +7,9 @@ An empty variable counts as one that is not set.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional
 
 from .variables import KINDS, REQUIRED, TABLE, Variable, cores
 
@@ -130,7 +131,7 @@ def under_horovod() -> bool:
 
 
 def cluster(role: Optional[str] = None) -> Cluster:
-    """This process's place in its cluster; to be read before `export_for_ps_lite` is called.
+    """This process's place in its cluster.
 
     Parameters
     ----------
@@ -181,18 +182,38 @@ def server_threads() -> int:
     return get("OMP_NUM_THREADS") or cores()
 
 
+def alike() -> dict[str, Any]:
+    """What the variables say that all nodes of a cluster must have alike."""
+    return {variable.name: get(variable.name) for variable in TABLE if variable.alike}
+
+
 def export_for_ps_lite(cluster: Cluster) -> None:
     """Set what ps-lite reads, with workers counted its way; call just before mx.kv.create.
 
-    Afterwards DMLC_NUM_WORKER counts processes, so that `cluster` must not be read again.
+    Afterwards DMLC_NUM_WORKER counts processes. A server or scheduler must keep its role there.
     """
-    os.environ.update(
-        DMLC_ROLE=cluster.role,
-        DMLC_PS_ROOT_URI=cluster.root_uri,
-        DMLC_PS_ROOT_PORT=str(cluster.root_port),
-        DMLC_NUM_WORKER=str(cluster.total_workers),
-        DMLC_NUM_SERVER=str(cluster.num_server),
-    )
+    os.environ.update(_for_ps_lite(cluster))
+
+
+@contextmanager
+def exported_for_ps_lite(cluster: Cluster) -> Iterator[None]:
+    """`export_for_ps_lite` for as long as ps-lite starts: then what the user set is back."""
+    before = {name: os.environ[name] for name in _for_ps_lite(cluster) if name in os.environ}
+    export_for_ps_lite(cluster)
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
+def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
+    return {
+        "DMLC_ROLE": cluster.role,
+        "DMLC_PS_ROOT_URI": cluster.root_uri,
+        "DMLC_PS_ROOT_PORT": str(cluster.root_port),
+        "DMLC_NUM_WORKER": str(cluster.total_workers),
+        "DMLC_NUM_SERVER": str(cluster.num_server),
+    }
 
 
 def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:

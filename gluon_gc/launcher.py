@@ -7,7 +7,6 @@ Imports no MXNet.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import List, NoReturn, Optional, Sequence
 
-from . import env, supervisor
+from . import census, env, supervisor
 from .supervisor import Task
 
 _REDIRECTION = re.compile(r"\d*(<|>>?)(&\d+|\S+)")
@@ -97,31 +96,6 @@ def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) ->
         return command
     node = nodes[local_rank * len(nodes) // local_size]
     return ["numactl", f"--cpunodebind={node}", "--localalloc", *command]
-
-
-def _check_port(host: str, port: int) -> None:
-    """Refuse an address that the scheduler could not listen on."""
-    try:
-        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
-    except socket.gaierror as error:
-        raise env.ConfigurationError(
-            f"DMLC_PS_ROOT_URI must be an address, got {host!r}: {error.strerror}"
-        ) from None
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-            probe.listen()
-        except OSError as error:
-            raise env.ConfigurationError(_why_not(error, host, port)) from None
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"DMLC_PS_ROOT_URI must be an address of the scheduler's own machine, got {host!r}"
-    return f"cannot listen on port {port} of {host}: {error.strerror}"
 
 
 def _free_port() -> int:
@@ -211,7 +185,7 @@ def _start(arguments: argparse.Namespace) -> int:
         _become(tasks[0].command, tasks[0].environ)
     cluster = env.cluster()
     if role == "scheduler":
-        _check_port(cluster.root_uri, cluster.root_port)
+        census.listen(cluster.root_uri, cluster.root_port).close()  # to be told now if it cannot
     _become(service(role), env.for_service({"DMLC_ROLE": None}))
 
 

@@ -59,6 +59,8 @@ class PrefixedOutput:
     def __init__(self, stream: BinaryIO, terminal: bool) -> None:
         self.broken = False
         """Whether the reader has gone; what is written then is lost."""
+        self.last_name = ""
+        """The process whose line was written last."""
         self._stream = stream
         self._terminal = terminal
         self._owner = ""
@@ -66,6 +68,7 @@ class PrefixedOutput:
 
     def line(self, name: str, text: str) -> None:
         """Write a finished line of the process `name`."""
+        self.last_name = name
         erase = _ERASE if self._bar else ""
         if name == self._owner:
             self._bar = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import numpy as np
@@ -13,6 +14,7 @@ from .compression import parse, warn_of_ignored
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
 from .kvstore.base import CompressingKVStore
 from .kvstore.plan import Tensor
+from .leaving import failure
 
 _default: Optional[CompressingKVStore] = None
 _declared: Dict[str, Mapping[str, Any]] = {}
@@ -75,11 +77,20 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Finish what is under way and leave the cluster, when all workers have come here."""
+    """Finish what is under way and leave the cluster, when all workers have come here.
+
+    Called while an exception is in flight, as in a ``finally`` block, it leaves at once: the others
+    end, and say why.
+    """
     global _default
     store, _default = _default, None
     _declared.clear()
-    if store is not None:
+    if store is None:
+        return
+    why = failure(sys.exc_info()[1])
+    if why:
+        store.abandon(why)
+    else:
         store.close()
 
 

@@ -10,8 +10,7 @@ import ctypes
 import json
 import traceback
 from collections import Counter
-from dataclasses import replace
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -21,7 +20,9 @@ from mxnet.ndarray import NDArray
 from . import census, compression, env, operators
 from .kvstore import archive, handshake, messages
 from .kvstore.aggregator import Aggregator
-from .kvstore.watch import SCHEDULER_ID, Watch, die, is_dead
+from .kvstore.watch import SCHEDULER_ID, Watch, is_dead, server_id
+from .leaving import die
+from .lifeline import Lifeline
 from .log import logger
 from .trace import Trace
 
@@ -36,8 +37,9 @@ class Server:
     MXNet has made already.
     """
 
-    def __init__(self, kv: KVStore, threads: int) -> None:
+    def __init__(self, kv: KVStore, threads: int, lifeline: Lifeline) -> None:
         self._kv = kv
+        self._lifeline = lifeline
         self._aggregator = Aggregator(threads)
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
@@ -63,7 +65,7 @@ class Server:
             act(request)
         except Exception:
             traceback.print_exc()
-            die(f"server: cannot {action} what worker 0 sent")
+            self._fail(f"cannot {action} what worker 0 sent")
 
     def _configure(self, messages: List[Dict[str, Any]]) -> None:
         for message in messages:
@@ -80,6 +82,7 @@ class Server:
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
+            self._lifeline.know(server_id(self._kv.rank))
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = Trace(f"server{self._kv.rank}")
 
@@ -131,45 +134,49 @@ class Server:
             operators.frame(replies, rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:
-            die(f"server: key {key}: {error}")
+            self._fail(f"key {key}: {error}")
+
+    def _fail(self, why: str) -> None:
+        self._lifeline.abandon(why)
+        die(f"{self._lifeline.name}: {why}")
 
 
-def _watch_nodes(kv: KVStore, cluster: env.Cluster) -> Watch:
-    """The scheduler's watch: names the node that died."""
+def _serve_as_scheduler(cluster: env.Cluster) -> None:
+    nodes = census.hold(cluster)
     timeout = env.heartbeat_timeout()
-    nodes = {8 + 2 * rank: f"server {rank}" for rank in range(cluster.num_server)}
-    nodes.update({9 + 2 * rank: f"worker {rank}" for rank in range(cluster.total_workers)})
 
     def problem() -> str:
-        dead = [name for node, name in nodes.items() if is_dead(kv, node, timeout)]
-        if not dead:
-            return ""
-        return f"scheduler: no heartbeat for {timeout} s from {', '.join(dead)} (ps-lite's rank)"
+        dead = [name for node, name in nodes.ids.items() if is_dead(kv, node, timeout)]
+        return f"no heartbeat for {timeout} s from {', '.join(dead)}" if dead else ""
 
-    return Watch(problem)
+    env.export_for_ps_lite(nodes.cluster)
+    kv = mx.kv.create("dist")
+    watch = Watch(problem, nodes.fail_soon)
+    _run(kv, lambda *_: None)
+    watch.stop()
+    nodes.close(timeout or env.get("PS_HEARTBEAT_TIMEOUT"))
+
+
+def _serve_as_server(cluster: env.Cluster) -> None:
+    lifeline = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
+    timeout = env.heartbeat_timeout()
+    gone = f"{lifeline.name} ends: no heartbeat for {timeout} s from the scheduler"
+    env.export_for_ps_lite(lifeline.cluster)
+    kv = mx.kv.create("dist")
+    watch = Watch(lambda: gone if is_dead(kv, SCHEDULER_ID, timeout) else "")
+    _run(kv, Server(kv, env.server_threads(), lifeline).control)
+    watch.stop()
+    lifeline.close()
+
+
+def _run(kv: KVStore, control: Callable[..., None]) -> None:
+    check_call(_LIB.MXKVStoreRunServer(kv.handle, _CONTROLLER_TYPE(control), None))
 
 
 def main(role: str) -> None:
     """Serve as `role`, "server" or "scheduler", until all workers are done."""
-    cluster = env.cluster(role)
+    serve = {"scheduler": _serve_as_scheduler, "server": _serve_as_server}[role]
     try:
-        if role == "scheduler":
-            local_size = census.hold(cluster)
-        else:
-            local_size = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
-    except (OSError, RuntimeError) as error:
+        serve(env.cluster(role))
+    except (OSError, RuntimeError, env.ConfigurationError) as error:
         die(f"{role}: {error}")
-    cluster = replace(cluster, local_size=local_size)
-    env.export_for_ps_lite(cluster)
-    kv = mx.kv.create("dist")
-    if role == "scheduler":
-        watch = _watch_nodes(kv, cluster)
-        controller = _CONTROLLER_TYPE(lambda *_: None)
-    else:
-        timeout = env.heartbeat_timeout()
-        watch = Watch(
-            lambda: is_dead(kv, SCHEDULER_ID, timeout) and "server: the scheduler is gone"
-        )
-        controller = _CONTROLLER_TYPE(Server(kv, env.server_threads()).control)
-    check_call(_LIB.MXKVStoreRunServer(kv.handle, controller, None))
-    watch.stop()

@@ -197,9 +197,10 @@ class _Supervisor:
         return 128 + number
 
     def _failed(self, child: _Child) -> int:
+        in_sight = self._output.last_name == child.task.name and _one_stream()
         self.stop()
-        last_lines = "".join(f"\n  {line}" for line in child.tail)
-        _say(child.obituary() + (f"; its last lines:{last_lines}" if child.tail else ""))
+        last_lines = "".join(f"\n  {line}" for line in child.tail if not in_sight)
+        _say(child.obituary() + (f"; its last lines:{last_lines}" if last_lines else ""))
         return child.exit_code
 
     def _done(self) -> int:
@@ -217,6 +218,11 @@ class _Supervisor:
         signal.set_wakeup_fd(-1)
         for end in (self._wakeup, self._waker, self._selector):
             end.close()
+
+
+def _one_stream() -> bool:
+    """Whether stdout and stderr go to the same place."""
+    return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
 
 def _say(message: str) -> None:

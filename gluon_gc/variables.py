@@ -39,6 +39,8 @@ class Variable:
         What the variable decides, as the documentation prints it.
     older : str, optional
         An older spelling, read when `name` is not set.
+    alike : bool
+        Whether all nodes of a cluster must have the same; where they meet, a difference is refused.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Variable:
     kind: str
     meaning: str
     older: Optional[str] = None
+    alike: bool = False
 
 
 def _number(low: int, high: Optional[int] = None) -> Callable[[str], int]:
@@ -87,8 +90,10 @@ TABLE = (
     Variable("DMLC_ROLE", REQUIRED, "role", "worker, server or scheduler"),
     Variable("DMLC_PS_ROOT_URI", REQUIRED, "text", "the address of the scheduler"),
     Variable("DMLC_PS_ROOT_PORT", REQUIRED, "port", "the port of the scheduler"),
-    Variable("DMLC_NUM_WORKER", REQUIRED, "positive", "how many worker machines there are"),
-    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "how many servers there are"),
+    Variable(
+        "DMLC_NUM_WORKER", REQUIRED, "positive", "how many worker machines there are", alike=True
+    ),
+    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "how many servers there are", alike=True),
     Variable("DMLC_WORKER_ID", REQUIRED, "count", "which worker machine this is, from 0"),
     Variable("DMLC_INTERFACE", None, "text", "the network interface; by default the first up"),
     Variable("DMLC_NODE_HOST", None, "text", "this node's address, in place of the interface's"),
@@ -140,8 +145,23 @@ TABLE = (
     ),
     # Faults.
     Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds to wait for the scheduler"),
-    Variable("PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none"),
-    Variable("PS_HEARTBEAT_TIMEOUT", 10, "positive", "seconds without one until a node is dead"),
+    Variable(
+        "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none", alike=True
+    ),
+    Variable(
+        "PS_HEARTBEAT_TIMEOUT",
+        10,
+        "positive",
+        "seconds without one until a node is dead",
+        alike=True,
+    ),
+    Variable(
+        "PS_RESEND",
+        False,
+        "flag",
+        "1: ps-lite sends again what is not acknowledged, which TCP does as well",
+        alike=True,
+    ),
     # For development, and what is set for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),

@@ -146,17 +146,31 @@ def test_a_contradictory_cluster_is_refused(environ, name, text, message):
         env.cluster()
 
 
-def test_ps_lite_is_told_of_every_worker_process(environ):
+def test_ps_lite_is_told_of_every_worker_process_and_the_environment_stays(environ):
     environ.update(WORKER, BYTEPS_LOCAL_SIZE="4")
-    env.export_for_ps_lite(env.cluster())
-    assert environ["DMLC_NUM_WORKER"] == "8"
-    assert environ["DMLC_PS_ROOT_PORT"] == "9000"
+    before = dict(environ)
+    cluster = env.cluster()
+    with env.exported_for_ps_lite(cluster):
+        assert environ["DMLC_NUM_WORKER"] == "8"
+        assert environ["DMLC_PS_ROOT_PORT"] == "9000"
+    assert environ == before and env.cluster() == cluster
 
 
 def test_a_server_without_its_role_in_the_environment_exports_the_role_it_was_given(environ):
     environ.update(WORKER, DMLC_ROLE="")
     env.export_for_ps_lite(env.cluster("server"))
     assert environ["DMLC_ROLE"] == "server"
+
+
+def test_what_nodes_tell_each_other_is_what_must_be_alike(environ):
+    environ.update(WORKER, PS_HEARTBEAT_TIMEOUT="7")
+    assert env.alike() == {
+        "DMLC_NUM_WORKER": 2,
+        "DMLC_NUM_SERVER": 1,
+        "PS_HEARTBEAT_INTERVAL": 1,
+        "PS_HEARTBEAT_TIMEOUT": 7,
+        "PS_RESEND": False,
+    }
 
 
 def test_the_steps_of_a_trace_include_the_last(environ):

@@ -36,13 +36,13 @@ def launch(tmp_path):
     """Starts bpslaunch, with a PYTHONPATH where services find the stand-in."""
     started = []
 
-    def launch(*arguments, **environ):
+    def launch(*arguments, stderr=subprocess.PIPE, **environ):
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "bpslaunch.py"), *arguments],
             cwd=tmp_path,
             env={**clean_environ(), "PYTHONPATH": str(tmp_path), **environ},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             preexec_fn=heed_interrupts,
         )
@@ -287,6 +287,32 @@ time.sleep(1000)"""
     result, _, err = finish(launch(*local(2, 1, source)))
     assert (result, err) == (code, f"bpslaunch: worker 1 {how}; its last lines:\n  first\n  last\n")
     assert len(pids(tmp_path)) == 4 and not any(map(alive, pids(tmp_path)))
+
+
+@pytest.mark.parametrize("buried", [False, True])
+def test_last_lines_that_stand_at_the_end_already_are_not_repeated(
+    launch, stand_in, tmp_path, buried
+):
+    stand_in(FOREVER)
+    source = """
+import os, pathlib, sys, time
+def wait(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.02)
+wait("go" + os.environ["DMLC_WORKER_ID"])
+print("line of", os.environ["DMLC_WORKER_ID"], flush=True)
+wait("fail" + os.environ["DMLC_WORKER_ID"])
+sys.exit(3)"""
+    process = launch(*local(2, 1, source), stderr=subprocess.STDOUT)
+    lines = [process.stdout.readline() for _ in ("scheduler", "server")]
+    for rank in "10" if buried else "01":
+        (tmp_path / f"go{rank}").touch()
+        lines.append(process.stdout.readline())
+    assert sorted(lines[2:]) == ["[worker 0] line of 0\n", "[worker 1] line of 1\n"]
+    (tmp_path / "fail1").touch()
+    code, out, _ = finish(process)
+    repeated = "; its last lines:\n  line of 1" if buried else ""
+    assert (code, out) == (3, f"bpslaunch: worker 1 exited with code 3{repeated}\n")
 
 
 def test_a_server_that_dies_ends_all_with_its_code(launch, stand_in, tmp_path):

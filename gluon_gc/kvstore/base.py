@@ -119,6 +119,9 @@ class CompressingKVStore(KVStoreBase):
     def close(self) -> None:
         """Finish what is under way; nothing can be exchanged afterwards."""
 
+    def abandon(self, why: str) -> None:
+        """Tell the others that this worker leaves at once; nothing can be exchanged afterwards."""
+
     def _agree_to_broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Make sure that there is such a worker, and that all have arrays alike."""
         if not 0 <= root_rank < self.num_workers:

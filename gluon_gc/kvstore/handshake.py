@@ -16,6 +16,12 @@ from .. import env
 from ..version import __version__
 from . import messages
 
+_SETTINGS = (
+    "BYTEPS_PARTITION_BYTES",
+    "BYTEPS_MIN_COMPRESS_BYTES",
+    "MXNET_KVSTORE_BIGARRAY_BOUND",
+)
+
 
 def _pack(message: Mapping[str, Any]) -> NDArray:
     return messages.pack(json.dumps(message, sort_keys=True).encode())
@@ -27,9 +33,7 @@ def _unpack(message: NDArray) -> Dict[str, Any]:
 
 def describe(rank: int, about: Mapping[str, Any]) -> Dict[str, Any]:
     """A worker: its `bps.rank()`, and what all must share: settings, and what it is about to do."""
-    settings = {
-        name: env.get(name) for name in ("BYTEPS_PARTITION_BYTES", "BYTEPS_MIN_COMPRESS_BYTES")
-    }
+    settings = {name: env.get(name) for name in _SETTINGS}
     settings.update((name, _short(value)) for name, value in about.items())
     return {"rank": rank, "version": __version__, "settings": settings}
 

@@ -11,10 +11,8 @@ values and payload, with which the node's leader takes part in the exchange betw
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import json
-import sys
 from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -23,13 +21,13 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import env
+from ..leaving import ending
 from . import bundle, handshake, plan
 from .aggregator import Aggregator
 from .base import CompressingKVStore
 from .circle import Circle, nodes_of
 from .gradient import Gradients
 from .plan import Chunk
-from .watch import die_of
 
 
 def _load() -> Any:
@@ -67,6 +65,7 @@ class GluonGCHorovod(CompressingKVStore):
             raise RuntimeError("this process is connected to its Horovod already")
         self._hvd = _load()
         self._hvd.init(process_sets="dynamic")
+        ending().concerns(self)  # after Horovod's own exit handler, to be asked first
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
         self._everybody = Circle(self._hvd, range(self.num_workers))
         nodes = nodes_of(self._hvd)
@@ -88,8 +87,6 @@ class GluonGCHorovod(CompressingKVStore):
         self._summed: Dict[Chunk, NDArray] = {}
         self._summed_in_node: Dict[Chunk, NDArray] = {}
         self._broadcasts = itertools.count()
-        sys.excepthook = die_of
-        atexit.register(self.close)
         GluonGCHorovod.connected = self
         self._agree({})
 
@@ -99,6 +96,13 @@ class GluonGCHorovod(CompressingKVStore):
             GluonGCHorovod.connected = None
             mx.nd.waitall()
             self._hvd.shutdown()
+            ending().concerns(None)
+
+    def abandon(self, why: str) -> None:
+        """Leave without the others, whom horovodrun ends once this process has ended."""
+        if self.connected is self:
+            GluonGCHorovod.connected = None
+            ending().abandoned()
 
     # Set-up: every worker comes here with the same chunks
 

@@ -6,10 +6,8 @@ union of the rows is all payloads side by side; row 0 of what it stores is the a
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import json
-import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -20,6 +18,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import census, env, kernels, operators
+from ..leaving import ending
 from ..log import logger
 from ..operators import Counter, MessageRows
 from . import archive, handshake, messages, plan
@@ -27,7 +26,7 @@ from .base import CompressingKVStore
 from .gradient import Gradients
 from .plan import Chunk
 from .rows import Rows
-from .watch import SCHEDULER_ID, Watch, die_of, is_dead
+from .watch import SCHEDULER_ID, Watch, is_dead, worker_id
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
 _LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
@@ -71,6 +70,7 @@ class GluonGCParameterServer(CompressingKVStore):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is connected to its parameter server already")
+        ending().concerns(self)
         cluster = env.cluster()
         self.rank = cluster.rank
         address = f"{cluster.root_uri}:{cluster.root_port}"
@@ -81,10 +81,10 @@ class GluonGCParameterServer(CompressingKVStore):
         notice = threading.Timer(30, logger.warning, [waiting])
         notice.daemon = True
         notice.start()
-        census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
+        self._lifeline = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
         notice.cancel()
-        env.export_for_ps_lite(cluster)
-        self._kv = mx.kv.create("dist_sync")
+        with env.exported_for_ps_lite(self._lifeline.cluster):
+            self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
@@ -94,15 +94,11 @@ class GluonGCParameterServer(CompressingKVStore):
         self._messages: Dict[Chunk, _Message] = {}
         self._numbers: Dict[Chunk, int] = {}
         self._summed: Dict[int, NDArray] = {}  # as in Rows, each key has an array of its own
-        gone = (
-            f"worker {self.rank}: the scheduler at {address} is gone; "
-            "it leaves when a worker or server dies, and says which"
-        )
+        self._lifeline.know(worker_id(self._row))
         timeout = env.heartbeat_timeout()
+        gone = f"worker {self.rank} ends: no heartbeat for {timeout} s from the scheduler"
         self._watch = Watch(lambda: gone if is_dead(self._kv, SCHEDULER_ID, timeout) else "")
         GluonGCParameterServer.connected = self
-        sys.excepthook = die_of
-        atexit.register(self.close)
         self._greetings = [self._allocator.key(server) for server in range(self._servers)]
         self._configure([])
         self._kv.init(
@@ -115,10 +111,20 @@ class GluonGCParameterServer(CompressingKVStore):
         if self.connected is None:
             return
         mx.nd.waitall()
-        self._kv._barrier()  # watched still: a worker that all wait for may die
+        self._lifeline.leave()
         self._watch.stop()
-        del self._kv, self._rows
+        del self._kv, self._rows  # ps-lite waits for all nodes
+        self._lifeline.close()
         GluonGCParameterServer.connected = None
+        ending().concerns(None)
+
+    def abandon(self, why: str) -> None:
+        """Leave the cluster at once; all others end, and say why."""
+        if self.connected is self:
+            self._lifeline.abandon(why)
+            self._watch.stop()
+            GluonGCParameterServer.connected = None
+            ending().abandoned()
 
     # Set-up: every worker comes here with the same chunks
 
@@ -191,6 +197,7 @@ class GluonGCParameterServer(CompressingKVStore):
 
     def _agree(self, about: Mapping[str, Any]) -> None:
         """Make sure that all servers are ours, and all workers about to do the same."""
+        self._lifeline.next_exchange()
         hello = handshake.hello(self.rank, about)
         for key in self._greetings:
             self._rows.push(key, [hello])
@@ -201,6 +208,7 @@ class GluonGCParameterServer(CompressingKVStore):
     # What travels
 
     def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
+        self._lifeline.next_exchange()
         messages = list(dict.fromkeys(self._messages[chunk] for chunk in chunks))
         sent = [
             [self._encoded(chunk, self._values(chunk, gradients)) for chunk in message.chunks]

@@ -1,21 +1,27 @@
-"""Ends a process of the cluster when a node that it needs is gone."""
+"""Watches the heartbeats of ps-lite: also a machine that is cut off, or a process that hangs."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 import threading
-import traceback
-from types import TracebackType
-from typing import Callable, Optional, Type
+from typing import Callable
 
 from mxnet.base import _LIB, check_call
 from mxnet.kvstore.kvstore import KVStore
 
-from ..log import logger
+from ..leaving import die
 
-SCHEDULER_ID = 1
+SCHEDULER_ID = 1  # as ps-lite numbers nodes
+
+
+def server_id(rank: int) -> int:
+    """The ps-lite id of the server with this rank of ps-lite's."""
+    return 8 + 2 * rank
+
+
+def worker_id(rank: int) -> int:
+    """The ps-lite id of the worker with this rank of ps-lite's."""
+    return 9 + 2 * rank
 
 
 def is_dead(kv: KVStore, node_id: int, timeout: int) -> bool:
@@ -34,16 +40,18 @@ def is_dead(kv: KVStore, node_id: int, timeout: int) -> bool:
 
 
 class Watch:
-    """A thread that asks `problem` every second, and ends the process when it answers.
+    """A thread that asks `problem` every second until it answers, which it hands to `end`.
 
     Parameters
     ----------
     problem : callable
         Returns what is wrong, in words, or an empty string.
+    end : callable
+        Ends the process, with that message.
     """
 
-    def __init__(self, problem: Callable[[], str]) -> None:
-        self._problem = problem
+    def __init__(self, problem: Callable[[], str], end: Callable[[str], None] = die) -> None:
+        self._problem, self._end = problem, end
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluon_gc watch", daemon=True)
         self._thread.start()
@@ -57,22 +65,5 @@ class Watch:
         while not self._stopped.wait(1.0):
             problem = self._problem()
             if problem:
-                die(problem)
-
-
-def die(message: str) -> None:
-    """Say why and end the process at once: its main thread may wait for good inside MXNet."""
-    sys.stdout.flush()
-    logger.critical(message)
-    os._exit(1)
-
-
-def die_of(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-    """An excepthook for workers: end the process at once.
-
-    Python's own way out waits inside MXNet for the other workers, who would wait for this one.
-    """
-    sys.stdout.flush()
-    traceback.print_exception(kind, error, trace)
-    sys.stderr.flush()
-    os._exit(1)
+                self._end(problem)
+                return

@@ -20,6 +20,18 @@ from gluon_gc.launcher import service
 JOBS = Path(__file__).with_name("jobs.py")
 TIMEOUT = 90  # seconds that a whole cluster may take
 
+_PREAMBLE = """
+import os, sys
+import mxnet as mx
+import gluon_gc as bps
+
+def exchange():
+    array = mx.nd.ones(1)
+    bps.byteps_push_pull(array, name="x")
+    array.wait_to_read()
+
+"""
+
 
 def _die_with_the_tests() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -29,6 +41,10 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
 
 
 class Cluster:
@@ -60,6 +76,12 @@ class Cluster:
         self.start(f"scheduler{suffix}", service("scheduler"))
         for server in range(self._servers):
             self.start(f"server{server}{suffix}", service("server"))
+
+    def start_script(self, rank: int, script: str, before: str = "", **variables: Any) -> None:
+        """Start worker `rank` with a script that comes after `bps.init()` and can `exchange()`."""
+        code = f"{_PREAMBLE}{before}bps.init()\n{script}"
+        worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": rank, **variables}
+        self.start(f"worker{rank}", [sys.executable, "-c", code], **worker)
 
     def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
         """Start worker `rank`, which runs a function of jobs.py."""

@@ -1,5 +1,6 @@
 """What workers run in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
 
+import itertools
 import json
 import os
 import sys
@@ -372,6 +373,15 @@ def resume(arguments):
     return result
 
 
+def again(arguments):
+    """The number of workers in a cluster, and in another that is joined after it."""
+    sizes = [bps.size()]
+    bps.shutdown()
+    os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+    bps.init()
+    return {"sizes": np.array([*sizes, bps.size()])}
+
+
 def stock_worker(arguments):
     """A command such as MXNet's own KVStore.set_optimizer sends, to a gluon_gc server."""
     bps.runtime.default_kvstore()._kv.set_optimizer(mx.optimizer.SGD())
@@ -395,6 +405,21 @@ def exit_code(arguments):
     tensor = mx.nd.ones(1)
     bps.byteps_push_pull(tensor, name="never")
     return {"never": tensor.asnumpy()}
+
+
+def leaving(arguments):
+    """Exchange until worker `leaver` fails or ends its script."""
+    for step in itertools.count():
+        tensor = mx.nd.ones(1)
+        bps.byteps_push_pull(tensor, name="again")
+        tensor.wait_to_read()
+        if bps.rank() == arguments["leaver"] and step == 3:
+            if arguments["how"] == "finally":
+                try:
+                    raise ValueError("on purpose")
+                finally:
+                    bps.shutdown()
+            sys.exit(3 if arguments["how"] == "exit" else 0)
 
 
 def forever(arguments):

@@ -175,3 +175,22 @@ def test_servers_learn_how_many_workers_a_machine_has(tmp_path):
         assert places == [(0, 0), (1, 1)]
     finally:
         cluster.stop()
+
+
+def test_workers_of_a_machine_are_counted_alike_after_shutdown_and_init(tmp_path):
+    second = Cluster(tmp_path, 2, 1, DMLC_NUM_WORKER=1)
+    first = Cluster(tmp_path, 2, 1, DMLC_NUM_WORKER=1)
+    port = second.environment["DMLC_PS_ROOT_PORT"]
+    try:
+        first.start_roles()
+        second.start_roles("2")
+        for rank in range(2):
+            on_machine = {"BYTEPS_LOCAL_RANK": rank, "BYTEPS_LOCAL_SIZE": 2, "DMLC_WORKER_ID": 0}
+            first.start_worker(rank, "again", {"port": port}, **on_machine)
+        sizes = [result["sizes"].tolist() for result in first.results()]
+        assert sizes == [[2, 2], [2, 2]]
+        for name in second.processes:
+            assert second.wait(name) == 0
+    finally:
+        first.stop()
+        second.stop()

@@ -1,0 +1,131 @@
+"""How a process of the cluster ends: when all do, or at once where something went wrong."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn, Optional, Type
+
+from .log import logger
+
+
+def die(message: str) -> NoReturn:
+    """Say why and end the process at once: its main thread may wait for good inside MXNet."""
+    _flush()
+    logger.critical(message)
+    _end(1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has gone, or it is closed
+            stream.flush()
+
+
+def _end(code: int) -> NoReturn:
+    _flush()
+    os._exit(code)
+
+
+def failure(error: Optional[BaseException]) -> str:
+    """What others are told of a worker whose script such an exception ends; nothing if it is well.
+
+    SystemExit with code 0 is well.
+    """
+    if error is None:
+        return ""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})" if error.code else ""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+class Ending:
+    """Sees how this process's script ends, for the backend that connects it to others.
+
+    A script that ends well leaves when all workers do (`close`). Where it fails, the others are
+    told why (`abandon`), and the process ends at once, since Python's own way out would wait inside
+    MXNet for them. An uncaught exception is a failure, and so is sys.exit with a code but 0.
+    """
+
+    def __init__(self) -> None:
+        self._store: Any = None
+        self._abandoned = False
+        self._status: Any = None
+        self._show, self._exit = sys.excepthook, sys.exit
+        sys.excepthook, sys.exit = self._fail, self._note
+        atexit.register(self._finish)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def concerns(self, store: Any) -> None:
+        """From now on the end is this backend's concern; None: nobody's.
+
+        Raises
+        ------
+        RuntimeError
+            The process has abandoned one.
+        """
+        if self._abandoned:
+            raise RuntimeError(
+                "this process has left its cluster because of an error, and can join no other"
+            )
+        self._store = store
+
+    def abandoned(self) -> None:
+        """The backend has left without the others: the process can only end now."""
+        self._abandoned = True
+
+    def _fail(
+        self, kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
+    ) -> None:
+        self._show(kind, error, trace)
+        if self._store is not None and not _interactive():
+            self._leave(failure(error), 1)
+
+    def _note(self, status: Any = None) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            self._status = status
+        self._exit(status)
+
+    def _finish(self) -> None:
+        if self._store is None:
+            return
+        code = self._status if isinstance(self._status, int) else int(self._status is not None)
+        if self._abandoned:
+            _end(code or 1)
+        if code:
+            self._leave(failure(SystemExit(self._status)), code)
+        error = getattr(sys, "last_value", None)
+        if error is not None and not _interactive():  # which an excepthook after ours has shown
+            self._leave(failure(error), 1)
+        try:
+            self._store.close()
+        except BaseException as error:
+            self._fail(type(error), error, error.__traceback__)
+
+    def _leave(self, why: str, code: int) -> NoReturn:
+        if not self._abandoned:
+            self._store.abandon(why)
+        _end(code)
+
+    def _forget(self) -> None:
+        self._store = None
+
+
+def _interactive() -> bool:
+    return hasattr(sys, "ps1")
+
+
+_ending: Optional[Ending] = None
+
+
+def ending() -> Ending:
+    """The one of this process."""
+    global _ending
+    if _ending is None:
+        _ending = Ending()
+    return _ending

@@ -1,0 +1,161 @@
+"""How nodes meet: what must be alike, and strangers at the scheduler's port."""
+
+import re
+import socket
+import sys
+from contextlib import suppress
+
+import pytest
+
+from gluon_gc.launcher import service
+from tests.distributed.cluster import last_line
+
+STOCK_SERVER = [sys.executable, "-c", "import mxnet"]
+
+
+def _port(nodes):
+    return int(nodes.environment["DMLC_PS_ROOT_PORT"])
+
+
+@pytest.mark.parametrize(
+    "workers, second, said",
+    [
+        (3, {"DMLC_WORKER_ID": 0}, "worker 0 came twice"),
+        (2, {"BYTEPS_LOCAL_SIZE": 2}, r"worker \d has BYTEPS_LOCAL_SIZE \d, but worker \d has \d"),
+    ],
+    ids=["two workers with one number", "machines with different numbers of workers"],
+)
+def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, said):
+    nodes = cluster(workers, 1)
+    nodes.start_roles()
+    nodes.start_worker(0, "push_pull")
+    nodes.start_worker(1, "push_pull", **second)
+    for name in ("worker0", "worker1", "server0", "scheduler"):
+        assert nodes.wait(name) == 1
+        assert re.search(said, last_line(nodes.log(name)))
+
+
+@pytest.mark.parametrize(
+    "node, variable, value, said, first",
+    [
+        ("worker 1", "DMLC_NUM_WORKER", 3, "3, but the scheduler has 2", True),
+        ("worker 1", "DMLC_NUM_WORKER", 3, "3, but the scheduler has 2", False),
+        ("server 0", "DMLC_NUM_WORKER", 1, "1, but the scheduler has 2", True),
+        ("worker 1", "DMLC_NUM_SERVER", 2, "2, but the scheduler has 1", False),
+        ("server 0", "PS_HEARTBEAT_TIMEOUT", 60, "60, but the scheduler has 10", False),
+        ("worker 1", "PS_HEARTBEAT_INTERVAL", 0, "0, but the scheduler has 1", True),
+        ("worker 1", "PS_RESEND", 1, "True, but the scheduler has False", False),
+    ],
+)
+def test_a_node_that_was_told_otherwise_is_named_to_all(
+    cluster, node, variable, value, said, first
+):
+    nodes = cluster(2, 1, BYTEPS_LOG_LEVEL="INFO")
+    starts = {
+        "server 0": lambda **own: nodes.start("server0", service("server"), **own),
+        "worker 0": lambda **own: nodes.start_worker(0, "push_pull", **own),
+        "worker 1": lambda **own: nodes.start_worker(1, "push_pull", **own),
+    }
+    odd = starts.pop(node)
+    nodes.start("scheduler", service("scheduler"))
+    if first:
+        odd(**{variable: value})
+        nodes.wait_for_line("scheduler", f"{node} has come")
+    for name, start in starts.items():
+        start()
+        if not first:
+            nodes.wait_for_line("scheduler", f"{name} has come")
+    if not first:
+        odd(**{variable: value})
+    problem = f"the cluster does not fit together: {node} has {variable} {said}"
+    for name in ("scheduler", "server0", "worker0", "worker1"):
+        assert nodes.wait(name) == 1
+        assert problem in last_line(nodes.log(name))
+
+
+def test_a_scheduler_that_was_told_otherwise_is_named(cluster):
+    nodes = cluster(1, 1)
+    scheduler = service("scheduler")
+    nodes.start("scheduler", scheduler, DMLC_NUM_WORKER=2)
+    nodes.start_worker(0, "push_pull")
+    assert nodes.wait("worker0") == 1
+    said = "worker 0 has DMLC_NUM_WORKER 1, but the scheduler has 2"
+    assert said in last_line(nodes.log("worker0"))
+
+
+@pytest.mark.parametrize(
+    "module, other", [("census", "scheduler"), ("kvstore.handshake", "server")]
+)
+def test_another_version_of_gluon_gc_is_refused(cluster, module, other):
+    nodes = cluster(1, 1)
+    nodes.start_roles()
+    code = (
+        "import gluon_gc as bps, gluon_gc.census, mxnet as mx; "
+        f"bps.{module}.__version__ = '9.9.9'; "
+        "bps.init(); bps.byteps_push_pull(mx.nd.ones(1), name='x')"
+    )
+    nodes.start("worker0", [sys.executable, "-c", code], DMLC_ROLE="worker", DMLC_WORKER_ID=0)
+    assert nodes.wait("worker0") == 1
+    said = rf"worker 0 (has version of|runs) gluon_gc 9.9.9, (but )?the {other}"
+    assert re.search(said, nodes.log("worker0"))
+
+
+def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
+    nodes = cluster(1, 1, BYTEPS_LOG_LEVEL="INFO")
+    nodes.start_roles()
+    nodes.wait_for_line("scheduler", "server 0 has come")
+    garbage = [b"\xff", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"{" * 65536, b"{}\n", b"[]\n"]
+    garbage += [b'{"role": 1, "rank": [], "local_size": "x", "alike": {}}\n']
+    for data in garbage:
+        with _stranger(nodes, data) as stranger, suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    with _stranger(nodes, b'{"role": "worker", '):  # and no more, for as long as the others meet
+        nodes.start_worker(0, "push_pull")
+        nodes.results()
+
+
+def _stranger(nodes, data):
+    stranger = socket.create_connection(("127.0.0.1", _port(nodes)), timeout=30)
+    stranger.sendall(data)
+    return stranger
+
+
+def test_a_stock_mxnet_server_is_not_let_in_and_the_scheduler_says_so(cluster):
+    nodes = cluster(1, 1)
+    nodes.start("scheduler", service("scheduler"))
+    nodes.start("server0", STOCK_SERVER, DMLC_ROLE="server")
+    nodes.start_worker(0, "push_pull")
+    nodes.wait_for_line("scheduler", "a node at 127.0.0.1 is not gluon_gc's but MXNet's own")
+    nodes.processes["server0"].kill()
+    nodes.processes["server0"].wait()
+    nodes.start("server0", service("server"))
+    nodes.results()
+    assert nodes.log("scheduler").count("MXNet's own") == 1
+
+
+def test_the_scheduler_listens_only_where_it_was_told_to(cluster):
+    nodes = cluster(1, 1, DMLC_PS_ROOT_URI="127.0.0.2", BYTEPS_LOG_LEVEL="INFO")
+    nodes.start_roles()
+    nodes.wait_for_line("scheduler", "server 0 has come")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", _port(nodes)))
+    with pytest.raises(OSError):
+        socket.create_connection(("::1", _port(nodes)))
+    nodes.start_worker(0, "push_pull")
+    nodes.results()
+
+
+def test_the_scheduler_may_be_named_by_its_host(cluster):
+    nodes = cluster(1, 1, DMLC_PS_ROOT_URI="localhost")
+    nodes.start_roles()
+    nodes.start_worker(0, "push_pull")
+    nodes.results()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
+    nodes = cluster(1, 1, DMLC_PS_ROOT_URI=address)
+    nodes.start("scheduler", service("scheduler"))
+    assert nodes.wait("scheduler") == 1
+    said = rf"DMLC_PS_ROOT_URI must be an address .*got '{address}'"
+    assert re.search(said, last_line(nodes.log("scheduler")))
