@@ -187,28 +187,33 @@ def alike() -> dict[str, Any]:
     return {variable.name: get(variable.name) for variable in TABLE if variable.alike}
 
 
-@contextmanager
-def as_ps_lite_reads(cluster: Cluster) -> Iterator[None]:
-    """Within it the environment says what ps-lite reads when it starts: DMLC_NUM_WORKER counts
-    processes. Afterwards it says again what the user set.
+def export_for_ps_lite(cluster: Cluster) -> None:
+    """Set what ps-lite reads, with workers counted its way; call just before mx.kv.create.
+
+    Afterwards DMLC_NUM_WORKER counts processes. A server or scheduler must keep its role there.
     """
-    values = {
+    os.environ.update(_for_ps_lite(cluster))
+
+
+@contextmanager
+def exported_for_ps_lite(cluster: Cluster) -> Iterator[None]:
+    """`export_for_ps_lite` for as long as ps-lite starts: then what the user set is back."""
+    before = {name: os.environ[name] for name in _for_ps_lite(cluster) if name in os.environ}
+    export_for_ps_lite(cluster)
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
+def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
+    return {
         "DMLC_ROLE": cluster.role,
         "DMLC_PS_ROOT_URI": cluster.root_uri,
         "DMLC_PS_ROOT_PORT": str(cluster.root_port),
         "DMLC_NUM_WORKER": str(cluster.total_workers),
         "DMLC_NUM_SERVER": str(cluster.num_server),
     }
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, text in before.items():
-            if text is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = text
 
 
 def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:

@@ -150,10 +150,10 @@ def _serve_as_scheduler(cluster: env.Cluster) -> None:
         dead = [name for node, name in nodes.ids.items() if is_dead(kv, node, timeout)]
         return f"no heartbeat for {timeout} s from {', '.join(dead)}" if dead else ""
 
-    with env.as_ps_lite_reads(nodes.cluster):
-        kv = mx.kv.create("dist")
-        watch = Watch(problem, nodes.fail_soon)
-        _run(kv, lambda *_: None)
+    env.export_for_ps_lite(nodes.cluster)
+    kv = mx.kv.create("dist")
+    watch = Watch(problem, nodes.fail_soon)
+    _run(kv, lambda *_: None)
     watch.stop()
     nodes.close(timeout or env.get("PS_HEARTBEAT_TIMEOUT"))
 
@@ -162,10 +162,10 @@ def _serve_as_server(cluster: env.Cluster) -> None:
     lifeline = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
     timeout = env.heartbeat_timeout()
     gone = f"{lifeline.name} ends: no heartbeat for {timeout} s from the scheduler"
-    with env.as_ps_lite_reads(lifeline.cluster):
-        kv = mx.kv.create("dist")
-        watch = Watch(lambda: gone if is_dead(kv, SCHEDULER_ID, timeout) else "")
-        _run(kv, Server(kv, env.server_threads(), lifeline).control)
+    env.export_for_ps_lite(lifeline.cluster)
+    kv = mx.kv.create("dist")
+    watch = Watch(lambda: gone if is_dead(kv, SCHEDULER_ID, timeout) else "")
+    _run(kv, Server(kv, env.server_threads(), lifeline).control)
     watch.stop()
     lifeline.close()
 

@@ -149,18 +149,16 @@ def test_ps_lite_is_told_of_every_worker_process_and_the_environment_stays(envir
     environ.update(WORKER, BYTEPS_LOCAL_SIZE="4")
     before = dict(environ)
     cluster = env.cluster()
-    with env.as_ps_lite_reads(cluster):
+    with env.exported_for_ps_lite(cluster):
         assert environ["DMLC_NUM_WORKER"] == "8"
         assert environ["DMLC_PS_ROOT_PORT"] == "9000"
     assert environ == before and env.cluster() == cluster
 
 
-def test_ps_lite_is_told_of_a_role_that_the_environment_does_not_have(environ):
-    environ.update(WORKER)
-    del environ["DMLC_ROLE"]
-    with env.as_ps_lite_reads(env.cluster("server")):
-        assert environ["DMLC_ROLE"] == "server"
-    assert "DMLC_ROLE" not in environ
+def test_a_server_without_its_role_in_the_environment_exports_the_role_it_was_given(environ):
+    environ.update(WORKER, DMLC_ROLE="")
+    env.export_for_ps_lite(env.cluster("server"))
+    assert environ["DMLC_ROLE"] == "server"
 
 
 def test_what_nodes_tell_each_other_is_what_must_be_alike(environ):

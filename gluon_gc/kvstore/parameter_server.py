@@ -83,7 +83,7 @@ class GluonGCParameterServer(CompressingKVStore):
         notice.start()
         self._lifeline = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
         notice.cancel()
-        with env.as_ps_lite_reads(self._lifeline.cluster):
+        with env.exported_for_ps_lite(self._lifeline.cluster):
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
