@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Set
 
@@ -25,7 +26,6 @@ from .version import __version__
 
 _REMIND = 30  # seconds after which the scheduler says who is missing
 _PATIENCE = 10  # seconds for a node's line, once it is connected
-_AFTERMATH = 10  # seconds in which nodes that come late are told what went wrong
 _ZEROMQ = b"\xff"  # how ZeroMQ begins, and so MXNet's own nodes
 
 
@@ -39,6 +39,7 @@ class _Census(Lifelines):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self.all_here = asyncio.Event()
+        self._all_came = asyncio.Event()  # as many as are expected, whether they fit or not
         self._servers = 0
         self._first_worker = ""
         self._strangers: Set[str] = set()
@@ -87,6 +88,8 @@ class _Census(Lifelines):
             problem = problem or f"{name} came twice: every machine needs its own DMLC_WORKER_ID"
             name = f"another {name}"
         self.writers[name] = writer
+        if len(self.writers) >= self.cluster.num_server + self.cluster.total_workers:
+            self._all_came.set()
         if self._servers > self.cluster.num_server:
             problem = f"there are more servers than DMLC_NUM_SERVER, {self.cluster.num_server}"
         if problem:
@@ -133,9 +136,9 @@ class _Census(Lifelines):
                 logger.warning("scheduler: %s", _stranger(host))
 
     async def aftermath(self) -> None:
-        """Tell those who come late."""
-        if not self.all_here.is_set():
-            await asyncio.sleep(_AFTERMATH)
+        """Tell those who come late, as long as they look for the scheduler."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_came.wait(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
 
 
 def _check(hello: Dict[str, Any]) -> None:

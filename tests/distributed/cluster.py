@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 JOBS = Path(__file__).with_name("jobs.py")
-TIMEOUT = 400  # seconds that a whole cluster may take
+TIMEOUT = 90  # seconds that a whole cluster may take
 
 _PREAMBLE = """
 import os, sys

@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed.cluster import last_line, start_horovod
 
-SOON = 400  # seconds in which all start and end on a busy machine
+SOON = 100  # seconds in which all start and end on a busy machine
 FOREVER = "while True: exchange()"
 SERVICE = [sys.executable, "-m", "gluon_gc.server"]
 
@@ -98,7 +98,7 @@ def test_a_users_excepthook_is_called_and_the_process_leaves(cluster, when):
 
 @pytest.mark.parametrize("gone", ["server 0", "worker 0"])
 def test_a_node_that_dies_before_all_are_there_is_named(cluster, gone):
-    nodes = cluster(2, 2, BYTEPS_LOG_LEVEL="INFO")
+    nodes = cluster(2, 2, BYTEPS_LOG_LEVEL="INFO", GLUON_GC_CONNECT_TIMEOUT=20)
     nodes.start("scheduler", [*SERVICE, "scheduler"])
     nodes.start("server0", [*SERVICE, "server"])
     nodes.wait_for_line("scheduler", "server 0 has come")
