@@ -176,7 +176,8 @@ def hold(cluster: Cluster) -> Lifelines:
     Returns
     -------
     Lifelines
-        The connections to the nodes. Its `cluster` has the workers a machine.
+        The connections to the nodes. Its `cluster` has the workers a machine, and the number of
+        this address.
 
     Raises
     ------
@@ -185,6 +186,7 @@ def hold(cluster: Cluster) -> Lifelines:
     """
     held: Future = Future()
     listener = listen(cluster.root_uri, cluster.root_port)
+    cluster = replace(cluster, root_uri=listener.getsockname()[0])  # ps-lite takes no host name
     threading.Thread(
         target=lambda: asyncio.run(_hold(cluster, listener, held)),
         name="gluon_gc census",
@@ -247,12 +249,8 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
     RuntimeError
         What `hold` finds.
     """
-    hello = {
-        "role": cluster.role,
-        "rank": cluster.rank,
-        "local_size": cluster.local_size,
-        "alike": _must_be_alike(),
-    }
+    hello = {name: getattr(cluster, name) for name in ("role", "rank", "local_size")}
+    hello["alike"] = _must_be_alike()
     address = f"{cluster.root_uri}:{cluster.root_port}"
     link = _connected(cluster.root_uri, cluster.root_port, timeout)
     keep_alive(link)

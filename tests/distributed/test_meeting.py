@@ -157,5 +157,5 @@ def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
     nodes = cluster(1, 1, DMLC_PS_ROOT_URI=address)
     nodes.start("scheduler", service("scheduler"))
     assert nodes.wait("scheduler") == 1
-    said = rf"DMLC_PS_ROOT_URI must be an address .*got '{address}'"
+    said = rf"DMLC_PS_ROOT_URI must be an address.*, got '{address}'"
     assert re.search(said, last_line(nodes.log("scheduler")))
