@@ -13,203 +13,219 @@ import argparse
 import ctypes
 import itertools
 import json
-import math
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gluon_gc import kernels  # noqa: E402
+from gluon_gc.kernels.library import Call, check  # noqa: E402
 
 SIZES = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
 THREADS = (1, 2)
 PAGE = 4096
-
-
-class Loop(NamedTuple):
-    """A function of the C interface and its arguments for n elements, but for threads and isa.
-
-    The first of a compressor's is the size of a float.
-    """
-
-    name: str
-    arguments: Callable[[int], tuple]
-
-    def bind(self, n: int, threads: int, isa: int) -> Callable[[], object]:
-        function = getattr(kernels.library, "gluon_gc_" + self.name)
-        arguments = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in self.arguments(n)]
-        return lambda: function(*arguments, threads, isa)
-
+START = kernels.position((2**63 + 12345, 987654321))
 
 _started = itertools.count()
 
 
-def staggered(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Copies that start at different offsets in their pages.
+def staggered(array: np.ndarray) -> np.ndarray:
+    """A copy that starts at an offset in its page which no other has.
 
     A load waits for an earlier store to the same offset in another page. Large arrays all start
     alike as they come from the allocator, and that would be measured instead of the kernel.
     """
-    copies = []
-    for array in arrays:
-        room = np.empty(array.nbytes + 2 * PAGE, np.uint8)
-        start = -room.ctypes.data % PAGE + next(_started) * 9 * 64 % PAGE
-        copies.append(room[start : start + array.nbytes].view(array.dtype))
-        copies[-1][...] = array
-    return copies
+    room = np.empty(array.nbytes + 2 * PAGE, np.uint8)
+    start = -room.ctypes.data % PAGE + next(_started) * 9 * 64 % PAGE
+    copy = room[start : start + array.nbytes].view(array.dtype)
+    copy[...] = array
+    return copy
 
 
-def dgc_config(n: int) -> kernels.DgcConfig:
-    """0.1 % of n elements, by a threshold from every stride-th, which are about 1 % of them."""
-    least = max(math.ceil(n * 0.01), 2000)
-    stride = math.ceil(n / least / 32) * 32 + 1
-    while stride > 1 and n // stride < least:
-        stride -= 8
-    samples = n // stride
-    return kernels.DgcConfig(
-        selects=math.ceil(n * 0.001),
-        samples=samples,
-        top=math.ceil(samples * 0.001),
-        stride=stride,
-        iterations=10,
-        upper=1.3,
-        lower=0.8,
-        strided=True,
-        resample=True,
-        nesterov=True,
-        momentum_masking=True,
-    )
+Loop = Callable[[], object]
 
 
-def cases(n: int) -> dict[str, tuple[Loop, Loop]]:
+class Bench(NamedTuple):
+    """A function of the C interface: ``bind(n, threads, isa)`` is a call of it for n elements."""
+
+    name: str
+    bind: Callable[[int, int, str], Loop]
+
+
+def plain(name: str, arguments: Callable[[int], tuple]) -> Bench:
+    """One whose arguments for n elements are given, but for threads and isa."""
+    function = getattr(kernels.library, "gluon_gc_" + name)
+
+    def bind(n: int, threads: int, isa: str) -> Loop:
+        given = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments(n)]
+        number = kernels.isas().index(isa)
+        return lambda: function(*given, threads, number)
+
+    return Bench(name, bind)
+
+
+def limit(name: str, *arrays: np.ndarray) -> Bench:
+    """A plain loop over up to three arrays."""
+    given = (name.encode(), *arrays, None, None)[:4]
+    return Bench(name, plain("limit", lambda n: (*given, n)).bind)
+
+
+class Coding:
+    """A compressor with its options, and the arrays that its calls are given.
+
+    Error feedback is on with `memory`, momentum with `momentum`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        values: np.ndarray,
+        memory: Tuple[np.ndarray, ...] = (),
+        momentum: Optional[np.ndarray] = None,
+        **options: Any,
+    ) -> None:
+        self.name, self.options, self.values = name, options, values
+        self.memory, self.momentum = memory, momentum
+        if memory:
+            options["ef"] = "vanilla"
+        if momentum is not None:
+            options["mu"] = 0.9
+
+    def compress(self) -> Bench:
+        return self._bench("compress", self.values)
+
+    def decompress(self, out: np.ndarray, add: bool = False) -> Bench:
+        return self._bench("decompress", out, count=1, add=add)
+
+    def _bench(self, function: str, values: np.ndarray, **fields: Any) -> Bench:
+        entry = getattr(kernels.library, "gluon_gc_" + function)
+
+        def bind(n: int, threads: int, isa: str) -> Loop:
+            codec = kernels.Codec(self.name, self.options, n, isa=isa)
+            payload = staggered(codec.compress(self.values[:n], codec.state(), START)[0])
+            workspace = staggered(np.empty(codec.workspace_bytes + 64, np.uint8))
+            arrays = dict(values=values, payload=payload, payloads=payload, momentum=self.momentum)
+            addresses = {k: a.ctypes.data for k, a in arrays.items() if a is not None}
+            call = Call(
+                scale=1,
+                ratio=1,
+                memory=(ctypes.c_void_p * 2)(*(array.ctypes.data for array in self.memory)),
+                position=START,
+                stride=payload.size,
+                workspace=workspace.ctypes.data + -workspace.ctypes.data % 64,
+                threads=threads,
+                **addresses,
+                **fields,
+            )
+            keep = self, codec, payload, workspace  # what the call points to
+            check(entry(codec._handle, ctypes.byref(call)))
+            return lambda keep=keep: entry(codec._handle, ctypes.byref(call))
+
+        return Bench(function, bind)
+
+
+def cases(n: int) -> Dict[str, Tuple[Bench, Bench]]:
     """Each kernel and its limit."""
     values = np.random.default_rng(0).standard_normal(n, np.float32)
-    payload, _ = kernels.onebit.compress(values)
-    sparse, _ = kernels.topk.compress(values, n // 1000)
-    stream = np.random.default_rng(1).integers(1, 2**64, 2, np.uint64)
-    drawn, _ = kernels.randomk.compress(values, n // 1000, stream)
-    planes, _ = kernels.dithering.compress(values, 2, stream, fixed_width=True)
-    codes, _ = kernels.dithering.compress(values, 2, stream)
-    levels, _ = kernels.bytegrad.compress(values)
+    x, y, z = staggered(values), staggered(values), staggered(values)
+    scale = staggered(np.ones(1, np.float32))
     # topk's and dgc's own: their speed depends on the values
-    residual, late, velocity = (np.zeros_like(values) for _ in range(3))
-    momentum, gathered = np.zeros_like(values), np.zeros_like(values)
-    sent = np.empty(kernels.dgc.capacity(math.ceil(n * 0.001)), np.uint8)
-    halves, words = values.astype(np.float16), kernels.frame(values.view(np.uint8))
-    x, y, z, residual, scale = staggered([values, values, values, residual, np.ones(1, np.float32)])
-    halves, words, payload, sparse = staggered([halves, words, payload, sparse])
-    drawn, planes, codes, levels = staggered([drawn, planes, codes, levels])
-    momentum, late = staggered([momentum, late])
-    gathered, velocity, sent = staggered([gathered, velocity, sent])
+    residual, late, velocity, momentum, gathered = (
+        staggered(np.zeros_like(values)) for _ in range(5)
+    )
+    halves = staggered(values.astype(np.float16))
+    words = staggered(kernels.frame(values.view(np.uint8)))
 
-    def onebit(momentum, corrected):
-        state = momentum, 0.9, corrected, None if corrected is None else scale, 1.0
-        return Loop("onebit_compress", lambda n: (4, x, n, 1.0, *state, 1, payload))
+    k = n // 1000
+    dgc = {
+        "k": 0.001,
+        "sample_ratio": 0.01,
+        "strided_sample": True,
+        "compress_upper_bound": 1.3,
+        "compress_lower_bound": 0.8,
+        "max_adaptation_iters": 10,
+        "resample": True,
+        "nesterov": True,
+        "momentum_masking": True,
+    }
+    onebit = Coding("onebit", x, scaling=True)
+    topk = Coding("topk", x, k=k)
+    randomk = Coding("randomk", x, (y,), k=k)
+    planes = Coding("dithering", x, k=2, fixed_width=True)
+    codes = Coding("dithering", x, k=2)
+    bytegrad = Coding("bytegrad", x)
 
-    def topk(momentum, residual):
-        state = momentum, 0.9, residual, 1.0
-        return Loop("topk_compress", lambda n: (4, x, n, 1.0, *state, n // 1000, sparse))
-
-    def randomk(momentum, residual):
-        state = momentum, 0.9, residual, 1.0
-        return Loop("randomk_compress", lambda n: (4, x, n, 1.0, *state, n // 1000, stream, drawn))
-
-    def dithering(residual, fixed_width):
-        state = None, 0.0, residual, 1.0
-        own = 2, 0, 0, fixed_width, stream, np.empty_like(planes)
-        return Loop("dithering_compress", lambda n: (4, x, n, 1.0, *state, *own))
-
-    def dgc(n):
-        config = ctypes.byref(dgc_config(n))
-        return 4, x, n, 1.0, gathered, 0.9, velocity, config, stream, sent
-
-    def bytegrad(momentum, residual):
-        state = momentum, 0.9, residual, 1.0
-        return Loop("bytegrad_compress", lambda n: (4, x, n, 1.0, *state, levels))
-
-    copy = Loop("limit_copy", lambda n: (x, y, n))
+    reads, fills = limit("sum", x, np.empty(1, np.float32)), limit("fill", y)
+    increments, copies = limit("add_constant", y), limit("copy", x, y)
     return {
-        "onebit_compress": (onebit(None, None), Loop("limit_sum", lambda n: (x, n))),
-        "onebit_compress_ef": (onebit(None, y), Loop("limit_add", lambda n: (y, x, n))),
+        "onebit_compress": (onebit.compress(), reads),
+        "onebit_compress_ef": (
+            Coding("onebit", x, (y, scale), scaling=True).compress(),
+            limit("add", y, x),
+        ),
         "onebit_compress_ef_nesterov": (
-            onebit(z, y),
-            Loop("limit_add_twice", lambda n: (y, z, x, n)),
+            Coding("onebit", x, (y, scale), z, scaling=True).compress(),
+            limit("add_twice", y, z, x),
         ),
-        "onebit_decompress": (
-            Loop("onebit_decompress_sum", lambda n: (4, payload, 0, 1, n, y)),
-            Loop("limit_fill", lambda n: (y, n)),
+        "onebit_decompress": (onebit.decompress(y), fills),
+        "onebit_decompress_add": (onebit.decompress(y, add=True), increments),
+        "topk_compress": (topk.compress(), reads),
+        "topk_compress_ef": (
+            Coding("topk", x, (residual,), k=k).compress(),
+            limit("add", residual, x),
         ),
-        "onebit_decompress_add": (
-            Loop("onebit_decompress_add", lambda n: (4, payload, n, y)),
-            Loop("limit_add_constant", lambda n: (y, n)),
-        ),
-        "topk_compress": (topk(None, None), Loop("limit_sum", lambda n: (x, n))),
-        "topk_compress_ef": (topk(None, residual), Loop("limit_add", lambda n: (residual, x, n))),
         "topk_compress_ef_nesterov": (
-            topk(momentum, late),
-            Loop("limit_add_twice", lambda n: (late, momentum, x, n)),
+            Coding("topk", x, (late,), momentum, k=k).compress(),
+            limit("add_twice", late, momentum, x),
         ),
-        "topk_decompress": (
-            Loop("topk_decompress_sum", lambda n: (4, sparse, 0, 1, n, n // 1000, y)),
-            Loop("limit_fill", lambda n: (y, n)),
-        ),
-        "randomk_compress_ef": (randomk(None, y), Loop("limit_add", lambda n: (y, x, n))),
+        "topk_decompress": (topk.decompress(y), fills),
+        "randomk_compress_ef": (randomk.compress(), limit("add", y, x)),
         "randomk_compress_ef_nesterov": (
-            randomk(z, y),
-            Loop("limit_add_twice", lambda n: (y, z, x, n)),
+            Coding("randomk", x, (y,), z, k=k).compress(),
+            limit("add_twice", y, z, x),
         ),
-        "randomk_decompress": (
-            Loop("randomk_decompress", lambda n: (4, drawn, n, n // 1000, stream, y)),
-            Loop("limit_fill", lambda n: (y, n)),
-        ),
+        "randomk_decompress": (randomk.decompress(y), fills),
         "dgc_compress": (
-            Loop("dgc_compress", dgc),
-            Loop("limit_add_twice", lambda n: (velocity, gathered, x, n)),
+            Coding("dgc", x, (velocity,), gathered, **dgc).compress(),
+            limit("add_twice", velocity, gathered, x),
         ),
-        "dithering_compress": (dithering(None, 1), Loop("limit_sum", lambda n: (x, n))),
-        "dithering_compress_ef": (dithering(z, 1), Loop("limit_add", lambda n: (z, x, n))),
-        "dithering_compress_elias": (dithering(None, 0), Loop("limit_sum", lambda n: (x, n))),
-        "dithering_decompress": (
-            Loop("dithering_decompress_sum", lambda n: (4, planes, 0, 1, n, 2, 0, y)),
-            Loop("limit_fill", lambda n: (y, n)),
+        "dithering_compress": (planes.compress(), reads),
+        "dithering_compress_ef": (
+            Coding("dithering", x, (z,), k=2, fixed_width=True).compress(),
+            limit("add", z, x),
         ),
-        "dithering_decompress_add": (
-            Loop("dithering_decompress_add", lambda n: (4, planes, n, 2, 0, y)),
-            Loop("limit_add_constant", lambda n: (y, n)),
-        ),
-        "dithering_decompress_add_elias": (
-            Loop("dithering_decompress_add", lambda n: (4, codes, n, 2, 0, y)),
-            Loop("limit_add_constant", lambda n: (y, n)),
-        ),
-        "bytegrad_compress": (bytegrad(None, None), Loop("limit_sum", lambda n: (x, n))),
-        "bytegrad_compress_ef": (bytegrad(None, z), Loop("limit_add", lambda n: (z, x, n))),
-        "bytegrad_decompress_add": (
-            Loop("bytegrad_decompress_add", lambda n: (4, levels, n, y)),
-            Loop("limit_add_constant", lambda n: (y, n)),
-        ),
+        "dithering_compress_elias": (codes.compress(), reads),
+        "dithering_decompress": (planes.decompress(y), fills),
+        "dithering_decompress_add": (planes.decompress(y, add=True), increments),
+        "dithering_decompress_add_elias": (codes.decompress(y, add=True), increments),
+        "bytegrad_compress": (bytegrad.compress(), reads),
+        "bytegrad_compress_ef": (Coding("bytegrad", x, (z,)).compress(), limit("add", z, x)),
+        "bytegrad_decompress_add": (bytegrad.decompress(y, add=True), increments),
         "half_from_float": (
-            Loop("half_from_float", lambda n: (x, n, 1.0, halves)),
-            Loop("limit_narrow", lambda n: (x, halves, n)),
+            plain("half_from_float", lambda n: (x, n, 1.0, halves)),
+            limit("narrow", x, halves),
         ),
         "float_from_half": (
-            Loop("float_from_half", lambda n: (halves, n, y)),
-            Loop("limit_widen", lambda n: (halves, y, n)),
+            plain("float_from_half", lambda n: (halves, n, y)),
+            limit("widen", halves, y),
         ),
-        "frame": (Loop("frame", lambda n: (x, 4 * n, words)), copy),
-        "unframe": (Loop("unframe", lambda n: (words, 4 * n, y)), copy),
+        "frame": (plain("frame", lambda n: (x, 4 * n, words)), copies),
+        "unframe": (plain("unframe", lambda n: (words, 4 * n, y)), copies),
     }
 
 
-def measure(loops: tuple[Loop, ...], n: int, threads: int, isa: int, seconds: float) -> list[float]:
+def measure(
+    benches: Tuple[Bench, ...], n: int, threads: int, isa: str, seconds: float
+) -> List[float]:
     """The median seconds of one call of each, without what a call of no elements takes."""
-    calls = [loop.bind(n, threads, isa) for loop in loops]
-    empty = [loop.bind(0, threads, isa) for loop in loops]
+    calls = [bench.bind(n, threads, isa) for bench in benches]
+    empty = [bench.bind(0, threads, isa) for bench in benches]
     repeats = 1 + int(200e-6 / _time(calls[0], 3))
-    samples = [[] for _ in loops]
+    samples: List[List[float]] = [[] for _ in benches]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples[0]) < 5:
         for sample, call, nothing in zip(samples, calls, empty):
@@ -217,24 +233,24 @@ def measure(loops: tuple[Loop, ...], n: int, threads: int, isa: int, seconds: fl
     return [statistics.median(sample) for sample in samples]
 
 
-def _time(call: Callable[[], object], repeats: int) -> float:
+def _time(call: Loop, repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         call()
     return (time.perf_counter() - start) / repeats
 
 
-def results(isa: int, seconds: float) -> Iterator[dict]:
+def results(isa: str, seconds: float) -> Iterator[Dict[str, Any]]:
     for n in SIZES:
-        for kernel, loops in cases(n).items():
+        for kernel, benches in cases(n).items():
             for threads in THREADS:
-                took, least = measure(loops, n, threads, isa, seconds)
+                took, least = measure(benches, n, threads, isa, seconds)
                 yield {
                     "kernel": kernel,
                     "n": n,
                     "threads": threads,
                     "gbps": 4e-9 * n / took,
-                    "limit": loops[1].name[len("limit_") :],
+                    "limit": benches[1].name,
                     "limit_gbps": 4e-9 * n / least,
                     "ratio": least / took,
                 }
@@ -253,7 +269,7 @@ def main() -> None:
         f"{'kernel':30} {'n':>9} {'threads':>7} {'GB/s':>7}   {'limit':12} {'GB/s':>7} {'ratio':>6}"
     )
     rows = []
-    for row in results(kernels.isas().index(options.isa), options.seconds):
+    for row in results(options.isa, options.seconds):
         rows.append(row)
         print(
             "{kernel:30} {n:9} {threads:7} {gbps:7.1f}   "

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .core.dithering_replay import norm_of
+from .core.sums import l2_norm
 from .replay import draws
 
 
@@ -16,7 +16,7 @@ def plan(n: int, ratio: float, sample_ratio: float) -> Dict[str, int]:
     """How many of n elements are sent, and how large a sample the threshold comes from."""
     stride, samples = 1, n
     least = max(math.ceil(n * sample_ratio), math.ceil(2 / ratio))
-    if sample_ratio < 1 and n > math.ceil(2 / ratio):
+    if sample_ratio < 1 and ratio < 1 and n > math.ceil(2 / ratio):
         stride = math.ceil(n / least / 32) * 32 + 1
         while n // stride < least:
             stride -= 8
@@ -36,7 +36,7 @@ def compensate(
     """The next velocity and momentum, from a gradient that has been scaled."""
     T = g.dtype.type
     if max_norm > 0:
-        norm = norm_of(g, l2=True)
+        norm = l2_norm(g)
         if norm > T(max_norm):
             g = g * (T(max_norm) / norm)
     if m is None:

@@ -6,9 +6,7 @@ from typing import Optional
 
 import numpy as np
 
-from .library import address_of, declare, integer, isa_number, library, pointer, size
-
-declare("values_finite", integer, pointer, size, integer, integer, integer)
+from .library import address_of, isa_number, library
 
 
 def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> bool:

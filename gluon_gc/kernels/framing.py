@@ -6,12 +6,7 @@ from typing import Optional
 
 import numpy as np
 
-from .library import address_of, declare, integer, isa_number, library, output_of, pointer, size
-
-declare("frame_words", size, size)
-declare("frame", None, pointer, size, pointer, integer, integer)
-declare("unframe", None, pointer, size, pointer, integer, integer)
-declare("framed", integer, pointer, size, integer)
+from .library import address_of, isa_number, library, output_of
 
 
 def frame_words(nbytes: int) -> int:

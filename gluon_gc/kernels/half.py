@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Optional
 
 import numpy as np
 
-from .library import address_of, declare, integer, isa_number, library, output_of, pointer, size
-
-declare("half_from_float", None, pointer, size, ctypes.c_float, pointer, integer, integer)
-declare("float_from_half", None, pointer, size, pointer, integer, integer)
+from .library import address_of, isa_number, library, output_of
 
 
 def half_from_float(

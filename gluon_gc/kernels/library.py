@@ -1,53 +1,160 @@
-"""The C interface of operators/core/capi.cpp, and how NumPy arrays are handed to it."""
+"""The C interface of operators/core/abi.h, and how NumPy arrays are handed to it."""
 
 from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from .. import env
 
-pointer, size, integer, double = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_double
+_pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
 
 
-def _load() -> ctypes.CDLL:
-    path = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
-    if not path.exists():
-        raise ImportError(
-            f"{path} does not exist: install gluon_gc, or if it is, start Python elsewhere than in "
-            "its checkout"
-        )
-    return ctypes.CDLL(str(path))
+class _Traits(ctypes.Structure):
+    """gluon_gc_traits."""
+
+    _fields_ = [(name, _integer) for name in ("draws", "draws_alike", "summable", "accumulates")]
 
 
-library = _load()
+class Needs(ctypes.Structure):
+    """gluon_gc_needs."""
+
+    _fields_ = [
+        ("payload_bytes", _size),
+        ("memory", _size * 2),
+        ("momentum", _size),
+        ("workspace_bytes", _size),
+        ("draws", ctypes.c_uint64),
+        ("length_at", _integer),
+    ]
 
 
-def declare(name: str, result: Any, *arguments: Any) -> None:
-    """Tell ctypes the types of the function gluon_gc_NAME."""
-    function = getattr(library, "gluon_gc_" + name)
-    function.restype, function.argtypes = result, arguments
+class Traits(NamedTuple):
+    """What is true of all codecs of a compressor.
+
+    Parameters
+    ----------
+    draws : bool
+        It draws from the random stream.
+    draws_alike : bool
+        All nodes draw the same, and decode with the position that compress had.
+    summable : bool
+        A payload is an array of values, and that of a sum is the sum of the payloads.
+    accumulates : bool
+        It keeps what it does not send, and applies momentum, by itself.
+    """
+
+    draws: bool
+    draws_alike: bool
+    summable: bool
+    accumulates: bool
 
 
-declare("best_isa", integer)
-declare("limit_sum", ctypes.c_float, pointer, size, integer, integer)
-for _name in ("fill", "add_constant"):
-    declare("limit_" + _name, None, pointer, size, integer, integer)
-for _name in ("copy", "add", "narrow", "widen"):
-    declare("limit_" + _name, None, pointer, pointer, size, integer, integer)
-declare("limit_add_twice", None, pointer, pointer, pointer, size, integer, integer)
+class Position(ctypes.Structure):
+    """gluon_gc_position: where in the random stream a call draws, `draws` draws on from `state`."""
+
+    _fields_ = [("state", ctypes.c_uint64 * 2), ("draws", ctypes.c_uint64)]
 
 
-def isas() -> tuple[str, ...]:
+class Status(ctypes.Structure):
+    """gluon_gc_status: the bytes in use of payloads, and 1 if what they are of is finite."""
+
+    _fields_ = [("bytes", ctypes.c_uint64), ("finite", ctypes.c_uint64)]
+
+
+class Call(ctypes.Structure):
+    """gluon_gc_call."""
+
+    _fields_ = [
+        ("values", _pointer),
+        ("scale", ctypes.c_double),
+        ("ratio", ctypes.c_double),
+        ("momentum", _pointer),
+        ("memory", _pointer * 2),
+        ("position", Position),
+        ("payload", _pointer),
+        ("payloads", _pointer),
+        ("stride", _size),
+        ("count", _size),
+        ("add", _integer),
+        ("workspace", _pointer),
+        ("status", ctypes.POINTER(Status)),
+        ("threads", _integer),
+    ]
+
+
+PATH = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
+if not PATH.exists():
+    raise ImportError(
+        f"{PATH} does not exist: install gluon_gc, or if it is, start Python elsewhere than in its "
+        "checkout"
+    )
+library = ctypes.CDLL(str(PATH))
+
+_message, _call = ctypes.c_char_p, (_pointer, ctypes.POINTER(Call))
+_FUNCTIONS = {
+    "new": (_message, _message, _message, _size, _integer, _integer, ctypes.POINTER(_pointer)),
+    "free": (None, _pointer),
+    "need": (None, _pointer, ctypes.POINTER(Needs)),
+    "compressor": (_message, _size, ctypes.POINTER(_Traits)),
+    "best_isa": (_integer,),
+    "compress": (_message, *_call),
+    "aggregate": (_message, *_call),
+    "decompress": (_message, *_call),
+    "valid": (_integer, _pointer, _pointer, _size),
+    "residual": (_message, *_call),
+    "restore": (_message, *_call),
+    "draw": (None, Position, _size, _pointer),
+    "jump": (None, _pointer, ctypes.c_uint64),
+    "jump_to_worker": (None, _pointer, ctypes.c_uint64),
+    "values_finite": (_integer, _pointer, _size, _integer, _integer, _integer),
+    "half_from_float": (None, _pointer, _size, ctypes.c_float, _pointer, _integer, _integer),
+    "float_from_half": (None, _pointer, _size, _pointer, _integer, _integer),
+    "frame_words": (_size, _size),
+    "frame": (None, _pointer, _size, _pointer, _integer, _integer),
+    "unframe": (None, _pointer, _size, _pointer, _integer, _integer),
+    "framed": (_integer, _pointer, _size, _integer),
+    "limit": (_message, _message, _pointer, _pointer, _pointer, _size, _integer, _integer),
+}
+for _name, (_result, *_arguments) in _FUNCTIONS.items():
+    _function = getattr(library, "gluon_gc_" + _name)
+    _function.restype, _function.argtypes = _result, _arguments
+
+
+def check(message: Optional[bytes]) -> None:
+    """Raise ValueError if a function answered with a message."""
+    if message is not None:
+        raise ValueError(message.decode())
+
+
+def compressors() -> Dict[str, Traits]:
+    """The compressors that the library has."""
+    found: Dict[str, Traits] = {}
+    while True:
+        traits = _Traits()
+        name = library.gluon_gc_compressor(len(found), ctypes.byref(traits))
+        if name is None:
+            return found
+        flags = (bool(getattr(traits, field)) for field in Traits._fields)
+        found[name.decode()] = Traits(*flags)
+
+
+def names() -> Tuple[str, ...]:
+    """Their names."""
+    return tuple(compressors())
+
+
+def isas() -> Tuple[str, ...]:
     """The instruction sets that this machine runs, the slowest first."""
     return _ISAS[: library.gluon_gc_best_isa() + 1]
 
 
 def isa_number(name: Optional[str]) -> int:
+    """What the library calls an instruction set, by default the best."""
     available = isas()
     if name is None:
         return len(available) - 1
@@ -56,17 +163,10 @@ def isa_number(name: Optional[str]) -> int:
     return available.index(name)
 
 
-def itemsize_of(dtype: Any) -> int:
-    """What tells C the T of a kernel."""
-    dtype = np.dtype(dtype)
-    if dtype not in (np.float32, np.float64):
-        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
-    return dtype.itemsize
-
-
 def address_of(
-    name: str, array: Optional[np.ndarray], size: int, dtype, writes: bool = False
+    name: str, array: Optional[np.ndarray], size: int, dtype: Any, writes: bool = False
 ) -> Optional[int]:
+    """Where a checked array is in memory; None for None."""
     if array is None:
         return None
     if array.dtype != dtype:
@@ -78,7 +178,8 @@ def address_of(
     return array.ctypes.data
 
 
-def output_of(name: str, array: Optional[np.ndarray], size: int, dtype) -> np.ndarray:
+def output_of(name: str, array: Optional[np.ndarray], size: int, dtype: Any) -> np.ndarray:
+    """A checked array to write to; a new one for None."""
     if array is None:
         return np.empty(size, dtype)
     address_of(name, array, size, dtype, writes=True)

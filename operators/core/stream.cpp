@@ -113,12 +113,10 @@ void jump_to_worker(Stream& stream, std::uint64_t worker) {
   jump_by_powers(stream, worker, powers.of + 64);
 }
 
-void draw_segments(Stream& stream, std::size_t n, Stream* states) {
+void draw_segments(const Stream& stream, std::size_t n, Stream* states) {
   static const SegmentJump next;
   states[0] = stream;
   for (std::size_t i = 1; i < stream_states(n); ++i) states[i] = next(states[i - 1]);
-  stream = states[n / stream_segment];
-  jump(stream, n % stream_segment);
 }
 
 }  // namespace gluon_gc

@@ -36,10 +36,10 @@ constexpr std::size_t stream_segment = 16 * 129;
 constexpr std::size_t stream_block = stream_lanes * stream_segment;
 
 // The states that draw_segments writes: those that n draws begin a segment with, and more for whole blocks.
-inline std::size_t stream_states(std::size_t n) { return (n / stream_block + 1) * stream_lanes; }
+[[gnu::always_inline]] inline std::size_t stream_states(std::size_t n) { return (n / stream_block + 1) * stream_lanes; }
 
-// Writes the states at draws 0, stream_segment, 2 stream_segment, ... from here on, and moves on by n draws.
-// 11 ns a state.
-void draw_segments(Stream& stream, std::size_t n, Stream* states);
+// Writes the states at draws 0, stream_segment, 2 stream_segment, ... of the n draws from here on, and more for
+// whole blocks. 11 ns a state.
+void draw_segments(const Stream& stream, std::size_t n, Stream* states);
 
 }  // namespace gluon_gc

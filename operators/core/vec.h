@@ -197,25 +197,6 @@ inline Vec<T> keep(const Vec<T>& v, First present) {
   return generate<T>([&](std::size_t i) { return i < present.count ? v.lane[i] : T{0}; });
 }
 
-inline double sum_lanes(const double (&lane)[lanes]) {
-  double sum = 0;
-  for (std::size_t i = 0; i < lanes; ++i) sum += lane[i];
-  return sum;
-}
-
-// Sixteen float64 sums of magnitudes, one a lane.
-template <typename T>
-struct LaneSums {
-  void add_magnitude(const Vec<T>& v) {
-#pragma omp simd
-    for (std::size_t i = 0; i < lanes; ++i) lane[i] += __builtin_fabs(static_cast<double>(v.lane[i]));
-  }
-  // In the order of the lanes.
-  double total() const { return sum_lanes(lane); }
-
-  double lane[lanes] = {};
-};
-
 // Conversion of lanes of T, which is float, from and to the bits of float16.
 template <typename T>
 struct Half {

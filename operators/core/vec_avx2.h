@@ -83,26 +83,6 @@ inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
 }
 
 template <>
-struct LaneSums<float> {
-  void add_magnitude(Vec<float> a) {
-    add(0, _mm256_cvtps_pd(_mm256_castps256_ps128(a.low)));
-    add(1, _mm256_cvtps_pd(_mm256_extractf128_ps(a.low, 1)));
-    add(2, _mm256_cvtps_pd(_mm256_castps256_ps128(a.high)));
-    add(3, _mm256_cvtps_pd(_mm256_extractf128_ps(a.high, 1)));
-  }
-  double total() const {
-    double lane[lanes];
-    for (int k = 0; k < 4; ++k) _mm256_storeu_pd(lane + 4 * k, sums[k]);
-    return sum_lanes(lane);
-  }
-  void add(int k, __m256d a) {
-    sums[k] = _mm256_add_pd(sums[k], _mm256_andnot_pd(_mm256_set1_pd(-0.0), a));
-  }
-
-  __m256d sums[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
-};
-
-template <>
 struct Half<float> {
   static Vec<std::uint16_t> from(Vec<float> a) {
     Vec<std::uint16_t> halves;

@@ -52,35 +52,6 @@ inline Vec<float> choose(std::uint32_t bits, Vec<float> a, Vec<float> b) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), b.v, a.v)};
 }
 
-// Conversion to float64 is slow beside the rest of a sweep. Shifted to the place that they have in a
-// float64, the bits of |x| are those of |x| 2^-896, subnormals included, and are summed as exactly; only
-// what is not finite loses its meaning, so the largest bits are kept to tell.
-template <>
-struct LaneSums<float> {
-  void add_magnitude(Vec<float> a) {
-    const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff));
-    const __m512i even_bits = _mm512_mul_epu32(bits, _mm512_set1_epi64(1 << 29));
-    const __m512i odd_bits = _mm512_and_si512(_mm512_srli_epi64(bits, 3), _mm512_set1_epi64(0x0fffffffe0000000));
-    largest = _mm512_max_epu32(largest, bits);
-    even = _mm512_add_pd(even, _mm512_castsi512_pd(even_bits));
-    odd = _mm512_add_pd(odd, _mm512_castsi512_pd(odd_bits));
-  }
-  double total() const {
-    const __m512i infinity = _mm512_set1_epi32(0x7f800000);
-    if (_mm512_cmpgt_epu32_mask(largest, infinity)) return __builtin_nan("");
-    if (_mm512_cmpeq_epu32_mask(largest, infinity)) return __builtin_inf();
-    double evens[lanes / 2], odds[lanes / 2], lane[lanes];
-    const __m512d unshift = _mm512_set1_pd(0x1p896);
-    _mm512_storeu_pd(evens, _mm512_mul_pd(even, unshift));
-    _mm512_storeu_pd(odds, _mm512_mul_pd(odd, unshift));
-    for (std::size_t i = 0; i < lanes; ++i) lane[i] = (i % 2 == 0 ? evens : odds)[i / 2];
-    return sum_lanes(lane);
-  }
-
-  __m512d even = _mm512_setzero_pd(), odd = _mm512_setzero_pd();
-  __m512i largest = _mm512_setzero_si512();
-};
-
 template <>
 struct Half<float> {
   static Vec<std::uint16_t> from(Vec<float> a) {

@@ -1,5 +1,5 @@
-// What the operators of one chunk did so far, in a float64 array that they update and
-// gluon_gc/compression/codec.py reads.
+// What the operators of one message did so far, in a float64 array that they update and
+// gluon_gc/mxnet/operators.py reads.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace gluon_gc {
 
 struct Meter {
   double calls;                             // of compress, or checks: the number of the step
-  double sent_bytes, received_bytes;        // payloads with what feedback sends before them
+  double sent_bytes, received_bytes;        // as they travel: framed, or what is in use of payloads
   double compress_seconds, compressed_at;   // the latter on the steady clock
   double wait_seconds;                      // from the end of compress to the start of decompress
   double decompress_seconds;

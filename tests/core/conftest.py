@@ -7,5 +7,5 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-settings.register_profile("kernels", deadline=None, max_examples=300)
+settings.register_profile("kernels", deadline=None, max_examples=60)
 settings.load_profile("kernels")

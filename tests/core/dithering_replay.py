@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gluon_gc import kernels
+from . import replay, sums
+from .replay import bytes_of
 
-from .feedback import Feedback
-
-GRAIN, MAX_BLOCKS, LANES = 16384, 128, 16
+LANES = 16
 BLOCK = 32 * 16 * 129
 """The elements that one Elias segment codes."""
 FIXED, ELIAS = 0, 1
@@ -16,7 +15,7 @@ FIXED, ELIAS = 0, 1
 
 @dataclass(frozen=True)
 class Config:
-    """The options of `kernels.dithering.compress`."""
+    """The options of dithering."""
 
     levels: int
     natural: bool = False
@@ -32,26 +31,19 @@ class Config:
         return 2 ** (self.levels - 1) if self.natural else self.levels
 
     @property
-    def decoding(self) -> dict:
-        return {"levels": self.levels, "natural": self.natural}
+    def options(self) -> dict:
+        """As a codec has them."""
+        return {
+            "k": self.levels,
+            "partition": "natural" if self.natural else "linear",
+            "normalize": "l2" if self.l2 else "max",
+            "fixed_width": self.fixed_width,
+        }
 
-    @property
-    def encoding(self) -> dict:
-        return {**self.decoding, "l2": self.l2, "fixed_width": self.fixed_width}
-
-
-def norm_of(p, l2):
-    """In T; sums in the kernel's order: lanes of a block, then the lanes, then the blocks."""
-    if not l2:
-        return np.abs(p).max(initial=0)
-    total = 0.0
-    block = GRAIN * (p.size // (GRAIN * MAX_BLOCKS) + 1)
-    for start in range(0, p.size, block):
-        part = p[start : start + block].astype(np.float64) ** 2
-        rows = np.pad(part, (0, -part.size % (2 * LANES))).reshape(-1, 2 * LANES)
-        lanes = np.add.accumulate(rows, axis=0)[-1]
-        total += np.add.accumulate(lanes[:LANES])[-1] + np.add.accumulate(lanes[LANES:])[-1]
-    return p.dtype.type(min(np.sqrt(total), np.finfo(p.dtype).max))
+    @classmethod
+    def of(cls, options) -> "Config":
+        natural, l2 = options["partition"] == "natural", options["normalize"] == "l2"
+        return cls(options["k"], natural, l2, options.get("fixed_width", False))
 
 
 def below(draws, probability):
@@ -139,33 +131,17 @@ def payload_of(symbols, negative, norm, config):
 
     coding = ELIAS if elias.size < fixed.size and not config.fixed_width else FIXED
     body = elias if coding == ELIAS else fixed
-    header = np.array([8 + norm.itemsize + body.size, coding], np.uint32).view(np.uint8)
-    return np.concatenate([header, np.array([norm]).view(np.uint8), body])
+    header = np.array([8 + norm.itemsize + body.size, coding], np.uint32)
+    return bytes_of(header, np.array([norm]), body)
 
 
-class Replay(Feedback):
-    """A compressor with its state."""
+class Replay(replay.Replay):
+    """dithering in NumPy."""
 
-    def __init__(self, config, size, dtype, seed, mu=None, feedback=False):
-        super().__init__(size, dtype, mu, feedback)
-        self.config = config
-        self.stream = np.full(2, seed, np.uint64)
-
-    def step(self, *gradient):
-        """The bytes in use of the payload, the norm, and what the payload decodes to."""
-        p = self.correct(*gradient)
-        norm = self.dtype(norm_of(p, self.config.l2))
-        draws = kernels.stream_draw(self.stream, p.size)
-        symbols = symbols_of(p, norm, self.config, draws)
-        decoded = level_of(symbols, norm, self.config)
+    def encode(self, p):
+        config = Config.of(self.options)
+        norm = sums.l2_norm(p) if config.l2 else self.T(np.abs(p).max(initial=0))
+        symbols = symbols_of(p, norm, config, self.draw(p.size))
+        decoded = level_of(symbols, norm, config)
         decoded = np.where((p < 0) & (symbols > 0), -decoded, decoded)
-        if self.residual is not None:
-            self.residual = p - decoded
-        return payload_of(symbols, p < 0, norm, self.config), norm, decoded
-
-    def state(self, copy=np.copy):
-        return {"stream": copy(self.stream), **super().state(copy)}
-
-    def check(self, state):
-        assert np.array_equal(state["stream"], self.stream)
-        super().check(state)
+        return payload_of(symbols, p < 0, norm, config), decoded

@@ -1,4 +1,4 @@
-"""bytegrad: the kernels against a NumPy replay, its bound, each other, and payloads that lie."""
+"""bytegrad: its replay in NumPy, its bound, and what is true of it alone."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,10 @@ from hypothesis.extra import numpy as npst
 
 from gluon_gc import kernels
 
-from . import arrays, decoding, feedback
-from .decoding import check_decoding, check_sum
-from .feedback import Feedback
+from . import arrays, replay
+from .replay import bytes_of
+
+OPTIONS = [{}]
 
 
 class Steps:
@@ -36,30 +37,26 @@ class Steps:
         return np.where(lower, self.lo, self.hi) + away
 
 
-def encode(p):
-    """The payload of p and what it decodes to."""
-    T = p.dtype.type
-    lo, hi = (p.min() + T(0), p.max() + T(0)) if p.size else (T(0), T(0))
-    if lo == hi:
-        q, decoded = np.empty(0, np.uint8), np.full_like(p, lo)
-    else:
-        steps = Steps(lo, hi)
-        q = steps.nearest(p)
-        decoded = steps.decode(q)
-    head = np.array([4 + 2 * p.itemsize + q.size], np.uint32).view(np.uint8)
-    return np.concatenate([head, np.array([lo, hi]).view(np.uint8), q]), decoded
-
-
-class Replay(Feedback):
+class Replay(replay.Replay):
     """bytegrad in NumPy."""
 
-    def step(self, *gradient):
-        """Returns p and its payload."""
-        p = self.correct(*gradient)
-        payload, decoded = encode(p)
-        if self.residual is not None:
-            self.residual = p - decoded if (p != p[:1]).any() else np.zeros_like(p)
-        return p, payload
+    def encode(self, p):
+        lo, hi = (p.min() + self.T(0), p.max() + self.T(0)) if p.size else (self.T(0), self.T(0))
+        if lo == hi:
+            q, decoded = np.empty(0, np.uint8), np.full_like(p, lo)
+        else:
+            steps = Steps(lo, hi)
+            q = steps.nearest(p)
+            decoded = steps.decode(q)
+        length = np.array([4 + 2 * p.itemsize + q.size], np.uint32)
+        return bytes_of(length, np.array([lo, hi]), q), decoded
+
+
+def sent(x, isa=None):
+    """The bytes in use of the payload of an array, and what it decodes to."""
+    codec = kernels.Codec("bytegrad", {}, x.size, x.dtype, isa)
+    payload, status = codec.compress(x)
+    return payload[: status.bytes], codec.decompress(payload)[0]
 
 
 def wide(dtype):
@@ -91,79 +88,21 @@ def check_bound(x, out):
     assert x.max() == out.max() == out[x.argmax()]
 
 
-@given(
-    arrays.sizes,
-    arrays.dtypes,
-    arrays.seeds,
-    feedback.kinds,
-    feedback.scales,
-    arrays.how,
-    arrays.offsets,
-)
-def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-    size, dtype, seed, kind, scale, how, offset
-):
-    guarded = arrays.Guarded(offset)
-    replay = Replay(size, dtype, **kind)
-    state = replay.state(guarded.copy)
-    for step, ratio in enumerate(feedback.RATIOS):
-        gradient = guarded.copy(arrays.awkward(size, dtype, seed + step))
-        payload = guarded.empty(kernels.bytegrad.capacity(size, dtype), np.uint8)
-        p, expected = replay.step(gradient, scale, ratio)
-
-        _, largest = kernels.bytegrad.compress(
-            gradient, gradient_scale=scale, ratio=ratio, payload=payload, **how, **state
-        )
-
-        assert largest == np.abs(p).max(initial=0)
-        assert np.array_equal(arrays.used(payload), expected)
-        replay.check(state)
-    guarded.check()
-
-
-@given(arrays.sizes, arrays.dtypes, arrays.seeds, arrays.how, arrays.offsets)
-def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
-    size, dtype, seed, how, offset
-):
-    payload, decoded = encode(arrays.awkward(size, dtype, seed))
-    check_decoding(kernels.bytegrad, payload, decoded, seed + 1, arrays.Guarded(offset), how)
-
-
-@given(
-    arrays.sizes,
-    arrays.dtypes,
-    arrays.seeds,
-    decoding.counts,
-    decoding.paddings,
-    arrays.how,
-    arrays.offsets,
-)
-def test_summing_payloads_of_any_length_equals_adding_them_in_order(
-    size, dtype, seed, count, padding, how, offset
-):
-    def encode_one(i):
-        return encode(arrays.awkward(size, dtype, seed + i) * dtype(i != 1))
-
-    rows = count, padding, arrays.Guarded(offset)
-    check_sum(kernels.bytegrad, size, dtype, encode_one, *rows, how)
-
-
 @given(st.integers(1, 5000), arrays.dtypes, arrays.seeds, arrays.isas)
 def test_an_element_is_within_half_a_step_and_the_ends_are_exact(size, dtype, seed, isa):
     random = np.random.default_rng(seed)
     for x in (arrays.awkward(size, dtype, seed), spread(random, size, dtype)):
-        payload, _ = kernels.bytegrad.compress(x, isa=isa)
-        check_bound(x, kernels.bytegrad.decompress(payload, size, dtype, isa=isa))
+        check_bound(x, sent(x, isa)[1])
 
 
 @pytest.mark.parametrize("bits", [32, 64])
 @given(st.data(), arrays.isas)
 def test_so_it_is_for_any_finite_values(bits, data, isa):
     x = data.draw(wide(f"float{bits}"))
-    payload, _ = kernels.bytegrad.compress(x, isa=isa)
-    assert np.array_equal(arrays.used(payload), encode(x)[0])
+    payload, out = sent(x, isa)
+    assert np.array_equal(payload, Replay({}, x.size, x.dtype).encode(x)[0])
     if x.size:
-        check_bound(x, kernels.bytegrad.decompress(payload, x.size, x.dtype, isa=isa))
+        check_bound(x, out)
 
 
 @arrays.each_isa
@@ -179,8 +118,7 @@ def test_ranges_that_overflow_and_of_subnormals_lose_no_more_than_others(isa, dt
         info.max * (1 - np.arange(4, 300) * info.eps),
     ):
         x = x.astype(dtype)
-        payload, _ = kernels.bytegrad.compress(x, isa=isa)
-        check_bound(x, kernels.bytegrad.decompress(payload, x.size, dtype, isa=isa))
+        check_bound(x, sent(x, isa)[1])
 
 
 @arrays.each_isa
@@ -189,11 +127,12 @@ def test_ranges_that_overflow_and_of_subnormals_lose_no_more_than_others(isa, dt
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -3e38, 1e-45])
 def test_equal_elements_take_no_bytes_and_lose_nothing(isa, dtype, size, value):
     x = np.full(size, value, dtype)
-    residual = np.zeros(size, dtype)
-    payload, largest = kernels.bytegrad.compress(x, residual=residual, isa=isa)
-    assert arrays.used(payload).size == 4 + 2 * x.itemsize
-    assert np.array_equal(kernels.bytegrad.decompress(payload, size, dtype, isa=isa), x)
-    assert not residual.any() and largest == np.abs(x).max(initial=0)
+    codec = kernels.Codec("bytegrad", {"ef": "vanilla"}, size, dtype, isa)
+    state = codec.state()
+    payload, status = codec.compress(x, state)
+    assert status.bytes == 4 + 2 * x.itemsize
+    assert np.array_equal(codec.decompress(payload)[0], x)
+    assert not codec.residual(state).any()
 
 
 @arrays.each_isa
@@ -201,65 +140,48 @@ def test_equal_elements_take_no_bytes_and_lose_nothing(isa, dtype, size, value):
 def test_zeros_of_either_sign_are_one_value_wherever_they_are(isa, dtype):
     for x in ([0.0, -0.0], [-0.0, 0.0], [-0.0] * 40 + [0.0], [1, 0.0, -0.0], [-1, -0.0, 0.0]):
         x = np.array(x, dtype)
-        payload, _ = kernels.bytegrad.compress(x, isa=isa)
-        assert np.array_equal(arrays.used(payload), encode(np.abs(x) * np.sign(x))[0])
+        positive = Replay({}, x.size, dtype).encode(x + dtype(0))[0]
+        assert np.array_equal(sent(x, isa)[0], positive)
 
 
 @arrays.each_isa
 @arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size, at", [(1, 0), (99, 0), (99, 40), (99, 98), (70_001, 69_999)])
-def test_a_value_that_is_not_finite_makes_the_payload_and_the_largest_nans(
-    isa, dtype, bad, size, at
-):
+def test_a_value_that_is_not_finite_makes_all_that_is_decoded_nans(isa, dtype, bad, size, at):
     x = np.random.default_rng(0).standard_normal(size).astype(dtype)
     x[at] = bad
-    payload, largest = kernels.bytegrad.compress(x, residual=np.zeros(size, dtype), isa=isa)
-    assert np.isnan(largest)
-    assert np.isnan(kernels.bytegrad.decompress(payload, size, dtype, isa=isa)).all()
+    assert np.isnan(sent(x, isa)[1]).all()
 
 
 @arrays.each_isa
 @arrays.each_dtype
 def test_a_sum_with_feedback_that_overflows_is_not_finite(isa, dtype):
     x = np.full(40, np.finfo(dtype).max, dtype)
-    _, largest = kernels.bytegrad.compress(x, residual=x.copy(), isa=isa)
-    assert np.isnan(largest)
+    codec = kernels.Codec("bytegrad", {"ef": "vanilla"}, 40, dtype, isa)
+    state = codec.state()
+    codec.restore(state, x)
+    assert not codec.compress(x, state)[1].finite
 
 
 @arrays.each_isa
 @arrays.each_dtype
 def test_a_payload_that_has_another_length_than_it_must_is_refused(isa, dtype):
-    x = np.arange(40, dtype=dtype)
-    good, _ = kernels.bytegrad.compress(x, isa=isa)
-    head = 4 + 2 * x.itemsize
+    codec = kernels.Codec("bytegrad", {}, 40, dtype, isa)
+    payload, _ = codec.compress(np.arange(40, dtype=dtype))
+    head = codec.payload_bytes - 40
     for length in (0, 3, head, head + 39, head + 41, 2**32 - 1):
-        payload = good.copy()
         payload[:4] = np.array([length], np.uint32).view(np.uint8)
-        for decode in (
-            lambda p: kernels.bytegrad.decompress(p, 40, dtype, isa=isa),
-            lambda p: kernels.bytegrad.decompress_add(p, x.copy(), isa=isa),
-            lambda p: kernels.bytegrad.decompress_sum(p[None], 40, dtype, isa=isa),
-        ):
-            with pytest.raises(ValueError, match="payload must be one of 40 elements"):
-                decode(payload)
-    for length in (0, 3, head - 1, head, good.size - 1):
-        assert not kernels.bytegrad.valid(good[:length], 40, dtype, isa=isa)
+        assert not codec.valid(payload)
 
 
-@given(st.data(), arrays.dtypes, arrays.isas, arrays.threads)
-def test_whatever_payload_is_valid_is_decoded_within_its_bounds(data, dtype, isa, threads):
-    n = data.draw(st.integers(0, 70))
-    head = 4 + 2 * np.dtype(dtype).itemsize
+@given(st.data(), arrays.dtypes, arrays.isas)
+def test_whether_there_are_bytes_follows_from_the_range(data, dtype, isa):
+    n, itemsize = data.draw(st.integers(0, 70)), np.dtype(dtype).itemsize
+    head = 4 + 2 * itemsize
     length = data.draw(st.sampled_from([head, head + n]))
     body = data.draw(st.binary(min_size=length - 4, max_size=length - 4))
-    guarded = arrays.Guarded()
-    payload = guarded.copy(np.frombuffer(np.array([length], np.uint32).tobytes() + body, np.uint8))
+    payload = np.frombuffer(np.array([length], np.uint32).tobytes() + body, np.uint8)
     lo, hi = payload[4:head].copy().view(dtype)
-    assert kernels.bytegrad.valid(payload, n, dtype, isa=isa) == (
-        length == (head + n if lo < hi else head)
-    )
-    if kernels.bytegrad.valid(payload, n, dtype, isa=isa):
-        out = guarded.empty(n, dtype)
-        kernels.bytegrad.decompress(payload, n, dtype, out=out, threads=threads, isa=isa)
-    guarded.check()
+    codec = kernels.Codec("bytegrad", {}, n, dtype, isa)
+    assert codec.valid(payload) == (length == (head + n if lo < hi else head))

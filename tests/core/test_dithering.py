@@ -1,6 +1,4 @@
-"""dithering: the kernels against a NumPy replay, each other, and BytePS's numbers."""
-
-from dataclasses import replace
+"""dithering: what is true of it alone, besides that it is as its replay in NumPy."""
 
 import numpy as np
 import pytest
@@ -9,107 +7,42 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays, decoding, feedback, golden
-from .decoding import check_decoding, check_sum
+from . import arrays, sums
 from .dithering_replay import Config, Replay
 
+__all__ = ["OPTIONS", "Replay"]
+
 KINDS = [(natural, l2) for natural in (False, True) for l2 in (False, True)]
-
-linear = st.one_of(
-    st.integers(1, 16),
-    st.sampled_from([31, 32, 255, 65535, 2**20, 2**23 - 1]),
-    st.integers(1, 2**23 - 1),
-)
-configs = st.one_of(
-    st.builds(Config, linear, st.just(False), st.booleans(), st.booleans()),
-    st.builds(Config, st.integers(1, 31), st.just(True), st.booleans(), st.booleans()),
-)
-# Small ones put many of the first draws below 2^32, where the upper halves do not decide.
-stream_seeds = st.one_of(st.integers(1, 5), st.integers(1, 2**64 - 1))
-
-
-def gradients(size, dtype, seed):
-    """Awkward values; an l2 norm of them may overflow to the largest float32, not in float64."""
-    values = arrays.awkward(size, dtype, seed)
-    return values * dtype(2.0**-520) if dtype is np.float64 else values
-
-
-@given(
-    configs,
-    arrays.sizes,
-    arrays.dtypes,
-    arrays.seeds,
-    stream_seeds,
-    feedback.kinds,
-    feedback.scales,
-    arrays.how,
-    arrays.offsets,
-)
-def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(
-    config, size, dtype, seed, stream, kind, scale, how, offset
-):
-    guarded = arrays.Guarded(offset)
-    replay = Replay(config, size, dtype, stream, **kind)
-    state = replay.state(guarded.copy)
-    for step, ratio in enumerate(feedback.RATIOS):
-        gradient = guarded.copy(gradients(size, dtype, seed + step))
-        payload = guarded.empty(
-            kernels.dithering.capacity(size, dtype, **config.decoding), np.uint8
-        )
-        expected, expected_norm, _ = replay.step(gradient, scale, ratio)
-
-        options = {**config.encoding, **how, **state}
-        _, norm = kernels.dithering.compress(
-            gradient, gradient_scale=scale, ratio=ratio, payload=payload, **options
-        )
-
-        assert norm == expected_norm
-        assert np.array_equal(arrays.used(payload), expected)
-        replay.check(state)
-    guarded.check()
+LEVELS = (2, 1, 5, 16, 31, 255, 65_535, 2**20, 2**23 - 1)
+OPTIONS = [
+    Config(levels, natural, l2, fixed_width).options
+    for levels in LEVELS
+    for natural, l2 in KINDS
+    for fixed_width in (False, True)
+    if levels <= 31 or not natural
+]
+PARAMS = {
+    "dithering": {"k": 2},
+    "dithering l2": {"k": 5, "normalize": "l2"},
+    "natural dithering": {"k": 3, "partition": "natural"},
+    "natural dithering l2": {"k": 12, "partition": "natural", "normalize": "l2"},
+}
+configs = st.builds(Config.of, st.sampled_from(OPTIONS))
+each_kind = pytest.mark.parametrize("natural, l2", KINDS)
+START = kernels.position((3, 3))
 
 
-@given(configs, arrays.sizes, arrays.dtypes, arrays.seeds, arrays.how, arrays.offsets)
-def test_decoding_gives_what_the_replay_rounded_to_and_adding_adds_it(
-    config, size, dtype, seed, how, offset
-):
-    x = gradients(size, dtype, seed)
-    payload, _, decoded = Replay(config, size, dtype, 2020).step(x)
-    guarded = arrays.Guarded(offset)
-    check_decoding(kernels.dithering, payload, decoded, seed + 1, guarded, how, **config.decoding)
+def sent(x, config, isa=None, position=START):
+    """What an array decodes to, and the norm."""
+    codec = kernels.Codec("dithering", config.options, x.size, x.dtype, isa)
+    payload, _ = codec.compress(x, position=position)
+    return codec.decompress(payload)[0], payload[8 : 8 + x.itemsize].view(x.dtype)[0]
 
 
-@given(
-    configs,
-    arrays.sizes,
-    arrays.dtypes,
-    arrays.seeds,
-    decoding.counts,
-    decoding.paddings,
-    arrays.how,
-    arrays.offsets,
-)
-def test_summing_payloads_of_any_coding_equals_adding_them_in_order(
-    config, size, dtype, seed, count, padding, how, offset
-):
-    def encode(i):
-        coded = replace(config, fixed_width=i % 2 == 0)
-        payload, _, decoded = Replay(coded, size, dtype, i + 1).step(
-            gradients(size, dtype, seed + i)
-        )
-        return payload, decoded
-
-    rows = count, padding, arrays.Guarded(offset)
-    check_sum(kernels.dithering, size, dtype, encode, *rows, how, **config.decoding)
-
-
-@given(configs, st.integers(0, 5000), arrays.dtypes, arrays.seeds)
+@given(configs, st.integers(1, 5000), arrays.dtypes, arrays.seeds)
 def test_an_element_moves_by_less_than_the_distance_of_its_two_levels(config, size, dtype, seed):
-    x = gradients(size, dtype, seed)
-    payload, norm = kernels.dithering.compress(
-        x, stream=np.full(2, 7, np.uint64), **config.encoding
-    )
-    decoded = kernels.dithering.decompress(payload, size, dtype=dtype, **config.decoding)
+    x = arrays.awkward(size, dtype, seed)
+    decoded, norm = sent(x, config)
 
     if config.natural:  # between the powers of two around it, or 0 and the first
         shares = np.abs(x).astype(np.longdouble) / max(norm, np.finfo(dtype).smallest_subnormal)
@@ -124,136 +57,101 @@ def test_an_element_moves_by_less_than_the_distance_of_its_two_levels(config, si
     assert (np.sign(decoded) * np.sign(x) >= 0).all()
 
 
-@pytest.mark.parametrize("natural, l2", KINDS)
+@each_kind
 @pytest.mark.parametrize("levels", [1, 2, 5])
 @arrays.each_dtype
-def test_the_mean_over_many_seeds_is_the_element(natural, l2, levels, dtype):
-    config, seeds = Config(levels, natural, l2), 2000
-    random = np.random.default_rng(1)
-    x = random.standard_normal(50).astype(dtype)
+def test_the_mean_over_many_places_of_the_stream_is_the_element(natural, l2, levels, dtype):
+    config, rounds = Config(levels, natural, l2), 2000
+    x = np.random.default_rng(1).standard_normal(50).astype(dtype)
+    codec = kernels.Codec("dithering", config.options, x.size, dtype)
     total = np.zeros(50)
-    for _ in range(seeds):  # far apart, since neighbouring ones begin alike
-        stream = random.integers(1, 2**64, 2, np.uint64)
-        payload, norm = kernels.dithering.compress(x, stream=stream, **config.encoding)
-        total += kernels.dithering.decompress(payload, 50, dtype=dtype, **config.decoding)
+    for step in range(rounds):
+        position = kernels.position((2**63 + 5, 2**60 + 9), step * codec.draws)
+        total += codec.decompress(codec.compress(x, position=position)[0])[0]
+    _, norm = sent(x, config)
 
     y = np.abs(x.astype(np.float64)) / norm * config.top
     lower = 2.0 ** np.floor(np.log2(y)) * (y >= 1) if natural else np.floor(y)
     upper = lower + (np.maximum(lower, 1) if natural else 1)
-    error = np.sqrt(np.maximum((y - lower) * (upper - y), 0) / seeds) * norm / config.top
-    assert (np.abs(total / seeds - x) <= 4 * error + 1e-6).all()
+    error = np.sqrt(np.maximum((y - lower) * (upper - y), 0) / rounds) * norm / config.top
+    assert (np.abs(total / rounds - x) <= 4 * error + 1e-6).all()
+
+
+# Small states put many of the first draws below 2^32, where the upper halves do not decide.
+@given(configs, st.integers(1, 5), st.integers(1, 300), arrays.dtypes, arrays.isas)
+def test_draws_that_are_near_zero_are_compared_in_full(config, state, n, dtype, isa):
+    x = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    start = (state, state)
+    codec = kernels.Codec("dithering", config.options, n, dtype, isa)
+    payload, status = codec.compress(x, position=kernels.position(start))
+    expected, _ = Replay(config.options, n, dtype, start).step(x)
+    assert np.array_equal(payload[: status.bytes], expected)
 
 
 @arrays.each_isa
-@pytest.mark.parametrize("natural, l2", KINDS)
-def test_a_norm_of_zero_decodes_to_zeros_and_takes_as_many_draws(isa, natural, l2):
-    stream, drawn = np.full(2, 3, np.uint64), np.full(2, 3, np.uint64)
-    x = np.array([0.0, -0.0] * 500, np.float32)
-    payload, norm = kernels.dithering.compress(x, 3, stream, natural=natural, l2=l2, isa=isa)
-    out = kernels.dithering.decompress(payload, 1000, levels=3, natural=natural, isa=isa)
-    kernels.stream_draw(drawn, 1000)
+@arrays.each_dtype
+@pytest.mark.parametrize("n", [1023, 1024, 1025, 16_384, 2**20, 2**20 + 12_345])
+def test_the_l2_norm_is_by_the_fixed_tree_of_sums(isa, dtype, n):
+    x = arrays.awkward(n, dtype, 3)
+    config = Config(2, l2=True, fixed_width=True)
+    codec = kernels.Codec("dithering", {**config.options, "ef": "vanilla"}, n, dtype, isa)
+    for threads in (1, 3):
+        payload, _ = codec.compress(x, codec.state(), threads=threads)
+        assert payload[8 : 8 + x.itemsize].tobytes() == sums.l2_norm(x).tobytes()
+
+
+@arrays.each_isa
+@each_kind
+def test_a_norm_of_zero_decodes_to_zeros(isa, natural, l2):
+    out, norm = sent(np.array([0.0, -0.0] * 500, np.float32), Config(3, natural, l2), isa)
     assert norm == 0 and arrays.same_bits(out, np.zeros(1000, np.float32))
-    assert np.array_equal(stream, drawn)
 
 
 @arrays.each_isa
-@pytest.mark.parametrize("natural, l2", KINDS)
+@each_kind
 @arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 15, 16, 98])
-def test_what_is_not_finite_shows_in_the_norm_and_leaves_the_residual(
-    isa, natural, l2, dtype, bad, at
-):
+def test_an_element_that_is_not_finite_is_the_one_that_decodes_so(isa, natural, l2, dtype, bad, at):
     x = np.ones(99, dtype)
     x[at] = bad
-    residual = np.zeros(99, dtype)
-    payload, norm = kernels.dithering.compress(
-        x, 3, np.full(2, 3, np.uint64), natural=natural, l2=l2, residual=residual, isa=isa
-    )
-    out = kernels.dithering.decompress(payload, 99, dtype, levels=3, natural=natural, isa=isa)
-    assert np.isnan(norm) if np.isnan(bad) else norm == np.inf
+    out, norm = sent(x, Config(3, natural, l2), isa)
+    assert np.isnan(norm)
     assert np.flatnonzero(~np.isfinite(out)).tolist() == [at]
-    assert residual[at] == 0 and (np.delete(residual, at) == 1).all()
 
 
 @arrays.each_isa
-@pytest.mark.parametrize("natural, l2", KINDS)
+@each_kind
 def test_the_largest_floats_do_not_overflow_and_the_smallest_are_not_lost(isa, natural, l2):
     for value in 3e38, np.finfo(np.float32).max, 1e38, 1e-38, 1e-42, 1.4e-45:
         x = np.full(100, -value, np.float32)
-        payload, norm = kernels.dithering.compress(
-            x, 4, np.full(2, 3, np.uint64), natural=natural, l2=l2, isa=isa
-        )
-        out = kernels.dithering.decompress(payload, 100, levels=4, natural=natural, isa=isa)
+        out, norm = sent(x, Config(4, natural, l2), isa)
         assert np.isfinite(out).all()
         if not l2:
             assert np.array_equal(out, x) and norm == -float(x[0])
 
 
-def test_an_l2_norm_of_doubles_that_overflows_is_infinite():
+def test_an_l2_norm_of_doubles_that_overflows_is_not_finite():
     x = np.full(10, 1e200)
-    _, norm = kernels.dithering.compress(x, 4, np.ones(2, np.uint64), l2=True)
-    assert norm == np.inf
-    assert kernels.dithering.compress(x, 4, np.ones(2, np.uint64))[1] == 1e200
+    assert np.isnan(sent(x, Config(4, l2=True))[1])
+    assert sent(x, Config(4))[1] == 1e200
 
 
-@pytest.mark.parametrize("levels, natural", [(0, False), (-1, False), (2**23, False), (32, True)])
-def test_levels_that_cannot_be_are_refused(levels, natural):
-    with pytest.raises(ValueError, match="levels must be from 1 to"):
-        kernels.dithering.compress(
-            np.zeros(4, np.float32), levels, np.ones(2, np.uint64), natural=natural
-        )
-    with pytest.raises(ValueError, match="levels must be from 1 to"):
-        kernels.dithering.decompress(np.zeros(40, np.uint8), 4, levels=levels, natural=natural)
+@pytest.mark.parametrize("k, natural", [(0, False), (-1, False), (2**23, False), (32, True)])
+def test_levels_that_cannot_be_are_refused(k, natural):
+    with pytest.raises(ValueError, match="k must be a whole number"):
+        kernels.Codec("dithering", Config(k, natural).options, 4)
 
 
-def sent_beyond_the_levels(config, x, expected):
-    """Whether BytePS sent the only element twice over.
-
-    BytePS squares in float, so that a single element can be above its l2 norm by a rounding; a draw
-    near 0 then takes it to the level after the last. Here its norm is itself, exactly.
-    """
-    return config.natural and config.l2 and x.size == 1 and expected[0] == 2 * x[0]
-
-
+# With one level, an element of half the norm is rounded up just if the draw is below 2^63.
 @arrays.each_isa
-def test_a_single_compression_decodes_to_byteps_numbers(isa):
-    cases = golden.compressions("dithering")
-    beyond = 0
-    for options, x, expected in cases:
-        natural, l2 = options["partition"] == "natural", options["normalize"] == "l2"
-        config = Config(int(options["k"]), natural, l2)
-        stream = np.full(2, int(options["state_seed"]), np.uint64)
-        payload, _ = kernels.dithering.compress(x, stream=stream, isa=isa, **config.encoding)
-        decoded = kernels.dithering.decompress(payload, x.size, isa=isa, **config.decoding)
-        if sent_beyond_the_levels(config, x, expected):
-            beyond += 1
-            assert np.array_equal(decoded, x)
-        else:
-            np.testing.assert_array_max_ulp(decoded, expected, 2)
-    assert (len(cases), beyond) == (224, 4)
-
-
-@arrays.each_isa
-@pytest.mark.parametrize("run", golden.runs("dithering"), ids=golden.name_of)
-def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(run, isa):
-    natural_l2 = run.name.startswith("dithering-natural-l2")
-    config = Config(int(run.options["k"]), natural_l2, natural_l2)
-    seed = int(run.options["state_seed"])
-    state = Replay(config, run.size, np.float32, seed, run.mu, feedback=True).state()
-    steps = run.steps()
-
-    def step(gradient, ratio):
-        payload, _ = kernels.dithering.compress(
-            gradient, ratio=ratio, isa=isa, **config.encoding, **state
-        )
-        decoded = kernels.dithering.decompress(payload, run.size, isa=isa, **config.decoding)
-        expected, _ = next(steps)
-        if sent_beyond_the_levels(config, expected["p"], expected["d"]):
-            return {"p": decoded}
-        if not run.mu:  # p and d cancel to any number of ulp of e
-            return {"d": decoded}
-        residual = state["residual"]
-        return {"p": decoded + residual, "d": decoded, "e": residual, "m": state["momentum"]}
-
-    run.check(step, golden.restorer(state))
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 2064, 2065, 66_048, 66_049, 200_000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_sequence_is_drawn_side_by_side(isa, n, threads):
+    x = np.full(n, 0.5, np.float32)
+    x[0] = 1
+    position = kernels.position((2020, 2020), 5)
+    codec = kernels.Codec("dithering", Config(1).options, n, isa=isa)
+    payload, _ = codec.compress(x, position=position, threads=threads)
+    up = codec.decompress(payload)[0] == 1
+    assert np.array_equal(up[1:], kernels.draw(position, n)[1:] < 2**63)

@@ -13,15 +13,17 @@ FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
 BAD = st.sampled_from([None, np.nan, -np.nan, np.inf, -np.inf])
 
 
-@given(arrays.sizes, arrays.seeds, FLOATS, BAD, arrays.how, arrays.offsets)
-def test_one_value_that_is_not_finite_is_found_wherever_it_is(size, seed, dtype, bad, how, offset):
+@given(arrays.sizes, arrays.seeds, FLOATS, BAD, arrays.isas, arrays.threads, arrays.offsets)
+def test_one_value_that_is_not_finite_is_found_wherever_it_is(
+    size, seed, dtype, bad, isa, threads, offset
+):
     guarded = arrays.Guarded(offset)
     with np.errstate(over="ignore"):
         x = guarded.copy(arrays.awkward(size, np.float32, seed).astype(dtype))
     x[~np.isfinite(x)] = np.finfo(dtype).max
     if size and bad is not None:
         x[np.random.default_rng(seed).integers(size)] = bad
-    assert kernels.values_finite(x, **how) == np.isfinite(x).all()
+    assert kernels.values_finite(x, isa=isa, threads=threads) == np.isfinite(x).all()
     guarded.check()
 
 

@@ -1,0 +1,314 @@
+"""A compressor with its options, for arrays of one size: what the library makes payloads with."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .library import (
+    Call,
+    Needs,
+    Position,
+    Status,
+    address_of,
+    check,
+    compressors,
+    isa_number,
+    library,
+    output_of,
+)
+
+_ITEMSIZES = {"float32": 4, "float64": 8}
+
+
+class State(NamedTuple):
+    """What a codec keeps from call to call; zeros to begin with, and updated in place.
+
+    Parameters
+    ----------
+    momentum : array of T, shape (n,), or None
+        With "mu".
+    memory : tuple of arrays of T
+        With error feedback, in the sizes that `Codec.memory` says.
+    """
+
+    momentum: Optional[np.ndarray] = None
+    memory: Tuple[np.ndarray, ...] = ()
+
+
+def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
+    """The place in the random stream that is `draws` draws on from a state of two words."""
+    return Position((ctypes.c_uint64 * 2)(*map(int, state)), draws)
+
+
+_NOTHING, _START = State(), position()
+
+
+class Codec:
+    """Compresses, aggregates and decodes n elements of T; keeps nothing.
+
+    Arrays must be C-contiguous and of the stated dtype; nothing is converted. Neither `threads` nor
+    `isa` changes a bit of what comes out. One call at a time, since calls share the workspace.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+    options : mapping
+        The compressor's own, and "ef" and "mu" (`gluon_gc.compression`).
+    n : int
+        Number of elements.
+    dtype : "float32" or "float64"
+        T.
+    isa : str, optional
+        One of `isas`; by default the best.
+
+    Attributes
+    ----------
+    traits : Traits
+    payload_bytes : int
+        Of a payload, at most.
+    memory : tuple of int
+        Elements of each array that error feedback keeps.
+    momentum : int
+        Elements of the array that momentum keeps, or 0.
+    draws : int
+        That each compression takes from the random stream.
+    length_at : int or None
+        Where a payload of varying length has the uint32 that says how many bytes it has from there.
+
+    Raises
+    ------
+    ValueError
+        There is no such compressor, or its options do not fit n elements.
+    TypeError
+        Another dtype.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        n: int,
+        dtype: Any = "float32",
+        isa: Optional[str] = None,
+    ) -> None:
+        self.n, self.dtype = n, np.dtype(dtype)
+        if self.dtype.name not in _ITEMSIZES:
+            raise TypeError(f"dtype must be float32 or float64, got {self.dtype}")
+        handle = ctypes.c_void_p()
+        text = as_text(options).encode()
+        size = _ITEMSIZES[self.dtype.name]
+        check(
+            library.gluon_gc_new(
+                name.encode(), text, n, size, isa_number(isa), ctypes.byref(handle)
+            )
+        )
+        self._handle = handle
+        needs = Needs()
+        library.gluon_gc_need(handle, ctypes.byref(needs))
+        self.traits = compressors()[name]
+        self.payload_bytes = needs.payload_bytes
+        arrays = 2 if needs.memory[1] else 1 if needs.memory[0] else 0
+        self.memory = tuple(needs.memory[:arrays])
+        self.momentum = needs.momentum
+        self.draws = needs.draws
+        self.length_at = needs.length_at if needs.length_at >= 0 else None
+        self.workspace_bytes = needs.workspace_bytes
+        self._workspace: Optional[np.ndarray] = None  # made when first used
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            library.gluon_gc_free(self._handle)
+
+    def state(self) -> State:
+        """What it keeps, to begin with."""
+        momentum = np.zeros(self.momentum, self.dtype) if self.momentum else None
+        return State(momentum, tuple(np.zeros(size, self.dtype) for size in self.memory))
+
+    def used(self, payload: np.ndarray) -> int:
+        """How many bytes of a payload (uint8, as many as there is room for) are in use.
+
+        Raises
+        ------
+        ValueError
+            It says that it is longer than that.
+        """
+        if self.length_at is None:
+            return self.payload_bytes
+        (length,) = payload[self.length_at :][:4].view(np.uint32)
+        used = self.length_at + int(length)
+        if used > payload.size:
+            raise ValueError(f"a payload of at most {payload.size} bytes says it has {used}")
+        return used
+
+    def compress(
+        self,
+        values: np.ndarray,
+        state: State = _NOTHING,
+        position: Position = _START,
+        *,
+        scale: float = 1.0,
+        ratio: float = 1.0,
+        payload: Optional[np.ndarray] = None,
+        threads: int = 1,
+    ) -> Tuple[np.ndarray, Status]:
+        """Compress p, which is values * scale after momentum and error feedback.
+
+        Parameters
+        ----------
+        values : array of T, shape (n,)
+        state : State
+        position : Position
+            Where it draws.
+        scale : float
+        ratio : float
+            Previous learning rate over the current one, for "corrected" feedback.
+        payload : array of uint8, shape (payload_bytes,), optional
+            Where to write.
+
+        Returns
+        -------
+        payload : array of uint8, shape (payload_bytes,)
+        status : Status
+            If an element is not finite, the payload decodes to what is not, and `state` is zeros.
+        """
+        payload = output_of("payload", payload, self.payload_bytes, np.uint8)
+        status = self._run(
+            "compress",
+            state,
+            values=address_of("values", values, self.n, self.dtype),
+            scale=scale,
+            ratio=ratio,
+            position=position,
+            payload=payload.ctypes.data,
+            threads=threads,
+        )
+        return payload, status
+
+    def aggregate(
+        self,
+        payloads: np.ndarray,
+        state: State = _NOTHING,
+        position: Position = _START,
+        *,
+        threads: int = 1,
+    ) -> Tuple[np.ndarray, Status]:
+        """Compress the sum of what the rows of `payloads` decode to, added in their order.
+
+        Raises
+        ------
+        ValueError
+            A payload is not `valid`.
+        """
+        payload = np.empty(self.payload_bytes, np.uint8)
+        status = self._run(
+            "aggregate",
+            state,
+            scale=1.0,
+            position=position,
+            payload=payload.ctypes.data,
+            threads=threads,
+            **self._rows(payloads),
+        )
+        return payload, status
+
+    def decompress(
+        self,
+        payloads: np.ndarray,
+        position: Position = _START,
+        *,
+        out: Optional[np.ndarray] = None,
+        add: bool = False,
+        threads: int = 1,
+    ) -> Tuple[np.ndarray, Status]:
+        """Decode a payload, or add up what several decode to, the first row first.
+
+        Parameters
+        ----------
+        payloads : array of uint8, shape (bytes,) or (count, bytes)
+        position : Position
+            As compress had it.
+        out : array of T, shape (n,), optional
+            Where to write.
+        add : bool
+            Add to what is in `out`.
+
+        Raises
+        ------
+        ValueError
+            A payload is not `valid`.
+        """
+        out = output_of("out", out, self.n, self.dtype)
+        status = self._run(
+            "decompress",
+            values=out.ctypes.data,
+            position=position,
+            add=add,
+            threads=threads,
+            **self._rows(payloads),
+        )
+        return out, status
+
+    def valid(self, payload: np.ndarray) -> bool:
+        """Whether an array of uint8 begins with a payload that can be decoded."""
+        address = address_of("payload", payload, payload.size, np.uint8)
+        return bool(library.gluon_gc_valid(self._handle, address, payload.size))
+
+    def residual(self, state: State) -> np.ndarray:
+        """What error feedback will add to the next p."""
+        residual = np.empty(self.n, self.dtype)
+        self._run("residual", state, values=residual.ctypes.data)
+        return residual
+
+    def restore(self, state: State, residual: np.ndarray) -> None:
+        """Set the memory so that the next p has exactly this residual added."""
+        self._run("restore", state, values=address_of("residual", residual, self.n, self.dtype))
+
+    def _rows(self, payloads: np.ndarray) -> Mapping[str, Any]:
+        """Payloads as the library takes them."""
+        rows = payloads if payloads.ndim == 2 else payloads[None]
+        if rows.shape[1] < self.payload_bytes:
+            raise ValueError(
+                f"payloads must have at least {self.payload_bytes} bytes each, got {rows.shape[1]}"
+            )
+        address = address_of("payloads", rows, rows.size, np.uint8)
+        return dict(payloads=address, stride=rows.shape[1], count=rows.shape[0])
+
+    def _run(self, function: str, state: State = _NOTHING, **fields: Any) -> Status:
+        status = Status()
+        momentum = address_of("momentum", state.momentum, self.momentum, self.dtype, writes=True)
+        if state.momentum is None and self.momentum and function in ("compress", "aggregate"):
+            raise ValueError("a codec with momentum needs it in its state")
+        memory = (ctypes.c_void_p * 2)()
+        if function in ("compress", "aggregate", "residual", "restore"):
+            given, needed = len(state.memory), len(self.memory)
+            if given != needed:
+                raise ValueError(f"memory must be {needed} arrays, got {given}")
+            for i, (array, size) in enumerate(zip(state.memory, self.memory)):
+                memory[i] = address_of("memory", array, size, self.dtype, writes=True)
+        if self._workspace is None:
+            self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)
+        start = self._workspace.ctypes.data
+        call = Call(
+            momentum=momentum,
+            memory=memory,
+            workspace=start + -start % 64,
+            status=ctypes.pointer(status),
+            **fields,
+        )
+        check(getattr(library, "gluon_gc_" + function)(self._handle, ctypes.byref(call)))
+        return status
+
+
+def as_text(options: Mapping[str, Any]) -> str:
+    """Options as the library reads them."""
+    return "".join(f"{name}={_value(value)}\n" for name, value in options.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "".join(f"{float(element)!r}," for element in value)
+    return str(value) if isinstance(value, str) else repr(value)

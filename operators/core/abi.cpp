@@ -1,0 +1,259 @@
+// Codecs of compressors: what is alike for all of them.
+//
+// With corrected feedback the ratio of learning rates travels in front of a payload that is aggregated, so
+// that the aggregator corrects with the same ratio as the workers.
+#include "core/abi.h"
+
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "core/codec.h"
+
+using namespace gluon_gc;
+
+namespace {
+
+template <typename T>
+const Functions<T>& functions_of(const Compressor& compressor);
+template <>
+const Functions<float>& functions_of(const Compressor& compressor) { return compressor.of_float; }
+template <>
+const Functions<double>& functions_of(const Compressor& compressor) { return compressor.of_double; }
+
+const Registered& registered(const char* name) {
+  const Registered* entry = registry;
+  while (entry->name != nullptr && std::strcmp(entry->name, name) != 0) ++entry;
+  if (entry->name == nullptr) refuse("there is no compressor '%s'", name);
+  return *entry;
+}
+
+Isa isa_numbered(int isa) { return isa < 0 ? best_isa() : static_cast<Isa>(isa); }
+
+}  // namespace
+
+struct gluon_gc_codec {
+  gluon_gc_codec(const char* name, const Options& options, std::size_t n, gluon_gc_dtype dtype, Isa isa)
+      : compressor(*registered(name).compressor[static_cast<int>(isa)]),
+        n(n),
+        dtype(dtype),
+        feedback(options.has("ef") || compressor.traits.accumulates),
+        mu(options.number("mu", 0)),
+        corrected(options.is("ef", "corrected")),
+        header(corrected && !compressor.traits.summable ? sizeof(double) : 0) {
+    compressor.make(self, options, n);
+    with_dtype([&](auto zero) { needs = of<decltype(zero)>().needs(self); });
+    if (!feedback) needs.memory[0] = needs.memory[1] = 0;
+  }
+
+  template <typename Body>
+  void with_dtype(Body body) const {
+    dtype == gluon_gc_float32 ? body(float{}) : body(double{});
+  }
+
+  template <typename T>
+  const Functions<T>& of() const {
+    return functions_of<T>(compressor);
+  }
+
+  std::size_t payload_bytes() const { return header + needs.payload_bytes; }
+  std::size_t sum_bytes() const { return (n * dtype + 63) / 64 * 64; }
+
+  // In use, of a message that is valid.
+  std::size_t used(const std::uint8_t* message) const {
+    if (!compressor.traits.variable) return payload_bytes();
+    std::uint32_t length;
+    std::memcpy(&length, message + header, sizeof(length));
+    return header + length;
+  }
+
+  template <typename T>
+  void compress(const gluon_gc_call& call, const T* values, double ratio, void* workspace) const {
+    std::memcpy(call.payload, &ratio, header);
+    Encoding<T> encoding{values,
+                         static_cast<T>(call.scale),
+                         mu != 0 ? static_cast<T*>(call.momentum) : nullptr,
+                         static_cast<T>(mu),
+                         {},
+                         static_cast<T>(corrected ? ratio : 1),
+                         stream(call.position),
+                         call.payload + header,
+                         workspace,
+                         call.threads};
+    for (std::size_t i = 0; i < max_memory && feedback; ++i) encoding.memory[i] = static_cast<T*>(call.memory[i]);
+    const bool finite = of<T>().compress(self, encoding);
+    if (!finite) {
+      of<T>().spoil(self, encoding.payload);
+      forget(call);
+    }
+    if (call.status != nullptr) *call.status = {used(call.payload), finite};
+  }
+
+  void forget(const gluon_gc_call& call) const {
+    if (mu != 0) std::memset(call.momentum, 0, n * dtype);
+    for (std::size_t i = 0; i < max_memory; ++i) {
+      if (needs.memory[i] != 0) std::memset(call.memory[i], 0, needs.memory[i] * dtype);
+    }
+  }
+
+  template <typename T>
+  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+    if (call.count > 1 && call.stride < payload_bytes()) {
+      refuse("payloads of %zu elements take %zu bytes, not %zu", n, payload_bytes(), call.stride);
+    }
+    for (std::size_t i = 0; i < call.count; ++i) {
+      if (!of<T>().valid(self, call.payloads + i * call.stride + header, needs.payload_bytes)) {
+        refuse("payload %zu is not one of %zu elements", i, n);
+      }
+    }
+    of<T>().decompress(self, {call.payloads + header, call.stride, call.count, stream(call.position), out, add,
+                              workspace, call.threads});
+  }
+
+  template <typename T>
+  gluon_gc_status status(const gluon_gc_call& call) const {
+    gluon_gc_status status{0, 1};
+    for (std::size_t i = 0; i < call.count; ++i) {
+      const std::uint8_t* const message = call.payloads + i * call.stride;
+      status.bytes += used(message);
+      if (!of<T>().finite(self, message + header)) status.finite = 0;
+    }
+    return status;
+  }
+
+  static Stream stream(const gluon_gc_position& position) {
+    Stream stream{{position.state[0], position.state[1]}};
+    jump(stream, position.draws);
+    return stream;
+  }
+
+  const Compressor& compressor;
+  const std::size_t n;
+  const gluon_gc_dtype dtype;
+  const bool feedback;
+  const double mu;
+  const bool corrected;
+  const std::size_t header;  // bytes in front of a payload
+  Needs needs{};
+  alignas(16) unsigned char self[max_compressor_bytes] = {};
+};
+
+namespace {
+
+// Runs the body of a call; an exception becomes its message.
+template <typename Body>
+const char* guarded(Body body) {
+  thread_local std::string message;
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+template <typename T>
+T* const* memory_of(const gluon_gc_call& call) {
+  return reinterpret_cast<T* const*>(call.memory);
+}
+
+}  // namespace
+
+const char* gluon_gc_new(const char* name, const char* options, std::size_t n, gluon_gc_dtype dtype, int isa,
+                         gluon_gc_codec** codec) {
+  return guarded([=] {
+    if (dtype != gluon_gc_float32 && dtype != gluon_gc_float64) refuse("the dtype must be float32 or float64");
+    *codec = new gluon_gc_codec(name, Options(options), n, dtype, isa_numbered(isa));
+  });
+}
+
+void gluon_gc_free(gluon_gc_codec* codec) { delete codec; }
+
+void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* needs) {
+  const Needs& own = codec->needs;
+  *needs = {codec->payload_bytes(),
+            {own.memory[0], own.memory[1]},
+            codec->mu != 0 ? codec->n : 0,
+            codec->sum_bytes() + own.workspace_bytes,
+            own.draws,
+            codec->compressor.traits.variable ? static_cast<int>(codec->header) : -1};
+}
+
+const char* gluon_gc_compressor(std::size_t i, gluon_gc_traits* traits) {
+  const Registered& entry = registry[i];
+  if (entry.name == nullptr) return nullptr;
+  const Traits& own = entry.compressor[0]->traits;
+  *traits = {own.draws, own.alike, own.summable, own.accumulates};
+  return entry.name;
+}
+
+int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
+
+const char* gluon_gc_compress(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+  return guarded([=] {
+    codec->with_dtype([=](auto zero) {
+      using T = decltype(zero);
+      codec->compress(*call, static_cast<const T*>(call->values), call->ratio, call->workspace);
+    });
+  });
+}
+
+const char* gluon_gc_aggregate(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+  return guarded([=] {
+    if (codec->compressor.traits.summable) refuse("payloads that can be summed are not aggregated");
+    if (call->count == 0) refuse("there are no payloads to aggregate");
+    codec->with_dtype([=](auto zero) {
+      using T = decltype(zero);
+      T* const sum = static_cast<T*>(call->workspace);
+      void* const workspace = static_cast<char*>(call->workspace) + codec->sum_bytes();
+      codec->decompress(*call, sum, false, workspace);
+      double ratio = 1;
+      std::memcpy(&ratio, call->payloads, codec->header);
+      codec->compress(*call, sum, ratio, workspace);
+    });
+  });
+}
+
+const char* gluon_gc_decompress(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+  return guarded([=] {
+    if (codec->compressor.traits.summable && call->count != 1) {
+      refuse("payloads that can be summed are decompressed one at a time");
+    }
+    codec->with_dtype([=](auto zero) {
+      using T = decltype(zero);
+      codec->decompress(*call, static_cast<T*>(call->values), call->add != 0, call->workspace);
+      if (call->status != nullptr) *call->status = codec->status<T>(*call);
+    });
+  });
+}
+
+int gluon_gc_valid(const gluon_gc_codec* codec, const std::uint8_t* payload, std::size_t capacity) {
+  bool valid = false;
+  if (capacity < codec->header) return false;
+  codec->with_dtype([&](auto zero) {
+    valid = codec->of<decltype(zero)>().valid(codec->self, payload + codec->header, capacity - codec->header);
+  });
+  return valid;
+}
+
+const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+  return guarded([=] {
+    if (!codec->feedback) refuse("a codec without error feedback has no residual");
+    codec->with_dtype([=](auto zero) {
+      using T = decltype(zero);
+      codec->of<T>().residual(codec->self, memory_of<T>(*call), static_cast<T*>(call->values));
+    });
+  });
+}
+
+const char* gluon_gc_restore(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+  return guarded([=] {
+    if (!codec->feedback) refuse("a codec without error feedback has no residual");
+    codec->with_dtype([=](auto zero) {
+      using T = decltype(zero);
+      codec->of<T>().restore(codec->self, static_cast<const T*>(call->values), memory_of<T>(*call));
+    });
+  });
+}

@@ -1,0 +1,126 @@
+/* The C interface of gluon_gc: codecs, below every framework. What calls it owns the memory, the order of the
+   calls and the random stream's position; a call allocates nothing, and nothing that it computes is needed on
+   the host to go on. Functions return NULL, or a message that says what is wrong, good until the thread calls
+   again; what they were to write is undefined then. gluon_gc/kernels declares it to Python. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GLUON_GC_API __attribute__((visibility("default")))
+
+/* Compresses, aggregates and decodes n elements; does not change. */
+typedef struct gluon_gc_codec gluon_gc_codec;
+
+enum gluon_gc_dtype { gluon_gc_float32 = 4, gluon_gc_float64 = 8 };
+
+/* What is true of all codecs of a compressor. */
+typedef struct {
+  int draws;       /* from the random stream */
+  int draws_alike; /* all nodes draw the same, and decode with the position that compress had */
+  int summable;    /* a payload is an array of the codec's dtype, and that of a sum is the sum of them */
+  int accumulates; /* keeps what it does not send, and applies momentum, by itself */
+} gluon_gc_traits;
+
+/* What a codec needs. */
+typedef struct {
+  size_t payload_bytes;   /* of a payload, at most */
+  size_t memory[2];       /* elements of each array that error feedback keeps, or 0; zeros to begin with */
+  size_t momentum;        /* elements of the array that momentum keeps, or 0; zeros to begin with */
+  size_t workspace_bytes; /* for any call, uninitialised, aligned to 64 bytes */
+  uint64_t draws;         /* that each call of compress or aggregate takes from the random stream */
+  int length_at;          /* where a payload of varying length says how many bytes it has from there on, as a
+                             little-endian uint32; -1: all have payload_bytes */
+} gluon_gc_needs;
+
+/* Where in the random stream a call draws: `draws` draws on from `state`. */
+typedef struct {
+  uint64_t state[2];
+  uint64_t draws;
+} gluon_gc_position;
+
+/* Of what was compressed or decoded. */
+typedef struct {
+  uint64_t bytes;  /* in use, of all payloads */
+  uint64_t finite; /* 1, or 0 if an element is a NaN or infinite */
+} gluon_gc_status;
+
+/* What a call is given; what it has no use for is left out. Arrays are of the codec's dtype, payloads at any
+   address. */
+typedef struct {
+  void* values;     /* n */
+  double scale;     /* multiplies the values before all else */
+  double ratio;     /* previous learning rate over the current one; for "corrected" feedback */
+  void* momentum;
+  void* memory[2];
+  gluon_gc_position position;
+  uint8_t* payload;        /* of payload_bytes */
+  const uint8_t* payloads; /* number i is at payloads + i * stride, stride >= payload_bytes */
+  size_t stride, count;
+  int add;                 /* to what is in values */
+  void* workspace;
+  gluon_gc_status* status; /* or NULL */
+  int threads;             /* at most so many */
+} gluon_gc_call;
+
+/* Makes a codec. Options are lines "name=value": those of the compressor, and
+     ef: vanilla, corrected or sparse (error feedback), if any
+     mu: of momentum, if any
+   `isa` is 0 (scalar), 1 (AVX2) or 2 (AVX-512), at most gluon_gc_best_isa(); -1: that. */
+GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
+                                      int isa, gluon_gc_codec** codec);
+GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
+GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* needs);
+
+/* Number `i` of the compressors: its name and traits; NULL if there are not so many. */
+GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
+GLUON_GC_API int gluon_gc_best_isa(void);
+
+/* payload = C(p), p = values * scale after momentum and feedback. If an element is not finite, the payload
+   decodes to what is not, and momentum and memory are zeros. */
+GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_codec* codec, const gluon_gc_call* call);
+
+/* payload = C(sum of D(payloads) after feedback): the sum is made in their order, with the ratio that came with
+   the first. Checks the payloads first. */
+GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_codec* codec, const gluon_gc_call* call);
+
+/* values = sum of D(payloads), in their order, or with `add` that is added. Checks the payloads first. */
+GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_codec* codec, const gluon_gc_call* call);
+
+/* Whether a payload can be decoded; `capacity` bytes can be read. */
+GLUON_GC_API int gluon_gc_valid(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
+
+/* values = what feedback will add to the next p, from memory; and back. */
+GLUON_GC_API const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* call);
+GLUON_GC_API const char* gluon_gc_restore(const gluon_gc_codec* codec, const gluon_gc_call* call);
+
+/* The random stream: xorshift128+. */
+GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* draws);
+GLUON_GC_API void gluon_gc_jump(uint64_t state[2], uint64_t draws);
+GLUON_GC_API void gluon_gc_jump_to_worker(uint64_t state[2], uint64_t worker); /* worker * 2^64 draws */
+
+/* Whether no value is a NaN or an infinity; itemsize 2 is float16. */
+GLUON_GC_API int gluon_gc_values_finite(const void* x, size_t n, int itemsize, int threads, int isa);
+
+/* float16: out = x * scale, rounded to nearest even; and back. */
+GLUON_GC_API void gluon_gc_half_from_float(const float* x, size_t n, float scale, uint16_t* out, int threads,
+                                           int isa);
+GLUON_GC_API void gluon_gc_float_from_half(const uint16_t* x, size_t n, float* out, int threads, int isa);
+
+/* Payloads as words that survive a sum with 0.0: operators/core/framing.h. */
+GLUON_GC_API size_t gluon_gc_frame_words(size_t bytes);
+GLUON_GC_API void gluon_gc_frame(const uint8_t* payload, size_t bytes, uint32_t* words, int threads, int isa);
+GLUON_GC_API void gluon_gc_unframe(const uint32_t* words, size_t bytes, uint8_t* payload, int threads, int isa);
+GLUON_GC_API int gluon_gc_framed(const uint32_t* words, size_t n, int isa);
+
+/* A plain loop over memory, for benchmarks: operators/core/limits.h has their names. b and c may be NULL where
+   the loop has no use for them. */
+GLUON_GC_API const char* gluon_gc_limit(const char* name, void* a, void* b, void* c, size_t n, int threads, int isa);
+
+#ifdef __cplusplus
+}
+#endif

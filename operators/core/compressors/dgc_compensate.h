@@ -1,0 +1,80 @@
+// Momentum and velocity of dgc, which its sweep begins with. For kernel sources only (see isa.h).
+#pragma once
+
+#include <type_traits>
+
+#include "core/codec.h"
+#include "core/compressors/dgc_config.h"
+#include "core/compressors/norms.h"
+#include "core/correction.h"
+
+namespace gluon_gc {
+namespace {
+
+enum class Momentum { none, classic, nesterov };
+
+// v of sixteen elements: what Correction is for error feedback.
+template <typename T, Momentum kind>
+struct Compensation {
+  static constexpr Feedback feedback = Feedback::plain;  // v is stored
+
+  // v of the elements from i. Their momentum is updated.
+  template <typename Lanes>
+  Vec<T> operator()(std::size_t i, Lanes present) const {
+    prefetch_ahead(gradient + i);
+    if constexpr (kind != Momentum::none) prefetch_ahead(momentum + i);
+    prefetch_ahead(velocity + i);
+    return at<true>(i, present);
+  }
+
+  // The same v beforehand. Writes nothing.
+  template <typename Lanes>
+  Vec<T> preview(std::size_t i, Lanes present) const {
+    return at<false>(i, present);
+  }
+
+  template <bool update, typename Lanes>
+  Vec<T> at(std::size_t i, Lanes present) const {
+    const Vec<T> g = load(gradient + i, present) * scale * shortening;
+    const Vec<T> v = load(velocity + i, present);
+    if constexpr (kind == Momentum::none) {
+      return v + g;
+    } else {
+      const Vec<T> old = load(momentum + i, present);
+      const Vec<T> m = kind == Momentum::nesterov ? (old + g) * mu : mu * old + g;
+      if constexpr (update) store(m, momentum + i, present);
+      return kind == Momentum::nesterov ? (v + m) + g : v + m;
+    }
+  }
+
+  const T* const gradient;
+  const Vec<T> scale, shortening, mu;
+  T* const momentum;
+  const T* const velocity;
+};
+
+// What g is multiplied by so that its l2 norm is at most max_norm. NaN if the norm is not finite.
+template <typename T>
+T clipping(const Encoding<T>& call, std::size_t n, T max_norm, double* sums) {
+  using Scaled = Correction<T, false, Feedback::none, StoredResidual<T>>;
+  const Scaled scaled(call.gradient, call.gradient_scale, {}, {});
+  const T norm = l2_norm(scaled, n, static_cast<T*>(nullptr), sums, call.threads);
+  return norm <= max_norm ? T{1} : max_norm / norm + (norm - norm);
+}
+
+// Returns sweep(compensation), with the Compensation that does what is asked for.
+template <typename T, typename Sweep>
+auto with_compensation(const Encoding<T>& call, std::size_t n, const DgcConfig& config, double* sums, Sweep sweep) {
+  const bool clips = config.max_norm > 0;
+  const T shortening = clips ? clipping(call, n, static_cast<T>(config.max_norm), sums) : T{1};
+  const Vec<T> scale = broadcast(call.gradient_scale), shorter = broadcast(shortening), mu = broadcast(call.mu);
+  const auto run = [=](auto kind) {
+    return sweep(Compensation<T, kind>{call.gradient, scale, shorter, mu, call.momentum, call.memory[0]});
+  };
+  if (!call.momentum) return run(std::integral_constant<Momentum, Momentum::none>());
+  if (!config.nesterov) return run(std::integral_constant<Momentum, Momentum::classic>());
+  return run(std::integral_constant<Momentum, Momentum::nesterov>());
+}
+
+}  // namespace
+}  // namespace gluon_gc

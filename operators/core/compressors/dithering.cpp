@@ -1,0 +1,329 @@
+// dithering: each element rounded at random to one of a few levels, so that the mean is the element.
+//
+// With s levels, y = |x| / norm * s is between two whole numbers and becomes the upper one with the
+// probability that makes the mean y (linear), or |x| / norm * 2^(s - 1) does so between two of 0 and the
+// powers of two (natural). An element is then a symbol from 0 to s (0, 2^0, ..., 2^(s - 1) for natural) and
+// a sign, which is plus for symbol 0. The norm is max |x| or the l2 norm; that of doubles overflows where an
+// element is above 1e154, that of floats is at most the largest float.
+//
+// A payload is little-endian: its length in bytes, itself included, and its Coding, both uint32; the norm as
+// one T; then
+//   fixed: for every 16 elements uint16 bit planes: signs, then the bits of the symbols, the lowest first;
+//   elias: for every stream_block elements a uint32, the number of bits of a segment; then the segments, each
+//     of whole bytes. A segment has, for each element whose symbol s is not 0, the distance from the one
+//     before it (or from the element before the segment) and s, both as in elias.h, with the sign between.
+// What is left of the capacity has no meaning. n must be below 2^30.
+//
+// Memory: the residual (n). Two passes, since the norm comes first: reads gradient twice, 8 bytes an element
+// of float. With feedback it reads gradient once, and residual twice, and writes residual twice, 20 bytes;
+// momentum adds 8, and 4 more without feedback. The second pass is bound by its arithmetic, half of which
+// makes the draws, one for each element.
+#include "core/bytes.h"
+#include "core/codec.h"
+#include "core/compressors/dithering_code.h"
+#include "core/compressors/dithering_levels.h"
+#include "core/compressors/norms.h"
+#include "core/stream_lanes.h"
+
+namespace gluon_gc {
+namespace {
+
+enum class Coding : std::uint32_t { fixed, elias };
+
+template <typename T>
+constexpr std::size_t dithering_header_bytes = 2 * sizeof(std::uint32_t) + sizeof(T);
+
+// The length of a payload in fixed width, which no payload exceeds; a multiple of 4.
+template <typename T>
+std::size_t dithering_capacity(std::size_t n, std::size_t levels) {
+  const std::size_t groups = n / 16 + (n % 16 != 0), planes = 1 + dithering_symbol_bits(levels);
+  return (dithering_header_bytes<T> + 2 * groups * planes + 3) / 4 * 4;
+}
+
+// Room in bytes for the Elias code of a block: the worst are elements without a 0 among them.
+std::size_t dithering_scratch_bytes(std::size_t levels) {
+  return stream_block * (2 + 2 * dithering_symbol_bits(levels)) / 8 + 8;
+}
+
+std::size_t dithering_blocks(std::size_t n) { return n / stream_block + (n % stream_block != 0); }
+
+// Uninitialised memory.
+struct Workspace {
+  Workspace(void* memory, std::size_t n, const DitheringConfig& config)
+      : streams(static_cast<Stream*>(memory)),
+        sums(reinterpret_cast<double*>(streams + stream_states(n))),
+        code_bits(reinterpret_cast<std::uint32_t*>(sums + sums_bytes(n) / sizeof(double))),
+        scratch(reinterpret_cast<std::uint8_t*>(code_bits + dithering_blocks(n))),
+        scratch_bytes(config.fixed_width ? 0 : dithering_scratch_bytes(config.levels)) {}
+
+  static std::size_t bytes(std::size_t n, const DitheringConfig& config) {
+    const Workspace at(nullptr, n, config);
+    return reinterpret_cast<std::size_t>(at.scratch) + dithering_blocks(n) * at.scratch_bytes;
+  }
+
+  Stream* const streams;           // where each segment's draws begin
+  double* const sums;              // of the norm
+  std::uint32_t* const code_bits;  // of each block
+  std::uint8_t* const scratch;     // scratch_bytes for each block
+  const std::size_t scratch_bytes;
+};
+
+// Where things are in a payload. `Byte` is const or not.
+template <typename T, typename Byte>
+struct Payload {
+  Payload(Byte* begin, std::size_t n, const DitheringConfig& config)
+      : begin(begin),
+        body(begin + dithering_header_bytes<T>),
+        n(n),
+        planes(1 + static_cast<std::size_t>(dithering_symbol_bits(config.levels))) {}
+
+  std::uint32_t bytes() const { return read<std::uint32_t>(begin); }
+  Coding coding() const { return read<Coding>(begin + sizeof(std::uint32_t)); }
+  T norm() const { return read<T>(begin + 2 * sizeof(std::uint32_t)); }
+
+  // The planes of the sixteen elements from i.
+  Byte* group(std::size_t i) const { return body + i / lanes * 2 * planes; }
+
+  Byte* code_bits(std::size_t block) const { return body + block * sizeof(std::uint32_t); }
+
+  Byte* const begin;
+  Byte* const body;
+  const std::size_t n, planes;
+};
+
+std::size_t whole_bytes(std::size_t bits) { return (bits + 7) / 8; }
+
+// Calls body(block, begin, end) for each stream_block elements, on up to `threads` threads.
+template <typename Body>
+void for_each_block(std::size_t n, int threads, Body body) {
+  Blocks<stream_block>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+    for (; begin < end; begin += stream_block) {
+      body(begin / stream_block, begin, end - begin < stream_block ? end : begin + stream_block);
+    }
+  });
+}
+
+// The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is
+// one. The payload has `known_planes` unless that is 0.
+template <std::size_t known_planes, typename T, bool natural>
+void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, natural>& quantiser,
+              const Levels<T>& levels, const Stream* streams, std::size_t begin, std::size_t end,
+              const Payload<T, std::uint8_t>& payload) {
+  const std::size_t planes = known_planes != 0 ? known_planes : payload.planes;
+  LaneStates states;
+  Tile tile;
+  const auto quantise_group = [=, &tile, &states](std::size_t segment, std::size_t i, auto present) {
+    const Vec<T> p = corrected(i, present);
+    const auto draw = [=, &states](std::size_t lane) { return states.draw(segment, lane); };
+    const Ints sum = quantiser(p, load_ints(tile.upper[segment]), draw);
+    const std::uint32_t signs = negative(p) & any_set(sum, quantiser.whole);
+    std::uint8_t* const group = payload.group(i);
+    write(group, static_cast<std::uint16_t>(signs));
+    for (std::size_t plane = 1; plane < planes; ++plane) {
+      const Ints bit = ints(1 << (quantiser.fraction_bits + static_cast<int>(plane) - 1));
+      write(group + 2 * plane, static_cast<std::uint16_t>(any_set(sum, bit)));
+    }
+    if (residual) {
+      const Vec<T> decoded = negate(signs, levels(shift_right(sum, quantiser.fraction_bits)));
+      store(p - decoded, residual + i, present);
+    }
+  };
+  LaneStreams draws(streams);
+  const std::size_t longest = end - begin < stream_segment ? end - begin : stream_segment;
+  for (std::size_t offset = 0; offset < longest; offset += lanes) {
+    draws.save(states);
+    draws.draw(tile);
+    if (end - begin == stream_block) {
+      for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
+        // In the next block. More segments are read at once than processors foresee.
+        corrected.prefetch(end + offset * stream_lanes + segment * lanes);
+        quantise_group(segment, begin + segment * stream_segment + offset, All{});
+      }
+      continue;
+    }
+    for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
+      const std::size_t i = begin + segment * stream_segment + offset;
+      if (i < end) quantise_group(segment, i, First{end - i < lanes ? end - i : lanes});
+    }
+  }
+}
+
+// Replaces planes by codes if that is shorter. Returns the length of the payload.
+template <typename T>
+std::size_t choose_coding(const Payload<T, std::uint8_t>& payload, const Workspace& workspace,
+                          std::size_t fixed_bytes) {
+  const std::size_t blocks = dithering_blocks(payload.n);
+  std::size_t bytes = dithering_header_bytes<T> + blocks * sizeof(std::uint32_t);
+  for (std::size_t block = 0; block < blocks; ++block) bytes += whole_bytes(workspace.code_bits[block]);
+  if (bytes >= fixed_bytes) return fixed_bytes;
+  std::uint8_t* to = payload.code_bits(blocks);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t code_bytes = whole_bytes(workspace.code_bits[block]);
+    write(payload.code_bits(block), workspace.code_bits[block]);
+    std::memcpy(to, workspace.scratch + block * workspace.scratch_bytes, code_bytes);
+    to += code_bytes;
+  }
+  return bytes;
+}
+
+// Returns the length of the payload.
+template <bool natural, typename T>
+std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, const DitheringConfig& config,
+                          const Workspace& workspace, const Payload<T, std::uint8_t>& payload,
+                          int threads) {
+  const Quantiser<T, natural> quantiser(norm, config);
+  const Levels<T> levels(norm, config);
+  const auto quantise_block = payload.planes == 3 ? quantise<3, T, natural> : quantise<0, T, natural>;
+  const auto encode_block = payload.planes == 3 ? encode<3> : encode<0>;
+  for_each_block(payload.n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
+    const Stream* const streams = workspace.streams + block * stream_lanes;
+    quantise_block(corrected, residual, quantiser, levels, streams, begin, end, payload);
+    if (config.fixed_width) return;
+    std::uint8_t* const code = workspace.scratch + block * workspace.scratch_bytes;
+    const std::size_t bits = encode_block(payload.group(begin), payload.planes, end - begin, code);
+    workspace.code_bits[block] = static_cast<std::uint32_t>(bits);
+  });
+  const std::size_t fixed_bytes = dithering_capacity<T>(payload.n, config.levels);
+  return config.fixed_width ? fixed_bytes : choose_coding(payload, workspace, fixed_bytes);
+}
+
+// out = D(payload) for elements [begin, end), a block, or with `add` out += D(payload). The payload has
+// `known_planes` unless that is 0.
+template <std::size_t known_planes, bool add, typename T>
+void decode_planes(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t begin,
+                   std::size_t end, T* out) {
+  const std::size_t planes = known_planes != 0 ? known_planes : payload.planes;
+  sweep<lanes>(begin, end, [=](std::size_t i, auto present) {
+    prefetch_ahead(out + i);
+    const std::uint8_t* const group = payload.group(i);
+    Ints symbols = ints(0);
+    for (std::size_t bit = 1; bit < planes; ++bit) {
+      symbols = symbols + keep(plane(group, bit), ints(1 << (bit - 1)));
+    }
+    Vec<T> decoded = negate(plane(group, 0), levels(symbols));
+    if constexpr (add) decoded = load(out + i, present) + decoded;
+    store(decoded, out + i, present);
+  });
+}
+
+template <bool add, typename T>
+void decode_block(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t block,
+                  std::size_t begin, std::size_t end, T* out) {
+  if (payload.coding() == Coding::fixed) {
+    const auto decode_group = payload.planes == 3 ? decode_planes<3, add, T> : decode_planes<0, add, T>;
+    decode_group(payload, levels, begin, end, out);
+    return;
+  }
+  if (!add) std::memset(out + begin, 0, (end - begin) * sizeof(T));
+  const std::uint8_t* code = payload.code_bits(dithering_blocks(payload.n));
+  for (std::size_t before = 0; before < block; ++before) {
+    code += whole_bytes(read<std::uint32_t>(payload.code_bits(before)));
+  }
+  const BitReader reader{code, payload.begin + payload.bytes()};
+  const std::size_t bits = read<std::uint32_t>(payload.code_bits(block));
+  T* const to = out + begin;
+  if (levels.tabulated) {
+    decode(reader, bits, [=, &levels](std::size_t i, std::uint32_t value) {
+      to[i] = to[i] + levels.signed_table[value];
+    });
+  } else {
+    decode(reader, bits, [=, &levels](std::size_t i, std::uint32_t value) {
+      const T level = levels.level(value >> 1);
+      to[i] = to[i] + (value & 1 ? -level : level);
+    });
+  }
+}
+
+struct Dithering : KeepsResidual {
+  static constexpr Traits traits{true, false, false, true, false};
+
+  Dithering(const Options& options, std::size_t n)
+      : KeepsResidual{n},
+        config{static_cast<std::uint32_t>(options.count("k")), options.is("partition", "natural"),
+               options.is("normalize", "l2"), options.flag("fixed_width")} {
+    // The symbols of natural fit into a table; y of linear has a bit after the point in float.
+    const std::size_t levels = options.count("k"), most = config.natural ? 31 : (1 << 23) - 1;
+    if (levels < 1 || levels > most) refuse("k must be a whole number from 1 to %zu, got %zu", most, levels);
+    if (n >= 1u << 30) refuse("dithering takes fewer than 2^30 elements, got %zu", n);
+  }
+
+  template <typename T>
+  Needs needs() const {
+    return {dithering_capacity<T>(n, config.levels), {n, 0}, Workspace::bytes(n, config), n};
+  }
+
+  template <typename T>
+  bool compress(const Encoding<T>& call) const {
+    const FeedbackState<T> state = call.feedback();
+    const Workspace workspace(call.workspace, n, config);
+    draw_segments(call.stream, n, workspace.streams);
+    const T norm = with_correction(
+        call.gradient, call.gradient_scale, state, StoredResidual<T>{state.residual}, [&](const auto& correct) {
+          return config.l2 ? l2_norm(correct, n, state.residual, workspace.sums, call.threads)
+                           : largest_magnitude(correct, n, state.residual, call.threads);
+        });
+    const Corrected<T> corrected(call.gradient, call.gradient_scale, state);
+    const Payload<T, std::uint8_t> to(call.payload, n, config);
+    const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
+    std::memset(to.begin + fixed_bytes - 2, 0, 2);  // which may be there to make a multiple of 4
+    const auto compress_p = config.natural ? compress_body<true, T> : compress_body<false, T>;
+    const std::size_t bytes = compress_p(corrected, state.residual, norm, config, workspace, to, call.threads);
+    write(to.begin, static_cast<std::uint32_t>(bytes));
+    write(to.begin + sizeof(std::uint32_t), bytes < fixed_bytes ? Coding::elias : Coding::fixed);
+    write(to.begin + norm_at, norm);
+    return is_finite(norm);
+  }
+
+  template <typename T>
+  void spoil(std::uint8_t* payload) const {
+    write(payload + norm_at, static_cast<T>(__builtin_nan("")));
+  }
+
+  template <typename T>
+  bool finite(const std::uint8_t* payload) const {
+    return is_finite(read<T>(payload + norm_at));
+  }
+
+  // Decodes an Elias code.
+  template <typename T>
+  bool valid(const std::uint8_t* payload, std::size_t capacity) const {
+    const Payload<T, const std::uint8_t> from(payload, n, config);
+    if (capacity < dithering_header_bytes<T> || from.bytes() > capacity) return false;
+    if (from.coding() == Coding::fixed) return from.bytes() == dithering_capacity<T>(n, config.levels);
+    const std::size_t blocks = dithering_blocks(n);
+    const std::uint8_t* code = from.code_bits(blocks);
+    const std::uint8_t* const end = from.begin + from.bytes();
+    if (from.coding() != Coding::elias || from.bytes() < code - from.begin) return false;
+    for (std::size_t block = 0; block < blocks; ++block) {
+      const std::size_t bits = read<std::uint32_t>(from.code_bits(block)), left = n - block * stream_block;
+      const std::size_t count = left < stream_block ? left : stream_block;
+      if (whole_bytes(bits) > static_cast<std::size_t>(end - code)) return false;
+      if (!is_code({code, end}, bits, count, config.levels)) return false;
+      code += whole_bytes(bits);
+    }
+    return code == end;
+  }
+
+  template <typename T>
+  void decompress(const Decoding<T>& call) const {
+    for_each_block(n, call.threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
+      if (call.count == 0 && !call.add) std::memset(call.out + begin, 0, (end - begin) * sizeof(T));
+      for (std::size_t k = 0; k < call.count; ++k) {
+        const Payload<T, const std::uint8_t> payload(call.payload(k), n, config);
+        const Levels<T> levels(payload.norm(), config);
+        const auto decode = call.add || k > 0 ? decode_block<true, T> : decode_block<false, T>;
+        decode(payload, levels, block, begin, end, call.out);
+      }
+    });
+  }
+
+  static constexpr std::size_t norm_at = 2 * sizeof(std::uint32_t);
+
+  DitheringConfig config;
+};
+
+}  // namespace
+
+GLUON_GC_COMPRESSOR(dithering, Dithering)
+
+}  // namespace gluon_gc

@@ -1,0 +1,153 @@
+// The Elias coding of dithering's symbols. For kernel sources only (see isa.h).
+#pragma once
+
+#include "core/compressors/elias.h"
+#include "core/vec.h"
+
+namespace gluon_gc {
+namespace {
+
+// The value of an element is its symbol and, as the lowest bit, whether it is negative.
+constexpr Code code_of_value(std::uint32_t value) { return join({value & 1, 1}, elias_delta(value >> 1)); }
+
+// The first codes of a kind, which are most of them.
+template <std::uint32_t least, std::uint32_t count, Code (*code)(std::uint32_t)>
+struct CodeTable {
+  constexpr CodeTable() : codes{} {
+    for (std::uint32_t x = least; x < count; ++x) codes[x] = code(x);
+  }
+  Code operator()(std::uint32_t x) const { return x < count ? codes[x] : code(x); }
+
+  Code codes[count];
+};
+constexpr CodeTable<1, 128, elias_delta> distance_codes;
+constexpr CodeTable<2, 64, code_of_value> value_codes;
+
+inline std::uint32_t plane(const std::uint8_t* group, std::size_t index) {
+  std::uint16_t bits;
+  std::memcpy(&bits, group + 2 * index, sizeof(bits));
+  return bits;
+}
+
+constexpr std::size_t chunk_elements = 64;
+constexpr std::size_t most_planes = 24;
+
+// Codes `count` elements from their planes, `planes` of them for each sixteen, which is `known_planes` unless
+// that is 0. Returns the number of bits.
+template <std::size_t known_planes>
+std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t count, std::uint8_t* to) {
+  if constexpr (known_planes != 0) planes = known_planes;
+  BitWriter writer(to);
+  std::size_t next = 0;  // the element after the last one that was coded
+  for (std::size_t begin = 0; begin < count; begin += chunk_elements) {
+    std::uint64_t chunk[known_planes != 0 ? known_planes : most_planes] = {}, nonzero = 0;
+    for (std::size_t part = 0; part < chunk_elements && begin + part < count; part += lanes) {
+      for (std::size_t i = 0; i < planes; ++i) chunk[i] |= std::uint64_t{plane(groups, i)} << part;
+      groups += 2 * planes;
+    }
+    for (std::size_t i = 1; i < planes; ++i) nonzero |= chunk[i];
+    for (; nonzero != 0; nonzero &= nonzero - 1) {
+      const int place = __builtin_ctzll(nonzero);
+      std::uint32_t value = 0;
+      for (std::size_t i = 0; i < planes; ++i) {
+        value |= static_cast<std::uint32_t>(chunk[i] >> place & 1) << i;
+      }
+      const std::size_t element = begin + static_cast<std::size_t>(place);
+      const Code distance = distance_codes(static_cast<std::uint32_t>(element + 1 - next));
+      if constexpr (known_planes != 0) {
+        writer.put(join(distance, value_codes(value)));
+      } else {  // together they may be too long
+        writer.put(distance);
+        writer.put(value_codes(value));
+      }
+      next = element + 1;
+    }
+  }
+  return writer.bits();
+}
+
+// One or two elements that short codes are of; a second one that is not there is at distance 0 and has value
+// 0.
+struct Entry {
+  std::uint8_t length;  // of the codes; 0 if the first is longer than what is looked up
+  std::uint8_t distance[2], value[2];
+};
+
+struct Element {
+  std::uint32_t distance, value;
+  unsigned length;  // 0 if it is no code
+};
+
+constexpr Element element_at(std::uint64_t bits) {
+  const Number distance = from_elias_delta(bits);
+  const Number symbol = from_elias_delta(bits >> (distance.length + 1));
+  const std::uint32_t sign = bits >> distance.length & 1;
+  if (distance.length == 0 || symbol.length == 0) return {0, 0, 0};
+  return {distance.x, symbol.x << 1 | sign, distance.length + 1 + symbol.length};
+}
+
+struct Lookup {
+  static constexpr unsigned bits = 11;
+
+  constexpr Lookup() : entries{} {
+    for (std::uint64_t index = 0; index < 1 << bits; ++index) {
+      Entry& entry = entries[index];
+      for (int i = 0; i < 2; ++i) {
+        const Element element = element_at(index >> entry.length);
+        if (element.length == 0 || entry.length + element.length > bits) break;
+        entry.length = static_cast<std::uint8_t>(entry.length + element.length);
+        entry.distance[i] = static_cast<std::uint8_t>(element.distance);
+        entry.value[i] = static_cast<std::uint8_t>(element.value);
+      }
+    }
+  }
+
+  Entry entries[1 << bits];
+};
+constexpr Lookup lookup;
+
+// Calls each(element, value) for what `bits` bits code, in order, and here and there again with the last
+// element and a value of 0. Returns whether they are whole codes.
+template <typename Each>
+inline bool decode(const BitReader& reader, std::size_t bits, Each each) {
+  constexpr std::size_t window = 64;
+  constexpr int lookups = 4;  // in what a read is sure to give
+  std::size_t last = static_cast<std::size_t>(-1), position = 0;
+  while (position < bits) {
+    if (position + window <= bits) {
+      std::uint64_t ahead = reader.whole(position);
+      Entry entry = {};
+      for (int k = 0; k < lookups; ++k) {
+        entry = lookup.entries[low_bits(ahead, Lookup::bits)];
+        if (entry.length == 0) break;
+        ahead >>= entry.length;
+        position += entry.length;
+        for (int i = 0; i < 2; ++i) {
+          last += entry.distance[i];
+          each(last, entry.value[i]);
+        }
+      }
+      if (entry.length != 0) continue;
+    }
+    const Element element = element_at(reader(position));
+    position += element.length;
+    last += element.distance;
+    if (element.length == 0 || position > bits) return false;
+    each(last, element.value);
+  }
+  return true;
+}
+
+// Whether `bits` bits code some of `count` elements, in symbols up to `most`.
+inline bool is_code(const BitReader& reader, std::size_t bits, std::size_t count, std::uint32_t most) {
+  std::size_t last = 0;
+  std::uint32_t largest = 0;
+  const bool whole = decode(reader, bits, [&](std::size_t element, std::uint32_t value) {
+    last = element;
+    largest = value > largest ? value : largest;
+  });
+  return whole && (bits == 0 || last < count) && largest >> 1 <= most;
+}
+
+}  // namespace
+}  // namespace gluon_gc

@@ -1,0 +1,48 @@
+// Elements drawn at random. For kernel sources only (see isa.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/stream.h"
+
+namespace gluon_gc {
+namespace {
+
+// x mod n, by a multiplication: the quotient comes out right or one too small.
+struct Modulo {
+  explicit Modulo(std::uint64_t n) : n(n), inverse(~std::uint64_t{0} / n) {}
+
+  std::uint64_t operator()(std::uint64_t x) const {
+    const auto quotient = static_cast<std::uint64_t>(static_cast<unsigned __int128>(x) * inverse >> 64);
+    const std::uint64_t remainder = x - quotient * n;
+    return remainder < n ? remainder : remainder - n;
+  }
+
+  const std::uint64_t n, inverse;
+};
+
+// Calls visit(i, index) for those of k draws from n elements that hit [first, last), and fetch(index) well
+// before.
+template <typename Fetch, typename Visit>
+void for_each_draw(Stream stream, std::size_t n, std::size_t k, std::size_t first, std::size_t last,
+                   Fetch fetch, Visit visit) {
+  constexpr std::size_t batch = 64;
+  if (n == 0) return;
+  const Modulo modulo(n);
+  for (std::size_t begin = 0; begin < k; begin += batch) {
+    const std::size_t count = k - begin < batch ? k - begin : batch;
+    std::size_t draws[batch], indices[batch], hits = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t index = modulo(stream());
+      draws[hits] = begin + i;
+      indices[hits] = index;
+      hits += index - first < last - first;
+    }
+    for (std::size_t hit = 0; hit < hits; ++hit) fetch(indices[hit]);
+    for (std::size_t hit = 0; hit < hits; ++hit) visit(draws[hit], indices[hit]);
+  }
+}
+
+}  // namespace
+}  // namespace gluon_gc

@@ -1,0 +1,195 @@
+// onebit: the sign of each element and one scale.
+//
+// A payload of n elements is ceil(n / 32) little-endian uint32 words, bit i % 32 of word i / 32 set where
+// element i is negative (0, -0.0 and NaN are not) and unused bits zero, then the scale as one T: the mean of
+// |p| with scaling (0 if n is 0), else 1.
+//
+// Memory: p of the last call (n) and the scale that it decodes with (1). The residual is e = p - D(p), formed
+// when it is needed, so that one sweep does it all; a residual to start from is p = e with scale 0.
+//
+// Bytes an element of float: compress reads 4, with feedback 8 and with momentum 8 more, and writes 1/8, and 4
+// more for each of the two; decompress reads 1/8 a payload and writes 4. One pass each.
+#include "core/bytes.h"
+#include "core/codec.h"
+#include "core/correction.h"
+#include "core/parallel.h"
+#include "core/sums.h"
+#include "core/vec.h"
+
+namespace gluon_gc {
+namespace {
+
+constexpr std::size_t word_elements = 32;
+using ElementBlocks = Blocks<16384>;
+
+constexpr std::size_t word_count(std::size_t n) { return n / word_elements + (n % word_elements != 0); }
+
+std::uint32_t read_word(const void* words, std::size_t index) {
+  return read<std::uint32_t>(static_cast<const char*>(words) + index * sizeof(std::uint32_t));
+}
+
+void write_word(void* words, std::size_t index, std::uint32_t word) {
+  write(static_cast<char*>(words) + index * sizeof(word), word);
+}
+
+template <typename T>
+T read_scale(const void* payload, std::size_t n) {
+  return read<T>(static_cast<const char*>(payload) + word_count(n) * sizeof(std::uint32_t));
+}
+
+template <typename T>
+void write_scale(void* payload, std::size_t n, T scale) {
+  write(static_cast<char*>(payload) + word_count(n) * sizeof(std::uint32_t), scale);
+}
+
+// The two values that a sign decodes to.
+template <typename T>
+struct Decoder {
+  explicit Decoder(T scale) : plus(broadcast(scale)), minus(broadcast(-scale)) {}
+  Vec<T> operator()(std::uint32_t signs) const { return choose(signs, minus, plus); }
+  Vec<T> plus, minus;
+};
+
+// e = p - D(p). A p that feedback made is never -0.0, so its sign bit says what D chose.
+template <typename T>
+Vec<T> residual_of(const Vec<T>& p, const Vec<T>& scale) {
+  return p - with_sign_of(p, scale);
+}
+
+// The residual of the p that was kept.
+template <typename T>
+struct LazyResidual {
+  explicit operator bool() const { return corrected != nullptr; }
+  void prefetch(std::size_t i) const { prefetch_ahead(corrected + i); }
+
+  template <typename Lanes>
+  Vec<T> operator()(std::size_t i, Lanes present) const {
+    return residual_of(load(corrected + i, present), scale);
+  }
+
+  const T* corrected;
+  Vec<T> scale;
+};
+
+// Writes the words of the payload and, with feedback, the p that they stand for. Returns the sum of |p|, which
+// is not finite if an element is not.
+template <typename T, typename Correct>
+double compress_words(const Correct& correct, std::size_t n, T* corrected, void* payload, double* sums,
+                      int threads) {
+  const auto part = [=](std::size_t i, auto present) {
+    const Vec<T> p = correct(i, present);
+    if constexpr (Correct::feedback != Feedback::none) store(p, corrected + i, present);
+    return keep(p, present);
+  };
+  return sum_over<Magnitudes<T>>(n, sums, threads, [=](auto& sum, std::size_t i, auto present) {
+    const Vec<T> low = part(i, present.part(0));
+    const Vec<T> high = part(i + lanes, present.part(1));
+    sum.add(low, high);
+    write_word(payload, i / word_elements, negative(low) | negative(high) << lanes);
+  });
+}
+
+// Calls step(word index, part of the word, first element, lanes) for every sixteen elements.
+template <typename Step>
+void for_each_part(std::size_t n, int threads, Step step) {
+  ElementBlocks(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+    sweep<word_elements>(begin, end, [=](std::size_t i, auto present) {
+      step(i / word_elements, 0, i, present.part(0));
+      step(i / word_elements, 1, i + lanes, present.part(1));
+    });
+  });
+}
+
+std::uint32_t read_signs(const void* payload, std::size_t word, int part) {
+  return read_word(payload, word) >> (part * lanes) & 0xffff;
+}
+
+struct Onebit {
+  static constexpr Traits traits{};
+
+  Onebit(const Options& options, std::size_t n) : n(n), scaling(options.flag("scaling")) {}
+
+  template <typename T>
+  Needs needs() const {
+    return {word_count(n) * sizeof(std::uint32_t) + sizeof(T), {n, 1}, sums_bytes(n), 0};
+  }
+
+  template <typename T>
+  bool compress(const Encoding<T>& call) const {
+    T* const corrected = call.memory[0];
+    const LazyResidual<T> residual{corrected, broadcast(corrected ? *call.memory[1] : T{0})};
+    const double sum = with_correction(call.gradient, call.gradient_scale, call.feedback(), residual,
+                                       [&](const auto& correct) {
+      return compress_words(correct, n, corrected, call.payload, static_cast<double*>(call.workspace),
+                            call.threads);
+    });
+    const T mean = n == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(n));
+    const T scale = scaling ? mean : T{1};
+    write_scale(call.payload, n, scale);
+    if (corrected) *call.memory[1] = scale;
+    return sum - sum == 0;
+  }
+
+  template <typename T>
+  void spoil(std::uint8_t* payload) const {
+    write_scale(payload, n, static_cast<T>(__builtin_nan("")));
+  }
+
+  template <typename T>
+  bool finite(const std::uint8_t* payload) const {
+    const T scale = read_scale<T>(payload, n);
+    return scale - scale == 0;
+  }
+
+  template <typename T>
+  bool valid(const std::uint8_t*, std::size_t capacity) const {
+    return capacity >= needs<T>().payload_bytes;
+  }
+
+  template <typename T>
+  void decompress(const Decoding<T>& call) const {
+    if (call.count == 1) return call.add ? decompress_one<true>(call) : decompress_one<false>(call);
+    for_each_part(n, call.threads, [=](std::size_t word, int part, std::size_t i, auto present) {
+      Vec<T> sum = call.add ? load(call.out + i, present) : broadcast(call.count == 0 ? T{0} : T{-0.0});
+      for (std::size_t k = 0; k < call.count; ++k) {
+        const Decoder<T> decode(read_scale<T>(call.payload(k), n));
+        sum = sum + decode(read_signs(call.payload(k), word, part));
+      }
+      store(sum, call.out + i, present);
+    });
+  }
+
+  // What has less to do than a sum.
+  template <bool add, typename T>
+  void decompress_one(const Decoding<T>& call) const {
+    const Decoder<T> decode(read_scale<T>(call.payloads, n));
+    for_each_part(n, call.threads, [=](std::size_t word, int part, std::size_t i, auto present) {
+      Vec<T> decoded = decode(read_signs(call.payloads, word, part));
+      if constexpr (add) decoded = load(call.out + i, present) + decoded;
+      store(decoded, call.out + i, present);
+    });
+  }
+
+  template <typename T>
+  void residual(T* const* memory, T* out) const {
+    const Vec<T> scale = broadcast(*memory[1]);
+    sweep<lanes>(0, n, [=](std::size_t i, auto present) {
+      store(residual_of(load(memory[0] + i, present), scale), out + i, present);
+    });
+  }
+
+  template <typename T>
+  void restore(const T* residual, T* const* memory) const {
+    if (n != 0 && residual != memory[0]) std::memcpy(memory[0], residual, n * sizeof(T));
+    *memory[1] = 0;
+  }
+
+  std::size_t n;
+  bool scaling;
+};
+
+}  // namespace
+
+GLUON_GC_COMPRESSOR(onebit, Onebit)
+
+}  // namespace gluon_gc

@@ -1,0 +1,107 @@
+// topk: the k elements that are largest in magnitude, exactly; among equals those of the lowest indices.
+//
+// A payload of k of n elements is k little-endian uint32 indices in ascending order, then their k values of T.
+// n must be below 2^32. A NaN counts as larger than infinity.
+//
+// Memory: the residual (n). Reads gradient, 4 bytes an element of float, and reads and writes 8 for each of
+// momentum and residual, one pass. Sample, candidates and selection come on top, some 20 us for k = 1,000, and
+// bound the speed where the pass is short. Values of which a sample tells too little (more equal ones than
+// there is room for, large ones in just the places where it looks) take two more passes over p, at worst one
+// for each bit of T.
+#include "core/codec.h"
+#include "core/compressors/indices.h"
+#include "core/compressors/topk_send.h"
+
+namespace gluon_gc {
+namespace {
+
+// Writes the elements of a payload one after the other.
+template <typename T>
+struct Writer {
+  Writer(void* payload, std::size_t k)
+      : indices(static_cast<char*>(payload)), values(indices + k * sizeof(std::uint32_t)), left(k) {}
+
+  void add(TopkElement<T> element) {
+    const Bits<T> bits = value_bits<T>(element), magnitude = magnitude_bits<T>(bits);
+    write(indices, index_of<T>(element));
+    write(values, bits);
+    indices += sizeof(std::uint32_t);
+    values += sizeof(bits);
+    largest = magnitude > largest ? magnitude : largest;
+    --left;
+  }
+
+  char* indices;
+  char* values;
+  std::size_t left;
+  Bits<T> largest = 0;
+};
+
+struct Topk : KeepsResidual {
+  static constexpr Traits traits{};
+
+  Topk(const Options& options, std::size_t n)
+      : KeepsResidual{n}, k(element_count(options.number("k"), n)), plan(topk_plan(n, k)) {
+    if (n > UINT32_MAX) refuse("topk takes fewer than 2^32 elements, got %zu", n);
+  }
+
+  template <typename T>
+  Needs needs() const {
+    return {k * (sizeof(std::uint32_t) + sizeof(T)), {n, 0}, TopkWorkspace<T>::bytes(plan, n), 0};
+  }
+
+  template <typename T>
+  bool compress(const Encoding<T>& call) const {
+    const FeedbackState<T> state = call.feedback();
+    const TopkWorkspace<T> workspace(call.workspace, plan);
+    const Corrected<T> p(call.gradient, call.gradient_scale, state);
+    const StoredResidual<T> residual{state.residual};
+    const auto found =
+        with_correction(call.gradient, call.gradient_scale, state, residual, [&](const auto& correct) {
+          return find_candidates(correct, p, n, state.residual, plan, workspace, call.threads);
+        });
+    Writer<T> writer(call.payload, k);
+    send_largest(p, found, n, k, plan, workspace, call.threads, writer);
+    if (state.residual) indices(call.payload).clear(state.residual, n, call.threads);
+    const T largest = read<T>(&writer.largest);  // not finite if any is not
+    return largest - largest == 0;
+  }
+
+  // What is not finite is largest, and sent.
+  template <typename T>
+  void spoil(std::uint8_t*) const {}
+
+  template <typename T>
+  bool finite(const std::uint8_t* payload) const {
+    return all_finite<T>(payload + k * sizeof(std::uint32_t), k);
+  }
+
+  template <typename T>
+  bool valid(const std::uint8_t* payload, std::size_t capacity) const {
+    return capacity >= needs<T>().payload_bytes && indices(payload).valid(n);
+  }
+
+  template <typename T>
+  void decompress(const Decoding<T>& call) const {
+    if (!call.add) fill_with_zeros(call.out, n, call.threads);
+    for (std::size_t i = 0; i < call.count; ++i) add(call.payload(i), call.out);
+  }
+
+  template <typename T>
+  void add(const std::uint8_t* payload, T* out) const {
+    const Indices index = indices(payload);
+    const char* const values = index.begin + k * sizeof(std::uint32_t);
+    for (std::size_t i = 0; i < k; ++i) out[index[i]] = out[index[i]] + read<T>(values + i * sizeof(T));
+  }
+
+  Indices indices(const std::uint8_t* payload) const { return {reinterpret_cast<const char*>(payload), k}; }
+
+  std::size_t k;
+  TopkPlan plan;
+};
+
+}  // namespace
+
+GLUON_GC_COMPRESSOR(topk, Topk)
+
+}  // namespace gluon_gc

@@ -1,0 +1,73 @@
+// What of the C interface is no codec's: the random stream, checks of values, float16, framing, and plain loops to measure with.
+#include <cstring>
+#include <string>
+
+#include "core/abi.h"
+#include "core/finite.h"
+#include "core/framing.h"
+#include "core/half.h"
+#include "core/limits.h"
+#include "core/stream.h"
+
+using namespace gluon_gc;
+
+void gluon_gc_draw(gluon_gc_position position, std::size_t n, std::uint64_t* draws) {
+  Stream stream{{position.state[0], position.state[1]}};
+  jump(stream, position.draws);
+  for (std::size_t i = 0; i < n; ++i) draws[i] = stream();
+}
+
+void gluon_gc_jump(std::uint64_t state[2], std::uint64_t draws) { jump(*reinterpret_cast<Stream*>(state), draws); }
+
+void gluon_gc_jump_to_worker(std::uint64_t state[2], std::uint64_t worker) {
+  jump_to_worker(*reinterpret_cast<Stream*>(state), worker);
+}
+
+int gluon_gc_values_finite(const void* x, std::size_t n, int itemsize, int threads, int isa) {
+  switch (itemsize) {
+    case 2: return values_finite(static_cast<const std::uint16_t*>(x), n, threads, Isa(isa));
+    case 4: return values_finite(static_cast<const float*>(x), n, threads, Isa(isa));
+    default: return values_finite(static_cast<const double*>(x), n, threads, Isa(isa));
+  }
+}
+
+void gluon_gc_half_from_float(const float* x, std::size_t n, float scale, std::uint16_t* out, int threads,
+                              int isa) {
+  half_from_float(x, n, scale, out, threads, Isa(isa));
+}
+
+void gluon_gc_float_from_half(const std::uint16_t* x, std::size_t n, float* out, int threads, int isa) {
+  float_from_half(x, n, out, threads, Isa(isa));
+}
+
+std::size_t gluon_gc_frame_words(std::size_t bytes) { return frame_words(bytes); }
+
+void gluon_gc_frame(const std::uint8_t* payload, std::size_t bytes, std::uint32_t* words, int threads, int isa) {
+  frame(payload, bytes, words, threads, Isa(isa));
+}
+
+void gluon_gc_unframe(const std::uint32_t* words, std::size_t bytes, std::uint8_t* payload, int threads, int isa) {
+  unframe(words, bytes, payload, threads, Isa(isa));
+}
+
+int gluon_gc_framed(const std::uint32_t* words, std::size_t n, int isa) { return framed(words, n, Isa(isa)); }
+
+const char* gluon_gc_limit(const char* name, void* a, void* b, void* c, std::size_t n, int threads, int isa) {
+  const char* error = nullptr;
+  dispatch(Isa(isa), [&](auto chosen) {
+    using Limits = LimitKernels<chosen>;
+    auto* const x = static_cast<float*>(a);
+    auto* const y = static_cast<float*>(b);
+    const std::string limit = name;
+    if (limit == "sum") *y = Limits::sum(x, n, threads);
+    else if (limit == "fill") Limits::fill(x, n, threads);
+    else if (limit == "copy") Limits::copy(x, y, n, threads);
+    else if (limit == "add_constant") Limits::add_constant(x, n, threads);
+    else if (limit == "add") Limits::add(x, y, n, threads);
+    else if (limit == "add_twice") Limits::add_twice(x, y, static_cast<const float*>(c), n, threads);
+    else if (limit == "narrow") Limits::narrow(static_cast<std::uint32_t*>(a), static_cast<std::uint16_t*>(b), n, threads);
+    else if (limit == "widen") Limits::widen(static_cast<std::uint16_t*>(a), static_cast<std::uint32_t*>(b), n, threads);
+    else error = "there is no such loop";
+  });
+  return error;
+}

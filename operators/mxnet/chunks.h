@@ -1,0 +1,125 @@
+// The chunks of a message, as an operator is told of them: all with one compressor and its options.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "../core/abi.h"
+#include "message.h"
+
+namespace gluon_gc {
+
+// Throws what a function of the C interface answers.
+inline void check(const char* message) {
+  if (message != nullptr) throw std::invalid_argument(message);
+}
+
+struct Chunk {
+  Chunk(const Attributes& a, gluon_gc_dtype dtype, std::size_t n) : n(n) {
+    gluon_gc_codec* made = nullptr;
+    check(gluon_gc_new(a.text("compressor").c_str(), a.text("options").c_str(), n, dtype, -1, &made));
+    codec.reset(made);
+    gluon_gc_need(made, &needs);
+  }
+
+  struct Free {
+    void operator()(gluon_gc_codec* codec) const { gluon_gc_free(codec); }
+  };
+
+  std::size_t n;
+  std::unique_ptr<gluon_gc_codec, Free> codec;
+  gluon_gc_needs needs;
+  gluon_gc_position position{};
+  std::size_t slot = 0;  // where its payload is among those of its message, each with room for the longest
+};
+
+// The attributes are
+//   compressor, options: as gluon_gc_new has them
+//   dtype: of the codecs
+//   sizes: the number of elements of each chunk
+//   positions: for a compressor that draws, where each chunk draws: the two words of a state, and draws
+//   row_words, message_rows: of messages that are framed; none are without them
+struct Chunks {
+  explicit Chunks(const Attributes& a)
+      : dtype(a.text("dtype") == "float64" ? gluon_gc_float64 : gluon_gc_float32),
+        all(make(a, dtype)),
+        framed(a.has("row_words")),
+        layout(framed ? Layout(parts(), a) : Layout()) {
+    for (Chunk& chunk : all) {
+      chunk.slot = payload_bytes;
+      payload_bytes += chunk.needs.payload_bytes;
+      workspace_bytes = std::max(workspace_bytes, chunk.needs.workspace_bytes);
+    }
+    if (!a.has("positions")) return;
+    const std::vector<std::size_t> words = a.list("positions");
+    require(words.size() == 3 * all.size(), "positions must have three numbers for each chunk");
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i].position = {{words[3 * i], words[3 * i + 1]}, words[3 * i + 2]};
+    }
+  }
+
+  // The length of a message without its rows.
+  std::size_t message_bytes() const { return framed ? layout.bytes : payload_bytes; }
+
+  gluon_gc_dtype dtype;
+  std::vector<Chunk> all;
+  bool framed;
+  Layout layout;
+  std::size_t payload_bytes = 0;    // of all chunks
+  std::size_t workspace_bytes = 0;  // of any chunk
+
+ private:
+  static std::vector<Chunk> make(const Attributes& a, gluon_gc_dtype dtype) {
+    std::vector<Chunk> chunks;
+    for (const std::size_t n : a.list("sizes")) chunks.emplace_back(a, dtype, n);
+    return chunks;
+  }
+
+  std::vector<Part> parts() const {
+    std::vector<Part> parts;
+    for (const Chunk& chunk : all) {
+      const bool varies = chunk.needs.length_at >= 0;
+      parts.push_back({chunk.needs.payload_bytes, varies,
+                       varies ? static_cast<std::size_t>(chunk.needs.length_at) : 0});
+    }
+    return parts;
+  }
+};
+
+// The arrays of state that a message has: momentum, then each array of memory, if there is one; of all chunks
+// one after the other.
+class States {
+ public:
+  States(const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t count) {
+    for (std::size_t which = 0; which < arrays_of_state; ++which) {
+      std::size_t elements = 0;
+      for (const Chunk& chunk : chunks.all) elements += size(chunk, which);
+      if (elements == 0) continue;
+      require(taken < count && static_cast<std::size_t>(inputs.at(taken).size()) == elements,
+              "an array of state has another size than its chunks");
+      next[which] = static_cast<char*>(inputs[taken++].data_ptr);
+    }
+    require(taken == count, "there are more arrays of state than chunks have use for");
+  }
+
+  // Gives a call the state of the next chunk.
+  void give(const Chunk& chunk, gluon_gc_dtype dtype, gluon_gc_call& call) {
+    void** const where[arrays_of_state] = {&call.momentum, &call.memory[0], &call.memory[1]};
+    for (std::size_t which = 0; which < arrays_of_state; ++which) {
+      *where[which] = next[which];
+      if (next[which] != nullptr) next[which] += size(chunk, which) * dtype;
+    }
+  }
+
+ private:
+  static constexpr std::size_t arrays_of_state = 3;
+
+  static std::size_t size(const Chunk& chunk, std::size_t which) {
+    return which == 0 ? chunk.needs.momentum : chunk.needs.memory[which - 1];
+  }
+
+  char* next[arrays_of_state] = {};
+  std::size_t taken = 0;
+};
+
+}  // namespace gluon_gc

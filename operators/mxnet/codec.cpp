@@ -1,0 +1,349 @@
+// Codecs as MXNet operators, each for all chunks of a message (see chunks.h). They own memory and order; what is
+// compressed, and how, is core/abi.h's.
+//
+// `states` is the number of arrays of state, which are momentum and then memory (chunks.h). Of chunk i,
+// `tensors` says which of the gradients it is of, and `begins` where it begins in it. Gradients are of the
+// codecs' dtype, or float16 where that is float32. With row_words, messages are framed: row_sparse, from row
+// `row` of `rows` on; else they are payloads side by side, uint8, shape (payload_bytes,), or with `summable`
+// values.
+//
+// gluon_gc_compress(state, ..., meter, gradient, ...) -> message, of gradient * `scale`; `ratio`: of learning
+//     rates
+// gluon_gc_aggregate(messages, state, ...) -> message: of the sum of `count` messages, on `threads` threads;
+//     without row_words, messages have the shape (count, payload_bytes)
+// gluon_gc_decompress(messages, ..., meter, gradient, ...) -> float64 (1,): the chunks that are not finite. Writes
+//     the sum of `count` messages, in `arrays` arrays, to the gradients. Where `refused` has a line for a
+//     chunk, the operator fails if it is not finite, and calls it so.
+#include "../core/half.h"
+#include "chunks.h"
+#include "meter.h"
+
+namespace gluon_gc {
+namespace {
+
+using Map = Attributes::Map;
+using Tensors = std::vector<MXTensor>;
+
+std::size_t optional(const Attributes& a, const char* name, std::size_t absent) {
+  return a.has(name) ? a.size(name) : absent;
+}
+
+// Where the chunks are in the gradients.
+class Slices {
+ public:
+  Slices(const Attributes& a, const Chunks& chunks, Tensors& inputs, std::size_t first)
+      : tensors_(a.list("tensors")), begins_(a.list("begins")), inputs_(inputs), first_(first), itemsize_(chunks.dtype) {
+    require(tensors_.size() == chunks.all.size() && begins_.size() == chunks.all.size(),
+            "tensors and begins must have a number for each chunk");
+    for (std::size_t i = 0; i < chunks.all.size(); ++i) {
+      MXTensor& x = inputs.at(first + tensors_[i]);
+      require(begins_[i] + chunks.all[i].n <= static_cast<std::size_t>(x.size()),
+              "a chunk ends behind its gradient");
+      const bool wide = x.dtype == (itemsize_ == sizeof(double) ? mxnet::ext::kFloat64 : mxnet::ext::kFloat32);
+      require(wide || is_half(i), "a gradient has another dtype than its chunks");
+      if (is_half(i)) converted_bytes = std::max(converted_bytes, chunks.all[i].n * sizeof(float));
+    }
+  }
+
+  bool is_half(std::size_t i) const {
+    return itemsize_ == sizeof(float) && inputs_[first_ + tensors_[i]].dtype == mxnet::ext::kFloat16;
+  }
+
+  void* at(std::size_t i) const {
+    const std::size_t itemsize = is_half(i) ? sizeof(std::uint16_t) : itemsize_;
+    return static_cast<char*>(inputs_[first_ + tensors_[i]].data_ptr) + begins_[i] * itemsize;
+  }
+
+  std::size_t converted_bytes = 0;  // room for a chunk of float16 in float32
+
+ private:
+  const std::vector<std::size_t> tensors_, begins_;
+  Tensors& inputs_;
+  const std::size_t first_, itemsize_;
+};
+
+// One memory cut into pieces, each aligned.
+class Arena {
+ public:
+  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes) {
+    std::size_t bytes = 0;
+    for (const std::size_t size : sizes) bytes += rounded(size);
+    at_ = temporary_memory(resource, bytes);
+  }
+
+  std::uint8_t* take(std::size_t bytes) {
+    std::uint8_t* const taken = at_;
+    at_ += rounded(bytes);
+    return taken;
+  }
+
+ private:
+  static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  std::uint8_t* at_;
+};
+
+gluon_gc_call call_of(const Attributes& a, const Chunk& chunk, void* workspace, gluon_gc_status* status) {
+  gluon_gc_call call{};
+  call.scale = 1;
+  call.ratio = 1;
+  call.position = chunk.position;
+  call.workspace = workspace;
+  call.status = status;
+  call.threads = static_cast<int>(optional(a, "threads", 1));
+  return call;
+}
+
+// Writes `count` messages as payloads: chunk i of message m is at slots + m * payload_bytes + its slot.
+void read_messages(const Chunks& chunks, Tensors& inputs, std::size_t arrays, std::size_t count,
+                   std::uint8_t* message, std::uint8_t* slots) {
+  const std::vector<Words> present = present_rows(chunks.layout, inputs, arrays, count);
+  for (std::size_t m = 0; m < count; ++m) {
+    const std::size_t length =
+        unframe_message(chunks.layout, present.data() + m * chunks.layout.message_rows, std::to_string(m), message);
+    std::vector<std::uint8_t*> to;
+    for (const Chunk& chunk : chunks.all) to.push_back(slots + m * chunks.payload_bytes + chunk.slot);
+    split_message(chunks.layout, message, length, to);
+  }
+}
+
+MXReturnValue message_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  return guarded([&] {
+    const Attributes a(map);
+    out->at(0) = a.flag("summable")     ? dtype_named(a.text("dtype"))
+                 : a.has("row_words") ? mxnet::ext::kFloat32
+                                        : mxnet::ext::kUint8;
+  });
+}
+
+MXReturnValue message_storage(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = Attributes(map).has("row_words") ? mxnet::ext::kRowSparseStorage : mxnet::ext::kDefaultStorage;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue message_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
+  return guarded([&] {
+    const Attributes a(map);
+    if (a.has("row_words")) {
+      out->at(0) = {static_cast<unsigned int>(a.size("rows")), static_cast<unsigned int>(a.size("row_words"))};
+    } else {
+      const std::size_t itemsize = !a.flag("summable") ? 1 : a.text("dtype") == "float64" ? 8 : 4;
+      out->at(0) = {static_cast<unsigned int>(a.size("payload_bytes") / itemsize)};
+    }
+  });
+}
+
+// Writes the payloads of a message one after the other where they travel, by compress(chunk, i, payload, status).
+// Returns the bytes that travel.
+template <typename Compress>
+std::size_t write_payloads(const Attributes& a, const Chunks& chunks, std::uint8_t* message, Tensors& outputs,
+                           const OpResource& resource, Compress compress) {
+  if (!chunks.framed) message = static_cast<std::uint8_t*>(outputs.at(0).data_ptr);
+  std::size_t length = chunks.framed ? chunks.layout.begin() : 0, used = 0;
+  for (std::size_t i = 0; i < chunks.all.size(); ++i) {
+    gluon_gc_status status{};
+    compress(chunks.all[i], i, message + (chunks.framed ? length : chunks.all[i].slot), &status);
+    length += status.bytes;
+    used += status.bytes;
+  }
+  return chunks.framed ? frame_message(chunks.layout, message, length, a.size("row"), resource) : used;
+}
+
+MXReturnValue compress_arity(const Map& map, int* inputs, int* outputs) {
+  return guarded([&] {
+    const Attributes a(map);
+    *inputs = static_cast<int>(a.size("states") + 1 + a.size("gradients"));
+    *outputs = 1;
+  });
+}
+
+MXReturnValue compress_mutates(const Map& map, std::vector<int>* indices) {
+  return guarded([&] {
+    for (int i = 0; i <= static_cast<int>(Attributes(map).size("states")); ++i) indices->push_back(i);
+  });
+}
+
+MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const double started = Meter::now();
+    const Attributes a(map);
+    const Chunks chunks(a);
+    const std::size_t state_count = a.size("states");
+    States states(chunks, *inputs, state_count);
+    const Slices slices(a, chunks, *inputs, state_count + 1);
+    const std::size_t message_bytes = chunks.framed ? chunks.layout.bytes : 0;
+    Arena arena(resource, {message_bytes, slices.converted_bytes, chunks.workspace_bytes});
+    std::uint8_t* const message = arena.take(message_bytes);
+    auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
+    void* const workspace = arena.take(chunks.workspace_bytes);
+    const auto compress_chunk = [&](const Chunk& chunk, std::size_t i, std::uint8_t* to, gluon_gc_status* status) {
+      gluon_gc_call call = call_of(a, chunk, workspace, status);
+      call.values = slices.at(i);
+      if (slices.is_half(i)) {
+        float_from_half(static_cast<const std::uint16_t*>(call.values), chunk.n, converted);
+        call.values = converted;
+      }
+      call.scale = a.number("scale", 1);
+      call.ratio = a.number("ratio", 1);
+      call.payload = to;
+      states.give(chunk, chunks.dtype, call);
+      check(gluon_gc_compress(chunk.codec.get(), &call));
+    };
+    const std::size_t bytes = write_payloads(a, chunks, message, *outputs, resource, compress_chunk);
+    meter(inputs->at(state_count)).compressed(started, bytes);
+  });
+}
+
+MXReturnValue aggregate_arity(const Map& map, int* inputs, int* outputs) {
+  return guarded([&] {
+    *inputs = static_cast<int>(1 + Attributes(map).size("states"));
+    *outputs = 1;
+  });
+}
+
+MXReturnValue aggregate_mutates(const Map& map, std::vector<int>* indices) {
+  return guarded([&] {
+    for (int i = 1; i <= static_cast<int>(Attributes(map).size("states")); ++i) indices->push_back(i);
+  });
+}
+
+MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    const Chunks chunks(a);
+    const std::size_t count = a.size("count"), message_bytes = chunks.framed ? chunks.layout.bytes : 0;
+    const std::size_t received_bytes = count * chunks.payload_bytes;
+    Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, chunks.workspace_bytes});
+    std::uint8_t* const message = arena.take(message_bytes);
+    std::uint8_t* slots = arena.take(chunks.framed ? received_bytes : 0);
+    void* const workspace = arena.take(chunks.workspace_bytes);
+    if (chunks.framed) {
+      read_messages(chunks, *inputs, 1, count, message, slots);
+    } else {
+      require(static_cast<std::size_t>(inputs->at(0).size()) == received_bytes,
+              "the payloads are not of the length that their chunks need");
+      slots = inputs->at(0).data<std::uint8_t>();
+    }
+    Tensors state_arrays(inputs->begin() + 1, inputs->end());
+    States states(chunks, state_arrays, state_arrays.size());
+    const auto compress_sum = [&](const Chunk& chunk, std::size_t, std::uint8_t* to, gluon_gc_status* status) {
+      gluon_gc_call call = call_of(a, chunk, workspace, status);
+      call.payloads = slots + chunk.slot;
+      call.stride = chunks.payload_bytes;
+      call.count = count;
+      call.payload = to;
+      states.give(chunk, chunks.dtype, call);
+      check(gluon_gc_aggregate(chunk.codec.get(), &call));
+    };
+    write_payloads(a, chunks, message, *outputs, resource, compress_sum);
+  });
+}
+
+MXReturnValue decompress_arity(const Map& map, int* inputs, int* outputs) {
+  return guarded([&] {
+    const Attributes a(map);
+    *inputs = static_cast<int>(a.size("arrays") + 1 + a.size("gradients"));
+    *outputs = 1;
+  });
+}
+
+MXReturnValue decompress_mutates(const Map& map, std::vector<int>* indices) {
+  return guarded([&] {
+    const Attributes a(map);
+    const int first = static_cast<int>(a.size("arrays")), last = first + static_cast<int>(a.size("gradients"));
+    for (int i = first; i <= last; ++i) indices->push_back(i);
+  });
+}
+
+MXReturnValue decompress_type(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = mxnet::ext::kFloat64;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue decompress_storage(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = mxnet::ext::kDefaultStorage;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue decompress_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
+  out->at(0) = {1};
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const double started = Meter::now();
+    const Attributes a(map);
+    const Chunks chunks(a);
+    const std::size_t arrays = a.size("arrays"), count = optional(a, "count", 1);
+    const Slices slices(a, chunks, *inputs, arrays + 1);
+    const std::size_t received_bytes = count * chunks.payload_bytes;
+    const std::size_t message_bytes = chunks.framed ? chunks.layout.bytes : 0;
+    Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, slices.converted_bytes,
+                           chunks.workspace_bytes});
+    std::uint8_t* const message = arena.take(message_bytes);
+    std::uint8_t* slots = arena.take(chunks.framed ? received_bytes : 0);
+    auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
+    void* const workspace = arena.take(chunks.workspace_bytes);
+    if (chunks.framed) {
+      read_messages(chunks, *inputs, arrays, count, message, slots);
+    } else {
+      MXTensor& received = inputs->at(0);
+      const std::size_t itemsize = received.dtype == mxnet::ext::kUint8 ? 1 : chunks.dtype;
+      require(static_cast<std::size_t>(received.size()) * itemsize == received_bytes,
+              "the payloads are not of the length that their chunks need");
+      slots = static_cast<std::uint8_t*>(received.data_ptr);
+    }
+    std::size_t used = 0;
+    std::vector<std::size_t> nonfinite;
+    for (std::size_t i = 0; i < chunks.all.size(); ++i) {
+      const Chunk& chunk = chunks.all[i];
+      gluon_gc_status status{};
+      gluon_gc_call call = call_of(a, chunk, workspace, &status);
+      call.values = slices.is_half(i) ? converted : slices.at(i);
+      call.payloads = slots + chunk.slot;
+      call.stride = chunks.payload_bytes;
+      call.count = count;
+      check(gluon_gc_decompress(chunk.codec.get(), &call));
+      if (slices.is_half(i)) {
+        half_from_float(converted, chunk.n, 1, static_cast<std::uint16_t*>(slices.at(i)));
+      }
+      used += status.bytes;
+      if (status.finite == 0) nonfinite.push_back(i);
+    }
+    Meter& m = meter(inputs->at(arrays));
+    m.decompressed(started, chunks.framed ? chunks.layout.traffic(rows_in(*inputs, arrays)) : used);
+    m.nonfinite += static_cast<double>(nonfinite.size());
+    outputs->at(0).data<double>()[0] = static_cast<double>(nonfinite.size());
+    if (nonfinite.empty() || !a.has("refused")) return;
+    const std::string whose = a.lines("refused").at(nonfinite.front());
+    require(whose.empty(), m.refusal(whose));
+  });
+}
+
+const auto& compress_operator = add_operator("gluon_gc_compress")
+                                    .setParseAttrs(compress_arity)
+                                    .setInferType(message_type)
+                                    .setInferSType(message_storage)
+                                    .setInferShape(message_shape)
+                                    .setMutateInputs(compress_mutates)
+                                    .setForward(compress, "cpu");
+
+const auto& aggregate_operator = add_operator("gluon_gc_aggregate")
+                                     .setParseAttrs(aggregate_arity)
+                                     .setInferType(message_type)
+                                     .setInferSType(message_storage)
+                                     .setInferShape(message_shape)
+                                     .setMutateInputs(aggregate_mutates)
+                                     .setForward(aggregate, "cpu");
+
+const auto& decompress_operator = add_operator("gluon_gc_decompress")
+                                      .setParseAttrs(decompress_arity)
+                                      .setInferType(decompress_type)
+                                      .setInferSType(decompress_storage)
+                                      .setInferShape(decompress_shape)
+                                      .setMutateInputs(decompress_mutates)
+                                      .setForward(decompress, "cpu");
+
+}  // namespace
+}  // namespace gluon_gc

@@ -1,0 +1,194 @@
+// What travels uncompressed, as MXNet operators: one call for all slices of a message.
+//
+// `tensors`, `begins` and `sizes` list the slices, one after the other in the message: of which gradient each
+// is, where it begins in it, and how many elements it has. Values are rounded once, when they are stored.
+//
+// gluon_gc_fuse(gradient, ...) -> values of `dtype`: the gradients' slices times `scale`
+// gluon_gc_defuse(values, meter, gradient, ...) -> uint8 (1,), whether what is looked at is finite: writes the
+//     values to the gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for
+//     in it. They are an error where `refused` has a line for the slice, which says what to call it; else they
+//     are counted.
+#include "../core/finite.h"
+#include "../core/half.h"
+#include "meter.h"
+#include "operator.h"
+
+namespace gluon_gc {
+namespace {
+
+using Map = Attributes::Map;
+using Tensors = std::vector<MXTensor>;
+using Half = std::uint16_t;
+
+// Calls body with a pointer to what is in an array; float16 is a pointer to its bits.
+template <typename Body>
+void with_values(const MXTensor& array, Body&& body) {
+  void* const data = array.data_ptr;
+  switch (array.dtype) {
+    case mxnet::ext::kFloat16: return body(static_cast<Half*>(data));
+    case mxnet::ext::kFloat32: return body(static_cast<float*>(data));
+    case mxnet::ext::kFloat64: return body(static_cast<double*>(data));
+    case mxnet::ext::kUint8: return body(static_cast<std::uint8_t*>(data));
+    case mxnet::ext::kInt8: return body(static_cast<std::int8_t*>(data));
+    case mxnet::ext::kInt32: return body(static_cast<std::int32_t*>(data));
+    case mxnet::ext::kInt64: return body(static_cast<std::int64_t*>(data));
+    default: throw std::invalid_argument("an array has a dtype that cannot be summed");
+  }
+}
+
+// to = from * scale for n values. What is, or becomes, float16 goes by way of float.
+template <typename From, typename To>
+void convert(const From* from, std::size_t n, double scale, To* to) {
+  if constexpr (std::is_same_v<From, Half> || std::is_same_v<To, Half>) {
+    constexpr std::size_t tile = 1024;
+    float values[tile];
+    for (std::size_t begin = 0; begin < n; begin += tile) {
+      const std::size_t count = n - begin < tile ? n - begin : tile;
+      if constexpr (std::is_same_v<From, Half>) {
+        float_from_half(from + begin, count, values);
+      } else {
+        for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(from[begin + i]);
+      }
+      if constexpr (std::is_same_v<To, Half>) {
+        half_from_float(values, count, static_cast<float>(scale), to + begin);
+      } else {
+        for (std::size_t i = 0; i < count; ++i) to[begin + i] = static_cast<To>(values[i] * scale);
+      }
+    }
+  } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, float>) {
+    const auto factor = static_cast<float>(scale);
+    for (std::size_t i = 0; i < n; ++i) to[i] = from[i] * factor;
+  } else {
+    for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<To>(static_cast<double>(from[i]) * scale);
+  }
+}
+
+struct Slices {
+  Slices(const Attributes& a, const Tensors& arrays, std::size_t first)
+      : tensors(a.list("tensors")), begins(a.list("begins")), sizes(a.list("sizes")) {
+    require(tensors.size() == sizes.size() && begins.size() == sizes.size(),
+            "tensors, begins and sizes must have a number for each slice");
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      total += sizes[i];
+      require(begins[i] + sizes[i] <= static_cast<std::size_t>(arrays.at(first + tensors[i]).size()),
+              "a slice ends behind its gradient");
+    }
+  }
+
+  std::vector<std::size_t> tensors, begins, sizes;
+  std::size_t total = 0;
+};
+
+MXReturnValue fuse_arity(const Map& map, int* inputs, int* outputs) {
+  return guarded([&] {
+    *inputs = static_cast<int>(Attributes(map).size("gradients"));
+    *outputs = 1;
+  });
+}
+
+MXReturnValue fuse_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  return guarded([&] {
+    const std::string dtype = Attributes(map).text("dtype");
+    out->at(0) = dtype == "float16" ? static_cast<int>(mxnet::ext::kFloat16) : dtype_named(dtype);
+  });
+}
+
+MXReturnValue fuse_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
+  return guarded([&] {
+    std::size_t total = 0;
+    for (const std::size_t size : Attributes(map).list("sizes")) total += size;
+    out->at(0) = {static_cast<unsigned int>(total)};
+  });
+}
+
+MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource&) {
+  return guarded([&] {
+    const Attributes a(map);
+    const Slices slices(a, *inputs, 0);
+    const double scale = a.number("scale");
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      with_values(inputs->at(slices.tensors[i]), [&](const auto* gradient) {
+        with_values(outputs->at(0), [&](auto* values) {
+          convert(gradient + slices.begins[i], slices.sizes[i], scale, values + at);
+        });
+      });
+      at += slices.sizes[i];
+    }
+  });
+}
+
+MXReturnValue defuse_arity(const Map& map, int* inputs, int* outputs) {
+  return guarded([&] {
+    *inputs = static_cast<int>(2 + Attributes(map).size("gradients"));
+    *outputs = 1;
+  });
+}
+
+MXReturnValue defuse_mutates(const Map& map, std::vector<int>* indices) {
+  return guarded([&] {
+    const int count = static_cast<int>(1 + Attributes(map).size("gradients"));
+    for (int i = 1; i <= count; ++i) indices->push_back(i);
+  });
+}
+
+MXReturnValue defuse_type(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = mxnet::ext::kUint8;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue defuse_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
+  out->at(0) = {1};
+  return mxnet::ext::MX_SUCCESS;
+}
+
+bool finite(MXTensor& values, std::size_t begin, std::size_t size) {
+  if (values.dtype == mxnet::ext::kFloat16) return values_finite(values.data<Half>() + begin, size);
+  if (values.dtype == mxnet::ext::kFloat32) return values_finite(values.data<float>() + begin, size);
+  return values_finite(values.data<double>() + begin, size);
+}
+
+MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource&) {
+  return guarded([&] {
+    const Attributes a(map);
+    const Slices slices(a, *inputs, 2);
+    const std::vector<std::size_t> checked = a.list("checked");
+    MXTensor& values = inputs->at(0);
+    require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
+    Meter& m = meter(inputs->at(1));
+    m.calls += 1;
+    std::vector<std::size_t> found;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      if (checked.at(i) != 0 && !finite(values, at, slices.sizes[i])) found.push_back(i);
+      with_values(values, [&](const auto* from) {
+        with_values(inputs->at(2 + slices.tensors[i]), [&](auto* gradient) {
+          convert(from + at, slices.sizes[i], 1, gradient + slices.begins[i]);
+        });
+      });
+      at += slices.sizes[i];
+    }
+    outputs->at(0).data<std::uint8_t>()[0] = found.empty();
+    m.nonfinite += !found.empty();
+    const std::vector<std::string> refused = a.lines("refused");
+    for (const std::size_t i : found) {
+      if (i < refused.size() && !refused[i].empty()) throw std::invalid_argument(m.refusal(refused[i]));
+    }
+  });
+}
+
+const auto& fuse_operator = add_operator("gluon_gc_fuse")
+                                .setParseAttrs(fuse_arity)
+                                .setInferType(fuse_type)
+                                .setInferShape(fuse_shape)
+                                .setForward(fuse, "cpu");
+
+const auto& defuse_operator = add_operator("gluon_gc_defuse")
+                                  .setParseAttrs(defuse_arity)
+                                  .setMutateInputs(defuse_mutates)
+                                  .setInferType(defuse_type)
+                                  .setInferShape(defuse_shape)
+                                  .setForward(defuse, "cpu");
+
+}  // namespace
+}  // namespace gluon_gc

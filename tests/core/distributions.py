@@ -1,0 +1,45 @@
+"""Values that mislead a threshold which is taken from a sample of them."""
+
+import numpy as np
+
+N = 100_000  # large enough for a threshold from a sample, and for several blocks
+
+
+def normal(random, n):
+    return random.standard_normal(n)
+
+
+def large_where_sampled(random, n, groups=1024, runs=5):
+    """80 large ones where topk_threshold.h looks for k = 100, so that it expects many more."""
+    stride = n // groups
+    values = normal(random, n)
+    for group in range(runs):
+        start = group * stride + ((group * 2654435761 % 2**32) * (stride - 15) >> 32)
+        values[start : start + 16] += 100
+    return values
+
+
+DISTRIBUTIONS = {
+    "normal": normal,
+    "all zero": lambda random, n: np.zeros(n),
+    "all equal": lambda random, n: np.full(n, -1.5),
+    "of one magnitude": lambda random, n: random.choice([-2.0, 2.0], n),
+    "half zero": lambda random, n: normal(random, n) * (random.random(n) < 0.5),
+    "nearly all zero": lambda random, n: normal(random, n) * (random.random(n) < 2e-4),
+    "few values": lambda random, n: random.integers(-3, 4, n),
+    "nearly all of few values": lambda random, n: random.integers(-3, 4, n)
+    * (1 + 1e-3 * normal(random, n)),
+    "ascending": lambda random, n: np.sort(normal(random, n)),
+    "descending": lambda random, n: np.sort(np.abs(normal(random, n)))[::-1],
+    "periodic": lambda random, n: 1 + np.arange(n) % 128,
+    "large ones in one place": lambda random, n: np.where(np.arange(n) // 700 == 3, 1e6, 1)
+    * normal(random, n),
+    "all equal but a few": lambda random, n: np.where(
+        random.random(n) < 2e-3, normal(random, n), 0.1
+    ),
+    "large ones just in the sample": large_where_sampled,
+    "heavy-tailed": lambda random, n: random.standard_cauchy(n),
+    "denormal": lambda random, n: normal(random, n) * 1e-40,
+    "denormal in float64": lambda random, n: normal(random, n) * 1e-310,
+    "of all magnitudes": lambda random, n: normal(random, n) * 10.0 ** random.integers(-37, 37, n),
+}

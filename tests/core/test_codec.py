@@ -1,0 +1,295 @@
+"""What is true of every compressor's codec, whatever its payloads are like."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gluon_gc import kernels
+
+from . import arrays
+from .compressors import (
+    RATIOS,
+    START,
+    cases,
+    compressed,
+    each_compressor,
+    guard,
+    options_of,
+    poison,
+    positions,
+    same_states,
+)
+
+scales = st.sampled_from([1.0, 0.25, 1 / 3])
+paddings = st.sampled_from([0, 1, 60])
+
+
+@each_compressor
+@given(st.data())
+def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_replay(name, data):
+    case = data.draw(cases(name))
+    scale, guarded = data.draw(scales), arrays.Guarded(data.draw(arrays.offsets))
+    codec, replay, header = case.codec(), case.replay(), case.ratio_bytes
+    workspace = poison(codec, 0xA5)
+    state = guard(codec.state(), guarded)
+    for step, (ratio, position) in enumerate(zip(RATIOS, positions(codec, len(RATIOS)))):
+        values = guarded.copy(case.values(step))
+        payload = guarded.empty(codec.payload_bytes, np.uint8)
+        expected, decoded = replay.step(values, scale, ratio)
+
+        how = dict(scale=scale, ratio=ratio, threads=case.threads)
+        _, wrote = codec.compress(values, state, position, payload=payload, **how)
+        out = guarded.empty(case.n, case.dtype)
+        _, read = codec.decompress(payload, position, out=out, threads=case.threads)
+
+        assert payload[:header].tobytes() == np.float64(ratio).tobytes()[:header]
+        assert np.array_equal(payload[header : wrote.bytes], expected)
+        assert wrote.bytes == read.bytes == codec.used(payload) <= codec.payload_bytes
+        assert (
+            wrote.finite and read.finite == np.isfinite(decoded).all()
+        )  # as halves they may not be
+        assert arrays.same_bits(out, decoded)
+        assert replay.drawn == (step + 1) * codec.draws
+        if codec.momentum:
+            assert arrays.same_bits(state.momentum, replay.momentum)
+        if codec.memory:
+            residual = codec.residual(state)
+            assert np.array_equal(residual, replay.residual)
+            replay.residual = residual  # a zero may have the other sign
+    guarded.check()
+    workspace.check()
+
+
+@each_compressor
+@pytest.mark.parametrize("n", [2**20 + 12345, 128 * 16384 + 1])
+@arrays.each_dtype
+def test_large_arrays_are_the_same_bits_for_every_instruction_set_and_number_of_threads(
+    name, n, dtype
+):
+    values = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    for options in options_of(name)[:2]:
+        options = {**options, "mu": 0.9, "ef": "vanilla"}
+        expected = None
+        for isa in kernels.isas():
+            codec = kernels.Codec(name, options, n, dtype, isa)
+            for threads in (1, 2, 3):
+                state = codec.state()
+                payload, status = codec.compress(
+                    values, state, *positions(codec, 1), threads=threads
+                )
+                made = payload[: status.bytes].tobytes(), state
+                expected = expected or made
+                assert made[0] == expected[0]
+                assert same_states(state, expected[1])
+
+
+@each_compressor
+@given(st.data())
+def test_payloads_are_added_in_their_order(name, data):
+    case = data.draw(cases(name))
+    codec, guarded = case.codec(), arrays.Guarded(data.draw(arrays.offsets))
+    count = 1 if codec.traits.summable else data.draw(st.integers(0, 5))
+    rows = compressed(case, codec, count, padding=data.draw(paddings))
+    (position,) = positions(codec, 1)
+    parts = [codec.decompress(row, position)[0] for row in rows]
+    start = case.values(9)
+    expected, added = np.zeros(case.n, case.dtype), start
+    for i, part in enumerate(parts):
+        expected = part if i == 0 else expected + part
+        added = added + part
+
+    workspace = poison(codec, 0xFF)
+    payloads = guarded.copy(rows.ravel()).reshape(rows.shape)
+    out, onto = guarded.empty(case.n, case.dtype), guarded.copy(start)
+    _, status = codec.decompress(payloads, position, out=out, threads=case.threads)
+    codec.decompress(payloads, position, out=onto, add=True, threads=case.threads)
+
+    assert arrays.same_bits(out, expected)
+    assert np.array_equal(onto, added, equal_nan=True)
+    assert status.bytes == sum(codec.used(row) for row in rows)
+    guarded.check()
+    workspace.check()
+
+
+@each_compressor
+@given(st.data())
+def test_aggregation_is_decompression_of_all_and_compression_with_the_first_ones_ratio(name, data):
+    case = data.draw(cases(name))
+    codec = case.codec()
+    if codec.traits.summable:
+        with pytest.raises(ValueError, match="can be summed are not aggregated"):
+            codec.aggregate(np.zeros((2, codec.payload_bytes), np.uint8), codec.state())
+        with pytest.raises(ValueError, match="can be summed are decompressed one at a time"):
+            codec.decompress(np.zeros((2, codec.payload_bytes), np.uint8))
+        return
+    worker, count = codec.state(), data.draw(st.integers(1, 4))
+    ours, expected = codec.state(), codec.state()
+    workspace = poison(codec, 0xFF)
+    for ratio, position in zip((1.0, 0.5), positions(codec, 2)):
+        rows = compressed(case, codec, count, worker)
+        if case.ratio_bytes:
+            rows[0, :8] = np.array([ratio]).view(np.uint8)
+        payload, status = codec.aggregate(rows, ours, position, threads=case.threads)
+        total, _ = codec.decompress(rows)
+        again, _ = codec.compress(total, expected, position, ratio=ratio)
+        assert np.array_equal(payload[: status.bytes], again[: status.bytes])
+        assert same_states(ours, expected)
+    workspace.check()
+
+
+@each_compressor
+@given(st.data())
+def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped(name, data):
+    case = data.draw(cases(name, ef="corrected"))
+    codec = case.codec()
+    straight, stopped = codec.state(), codec.state()
+    for step, position in enumerate(positions(codec, 4)):
+        saved = codec.residual(stopped)
+        stopped = kernels.State(stopped.momentum, codec.state().memory)
+        codec.restore(stopped, saved)
+        assert arrays.same_bits(codec.residual(stopped), saved)
+        (a, status), (b, _) = (
+            codec.compress(case.values(step), state, position, ratio=(1.0, 0.5)[step % 2])
+            for state in (straight, stopped)
+        )
+        assert np.array_equal(a[: status.bytes], b[: status.bytes])
+        assert same_states(straight, stopped)
+
+
+def made_from(case, value):
+    """What three steps make where such bytes are in memory that is not initialised."""
+    codec = case.codec()
+    poison(codec, value)
+    state, made = codec.state(), []
+    for step, position in enumerate(positions(codec, 3)):
+        payload = np.full(codec.payload_bytes, value, np.uint8)
+        codec.compress(case.values(step), state, position, payload=payload)
+        out = np.full(case.n * codec.dtype.itemsize, value, np.uint8).view(case.dtype)
+        codec.decompress(payload, position, out=out)
+        made += [payload[: codec.used(payload)].tobytes(), out.tobytes()]
+    return made, state
+
+
+@each_compressor
+@given(st.data())
+def test_nothing_depends_on_what_is_in_memory_that_is_not_initialised(name, data):
+    case = data.draw(cases(name))
+    made, state = made_from(case, 0)
+    for value in (0x7F, 0xFF):
+        again, state_again = made_from(case, value)
+        assert again == made and same_states(state, state_again)
+
+
+@each_compressor
+@given(st.data(), st.sampled_from([np.nan, -np.nan, np.inf, -np.inf]))
+def test_what_is_not_finite_shows_where_it_is_decoded_and_nothing_is_kept_of_it(name, data, bad):
+    case = data.draw(cases(name, sizes=st.sampled_from([1, 17, 99, 5000, 70_001])))
+    codec = case.codec()
+    begin, first, second = positions(codec, 3)
+    state = codec.state()
+    codec.compress(case.values(), state, begin)
+    values = case.values(1)
+    if codec.traits.summable and not codec.memory and not codec.momentum:
+        values[:] = bad  # one might not be sent, nor even looked at
+    else:
+        values[data.draw(st.integers(0, case.n - 1))] = bad
+
+    payload, wrote = codec.compress(values, state, first, threads=case.threads)
+    with np.errstate(invalid="ignore"):
+        out, read = codec.decompress(payload, first)
+
+    assert wrote.finite == read.finite == 0
+    assert not np.isfinite(out).all()
+    assert codec.valid(payload) and wrote.bytes <= codec.payload_bytes
+    assert same_states(state, codec.state())
+    if not codec.traits.summable:
+        rows = np.stack([codec.compress(case.values(), codec.state(), begin)[0], payload])
+        _, summed = codec.decompress(rows)
+        answer, aggregated = codec.aggregate(rows, state, second)
+        assert summed.finite == aggregated.finite == 0
+        assert codec.decompress(answer, second)[1].finite == 0
+        assert same_states(state, codec.state())
+
+
+def decoded_between_fences(case, codec, payload):
+    """Whether a payload is valid; if so it is decoded, and aggregated if it can be."""
+    guarded = arrays.Guarded()
+    (position,) = positions(codec, 1)
+    room = guarded.empty(codec.payload_bytes, np.uint8)
+    room[: payload.size] = payload
+    poison(codec, 0xFF)
+    if not codec.valid(room):
+        with pytest.raises(ValueError, match=f"payload 0 is not one of {case.n} elements"):
+            codec.decompress(room, position)
+        return False
+    with np.errstate(all="ignore"):
+        out = guarded.empty(case.n, case.dtype)
+        codec.decompress(room, position, out=out, threads=case.threads)
+        out[:] = 0
+        codec.decompress(room, position, out=out, add=True, threads=case.threads)
+        if not codec.traits.summable:
+            codec.aggregate(room[None], guard(codec.state(), guarded), position)
+    guarded.check()
+    return True
+
+
+@each_compressor
+@given(st.data())
+def test_flipped_bits_are_refused_or_stay_in_bounds(name, data):
+    case = data.draw(cases(name, sizes=st.sampled_from([0, 1, 40, 3000])))
+    codec = case.codec()
+    payload, status = codec.compress(case.values(), codec.state(), *positions(codec, 1))
+    place = st.integers(0, max(int(status.bytes) - 1, 0))
+    flips = data.draw(st.lists(st.tuples(place, st.integers(1, 255)), max_size=4))
+    for at, bits in flips if status.bytes else ():
+        payload[at] ^= bits
+    assert decoded_between_fences(case, codec, payload) or flips
+
+
+@each_compressor
+@given(st.data(), st.binary(max_size=300))
+def test_random_bytes_are_refused_or_stay_in_bounds(name, data, noise):
+    case = data.draw(cases(name, sizes=st.integers(0, 400)))
+    codec = case.codec()
+    payload = np.zeros(codec.payload_bytes, np.uint8)
+    noise = np.frombuffer(noise, np.uint8)[: payload.size]
+    payload[: noise.size] = noise
+    at = codec.length_at
+    if at is not None and data.draw(st.booleans()):
+        length = data.draw(st.integers(0, payload.size))
+        payload[at : at + 4] = np.array([length], np.uint32).view(np.uint8)[: payload.size - at]
+    decoded_between_fences(case, codec, payload)
+
+
+@each_compressor
+@given(st.data())
+def test_a_payload_that_is_cut_off_is_refused(name, data):
+    case = data.draw(cases(name, sizes=st.integers(1, 300)))
+    codec = case.codec()
+    payload, status = codec.compress(case.values(), codec.state(), *positions(codec, 1))
+    assert codec.valid(arrays.Guarded().copy(payload[: status.bytes]))
+    for size in {0, 1, 3, 8, data.draw(st.integers(0, status.bytes - 1)), status.bytes - 1}:
+        if size < status.bytes:
+            assert not codec.valid(arrays.Guarded().copy(payload[:size]))
+
+
+@each_compressor
+def test_a_position_decides_what_is_drawn_and_a_call_draws_as_many_as_the_codec_says(name):
+    n = 20_000
+    values = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    codec = kernels.Codec(name, options_of(name)[0], n)
+
+    def payload_at(position):
+        payload, status = codec.compress(values, codec.state(), position)
+        return payload[: status.bytes].tobytes()
+
+    places = [kernels.position(START, draws) for draws in range(20)]
+    payloads = [payload_at(position) for position in places]
+    assert payloads == [payload_at(position) for position in places]
+    assert (len(set(payloads)) > 1) == (codec.draws > 0)
+
+    moved = np.array(START, np.uint64)
+    kernels.jump(moved, 2**40 + codec.draws)
+    on = kernels.position(START, 2**40 + codec.draws)
+    assert payload_at(kernels.position(moved)) == payload_at(on)
