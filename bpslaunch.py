@@ -1,4 +1,4 @@
-"""The console script bpslaunch: runs gluon_gc.launcher without running gluon_gc/__init__.py.
+"""The console script bpslaunch: runs gluon_gc.launch.launcher without running gluon_gc/__init__.py.
 
 The package imports MXNet, which takes seconds and, where DMLC_ROLE is server, never returns.
 """
@@ -13,7 +13,7 @@ def main() -> int:
     if spec is None:
         sys.exit("bpslaunch: gluon_gc is not installed")
     sys.modules["gluon_gc"] = importlib.util.module_from_spec(spec)
-    from gluon_gc.launcher import main
+    from gluon_gc.launch.launcher import main
 
     return main(sys.argv[1:])
 

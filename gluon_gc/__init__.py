@@ -1,44 +1,47 @@
-"""Gradient compression for data-parallel MXNet Gluon, with the API of byteps.mxnet."""
+"""Gradient compression for data-parallel training, with the API of byteps.mxnet.
 
-from . import env, requirements
+The public names are those of `gluon_gc.mxnet`, which is imported when one of them is first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from . import env
+from .env import ConfigurationError as ConfigurationError
+from .version import __version__ as __version__
 
 env.prepare_engine()  # before MXNet reads it
-requirements.import_mxnet()
 
-from .cast import Compression  # noqa: E402
-from .env import ConfigurationError  # noqa: E402
-from .optimizer import DistributedOptimizer  # noqa: E402
-from .runtime import (  # noqa: E402
-    broadcast_parameters,
-    byteps_declare_tensor,
-    byteps_push_pull,
-    init,
-    local_rank,
-    local_size,
-    rank,
-    resume,
-    shutdown,
-    size,
-    suspend,
-)
-from .trainer import DistributedTrainer  # noqa: E402
-from .version import __version__  # noqa: E402
+_HOMES = {
+    "cast": ("Compression",),
+    "optimizer": ("DistributedOptimizer",),
+    "runtime": (
+        "broadcast_parameters",
+        "byteps_declare_tensor",
+        "byteps_push_pull",
+        "init",
+        "local_rank",
+        "local_size",
+        "rank",
+        "resume",
+        "shutdown",
+        "size",
+        "suspend",
+    ),
+    "trainer": ("DistributedTrainer",),
+}
+_LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Compression",
-    "ConfigurationError",
-    "DistributedOptimizer",
-    "DistributedTrainer",
-    "__version__",
-    "broadcast_parameters",
-    "byteps_declare_tensor",
-    "byteps_push_pull",
-    "init",
-    "local_rank",
-    "local_size",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
-]
+__all__ = ["ConfigurationError", "__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'gluon_gc' has no attribute '{name}'")
+    value = getattr(import_module(f"gluon_gc.mxnet.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list:
+    return __all__

@@ -1,23 +1,28 @@
-"""Every compressor, with options as users give them: what tests run through."""
+"""Every compressor, with compression_params as users give them: what tests run through.
+
+They are PARAMS of tests/core/test_NAME.py, by a name for each, or made of the first of its OPTIONS.
+Those that accumulate have feedback and momentum of their own, and tests of their own.
+"""
+
+from typing import Any, Dict
 
 from gluon_gc.compression import registry
 
+from .core.compressors import tests_of
+
+
+def params_of(name: str) -> Dict[str, Dict[str, Any]]:
+    """Examples of a compressor, with a seed if it draws."""
+    keys, tests = registry[name].keys(), tests_of(name)
+    first = {key: value for key, value in tests.OPTIONS[0].items() if key in keys}
+    seed = {"seed": 7} if "seed" in keys else {}
+    examples = getattr(tests, "PARAMS", {name: first})
+    return {of: {"compressor": name, **seed, **params} for of, params in examples.items()}
+
+
 COMPRESSORS = {
-    "onebit": {"compressor": "onebit", "scaling": True},
-    "onebit unscaled": {"compressor": "onebit", "scaling": False},
-    "topk": {"compressor": "topk", "k": 0.05},
-    "randomk": {"compressor": "randomk", "k": 0.1, "seed": 7},
-    "bytegrad": {"compressor": "bytegrad"},
-    "dithering": {"compressor": "dithering", "k": 2, "seed": 7},
-    "dithering l2": {"compressor": "dithering", "k": 5, "normalize": "l2", "seed": 7},
-    "natural dithering": {"compressor": "dithering", "k": 3, "partition": "natural", "seed": 7},
-    "natural dithering l2": {
-        "compressor": "dithering",
-        "k": 12,
-        "partition": "natural",
-        "normalize": "l2",
-        "seed": 7,
-    },
+    of: params
+    for name, kind in registry.items()
+    if not kind.traits.accumulates
+    for of, params in params_of(name).items()
 }
-# dgc has its own feedback and momentum, and tests of its own.
-assert {params["compressor"] for params in COMPRESSORS.values()} | {"dgc"} == set(registry)

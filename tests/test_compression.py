@@ -1,14 +1,14 @@
-"""compression_params, and a codec's state."""
+"""compression_params, and where random streams start."""
 
 import json
 
-import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_gc.compression import Codec, CompressionParams, parse, registry
+from gluon_gc.compression import CompressionParams, keys, parse, registry, stream, users_of
 from gluon_gc.compression.option import listed
 from gluon_gc.compression.params import ignored, warn_of_ignored
+from tests.compressors import params_of
 
 MU = 0.9
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "momentum": "nesterov", "scaling": True}
@@ -96,7 +96,7 @@ def test_numpy_scalars_are_as_good_as_pythons():
             TypeError,
             "['fp16'] must be True or False, got 'half'",
         ),
-        ({"compressor": "topk", "k": -1}, ValueError, "['k'] must be a share between 0 and 1 or"),
+        ({"compressor": "topk", "k": -1}, ValueError, "['k'] must be a share below 1 or a whole"),
         (
             {"compressor": "topk", "k": True},
             TypeError,
@@ -107,7 +107,7 @@ def test_numpy_scalars_are_as_good_as_pythons():
             ValueError,
             "['exchange'] must be 'two_way' or 'gather', got 'ring'",
         ),
-        ({"compressor": "dgc"}, KeyError, "['k'] is missing; dgc needs a share between 0 and 1"),
+        ({"compressor": "dgc"}, KeyError, "['k'] is missing; dgc needs a share below 1"),
         (
             {"compressor": "dgc", "k": 0.001, "compress_ratio": 1000},
             ValueError,
@@ -186,7 +186,9 @@ def test_one_warning_names_all_that_is_ignored():
 @pytest.mark.parametrize("name", ["topk", "randomk", "dgc"])
 @pytest.mark.parametrize("one", [1.0, np.float32(1), np.float64(1)])
 def test_a_share_of_one_is_refused_where_one_is_an_element(name, one):
-    with pytest.raises(ValueError, match=r"\['k'\] must be a share below 1 .*, got 1\.0: 1 is one"):
+    with pytest.raises(
+        ValueError, match=r"\['k'\] must be a share below 1 or a whole .*, got .*1\.0"
+    ):
         parse({"compressor": name, "k": one})
 
 
@@ -235,39 +237,106 @@ def test_dgc_takes_the_optimizers_momentum_in_the_form_that_is_asked_for():
     assert parse({"compressor": "dgc", "k": 0.1}).mu is None
 
 
-def test_a_warm_up_goes_down_to_k():
-    dgc = parse({"compressor": "dgc", "k": 0.001, "warmup_epochs": 4}).compressor
-    shares = [dgc.ratio(10**6, epoch) for epoch in range(6)]
-    np.testing.assert_allclose(shares[:4], [0.001 ** (e / 5) for e in (1, 2, 3, 4)])
-    assert shares[4:] == [0.001, 0.001] and dgc.ratio(10**6, None) == 0.001
-    listed = parse(
-        {"compressor": "dgc", "k": 0.001, "warmup_epochs": 2, "warmup_coeff": [0.25, 0.06]}
-    ).compressor
-    assert [listed.ratio(10**6, epoch) for epoch in range(3)] == [0.25, 0.06, 0.001]
+EVERY = {example: params for name in registry for example, params in params_of(name).items()}
 
 
-@pytest.mark.parametrize("ef", [None, "vanilla", "corrected"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("n", [1, 31, 32, 33, 1000])
-def test_a_payload_has_the_length_that_the_plan_reckons_with(ef, dtype, n):
-    params = CompressionParams(registry["onebit"](), ef)
-    payload = Codec(params, n, dtype).compress(mx.nd.ones(n, dtype=dtype))
-    assert payload.shape == (params.payload_bytes(n, dtype),)
+@pytest.mark.parametrize("example", EVERY)
+@pytest.mark.parametrize("more", [{}, {"ef": "corrected", "fp16": True}])
+def test_every_compressors_params_are_read_back_as_they_were_described(example, more):
+    params = parse({**EVERY[example], **more})
+    assert parse(json.loads(json.dumps(params.describe()))) == params
 
 
-def test_a_codec_restored_from_its_state_goes_on_bit_for_bit():
-    params = CompressionParams(registry["onebit"](scaling=True), "vanilla", 0.9)
-    gradients = [mx.nd.random.normal(shape=(333,)) for _ in range(6)]
-    codec, restored = Codec(params, 333, "float32"), Codec(params, 333, "float32")
-    for gradient in gradients[:3]:
-        codec.compress(gradient)
-    restored.load_state(codec.state())
-    for gradient in gradients[3:]:
-        expected = codec.compress(gradient).asnumpy()
-        np.testing.assert_array_equal(restored.compress(gradient).asnumpy(), expected)
+@pytest.mark.parametrize("example", EVERY)
+def test_numbers_may_come_as_numpys(example):
+    numbers = {
+        key: np.float64(value) if isinstance(value, float) else np.int64(value)
+        for key, value in EVERY[example].items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    assert parse({**EVERY[example], **numbers}) == parse(EVERY[example])
 
 
-def test_a_payload_of_the_wrong_length_is_an_error():
-    codec = Codec(CompressionParams(registry["onebit"]()), 100, "float32")
-    with pytest.raises(mx.MXNetError, match="not of the length that 100 elements need"):
-        codec.decompress(mx.nd.zeros(5, dtype="uint8")).wait_to_read()
+@pytest.mark.parametrize(
+    "name", [name for name, kind in registry.items() if not kind.traits.draws_alike]
+)
+def test_sparse_feedback_is_for_what_all_nodes_draw_alike(name):
+    params = {**next(iter(params_of(name).values())), "ef": "sparse"}
+    with pytest.raises(ValueError, match=f"'sparse' is for .*randomk.*, not for {name}"):
+        parse(params)
+
+
+@pytest.mark.parametrize("name", registry)
+def test_each_compressor_has_options_with_rules_and_a_line_of_help(name):
+    kind = registry[name]
+    assert kind.name == name and kind.description
+    for key, option in kind.keys().items():
+        assert option.meaning and option.allowed
+        assert users_of(key)[name] == option and key in keys()
+
+
+K_RULE = "['k'] must be a share below 1 or a whole number >= 1, got "
+
+
+@pytest.mark.parametrize(
+    "name, more, error, message",
+    [
+        ("topk", {}, KeyError, "compression_params['k'] is missing; topk needs a share"),
+        ("topk", {"k": None}, KeyError, "compression_params['k'] is missing"),
+        ("topk", {"k": 0}, ValueError, K_RULE + "0"),
+        ("topk", {"k": -3}, ValueError, K_RULE + "-3"),
+        ("topk", {"k": 1.5}, ValueError, K_RULE + "1.5"),
+        ("topk", {"k": float("nan")}, ValueError, K_RULE + "nan"),
+        ("topk", {"k": float("inf")}, ValueError, K_RULE + "inf"),
+        ("topk", {"k": "10"}, TypeError, K_RULE + "'10' (str)"),
+        ("topk", {"k": True}, TypeError, K_RULE + "True (bool)"),
+        ("randomk", {}, KeyError, "compression_params['k'] is missing; randomk needs a share"),
+        ("randomk", {"k": 3, "seed": 0}, ValueError, "['seed'] must be a whole number > 0, got 0"),
+        ("randomk", {"k": 3, "seed": 1.5}, TypeError, "a whole number > 0, got 1.5 (float)"),
+        ("dithering", {}, KeyError, "compression_params['k'] is missing; dithering needs"),
+        ("dithering", {"k": 0.5}, ValueError, "['k'] must be a whole number >= 1, got 0.5"),
+        (
+            "dithering",
+            {"k": 2**23},
+            ValueError,
+            "['k'] must be a whole number from 1 to 8388607 for linear dithering",
+        ),
+        (
+            "dithering",
+            {"k": 32, "partition": "natural"},
+            ValueError,
+            "['k'] must be a whole number from 1 to 31 for natural dithering, got 32",
+        ),
+        ("dithering", {"k": 2, "partition": "cubic"}, ValueError, "or 'natural', got 'cubic'"),
+        ("dithering", {"k": 2, "normalize": "l1"}, ValueError, "'max' or 'l2', got 'l1'"),
+    ],
+)
+def test_wrong_options_of_a_compressor_are_refused(name, more, error, message):
+    with pytest.raises(error) as raised:
+        parse({"compressor": name, **more})
+    assert message in raised.value.args[0]
+
+
+# Random streams
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_every_node_has_a_stream_of_its_own_unless_all_draw_alike(seed):
+    def start(name, node, index, begin):
+        params = parse({"compressor": name, "k": 2, "seed": seed})
+        return stream.start(params, 100, node, index, begin, b"entropy")
+
+    own = {start("dithering", node, index, 0) for node in range(3) for index in range(3)}
+    alike = {start("randomk", node, index, 0) for node in range(3) for index in range(3)}
+    assert len(own) == 9 and len(alike) == 3
+    for name in ("dithering", "randomk"):
+        assert (start(name, 0, 0, 0) == start(name, 0, 0, 100)) == (seed is not None)
+
+
+def test_a_seed_starts_the_stream_that_byteps_draws_from():
+    def start(name, node):
+        params = parse({"compressor": name, "k": 5, "seed": 7})
+        return stream.start(params, 100, node, index=2, begin=0, entropy=b"")
+
+    assert start("randomk", 3) == (7 + 2 + 5,) * 2
+    assert start("dithering", 0) == (7 + 2,) * 2

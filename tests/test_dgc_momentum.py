@@ -44,7 +44,7 @@ def sent(index, mu, nesterov):
         n,
         np.float32,
         mu=mu,
-        start=replay.STARTS["dithering"](DGC, n, index, 0),
+        start=replay.own_start(DGC["seed"], index, 0),
         nesterov=nesterov,
         **dgc_replay.plan(n, DGC["k"], 0.01),
     )

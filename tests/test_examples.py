@@ -14,7 +14,7 @@ import train_cifar100
 import train_imagenet
 import train_mnist
 from common import training
-from common.arguments import compression_params
+from common.arguments import compression_params, meaning_of
 from common.checkpoint import ResumePoint, resume_point
 from common.datasets import mnist
 from common.images import DatasetImages
@@ -25,6 +25,7 @@ from common.shares import share_of_this_worker
 from mxnet.gluon.data import vision
 
 import gluon_gc as bps
+from gluon_gc.compression import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
@@ -77,6 +78,16 @@ def test_published_commands_parse(script, command, compression):
 def test_k_is_a_whole_number_where_it_is_written_as_one(text, k):
     given = compression_params(train_mnist.parse_arguments(["--k", text]))["k"]
     assert given == k and type(given) is type(k)
+
+
+def test_help_says_of_each_key_what_the_compressors_say(capsys):
+    with pytest.raises(SystemExit):
+        train_mnist.parse_arguments(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for option in registry["dithering"].keys().values():
+        assert option.meaning in shown and option.allowed in shown
+    share = registry["topk"].keys()["k"].meaning
+    assert f"dgc, randomk, topk: {share}" in meaning_of("k") and share in shown
 
 
 def test_mnist_takes_the_names_of_bytepss_script():

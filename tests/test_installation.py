@@ -11,7 +11,7 @@ import mxnet
 import numpy
 import pytest
 
-from gluon_gc.operators import LIBRARY
+from gluon_gc import kernels
 from tests.distributed.cluster import free_port
 from tests.processes import clean_environ
 
@@ -51,7 +51,7 @@ def built(tmp_path_factory):
     (folder / "cmake.py").write_text(f"""
 import shutil, sys
 if "--install" in sys.argv:
-    shutil.copy({str(LIBRARY)!r}, sys.argv[sys.argv.index("--prefix") + 1])
+    shutil.copy({str(kernels.PATH)!r}, sys.argv[sys.argv.index("--prefix") + 1])
 """)
     return folder
 
@@ -181,8 +181,9 @@ def test_nothing_brings_a_second_mxnet(environment):
 
 
 def imported(python, cwd, before, **environ):
-    """What importing gluon_gc says, once `before` has run."""
-    code, out, err = finish([python, "-c", f"{before}\nimport gluon_gc"], cwd, **environ)
+    """What first using gluon_gc says, once `before` has run."""
+    use = f"{before}\nimport gluon_gc as bps\nbps.init()"
+    code, out, err = finish([python, "-c", use], cwd, **environ)
     assert (code, out) == (1, "")
     assert err.count("Traceback") == 1  # no error behind the error
     return err.splitlines()[-1]
@@ -218,7 +219,7 @@ def test_a_checkout_that_is_not_built_says_so(environment, checkout):
 
 
 def test_horovod_that_is_missing_is_named_with_the_page_that_says_how(tmp_path):
-    source = "import sys; sys.modules['horovod'] = None; import mxnet as mx, gluon_gc"
+    source = "import sys; sys.modules['horovod'] = None; import mxnet as mx, gluon_gc.mxnet.kvstore"
     create = f"{source}; mx.kv.create('GluonGCHorovod')"
     code, _, err = finish([sys.executable, "-c", create], tmp_path)
     assert code == 1 and err.count("Traceback") == 1

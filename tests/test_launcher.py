@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gluon_gc import launcher
-from gluon_gc.prefixed_output import LineSplitter, PrefixedOutput
+from gluon_gc.launch import launcher
+from gluon_gc.launch.prefixed_output import LineSplitter, PrefixedOutput
 from tests.processes import clean_environ, heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[1]

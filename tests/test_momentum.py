@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.momentum import Momentum
+from gluon_gc.mxnet.momentum import Momentum
 
 EXACT = {"compressor": "topk", "k": 10**9, "ef": "vanilla", "momentum": "nesterov"}
 # Numbers that MXNet's float32 options hold exactly, so that float64 can be compared to its own eps.

@@ -1,11 +1,11 @@
 """How tensors become chunks, and chunks go to servers."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.compression import CompressionParams, registry
-from gluon_gc.kvstore.plan import KeyAllocator, Tensor, bundled, cut, spread
+from gluon_gc.plan import SMALL_BYTES, KeyAllocator, Tensor, cut, messages, spread
 
 ONEBIT = CompressionParams(registry["onebit"](scaling=True))
 PLAIN = CompressionParams()
@@ -21,6 +21,7 @@ tensors = st.lists(
 ).map(lambda rows: [Tensor(f"t{i}", *row) for i, row in enumerate(rows)])
 
 
+@settings(deadline=None)
 @given(tensors, st.integers(1, 20000), st.integers(0, 4000))
 def test_chunks_cover_every_element_once_and_are_no_larger_than_the_partition(
     given_tensors, most, least
@@ -46,20 +47,31 @@ def test_a_tensor_is_cut_evenly(size, sizes):
 
 
 GATHERED = CompressionParams(registry["onebit"](), exchange="gather")
+RANDOMK = CompressionParams(registry["randomk"](0.5))
 
 
-@given(tensors, st.integers(0, 3), st.integers(1, 3000))
-def test_bundles_hold_every_chunk_once_of_one_way_and_no_more_bytes_than_they_may(
-    given_tensors, gathered, most
+@settings(deadline=None)
+@given(tensors, st.integers(0, 3), st.integers(0, 3))
+def test_messages_hold_every_chunk_once_compressed_alike_and_no_more_bytes_than_they_may(
+    given_tensors, gathered, summed
 ):
-    more = [Tensor(f"g{i}", 100 + i, "float32", GATHERED) for i in range(gathered)]
-    chunks = cut(given_tensors + more, 20000, 0)
-    bundles = bundled(chunks, most)
-    assert sorted(map(chunks.index, sum(bundles, []))) == list(range(len(chunks)))
-    for bundle in bundles:
-        assert len({(chunk.aggregated, chunk.gathered) for chunk in bundle}) == 1
-        assert len(bundle) == 1 or sum(chunk.message_bytes for chunk in bundle) <= most
-        assert len(bundle) == 1 or bundle[0].aggregated or bundle[0].gathered
+    more = [Tensor(f"g{i}", 100_000 + i, "float32", GATHERED) for i in range(gathered)]
+    more += [Tensor(f"s{i}", 10_000 + i, "float64", RANDOMK) for i in range(summed)]
+    chunks = cut(given_tensors + more, 200_000, 0)
+    together = messages(chunks)
+    assert sorted(map(chunks.index, sum(together, []))) == list(range(len(chunks)))
+    assert [chunks.index(message[0]) for message in together] == sorted(
+        chunks.index(message[0]) for message in together
+    )
+    for message in together:
+        assert len({(chunk.params, chunk.dtype) for chunk in message}) == 1
+        assert len(message) == 1 or sum(chunk.message_bytes for chunk in message) <= SMALL_BYTES
+        assert len(message) == 1 or message[0].params is not None
+
+
+def test_small_chunks_that_are_compressed_alike_travel_in_one_message():
+    chunks = cut([Tensor(f"t{i}", 1000, "float32", ONEBIT) for i in range(50)], 4096000, 0)
+    assert [len(message) for message in messages(chunks)] == [50]
 
 
 def test_small_uncompressed_tensors_are_fused_into_one_message():

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc import kvstore
 from gluon_gc.compression import parse
-from gluon_gc.kvstore.plan import Tensor
+from gluon_gc.mxnet import kvstore
+from gluon_gc.plan import Tensor
 
 N = 1000
 COMPRESSIONS = pytest.mark.parametrize(

@@ -90,9 +90,11 @@ def test_the_last_layers_gradients_are_exchanged_first(form, monkeypatch):
         form(params), "sgd", {"learning_rate": 1}, compression_params=ONEBIT, kvstore="local"
     )
     exchanged = []
-    monkeypatch.setattr(
-        trainer._store, "_exchange", lambda chunks, *_: exchanged.extend(c.size for c in chunks)
-    )
+
+    def exchange(channels, *_):
+        exchanged.extend(chunk.size for channel in channels for chunk in channel.chunks)
+
+    monkeypatch.setattr(trainer._store, "_exchange", exchange)
     trainer.allreduce_grads()
     assert exchanged == [6, 4, 2]
 

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any, Dict, List
 
+from gluon_gc.compression import users_of
+
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of plain SGD training. `set_defaults` gives an example its own defaults."""
@@ -105,23 +107,36 @@ def share_or_count(text: str) -> float:
     return int(text) if text.isdecimal() else float(text)
 
 
+def meaning_of(key: str) -> str:
+    """Help for a key of `compression_params`, in the words of the compressors that it is for."""
+    meanings: Dict[str, List[str]] = {}
+    for name, option in users_of(key).items():
+        allowed = "" if bool in option.types else f" ({option.allowed})"
+        meanings.setdefault(option.meaning + allowed, []).append(name)
+    if len(meanings) == 1:
+        (text,) = meanings
+    else:
+        text = "; ".join(f"{', '.join(names)}: {meaning}" for meaning, names in meanings.items())
+    return text.replace("%", "%%")
+
+
 def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose how gradients are compressed; all are off by default."""
     group = parser.add_argument_group("gradient compression")
-    group.add_argument("--compressor", default="", help="name of the compressor, e.g. onebit")
-    group.add_argument("--ef", default="", help="error feedback: vanilla, corrected or sparse")
-    group.add_argument("--compress-momentum", default="", help="before compression: nesterov")
-    group.add_argument(
-        "--onebit-scaling", "--scaling", action="store_true", help="send the mean magnitude too"
-    )
-    group.add_argument(
-        "--k", type=share_or_count, help="elements that a compressor keeps, or its levels"
-    )
-    group.add_argument("--partition", default="", help="levels of dithering: linear or natural")
-    group.add_argument("--normalize", default="", help="what they divide: max or l2")
-    group.add_argument("--compressor-seed", type=int, help="of what a compressor draws at random")
-    group.add_argument("--dgc-warmup-epochs", type=int, help="epochs in which dgc sends more")
-    group.add_argument("--fp16-pushpull", action="store_true", help="send float16")
+
+    def add(key: str, *flags: str, **how: Any) -> None:
+        group.add_argument(*flags, help=meaning_of(key), **how)
+
+    add("compressor", "--compressor", default="")
+    add("ef", "--ef", default="")
+    add("momentum", "--compress-momentum", default="")
+    add("scaling", "--onebit-scaling", "--scaling", action="store_true")
+    add("k", "--k", type=share_or_count)
+    add("partition", "--partition", default="")
+    add("normalize", "--normalize", default="")
+    add("seed", "--compressor-seed", type=int)
+    add("warmup_epochs", "--dgc-warmup-epochs", type=int)
+    add("fp16", "--fp16-pushpull", action="store_true")
 
 
 def compression_params(args: argparse.Namespace) -> Dict[str, Any]:

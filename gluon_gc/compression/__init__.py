@@ -1,20 +1,22 @@
-"""The compressors, what they are told, and the state that error feedback keeps."""
+"""The compressors, and what they are told; needs no framework."""
 
-# Importing a compressor registers it.
-from . import bytegrad, dgc, dithering, onebit, randomk, stream, topk  # noqa: F401
+from importlib import import_module
+from pkgutil import iter_modules
+
+from .. import kernels
 from .base import Compressor, registry
-from .codec import Codec, state_layout
-from .option import options
-from .params import CompressionParams, parse, warn_of_ignored
+from .params import CompressionParams, keys, parse, users_of, warn_of_ignored
+
+for _module in iter_modules(__path__):  # a compressor registers itself when it is imported
+    import_module(f"{__name__}.{_module.name}")
+assert tuple(sorted(registry)) == kernels.names(), "each compressor has one file in each language"
 
 __all__ = [
-    "Codec",
     "CompressionParams",
     "Compressor",
-    "options",
+    "keys",
     "parse",
     "registry",
-    "state_layout",
-    "stream",
+    "users_of",
     "warn_of_ignored",
 ]

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 
 from .base import Compressor, register
 
-_LENGTH_BYTES = 4
-
 
 @register
 @dataclass(frozen=True)
 class ByteGrad(Compressor):
-    """Each element rounded to the nearest of 256 even levels from min(x) to max(x).
-
-    Where all elements are equal, nothing travels but that number.
+    """The nearest of 256 even levels from the least to the largest element.
 
     References
     ----------
@@ -23,8 +19,4 @@ class ByteGrad(Compressor):
 
     name = "bytegrad"
     description = "1 byte an element: the nearest of 256 even levels from the least to the largest"
-    variable = True
     hierarchical = True
-
-    def payload_bytes(self, n: int, itemsize: int) -> int:
-        return _LENGTH_BYTES + 2 * itemsize + n

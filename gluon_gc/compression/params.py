@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import warnings
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Dict, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, Mapping, Optional, Type
 
 import numpy as np
 
+from .. import kernels
 from .base import Compressor, registry
-from .option import Option, options
-
-_RATIO_BYTES = 8  # corrected error feedback sends the ratio of learning rates before each payload
+from .option import Option, one_of, switch
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,11 @@ class CompressionParams:
     ef : str, optional
         "vanilla", "corrected", "sparse" or None.
     mu : float, optional
-        Momentum of "nesterov", None without.
+        Momentum that the compressor applies, None without.
     fp16 : bool
         What no compressor handles travels as float16.
     nesterov : bool
-        Whether momentum is Nesterov's; only dgc has another.
+        Whether momentum is Nesterov's; only a compressor that accumulates has another.
     hierarchical : bool
         Gradients are summed within a node before they are compressed, where there are nodes.
     exchange : str
@@ -50,36 +49,17 @@ class CompressionParams:
         """How the sum of what is compressed so is compressed: momentum is a worker's."""
         return CompressionParams(self.compressor, self.ef)
 
-    @property
-    def header_bytes(self) -> int:
-        """What feedback sends before a payload that is aggregated."""
-        aggregated = self.compressor is not None and not self.compressor.summable
-        return _RATIO_BYTES if aggregated and self.ef == "corrected" else 0
+    def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
+        """What a codec is told, in an epoch if one was ever set."""
+        feedback = dict(ef=self.ef, mu=self.mu, epoch=epoch)
+        if self.compressor.traits.accumulates:
+            feedback["nesterov"] = self.nesterov
+        told = {**self.compressor.options(), **feedback}
+        return {name: value for name, value in told.items() if value is not None}
 
-    def payload_bytes(self, n: int, dtype: str) -> int:
-        """Size of the payload of n elements with its header, or the most that it can be."""
-        return self.header_bytes + self.compressor.payload_bytes(n, np.dtype(dtype).itemsize)
-
-    def used_bytes(self, message: np.ndarray) -> int:
-        """How much of a message, uint8, with room for the longest is in use.
-
-        Raises
-        ------
-        ValueError
-            The message says that it is longer than that.
-        """
-        if not self.compressor.variable:
-            return message.size
-        (length,) = message[self.header_bytes :][:4].view(np.uint32)
-        used = self.header_bytes + int(length)
-        if used > message.size:
-            raise ValueError(f"a message of at most {message.size} bytes says it has {used}")
-        return used
-
-    def part(self, n: int, dtype: str) -> Tuple[int, Optional[int]]:
-        """How payloads of n elements with their headers travel, as `MessageRows` has it."""
-        length_at = self.header_bytes if self.compressor.variable else None
-        return self.payload_bytes(n, dtype), length_at
+    def codec(self, n: int, dtype: str, epoch: Optional[int] = None) -> kernels.Codec:
+        """The codec of n elements."""
+        return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype)
 
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""
@@ -88,13 +68,76 @@ class CompressionParams:
             return described
         described.update(self.compressor.options(), compressor=self.compressor.name)
         described.update(hierarchical=self.hierarchical, exchange=self.exchange)
-        if self.ef and not self.compressor.accumulates:
+        if self.ef:
             described["ef"] = self.ef
         return described
 
 
-def _keys_that_are_on(params: Mapping[str, Any], known: Mapping[str, Option]) -> Dict[str, Any]:
+def _names(kinds: Iterable[Type[Compressor]]) -> str:
+    return ", ".join(kind.name for kind in kinds) or "none"
+
+
+def common() -> Dict[str, Option]:
+    """The keys that are no compressor's own."""
+    hierarchical = _names(kind for kind in registry.values() if kind.hierarchical)
+    accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
+    return {
+        "compressor": one_of(tuple(registry), "the algorithm; falsy: none"),
+        "ef": one_of(
+            ("vanilla", "corrected", "sparse"),
+            "error feedback; corrected: by the ratio of learning rates; sparse: where all nodes "
+            "draw alike, and the aggregator corrects what was drawn, which is all that it has",
+        ),
+        "momentum": one_of(
+            ("nesterov",),
+            "momentum before the compressor, with the value of the optimizer's, which then applies "
+            f"none. Always on with {accumulating}, in the optimizer's form unless this asks for "
+            "Nesterov's",
+        ),
+        "fp16": switch("what no compressor handles travels as float16"),
+        "hierarchical": switch(
+            "over Horovod: sum within each node first, and compress between nodes; by default for "
+            + hierarchical
+        ),
+        "exchange": one_of(
+            ("two_way", "gather"),
+            "two_way: aggregators sum, and compress the sum; gather: all workers get all payloads "
+            f"and sum them, by default (and always) for {accumulating}. What can be summed as it "
+            "is is, either way",
+        ),
+    }
+
+
+def users_of(key: str) -> Dict[str, Option]:
+    """The compressors that a key is for, each with what it may be there."""
+    shared = common().get(key)
+    if shared is None:
+        kinds = registry.items()
+        return {name: kind.keys()[key] for name, kind in kinds if key in kind.keys()}
+    accumulates = {name: kind.traits.accumulates for name, kind in registry.items()}
+    return {name: shared for name in registry if key != "ef" or not accumulates[name]}
+
+
+def keys() -> Dict[str, Option]:
+    """All keys, the common ones first; of one that several compressors have, the first's."""
+    every = common()
+    for kind in registry.values():
+        for key, option in kind.keys().items():
+            every.setdefault(key, option)
+    return every
+
+
+_FOR_ALL = ("compressor", "fp16")  # keys that mean something without a compressor, too
+
+
+def _is_for(key: str, name: Optional[str]) -> bool:
+    """Whether a key means anything with a compressor of that name, or without one."""
+    return key in _FOR_ALL or name in users_of(key)
+
+
+def _keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
     """What is not off; a switch may be False."""
+    known = keys()
     on = {}
     for key, value in params.items():
         if key not in known:
@@ -116,13 +159,13 @@ def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
 
     What BytePS's scripts pass for a key that they do not mean is not among them.
     """
-    known = options()
-    on = _keys_that_are_on(params or {}, known)
+    on = _keys_that_are_on(params or {})
     name = on.get("compressor")
+    known = keys()
     return {
         key: value
         for key, value in on.items()
-        if not known[key].is_for(name) and value and value != known[key].unused
+        if not _is_for(key, name) and value and value != known[key].unused
     }
 
 
@@ -170,70 +213,55 @@ def parse(
         return CompressionParams()
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(params).__name__}")
-    known = options()
-    on = _keys_that_are_on(params, known)
+    on = _keys_that_are_on(params)
+    shared = common()
     name = on.pop("compressor", None)
     if name is not None:
-        known["compressor"].check(name)
-    if on.get("ef") == "sparse" and name not in (None, "randomk"):
+        shared["compressor"].check("compressor", name)
+    kind = registry.get(name)
+    if on.get("ef") == "sparse" and kind is not None and not kind.traits.draws_alike:
+        alike = ", ".join(other for other in registry if registry[other].traits.draws_alike)
         raise ValueError(
-            f"compression_params['ef'] 'sparse' is for randomk, not for {name}; "
-            "'vanilla' and 'corrected' are for any compressor but dgc"
+            f"compression_params['ef'] 'sparse' is for {alike}, not for {name}; "
+            "'vanilla' and 'corrected' are for any compressor that does not accumulate"
         )
-    given = {key: value for key, value in on.items() if known[key].is_for(name)}
+    given = {key: value for key, value in on.items() if _is_for(key, name)}
     for key, value in given.items():
-        known[key].check(value)
+        (shared.get(key) or kind.keys()[key]).check(key, value)
     fp16 = bool(given.pop("fp16", False))
-    if name is None:
+    if kind is None:
         return CompressionParams(fp16=fp16)
-    kind = registry[name]
-    ef = given.pop("ef", "vanilla" if kind.accumulates else None)
     asked = given.pop("momentum", None) is not None
     if asked and not mu:
         raise ValueError(
             "compression_params['momentum'] needs 'momentum' in optimizer_params, or an optimizer "
             f"that has momentum; got {mu!r}"
         )
-    exchange = given.pop("exchange", "gather" if kind.accumulates else "two_way")
-    if kind.accumulates and exchange != "gather":
+    accumulates = kind.traits.accumulates
+    exchange = given.pop("exchange", "gather" if accumulates else "two_way")
+    if accumulates and exchange != "gather":
         raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
-    hierarchical = bool(given.pop("hierarchical", kind.hierarchical))
     return CompressionParams(
-        compressor=kind(**_own_options(kind, given, known)),
-        ef=ef,
-        mu=float(mu) if mu and (asked or kind.accumulates) else None,
+        ef=given.pop("ef", None),
+        hierarchical=bool(given.pop("hierarchical", kind.hierarchical)),
+        mu=float(mu) if mu and (asked or accumulates) else None,
         fp16=fp16,
-        nesterov=asked or nesterov or not kind.accumulates,
-        hierarchical=hierarchical,
+        nesterov=asked or nesterov or not accumulates,
         exchange=exchange,
+        compressor=_made(kind, given),
     )
 
 
-def _own_options(
-    kind: Type[Compressor], given: Mapping[str, Any], known: Mapping[str, Option]
-) -> Dict[str, Any]:
-    """The options of one compressor, as plain Python values.
-
-    Raises
-    ------
-    ValueError
-        Two of them are the same.
-    KeyError
-        One that it needs is missing.
-    """
+def _made(kind: Type[Compressor], given: Mapping[str, Any]) -> Compressor:
+    """A compressor with its own options, as plain Python values; KeyError if one is missing."""
     own = {
         key: value.item() if isinstance(value, np.generic) else value
         for key, value in given.items()
     }
-    ratio = own.pop("compress_ratio", None)
-    if ratio is not None:
-        if "k" in own:
-            raise ValueError("compression_params have 'k' and 'compress_ratio', which are the same")
-        own["k"] = ratio if ratio < 1 else 1 / ratio
     for field in fields(kind):
         if field.default is MISSING and field.name not in own:
             raise KeyError(
                 f"compression_params['{field.name}'] is missing; {kind.name} needs "
-                f"{known[field.name].allowed}"
+                f"{kind.keys()[field.name].allowed}"
             )
-    return own
+    return kind(**own)

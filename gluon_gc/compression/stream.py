@@ -8,7 +8,7 @@ from typing import Tuple
 import numpy as np
 
 from .. import kernels
-from .base import Compressor
+from .params import CompressionParams
 
 State = Tuple[int, int]
 """The two 64-bit words of an xorshift128+ generator."""
@@ -31,19 +31,19 @@ def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
     """
     digest = hashlib.sha256(entropy + b"%d,%d" % (index, begin)).digest()
     state = np.frombuffer(digest[:16], np.uint64).copy()
-    kernels.stream_jump(state, _THROWN_AWAY)
+    kernels.jump(state, _THROWN_AWAY)
     return state
 
 
 def start(
-    compressor: Compressor, n: int, node: int, index: int, begin: int, entropy: bytes
+    params: CompressionParams, n: int, node: int, index: int, begin: int, entropy: bytes
 ) -> State:
     """The state from which a node draws for a chunk.
 
     Parameters
     ----------
-    compressor : Compressor
-        One that draws, with its seed as attribute `seed`; None takes `entropy`.
+    params : CompressionParams
+        With a compressor that draws, whose attribute `seed` is its seed; None takes `entropy`.
     n : int
         Number of elements of the chunk.
     node : int
@@ -51,11 +51,14 @@ def start(
     index, begin, entropy
         As in `unseeded`.
     """
+    compressor = params.compressor
+    alike = compressor.traits.draws_alike
     if compressor.seed is None:
         state = unseeded(entropy, index, begin)
-    else:
-        state = seeded(compressor.seed + index + compressor.seed_offset(n))
-    if compressor.draws == "apart":
-        kernels.stream_jump_to_worker(state, node)
+    else:  # BytePS adds k for randomk
+        k = params.codec(n, "float32").draws if alike else 0
+        state = seeded(compressor.seed + index + k)
+    if not alike:
+        kernels.jump_to_worker(state, node)
     first, second = state.tolist()
     return first, second

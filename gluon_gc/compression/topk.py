@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Compressor, element_count, refuse_whole_share, register
-
-_INDEX_BYTES = 4
+from .base import Compressor, register
+from .option import share_or_count
 
 
 @register
 @dataclass(frozen=True)
 class TopK(Compressor):
     """The k elements largest in abs(x), exactly; among equals those of the lowest indices.
-
-    Parameters
-    ----------
-    k : float
-        0 < k < 1: a share of the elements of each chunk, floor(k n) of them, but at least one.
-        k >= 1: a whole number of elements of each chunk, or all where it has fewer.
 
     References
     ----------
@@ -29,14 +22,4 @@ class TopK(Compressor):
     name = "topk"
     description = "the k elements largest in magnitude, and where they are"
 
-    k: float
-
-    def __post_init__(self) -> None:
-        refuse_whole_share(self.k)
-
-    def count(self, n: int) -> int:
-        """How many of n elements are sent."""
-        return element_count(self.k, n)
-
-    def payload_bytes(self, n: int, itemsize: int) -> int:
-        return self.count(n) * (_INDEX_BYTES + itemsize)
+    k: float = share_or_count().field()

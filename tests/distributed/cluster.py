@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from gluon_gc.launcher import service
+from gluon_gc.launch.launcher import service
 
 JOBS = Path(__file__).with_name("jobs.py")
 TIMEOUT = 90  # seconds that a whole cluster may take

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
-from gluon_gc.runtime import default_kvstore
+from gluon_gc.mxnet.runtime import default_kvstore
 
 
 def _parameters(shapes, dtype="float32", contexts=1, value=None):
@@ -71,7 +71,7 @@ def steps(arguments):
             result[f"g{i}_{step}"] = param.grad().asnumpy()
     for i, param in enumerate(params):
         result[f"w{i}"] = param.data().asnumpy()
-    result["row"] = np.array(getattr(bps.runtime.default_kvstore(), "_row", bps.rank()))
+    result["row"] = np.array(getattr(default_kvstore(), "_row", bps.rank()))
     return result
 
 
@@ -384,7 +384,7 @@ def again(arguments):
 
 def stock_worker(arguments):
     """A command such as MXNet's own KVStore.set_optimizer sends, to a gluon_gc server."""
-    bps.runtime.default_kvstore()._kv.set_optimizer(mx.optimizer.SGD())
+    default_kvstore()._kv.set_optimizer(mx.optimizer.SGD())
     return {}
 
 

@@ -44,7 +44,7 @@ EVERY_WAY = [
 def worker(options, work, rank, index, n):
     """The replay of one worker's compressor for a chunk of n elements of parameter `index`."""
     params = options["compression_params"]
-    start = replay.STARTS["dithering"](params, n, index, rank)  # each node has its own part
+    start = replay.own_start(params["seed"], index, rank)  # each node has its own part
     names = {"strided_sample": "strided", "resample": "resample"}
     return dgc_replay.Replay(
         n,

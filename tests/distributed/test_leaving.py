@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gluon_gc.launcher import service
+from gluon_gc.launch.launcher import service
 from tests.distributed.cluster import last_line, start_horovod
 
 SOON = 100  # seconds in which all start and end on a busy machine
@@ -118,7 +118,7 @@ def test_a_node_that_dies_as_ps_lite_starts_is_named(cluster, role):
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
     code = (
-        "import os; from gluon_gc import census, env\n"
+        "import os; from gluon_gc import env; from gluon_gc.launch import census\n"
         f"lifeline = census.join(env.cluster('{role}'), 60); print(lifeline.name, flush=True)\n"
         "os._exit(9)"
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from gluon_gc.launcher import service
+from gluon_gc.launch.launcher import service
 from tests.distributed.cluster import last_line
 
 STOCK_SERVER = [sys.executable, "-c", "import mxnet"]
@@ -90,7 +90,7 @@ def test_another_version_of_gluon_gc_is_refused(cluster, module, other):
     nodes = cluster(1, 1)
     nodes.start_roles()
     code = (
-        "import gluon_gc as bps, gluon_gc.census, mxnet as mx; "
+        "import gluon_gc as bps, gluon_gc.launch.census, mxnet as mx; "
         f"bps.{module}.__version__ = '9.9.9'; "
         "bps.init(); bps.byteps_push_pull(mx.nd.ones(1), name='x')"
     )

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from gluon_gc.compression import parse
 from tests import replay
 from tests.compressors import COMPRESSORS
 from tests.distributed.cluster import run, run_local
@@ -42,9 +43,9 @@ def every_way(name):
 def check_replay(results, options, chunk_elements=10**9):
     """Compare gradients after every step, and the weights in the end, with the NumPy replay."""
     params = options["compression_params"]
+    params = parse(params, 0.9 if params["momentum"] else None)
     dtype = np.dtype(options.get("dtype", "float32"))
     work = np.float64 if dtype == np.float64 else np.float32
-    mu = 0.9 if params["momentum"] else None
     workers = len(results)
     order = np.argsort([int(result["row"]) for result in results])  # as the server sums
     tolerance = {2: 2e-3, 4: 2e-5, 8: 1e-12}[dtype.itemsize]
@@ -54,7 +55,7 @@ def check_replay(results, options, chunk_elements=10**9):
         weight = np.full(n, i + 1.0)
         parts = replay.chunks(n, chunk_elements)
         sizes = [part.stop - part.start for part in parts]
-        paths = [replay.Exchange(workers, params, mu, size, i) for size in sizes]
+        paths = [replay.Exchange(workers, params, size, i, work) for size in sizes]
         previous = RATES[0]
         for step in range(options["steps"]):
             gradients = [

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import env
+from ... import env
 
 
 class Circle:

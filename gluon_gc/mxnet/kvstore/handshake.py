@@ -12,8 +12,8 @@ from typing import Any, Dict, List, Mapping
 
 from mxnet.ndarray import NDArray
 
-from .. import env
-from ..version import __version__
+from ... import env
+from ...version import __version__
 from . import messages
 
 _SETTINGS = (

@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import List, NoReturn, Optional, Sequence
 
-from . import census, env, supervisor
+from .. import env
+from . import census, supervisor
 from .supervisor import Task
 
 _REDIRECTION = re.compile(r"\d*(<|>>?)(&\d+|\S+)")
@@ -84,7 +85,8 @@ def runnable(command: Sequence[str]) -> List[str]:
 
 def service(role: str) -> List[str]:
     """The command of a server or the scheduler, whose current directory is not on sys.path."""
-    return [sys.executable, str(Path(__file__).resolve().with_name("service.py")), role]
+    path = Path(__file__).resolve().parents[1] / "mxnet" / "service.py"
+    return [sys.executable, str(path), role]
 
 
 def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:

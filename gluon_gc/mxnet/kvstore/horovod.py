@@ -20,14 +20,16 @@ import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from .. import env
-from ..leaving import ending
-from . import bundle, handshake, plan
-from .aggregator import Aggregator
-from .base import CompressingKVStore
+from ... import env, plan
+from ...compression import CompressionParams
+from ...launch.leaving import ending
+from ...plan import Chunk
+from ..channel import Channel
+from ..codec import MessageCodec
+from ..exchange import CompressingKVStore, States
+from ..gradient import Gradients
+from . import bundle, handshake
 from .circle import Circle, nodes_of
-from .gradient import Gradients
-from .plan import Chunk
 
 
 def _load() -> Any:
@@ -79,13 +81,14 @@ class GluonGCHorovod(CompressingKVStore):
             self._leaders = Circle(self._hvd, [ranks[0] for ranks in nodes])
             (self._node,) = (c for c in [Circle(self._hvd, n) for n in nodes] if c.place >= 0)
             self._circles.append(self._leaders)
-        self._aggregator = Aggregator(env.server_threads())
-        self._keys: Dict[Chunk, int] = {}
-        self._owners: Dict[Chunk, int] = {}  # places in the chunk's circle
-        # Horovod refuses a name that is still at work: a chunk is always summed in the same array,
+        self._threads = env.server_threads()
+        self._aggregators: Dict[Channel, MessageCodec] = {}
+        self._keys: Dict[Channel, int] = {}
+        self._owners: Dict[Channel, int] = {}  # places in the channel's circle
+        # Horovod refuses a name that is still at work: what is summed always is in the same array,
         # for which MXNet's engine ends one sum before it begins the next.
-        self._summed: Dict[Chunk, NDArray] = {}
-        self._summed_in_node: Dict[Chunk, NDArray] = {}
+        self._summed: Dict[Channel, NDArray] = {}
+        self._summed_in_node: Dict[Channel, List[NDArray]] = {}
         self._broadcasts = itertools.count()
         GluonGCHorovod.connected = self
         self._agree({})
@@ -113,42 +116,42 @@ class GluonGCHorovod(CompressingKVStore):
         if problem:
             raise RuntimeError(f"the cluster does not fit together: {problem}")
 
-    def _open(self, chunks: Sequence[Chunk]) -> None:
+    def _open(self, channels: Sequence[Channel]) -> None:
         for circle in self._circles:
-            inside = [chunk for chunk in chunks if self._circle(chunk) is circle]
-            owners = plan.spread([chunk.message_bytes for chunk in inside], circle.size)
+            inside = [channel for channel in channels if self._circle(channel) is circle]
+            owners = plan.spread([channel.message_bytes for channel in inside], circle.size)
             self._owners.update(zip(inside, owners))
-        for chunk in chunks:
-            key = self._keys[chunk] = len(self._keys)
-            if self._hierarchical(chunk):
-                self._summed_in_node[chunk] = mx.nd.zeros(chunk.size, dtype=chunk.dtype)
-            if chunk.aggregated:
-                place, size = self._place(chunk)
-                start = self._start(chunk, node=size)
-                if self._owners[chunk] == place and self._takes_part(chunk):
-                    self._aggregator.add(key, chunk.params, chunk.size, chunk.dtype, start)
-            elif not chunk.gathered:
-                values = chunk.message_bytes // np.dtype(chunk.dtype).itemsize
-                self._summed[chunk] = mx.nd.zeros(values, dtype=chunk.dtype)
+        for channel in channels:
+            self._keys[channel] = len(self._keys)
+            if self._hierarchical(channel.params):
+                self._summed_in_node[channel] = [
+                    mx.nd.zeros(chunk.size, dtype=channel.dtype) for chunk in channel.chunks
+                ]
+            if channel.aggregated:
+                place, _ = self._place(channel.chunks[0])
+                if self._owners[channel] == place and self._takes_part(channel):
+                    self._aggregators[channel] = self._aggregator(channel)
+            elif not channel.gathered:
+                values = channel.message_bytes // np.dtype(channel.dtype).itemsize
+                self._summed[channel] = mx.nd.zeros(values, dtype=channel.dtype)
 
-    def _hierarchical(self, chunk: Chunk) -> bool:
-        hierarchical = chunk.params is not None and chunk.params.hierarchical
-        return hierarchical and len(self._circles) > 1
+    def _hierarchical(self, params: Optional[CompressionParams]) -> bool:
+        return params is not None and params.hierarchical and len(self._circles) > 1
 
-    def _circle(self, chunk: Chunk) -> Circle:
-        """Those who exchange a chunk."""
-        return self._leaders if self._hierarchical(chunk) else self._everybody
+    def _circle(self, channel: Channel) -> Circle:
+        """Those who exchange a message."""
+        return self._leaders if self._hierarchical(channel.params) else self._everybody
 
-    def _takes_part(self, chunk: Chunk) -> bool:
-        return self._circle(chunk).place >= 0
+    def _takes_part(self, channel: Channel) -> bool:
+        return self._circle(channel).place >= 0
 
     def _place(self, chunk: Chunk) -> Tuple[int, int]:
-        if self._hierarchical(chunk):
+        if self._hierarchical(chunk.params):
             return self._number_of_node, self._leaders.size
         return super()._place(chunk)
 
-    def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
-        return super()._message_bytes(chunk, done) if self._takes_part(chunk) else (0, 0)
+    def _message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+        return super()._message_bytes(channel, done) if self._takes_part(channel) else (0, 0)
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
@@ -158,105 +161,107 @@ class GluonGCHorovod(CompressingKVStore):
 
     # A step: what is computed is queued on MXNet's engine, while bytes wait for all workers
 
-    def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
-        sent = self._all_encoded(chunks, gradients)
-        received: Dict[Chunk, NDArray] = {}
+    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
+        sent = self._all_encoded(channels, gradients)
+        received: Dict[Channel, NDArray] = {}
         for circle in self._circles:
-            inside = [chunk for chunk in chunks if self._circle(chunk) is circle]
+            inside = [channel for channel in channels if self._circle(channel) is circle]
             received.update(self._sum_in(circle, inside, sent))
-            aggregated = list(bundle.groups([chunk for chunk in inside if chunk.aggregated]))
+            aggregated = list(bundle.groups([channel for channel in inside if channel.aggregated]))
             replies = [self._bring_to_owners(circle, group, sent) for group in aggregated]
             for group, reply in zip(aggregated, replies):
                 received.update(self._bring_back(circle, group, reply))
-            for group in bundle.groups([chunk for chunk in inside if chunk.gathered]):
+            for group in bundle.groups([channel for channel in inside if channel.gathered]):
                 received.update(self._bring_to_all(circle, group, sent))
-        for chunk in chunks:
-            self._deliver(chunk, received[chunk], gradients)
+        for channel in channels:
+            count = self._circle(channel).size if channel.gathered else 1
+            channel.deliver([received[channel]], gradients, count)
 
-    def _all_encoded(self, chunks: Sequence[Chunk], gradients: Gradients) -> Dict[Chunk, NDArray]:
-        """What is sent of each chunk: of this worker's values, or of their sum over its node."""
-        values = {chunk: self._values(chunk, gradients) for chunk in chunks}
-        for group in bundle.by_dtype([chunk for chunk in chunks if chunk in self._summed_in_node]):
-            for chunk in group:
-                values[chunk] = values[chunk].copyto(self._summed_in_node[chunk])
-            arrays = [values[chunk] for chunk in group]
+    def _all_encoded(
+        self, channels: Sequence[Channel], gradients: Gradients
+    ) -> Dict[Channel, NDArray]:
+        """What is sent: of this worker's gradients, or of their sum over its node."""
+        in_node = [channel for channel in channels if channel in self._summed_in_node]
+        sums: Dict[Channel, List[NDArray]] = {}
+        for group in bundle.by_dtype(in_node):
+            for channel in group:
+                sums[channel] = channel.copied(gradients, self._summed_in_node[channel])
+            arrays = [array for channel in group for array in sums[channel]]
             self._node.sum_in_place(arrays, f"node.{self._keys[group[0]]}")
-        return {chunk: self._encoded(chunk, values[chunk]) for chunk in chunks}
+        return {
+            channel: self._encode(
+                channel, gradients, values=sums.get(channel), out=self._summed.get(channel)
+            )
+            for channel in channels
+        }
 
     def _sum_in(
-        self, circle: Circle, chunks: Sequence[Chunk], sent: Mapping[Chunk, NDArray]
-    ) -> Dict[Chunk, NDArray]:
-        """The sums of the chunks that are summed as they are."""
-        sums = {
-            chunk: sent[chunk].copyto(self._summed[chunk])
-            for chunk in chunks
-            if chunk in self._summed
-        }
+        self, circle: Circle, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
+    ) -> Dict[Channel, NDArray]:
+        """The sums of what is summed as it is."""
+        sums = {channel: sent[channel] for channel in channels if channel in self._summed}
         for group in bundle.by_dtype(list(sums)):
             if circle.place >= 0:
-                arrays = [sums[chunk] for chunk in group]
+                arrays = [sums[channel] for channel in group]
                 circle.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
         if circle is not self._everybody:
-            for chunk, array in sums.items():
-                self._node.broadcast(array, self._leader, f"summed.{self._keys[chunk]}")
+            for channel, array in sums.items():
+                self._node.broadcast(array, self._leader, f"summed.{self._keys[channel]}")
         return sums
 
     def _bring_to_owners(
-        self, circle: Circle, group: Sequence[Chunk], payloads: Mapping[Chunk, NDArray]
+        self, circle: Circle, group: Sequence[Channel], payloads: Mapping[Channel, NDArray]
     ) -> List[NDArray]:
-        """The aggregates, not yet computed, of the chunks of a group that this worker owns."""
+        """The aggregates, not yet computed, of the messages of a group that this worker owns."""
         if circle.place < 0:
             return []
         by_owner = self._by_owner(circle, group)
-        parts = [[bundle.used(chunk, payloads[chunk]) for chunk in owned] for owned in by_owner]
+        parts = [[bundle.used(c, payloads[c]) for c in owned] for owned in by_owner]
         received = circle.alltoall(
             [b"".join(part) for part in parts], f"to_owners.{self._keys[group[0]]}"
         )
         mine = by_owner[circle.place]
-        messages = list(bundle.split(mine * circle.size, received))
+        rows = bundle.rows(mine, circle.size, received)
         return [
-            self._aggregator.reduce(self._keys[chunk], bundle.rows(chunk, messages[i :: len(mine)]))
-            for i, chunk in enumerate(mine)
+            self._aggregators[channel].aggregate(messages, circle.size, self._threads)
+            for channel, messages in rows
         ]
 
     def _bring_back(
-        self, circle: Circle, group: Sequence[Chunk], reply: Sequence[NDArray]
-    ) -> Iterator[Tuple[Chunk, NDArray]]:
-        """The aggregates of all chunks of a group."""
+        self, circle: Circle, group: Sequence[Channel], reply: Sequence[NDArray]
+    ) -> Iterator[Tuple[Channel, NDArray]]:
+        """The aggregates of all messages of a group."""
         by_owner = self._by_owner(circle, group)
         mine = b"".join(
             bundle.used(c, payload) for c, payload in zip(by_owner[circle.place], reply)
         )
         everything = self._from_all(circle, mine, f"bring_back.{self._keys[group[0]]}")
-        in_order = [chunk for owned in by_owner for chunk in owned]
-        for chunk, message in zip(in_order, bundle.split(in_order, everything)):
-            yield chunk, bundle.rows(chunk, [message]).reshape((-1,))
+        in_order = [channel for owned in by_owner for channel in owned]
+        return bundle.rows(in_order, 1, everything)
 
     def _bring_to_all(
-        self, circle: Circle, group: Sequence[Chunk], payloads: Mapping[Chunk, NDArray]
-    ) -> Iterator[Tuple[Chunk, NDArray]]:
-        """All payloads of the chunks of a group."""
-        mine = b"".join(bundle.used(chunk, payloads[chunk]) for chunk in group)
+        self, circle: Circle, group: Sequence[Channel], payloads: Mapping[Channel, NDArray]
+    ) -> Iterator[Tuple[Channel, NDArray]]:
+        """All messages of a group."""
+        mine = b"".join(bundle.used(channel, payloads[channel]) for channel in group)
         everything = self._from_all(circle, mine, f"bring_to_all.{self._keys[group[0]]}")
-        messages = list(bundle.split(list(group) * circle.size, everything))
-        for i, chunk in enumerate(group):
-            yield chunk, bundle.rows(chunk, messages[i :: len(group)])
+        return bundle.rows(group, circle.size, everything)
 
     def _from_all(self, circle: Circle, mine: bytes, name: str) -> bytes:
         """What all of a circle have, by rank, also for workers who are not in it."""
         everything = circle.gather(mine, name) if circle.place >= 0 else b""
         return everything if circle is self._everybody else self._node.gather(everything, name)
 
-    def _by_owner(self, circle: Circle, group: Sequence[Chunk]) -> List[List[Chunk]]:
+    def _by_owner(self, circle: Circle, group: Sequence[Channel]) -> List[List[Channel]]:
         return [[c for c in group if self._owners[c] == place] for place in range(circle.size)]
 
-    # Checkpoints: each worker's has what it carries over for the chunks that it owns
+    # Checkpoints: each worker's has what it carries over for the messages that it owns
 
-    def _keeps_aggregator(self, chunk: Chunk) -> bool:
-        return self._keys[chunk] in self._aggregator
+    def _keeps_aggregator(self, channel: Channel) -> bool:
+        return channel in self._aggregators
 
-    def _aggregator_states(self, chunks: Sequence[Chunk]) -> Dict[Chunk, Dict[str, np.ndarray]]:
-        return {chunk: self._aggregator.state(self._keys[chunk]) for chunk in chunks}
+    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+        return {channel: self._aggregators[channel].state() for channel in channels}
 
-    def _load_aggregator_state(self, chunk: Chunk, state: Mapping[str, np.ndarray]) -> None:
-        self._aggregator.load_state(self._keys[chunk], state)
+    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
+        self._aggregators[channel].load_state(states)

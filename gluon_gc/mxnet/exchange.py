@@ -22,24 +22,26 @@ import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from .. import env, operators
+from .. import env, plan
 from ..checkpoint import Layout
-from ..compression import (
-    Codec,
-    CompressionParams,
-    parse,
-    state_layout,
-    stream,
-    warn_of_ignored,
-)
-from . import plan
-from .finite import FiniteCheck
-from .gradient import Gradient, Gradients, defuse, fuse
-from .plan import Chunk, Tensor
+from ..compression import CompressionParams, parse, stream, warn_of_ignored
+from ..plan import Chunk, Tensor
+from .channel import Channel
+from .codec import MessageCodec, Part, state_layout
+from .gradient import Gradient, Gradients
 
 Arrays = Union[NDArray, Sequence[NDArray]]
 STATS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "decompress_seconds")
 """What `CompressingKVStore.stats` tells of a tensor."""
+
+
+States = List[Dict[str, np.ndarray]]
+"""What a codec carries over, chunk by chunk."""
+
+
+def _layout(chunk: Chunk, node: str) -> Layout:
+    params = chunk.params if node == "worker" else chunk.params.aggregators
+    return state_layout(params, chunk.size, chunk.dtype)
 
 
 def _as_list(value: Any) -> List[Any]:
@@ -82,9 +84,7 @@ class CompressingKVStore(KVStoreBase):
         self.learning_rate_ratio = 1.0
         self._params = CompressionParams()
         self._tensors: Dict[str, Tensor] = {}
-        self._chunks: List[Chunk] = []
-        self._codecs: Dict[Chunk, Codec] = {}
-        self._finite_checks: Dict[Chunk, FiniteCheck] = {}
+        self._channels: List[Channel] = []
         self._entropy = b""
 
     # What a backend supplies
@@ -92,24 +92,24 @@ class CompressingKVStore(KVStoreBase):
     def _agree(self, about: Mapping[str, Any]) -> None:
         """Make sure that all workers are about to do the same: `about` it."""
 
-    def _open(self, chunks: Sequence[Chunk]) -> None:
-        """Make ready to exchange these chunks."""
+    def _open(self, channels: Sequence[Channel]) -> None:
+        """Make ready to exchange messages in these."""
         raise NotImplementedError
 
-    def _exchange(self, chunks: Sequence[Chunk], gradients: Gradients, priority: int) -> None:
-        """Sum the chunks of these gradients over all workers, the first with most priority.
+    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
+        """Sum these gradients over all workers, the first channel's with most priority.
 
-        `_values` and `_encoded` give what travels of a chunk; `_deliver` takes what comes back.
+        `_encode` gives what travels in a channel; `Channel.deliver` takes what comes back.
         """
         raise NotImplementedError
 
-    def _message_bytes(self, chunk: Chunk, done: Mapping[str, float]) -> Tuple[float, float]:
-        """Bytes that this worker pushes and pulls for a chunk in a step, so far on average.
+    def _message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+        """Bytes that this worker pushes and pulls in a channel in a step, so far on average.
 
-        `done` is the meter of its codec, empty without one.
+        `done` is its meter, empty without one.
         """
         if not done.get("calls"):
-            return chunk.message_bytes, chunk.message_bytes
+            return channel.message_bytes, channel.message_bytes
         return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
@@ -188,8 +188,8 @@ class CompressingKVStore(KVStoreBase):
             targets = arrays if targets is None else _as_list(targets)
             _check(arrays, self._tensors[str(name)])
             gradients[str(name)] = Gradient(arrays, targets)
-        chunks = [c for c in self._chunks if any(p.tensor in gradients for p in c.slices)]
-        self._exchange(chunks, gradients, priority)
+        channels = [c for c in self._channels if not c.tensors.isdisjoint(gradients)]
+        self._exchange(channels, gradients, priority)
         for gradient in gradients.values():
             gradient.finish()
 
@@ -219,19 +219,12 @@ class CompressingKVStore(KVStoreBase):
             tensors, env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         )
         self._agree(plan.described(chunks))
-        for chunk in chunks:
-            if chunk.params is not None:
-                self._codecs[chunk] = Codec(
-                    chunk.params,
-                    chunk.size,
-                    chunk.dtype,
-                    self._start(chunk, node=self._place(chunk)[0]),
-                    self._tensors[chunk.slices[0].tensor].refused,
-                )
-        checks = {chunk: FiniteCheck.of(chunk, self._tensors) for chunk in chunks}
-        self._finite_checks.update((c, check) for c, check in checks.items() if check)
-        self._open(chunks)
-        self._chunks.extend(chunks)
+        channels = [
+            Channel(message, self._tensors, [self._start(c, self._place(c)[0]) for c in message])
+            for message in plan.messages(chunks)
+        ]
+        self._open(channels)
+        self._channels.extend(channels)
 
     def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
         """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
@@ -250,15 +243,14 @@ class CompressingKVStore(KVStoreBase):
         until all exchanges are done.
         """
         stats = {name: dict.fromkeys(STATS, 0.0) for name in self._tensors}
-        for chunk in self._chunks:
-            done = self._codecs[chunk].meter() if chunk in self._codecs else {}
+        for channel in self._channels:
+            done = channel.done()
             calls = done.get("calls", 0)
-            bytes_ = dict(zip(STATS, self._message_bytes(chunk, done)))
-            for piece in chunk.slices:
-                share = piece.size / chunk.size
+            bytes_ = dict(zip(STATS, self._message_bytes(channel, done)))
+            for name, share in channel.shares():
                 for field in STATS:
                     value = bytes_[field] if field in bytes_ else calls and done[field] / calls
-                    stats[piece.tensor][field] += share * value
+                    stats[name][field] += share * value
         return stats
 
     def nonfinite(self, names: Collection[str]) -> int:
@@ -267,37 +259,36 @@ class CompressingKVStore(KVStoreBase):
         The same on all workers; waits until all exchanges are done. What may propagate, and
         travels uncompressed, does not count.
         """
-        compressed = [self._codecs[c].meter()["nonfinite"] for c in self._compressed(names)]
-        checks = self._finite_checks.items()
-        plain = [check.nonfinite() for c, check in checks if c.slices[0].tensor in names]
-        return int(sum(compressed + plain))
+        return sum(channel.nonfinite() for channel in self._of(names))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
         """Compress these tensors as their compressors do in an epoch, counted from 0."""
-        for chunk in self._compressed(names):
-            self._codecs[chunk].set_epoch(epoch)
+        for channel in self._of(names):
+            if channel.codec is not None:
+                channel.codec.set_epoch(epoch)
+
+    def _of(self, names: Collection[str]) -> List[Channel]:
+        return [channel for channel in self._channels if not channel.tensors.isdisjoint(names)]
 
     def declared(self, name: str) -> bool:
         """Whether a tensor of that name can be exchanged."""
         return name in self._tensors
-
-    def _compressed(self, names: Collection[str]) -> List[Chunk]:
-        return [chunk for chunk in self._codecs if chunk.slices[0].tensor in names]
 
     # Checkpoints: arrays by "INDEX/BEGIN-END/NODE/NAME", of the tensor, its slice, and what is
     # carried over by "worker" or "aggregator"
 
     def state(self, names: Collection[str]) -> Dict[str, np.ndarray]:
         """Residuals and momentum of these tensors, for a checkpoint."""
-        chunks = self._compressed(names)
-        aggregators = self._aggregator_states([c for c in chunks if self._keeps_aggregator(c)])
+        channels = self._compressed(names)
+        aggregators = self._aggregator_states([c for c in channels if self._keeps_aggregator(c)])
         return {
             self._path(chunk, node, name): array
-            for chunk in chunks
-            for node, state in (
-                ("worker", self._codecs[chunk].state()),
-                ("aggregator", aggregators.get(chunk, {})),
+            for channel in channels
+            for node, states in (
+                ("worker", channel.codec.state()),
+                ("aggregator", aggregators.get(channel, [])),
             )
+            for chunk, state in zip(channel.chunks, states)
             for name, array in state.items()
         }
 
@@ -305,46 +296,57 @@ class CompressingKVStore(KVStoreBase):
         """Shape and dtype of each array of the state of these tensors."""
         return {
             self._path(chunk, node, name): of_array
-            for chunk in self._compressed(names)
-            for node in self._nodes(chunk)
-            for name, of_array in self._node_layout(chunk, node).items()
+            for channel in self._compressed(names)
+            for node in self._nodes(channel)
+            for chunk in channel.chunks
+            for name, of_array in _layout(chunk, node).items()
         }
 
     def load_state(self, names: Collection[str], arrays: Mapping[str, np.ndarray]) -> None:
         """Go on from what `state` returned, whose arrays are as `state_layout` says."""
-        for chunk in self._compressed(names):
-            for node in self._nodes(chunk):
-                state = {
-                    name: arrays[self._path(chunk, node, name)]
-                    for name in self._node_layout(chunk, node)
-                }
+        for channel in self._compressed(names):
+            for node in self._nodes(channel):
+                states = [
+                    {name: arrays[self._path(chunk, node, name)] for name in _layout(chunk, node)}
+                    for chunk in channel.chunks
+                ]
                 if node == "worker":
-                    self._codecs[chunk].load_state(state)
+                    channel.codec.load_state(states)
                 else:
-                    self._load_aggregator_state(chunk, state)
+                    self._load_aggregator_states(channel, states)
+
+    def _compressed(self, names: Collection[str]) -> List[Channel]:
+        return [channel for channel in self._of(names) if channel.codec is not None]
 
     def _path(self, chunk: Chunk, node: str, name: str) -> str:
         (piece,) = chunk.slices
         return f"{self._tensors[piece.tensor].index}/{piece.begin}-{piece.end}/{node}/{name}"
 
-    def _nodes(self, chunk: Chunk) -> Tuple[str, ...]:
-        return ("worker", "aggregator") if self._keeps_aggregator(chunk) else ("worker",)
+    def _nodes(self, channel: Channel) -> Tuple[str, ...]:
+        return ("worker", "aggregator") if self._keeps_aggregator(channel) else ("worker",)
 
-    @staticmethod
-    def _node_layout(chunk: Chunk, node: str) -> Layout:
-        params = chunk.params if node == "worker" else chunk.params.aggregators
-        return state_layout(params, chunk.size, chunk.dtype)
-
-    def _keeps_aggregator(self, chunk: Chunk) -> bool:
-        """Whether this worker's checkpoint has what the aggregator of a chunk carries over."""
+    def _keeps_aggregator(self, channel: Channel) -> bool:
+        """Whether this worker's checkpoint has what the aggregator of a channel carries over."""
         return False
 
-    def _aggregator_states(self, chunks: Sequence[Chunk]) -> Dict[Chunk, Dict[str, np.ndarray]]:
-        """What the aggregators of these chunks, which this worker keeps, carry over."""
+    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+        """What the aggregators of these channels, which this worker keeps, carry over."""
         return {}
 
-    def _load_aggregator_state(self, chunk: Chunk, state: Mapping[str, np.ndarray]) -> None:
-        """Let the aggregator of a chunk go on from that."""
+    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
+        """Let the aggregator of a channel go on from that."""
+
+    def _encode(self, channel: Channel, gradients: Gradients, **how: Any) -> NDArray:
+        """What travels in a channel."""
+        scale, ratio = self.gradient_scale, self.learning_rate_ratio
+        return channel.encode(gradients, scale, ratio, **how)
+
+    def _aggregator(self, channel: Channel) -> MessageCodec:
+        """What aggregates a channel's messages."""
+        (_, nodes) = self._place(channel.chunks[0])
+        starts = [self._start(chunk, node=nodes) for chunk in channel.chunks]
+        parts = [Part(chunk.size, start) for chunk, start in zip(channel.chunks, starts)]
+        return MessageCodec(channel.params.aggregators, channel.dtype, parts)
 
     # Random streams
 
@@ -354,53 +356,16 @@ class CompressingKVStore(KVStoreBase):
 
     def _start(self, chunk: Chunk, node: int) -> Optional[stream.State]:
         """Where a node's stream for a compressed chunk starts, if its compressor draws."""
-        compressor = chunk.params.compressor
-        if not compressor.draws:
+        if chunk.params is None or not chunk.params.compressor.traits.draws:
             return None
-        if compressor.seed is None and not self._entropy:
+        if chunk.params.compressor.seed is None and not self._entropy:
             self._entropy = self._shared_entropy()
         (piece,) = chunk.slices
         index = self._tensors[piece.tensor].index
-        return stream.start(compressor, chunk.size, node, index, piece.begin, self._entropy)
+        return stream.start(chunk.params, chunk.size, node, index, piece.begin, self._entropy)
 
     def _shared_entropy(self) -> bytes:
         """Sixteen random bytes, those of rank 0 on all workers."""
         words = mx.nd.array(np.frombuffer(os.urandom(16), np.int64), dtype="int64")
         self.broadcast_all([words], root_rank=0)
         return words.asnumpy().tobytes()
-
-    # A step
-
-    def _values(self, chunk: Chunk, gradients: Gradients) -> NDArray:
-        """This worker's part of a chunk; as it travels, if that is uncompressed."""
-        if chunk.params is None:
-            return fuse(chunk, gradients, self.gradient_scale)
-        (piece,) = chunk.slices
-        if piece.tensor not in gradients:  # it travels with others that take part in this step
-            return mx.nd.zeros(chunk.size, dtype=chunk.dtype)
-        values = gradients[piece.tensor].own(piece)
-        return operators.float_from_half(values) if values.dtype == np.float16 else values
-
-    def _encoded(self, chunk: Chunk, values: NDArray) -> NDArray:
-        """What travels of these values: themselves, or their payload."""
-        if chunk.params is None:
-            return values
-        codec = self._codecs[chunk]
-        return codec.compress(values, self.gradient_scale, self.learning_rate_ratio)
-
-    def _deliver(self, chunk: Chunk, received: NDArray, gradients: Gradients) -> None:
-        """Write what came back of a chunk to its gradients."""
-        if chunk.params is None:
-            if chunk in self._finite_checks:
-                self._finite_checks[chunk].check(received, gradients)
-            defuse(chunk, received, gradients)
-            return
-        (piece,) = chunk.slices
-        if piece.tensor not in gradients:
-            return
-        gradient = gradients[piece.tensor].result(piece)
-        codec = self._codecs[chunk]
-        if gradient.dtype == np.float16:
-            operators.half_from_float(codec.decompress(received)).copyto(gradient)
-        else:
-            codec.decompress(received, out=gradient)

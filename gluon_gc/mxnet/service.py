@@ -14,7 +14,7 @@ def main(role: str) -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder, whose modules are to be found within gluon_gc only
     try:
-        from gluon_gc import server
+        from gluon_gc.mxnet import server
     except ImportError as error:
         sys.exit(f"{role}: {error}")
     server.main(role)

@@ -9,7 +9,7 @@ from typing import Callable
 from mxnet.base import _LIB
 from mxnet.kvstore.kvstore import KVStore
 
-from ..leaving import die
+from ...launch.leaving import die
 
 SCHEDULER_ID = 1  # as ps-lite numbers nodes
 

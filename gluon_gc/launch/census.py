@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Set
 
-from . import env
-from .env import Cluster, ConfigurationError
+from .. import env
+from ..env import Cluster, ConfigurationError
+from ..log import logger
+from ..version import __version__
 from .lifeline import LINE_BYTES, Lifeline, Lifelines, keep_alive, line
-from .log import logger
-from .version import __version__
 
 _REMIND = 30  # seconds after which the scheduler says who is missing
 _PATIENCE = 10  # seconds for a node's line, once it is connected

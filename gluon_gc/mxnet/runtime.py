@@ -9,12 +9,12 @@ import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
-from . import env
-from .compression import parse, warn_of_ignored
+from .. import env
+from ..compression import parse, warn_of_ignored
+from ..launch.leaving import failure
+from ..plan import Tensor
+from .exchange import CompressingKVStore
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
-from .kvstore.base import CompressingKVStore
-from .kvstore.plan import Tensor
-from .leaving import failure
 
 _default: Optional[CompressingKVStore] = None
 _declared: Dict[str, Mapping[str, Any]] = {}

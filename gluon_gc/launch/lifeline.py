@@ -13,8 +13,8 @@ import socket
 import threading
 from typing import Any, Dict, List, Tuple
 
-from . import env
-from .env import Cluster
+from .. import env
+from ..env import Cluster
 from .leaving import die
 
 LINE_BYTES = 8192

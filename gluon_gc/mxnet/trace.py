@@ -7,7 +7,7 @@ from typing import Optional
 
 import mxnet as mx
 
-from . import env
+from .. import env
 
 
 class Trace:

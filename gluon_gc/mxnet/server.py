@@ -10,20 +10,22 @@ import ctypes
 import json
 import traceback
 from collections import Counter
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
-from . import census, compression, env, operators
+from .. import compression, env
+from ..launch import census
+from ..launch.leaving import die
+from ..launch.lifeline import Lifeline
+from ..log import logger
+from . import operators
+from .codec import MessageCodec, Part
 from .kvstore import archive, handshake, messages
-from .kvstore.aggregator import Aggregator
 from .kvstore.watch import SCHEDULER_ID, Watch, is_dead, server_id
-from .leaving import die
-from .lifeline import Lifeline
-from .log import logger
 from .trace import Trace
 
 _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -40,10 +42,10 @@ class Server:
     def __init__(self, kv: KVStore, threads: int, lifeline: Lifeline) -> None:
         self._kv = kv
         self._lifeline = lifeline
-        self._aggregator = Aggregator(threads)
+        self._threads = threads
+        self._aggregators: Dict[int, MessageCodec] = {}
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
-        self._chunks: Dict[int, List[int]] = {}  # the numbers of those that a key's messages hold
         self._greeting: Optional[NDArray] = None  # what workers pull messages from
         self._archive = b""
         self._serving = False
@@ -77,8 +79,8 @@ class Server:
             elif "summed_bytes" in message:
                 self._rows[key] = operators.MessageRows(((message["summed_bytes"], None),))
             else:
-                self._rows[key] = operators.MessageRows(tuple(map(self._add, message["chunks"])))
-                self._chunks[key] = [chunk["number"] for chunk in message["chunks"]]
+                self._aggregators[key] = _aggregator(message)
+                self._rows[key] = self._aggregators[key].rows()
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
@@ -86,26 +88,20 @@ class Server:
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = Trace(f"server{self._kv.rank}")
 
-    def _add(self, chunk: Dict[str, Any]) -> Tuple[int, Optional[int]]:
-        """Expect a chunk; how its payloads lie in rows."""
-        size, dtype = chunk["size"], chunk["dtype"]
-        params = compression.parse(chunk["params"])
-        self._aggregator.add(chunk["number"], params, size, dtype, chunk["start"])
-        return params.part(size, dtype)
-
     def _save(self, request: Dict[str, Any]) -> None:
         """Answer with a page of what is carried over for some chunks; the first page fixes it."""
         if request["page"] == 0:
-            own = [number for number in request["chunks"] if number in self._aggregator]
-            self._archive = archive.pack({n: self._aggregator.state(n) for n in own})
+            own = [key for key in request["keys"] if key in self._aggregators]
+            self._archive = archive.pack({key: self._aggregators[key].state() for key in own})
         page = messages.pack(archive.page(self._archive, request["page"]))
         places = self._greeting.shape[0] // messages.ROWS.count
         operators.frame([page], messages.ROWS, 0, places).copyto(self._greeting)
         self._greeting.wait_to_read()
 
     def _load(self, request: Dict[str, Any]) -> None:
-        if request["chunk"] in self._aggregator:
-            self._aggregator.load_state(request["chunk"], archive.from_json(request["state"]))
+        if request["key"] in self._aggregators:
+            states = archive.from_json(request["states"])
+            self._aggregators[request["key"]].load_state(states)
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
         """Called by MXNet once every worker has pushed `key`."""
@@ -113,7 +109,7 @@ class Server:
             if received.stype == "default":
                 received.copyto(stored)
                 return
-            if self._trace is not None and (key in self._chunks or key in self._gathered):
+            if self._trace is not None and (key in self._aggregators or key in self._gathered):
                 self._updates[key] += 1
                 if self._updates[key] > self._trace.step:
                     self._trace.next_step()
@@ -122,16 +118,18 @@ class Server:
                 return
             rows = self._rows.get(key, messages.ROWS)
             workers = received.shape[0] // rows.count
-            parts = operators.unframe([received], rows, workers)
-            if key in self._chunks:
-                numbers = self._chunks[key]
-                replies = [self._aggregator.reduce(n, part) for n, part in zip(numbers, parts)]
-            elif key in self._rows:
-                replies = [operators.as_bytes(operators.sum_rows(parts[0], "float64"))]
+            framing = rows.framing_at(place=0, places=workers)
+            if key in self._aggregators:
+                aggregate = self._aggregators[key].aggregate
+                aggregate(received, workers, self._threads, framing).copyto(stored)
             else:
-                replies = [handshake.answer(parts[0])]
-                self._greeting = stored
-            operators.frame(replies, rows, place=0, places=workers).copyto(stored)
+                (parts,) = operators.unframe([received], rows, workers)
+                if key in self._rows:
+                    reply = operators.as_bytes(operators.sum_rows(parts, "float64"))
+                else:
+                    reply = handshake.answer(parts)
+                    self._greeting = stored
+                operators.frame([reply], rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:
             self._fail(f"key {key}: {error}")
@@ -139,6 +137,12 @@ class Server:
     def _fail(self, why: str) -> None:
         self._lifeline.abandon(why)
         die(f"{self._lifeline.name}: {why}")
+
+
+def _aggregator(message: Dict[str, Any]) -> MessageCodec:
+    """What aggregates messages that are described so."""
+    parts = [Part(chunk["size"], chunk["start"]) for chunk in message["chunks"]]
+    return MessageCodec(compression.parse(message["params"]), message["dtype"], parts)
 
 
 def _serve_as_scheduler(cluster: env.Cluster) -> None:

@@ -13,11 +13,12 @@ from mxnet.gluon import Parameter, ParameterDict, Trainer
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from . import checkpoint, env, runtime
+from .. import checkpoint, env
+from ..compression import CompressionParams, parse, warn_of_ignored
+from ..plan import Tensor, travels_compressed
+from . import runtime
 from .amp import AgreedLossScaler
-from .compression import CompressionParams, parse, warn_of_ignored
-from .kvstore.base import STATS, CompressingKVStore
-from .kvstore.plan import Tensor, travels_compressed
+from .exchange import STATS, CompressingKVStore
 from .momentum import Momentum, momentum_of, switched_off
 from .optimizer import DistributedOptimizer
 from .trace import Trace
@@ -308,7 +309,7 @@ class DistributedTrainer(Trainer):
         for i in new:
             grad = self._params[i].list_grad()[0]
             params = self._overrides.get(i, self._compression)
-            dense = params.compressor is not None and params.compressor.accumulates
+            dense = params.compressor is not None and params.compressor.traits.accumulates
             if grad.stype != "default" or (dense and len(grad.shape) == 1):
                 params = CompressionParams(fp16=params.fp16)
             tensors.append(

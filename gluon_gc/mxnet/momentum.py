@@ -15,7 +15,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import NAG, Optimizer
 
-from .kvstore.plan import working_dtype
+from ..plan import working_dtype
 
 
 def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:

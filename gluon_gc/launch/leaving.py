@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, Optional, Type
 
-from .log import logger
+from ..log import logger
 
 
 def die(message: str) -> NoReturn:

@@ -7,8 +7,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..compression import CompressionParams
-from ..operators import framed_words
+from .compression import CompressionParams
+from .kernels import frame_words
 
 _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
@@ -38,6 +38,11 @@ class Tensor:
     @property
     def floating(self) -> bool:
         return self.dtype.startswith("float")
+
+    @property
+    def checked(self) -> bool:
+        """Whether NaNs and infinities are looked for where it travels uncompressed."""
+        return self.floating and self.on_nonfinite != "propagate"
 
     @property
     def refused(self) -> str:
@@ -96,7 +101,7 @@ class Chunk:
     @property
     def _has_payloads(self) -> bool:
         """Whether what travels must be decoded to be summed."""
-        return self.params is not None and not self.params.compressor.summable
+        return self.params is not None and not self.params.compressor.traits.summable
 
 
 def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
@@ -122,11 +127,14 @@ def _wire_dtype(tensor: Tensor) -> str:
 
 def _compressed(tensor: Tensor, partition_bytes: int) -> Iterator[Chunk]:
     dtype = working_dtype(tensor.dtype)
-    for piece in _pieces(tensor, partition_bytes):
-        payload = tensor.params.payload_bytes(piece.size, dtype)
-        if not tensor.params.compressor.summable:
-            payload = 4 * framed_words(payload)
-        yield Chunk((piece,), dtype, tensor.params, payload)
+    pieces = list(_pieces(tensor, partition_bytes))
+    message_bytes = {}
+    for size in {piece.size for piece in pieces}:  # two at most
+        payload = tensor.params.codec(size, dtype).payload_bytes
+        summable = tensor.params.compressor.traits.summable
+        message_bytes[size] = payload if summable else 4 * frame_words(payload)
+    for piece in pieces:
+        yield Chunk((piece,), dtype, tensor.params, message_bytes[piece.size])
 
 
 def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> List[Chunk]:
@@ -170,22 +178,22 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     return chunks
 
 
-def bundled(chunks: Sequence[Chunk], most_bytes: int) -> List[List[Chunk]]:
-    """Chunks whose payloads travel in one message, in the order of their first ones.
+def messages(chunks: Sequence[Chunk]) -> List[List[Chunk]]:
+    """Chunks that travel in one message, in the order of their first ones.
 
-    Those that go the same way are put together up to `most_bytes`; what is summed as it is travels
-    by itself.
+    Those that are compressed alike are put together up to SMALL_BYTES; plain ones are fused
+    already.
     """
     bundles: List[List[Chunk]] = []
-    open_bundles: Dict[Tuple[bool, bool], Tuple[List[Chunk], int]] = {}
+    open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
     for chunk in chunks:
-        way = chunk.aggregated, chunk.gathered
-        bundle, total = open_bundles.get(way, ([], 0))
-        if not any(way) or not bundle or total + chunk.message_bytes > most_bytes:
+        kind = chunk.params, chunk.dtype
+        bundle, total = open_bundles.get(kind, ([], 0))
+        if chunk.params is None or not bundle or total + chunk.message_bytes > SMALL_BYTES:
             bundle, total = [], 0
             bundles.append(bundle)
         bundle.append(chunk)
-        open_bundles[way] = bundle, total + chunk.message_bytes
+        open_bundles[kind] = bundle, total + chunk.message_bytes
     return bundles
 
 

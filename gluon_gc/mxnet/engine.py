@@ -7,9 +7,9 @@ import ctypes
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 
-from .operators import LIBRARY
+from .. import kernels
 
-_NOTHING = ctypes.cast(ctypes.CDLL(str(LIBRARY)).gluon_gc_nothing, ctypes.c_void_p)
+_NOTHING = ctypes.cast(kernels.library.gluon_gc_nothing, ctypes.c_void_p)
 _CPU = (ctypes.c_int * 2)(1, 0)  # MXNet's struct Context
 
 

@@ -1,0 +1,163 @@
+"""The way of a message: values, encode, what a backend does, decode, deliver."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from ..plan import Chunk, Tensor
+from . import operators
+from .codec import MessageCodec, Part
+from .gradient import Gradients
+
+Start = Tuple[int, int]
+
+
+class Channel:
+    """The chunks of a message, and what makes it of gradients and back.
+
+    Parameters
+    ----------
+    chunks : sequence of Chunk
+        Compressed alike, or one plain chunk.
+    tensors : mapping
+        The tensors by name.
+    starts : sequence
+        For each chunk where its random stream starts, or None.
+
+    Attributes
+    ----------
+    codec : MessageCodec or None
+        None: values travel as they are.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        tensors: Mapping[str, Tensor],
+        starts: Sequence[Optional[Start]],
+    ) -> None:
+        self.chunks = tuple(chunks)
+        (first, *_) = chunks
+        self.params, self.dtype = first.params, first.dtype
+        self.aggregated, self.gathered = first.aggregated, first.gathered
+        self.message_bytes = sum(chunk.message_bytes for chunk in chunks)
+        self.size = sum(chunk.size for chunk in chunks)
+        self.slices = [piece for chunk in chunks for piece in chunk.slices]
+        self.tensors = {piece.tensor for piece in self.slices}
+        self.codec: Optional[MessageCodec] = None
+        refused = [tensors[piece.tensor].refused for piece in self.slices]
+        if self.params is None:
+            self._meter = operators.new_meter()
+            self._plain = dict(sizes=operators.listed(piece.size for piece in self.slices))
+            checked = [tensors[piece.tensor].checked for piece in self.slices]
+            self._checks = dict(checked=operators.listed(map(int, checked)))
+            self._refused = {"refused": "\n".join(refused)} if any(refused) else {}
+        else:
+            parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
+            self.codec = MessageCodec(self.params, self.dtype, parts)
+        self._absent: Dict[str, NDArray] = {}
+
+    @property
+    def framed(self) -> bool:
+        """Whether payloads travel, rather than values that an engine sums."""
+        return self.aggregated or self.gathered
+
+    def encode(
+        self,
+        gradients: Gradients,
+        scale: float,
+        ratio: float,
+        values: Optional[Sequence[NDArray]] = None,
+        framing: Optional[Mapping[str, Any]] = None,
+        out: Optional[NDArray] = None,
+    ) -> NDArray:
+        """What travels: payloads as `MessageCodec.compress` makes them, or values.
+
+        `values` are those of the chunks, if they are not the gradients'.
+        """
+        if values is None:
+            arrays, places = self._arrays(gradients, "own")
+        else:
+            arrays, places = values, [(i, 0) for i in range(len(values))]
+        if self.codec is None:
+            return self._fused(arrays, places, scale, out, **self._plain)
+        return self.codec.compress(arrays, places, scale, ratio, framing, out)
+
+    def copied(self, gradients: Gradients, to: Sequence[NDArray]) -> List[NDArray]:
+        """The slices' own values, copied to an array each."""
+        arrays, places = self._arrays(gradients, "own")
+        return [
+            self._fused(arrays, [place], 1.0, array, sizes=operators.listed([array.size]))
+            for place, array in zip(places, to)
+        ]
+
+    def _fused(
+        self,
+        arrays: Sequence[NDArray],
+        places: Sequence[Tuple[int, int]],
+        scale: float,
+        out: Optional[NDArray],
+        **sizes: str,
+    ) -> NDArray:
+        told = operators.message(dtype=self.dtype, **operators.located(arrays, places), **sizes)
+        return operators.call("fuse", arrays, out, scale=repr(float(scale)), **told)
+
+    def deliver(
+        self,
+        received: Sequence[NDArray],
+        gradients: Gradients,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Write what came back to the gradients."""
+        arrays, places = self._arrays(gradients, "result")
+        if self.codec is not None:
+            self.codec.decompress(received, arrays, places, count, framing)
+            return
+        told = operators.message(**operators.located(arrays, places), **self._plain, **self._checks)
+        operators.call("defuse", (*received, self._meter, *arrays), **told, **self._refused)
+
+    def _arrays(
+        self, gradients: Gradients, which: str
+    ) -> Tuple[List[NDArray], List[Tuple[int, int]]]:
+        """The arrays that the slices are of, and for each which one and where it begins."""
+        arrays: List[NDArray] = []
+        numbers: Dict[str, int] = {}
+        places = []
+        for piece in self.slices:
+            if piece.tensor in gradients:
+                if piece.tensor not in numbers:
+                    numbers[piece.tensor] = len(arrays)
+                    arrays.append(getattr(gradients[piece.tensor], which))
+                places.append((numbers[piece.tensor], piece.begin))
+            else:  # it travels with others that take part in this step
+                places.append((len(arrays), 0))
+                arrays.append(self._nothing(piece.size, which))
+        return arrays, places
+
+    def _nothing(self, size: int, which: str) -> NDArray:
+        """Zeros to send, or room for what is not wanted."""
+        name = f"{which} {size}"
+        if name not in self._absent:
+            self._absent[name] = mx.nd.zeros(size, dtype=self.dtype)
+        return self._absent[name]
+
+    def done(self) -> Dict[str, float]:
+        """What the meter says was done so far, if there is one; waits until it is."""
+        return self.codec.done() if self.codec is not None else {}
+
+    def nonfinite(self) -> int:
+        """How often something that came back was not finite; waits until all is back."""
+        meter = self._meter if self.codec is None else self.codec.meter
+        return int(meter.asnumpy()[operators.METER.index("nonfinite")])
+
+    def shares(self) -> List[Tuple[str, float]]:
+        """For each slice its tensor and its share of the message's bytes."""
+        if self.codec is not None:
+            sizes = [codec.payload_bytes for codec in self.codec.codecs]
+        else:
+            sizes = [piece.size for piece in self.slices]
+        return [(p.tensor, size / sum(sizes)) for p, size in zip(self.slices, sizes)]

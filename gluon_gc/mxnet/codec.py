@@ -1,0 +1,261 @@
+"""The codecs of a message at work in MXNet: with feedback, momentum and random streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import kernels
+from ..compression import CompressionParams
+from . import operators
+from .operators import MessageRows
+
+START = (0, 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One chunk of a message.
+
+    Parameters
+    ----------
+    size : int
+        Number of elements.
+    start : tuple of two int, optional
+        Where its random stream starts, for a compressor that draws.
+    refused : str
+        What an error calls it if it is not finite; "": that is no error.
+    """
+
+    size: int
+    start: Optional[Tuple[int, int]] = None
+    refused: str = ""
+
+
+class MessageCodec:
+    """Compresses, aggregates and decodes the chunks of a message, step after step.
+
+    Everything is queued on MXNet's engine, and returns at once.
+
+    Parameters
+    ----------
+    params : CompressionParams
+        With a compressor; the same for all chunks.
+    dtype : str
+        "float32" or "float64": of the arithmetic and the state.
+    parts : sequence of Part
+        The chunks.
+    """
+
+    def __init__(self, params: CompressionParams, dtype: str, parts: Sequence[Part]) -> None:
+        self._params, self._dtype, self.parts = params, dtype, tuple(parts)
+        self._epoch: Optional[int] = None
+        self._starts = [part.start or START for part in parts]
+        self._draws = [0] * len(parts)
+        self._drawn_alike: Dict[str, str] = {}
+        self.meter = operators.new_meter()
+        self._configure()
+        self._state = [mx.nd.zeros(sum(sizes), dtype=dtype) for sizes in self._state_sizes()]
+        self._refused = {}
+        if any(part.refused for part in parts):
+            self._refused["refused"] = "\n".join(part.refused for part in parts)
+
+    def _configure(self) -> None:
+        """Make the codecs, whose draws may change with the epoch, and what operators are told."""
+        options = self._params.options(self._epoch)
+        name = self._params.compressor.name
+        self.codecs = [kernels.Codec(name, options, part.size, self._dtype) for part in self.parts]
+        first = self.codecs[0]
+        self.summable, self._alike = first.traits.summable, first.traits.draws_alike
+        self.payload_bytes = sum(codec.payload_bytes for codec in self.codecs)
+        self._options = kernels.as_text(options)
+        self._shared = dict(
+            compressor=name,
+            dtype=self._dtype,
+            sizes=operators.listed(part.size for part in self.parts),
+            payload_bytes=self.payload_bytes,
+            summable=self.summable,
+        )
+        self._told: Dict[Any, Dict[str, str]] = {}
+
+    def _tell(self, *parts: Mapping[str, Any]) -> Dict[str, str]:
+        """What operators are told beside what changes from step to step."""
+        key = tuple(value for part in parts for value in part.values())
+        if key not in self._told:
+            fields = {
+                name: value for part in (self._shared, *parts) for name, value in part.items()
+            }
+            self._told[key] = {"options": self._options, **operators.message(**fields)}
+        return self._told[key]
+
+    def rows(self) -> MessageRows:
+        """How its messages travel through MXNet's parameter server."""
+        return MessageRows(tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs))
+
+    def _state_sizes(self) -> List[List[int]]:
+        """For each array of state, its elements of each chunk."""
+        sizes = [[codec.momentum for codec in self.codecs]]
+        sizes += [list(memory) for memory in zip(*(codec.memory for codec in self.codecs))]
+        return [one for one in sizes if any(one)]
+
+    def _positions(self) -> Dict[str, str]:
+        """Where the chunks draw; they move on."""
+        if not self._params.compressor.traits.draws:
+            return {}
+        text = operators.listed(
+            word for start, draws in zip(self._starts, self._draws) for word in (*start, draws)
+        )
+        self._draws = [draws + codec.draws for draws, codec in zip(self._draws, self.codecs)]
+        return {"positions": text}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Compress as in an epoch, counted from 0."""
+        self._epoch = epoch
+        self._configure()
+
+    def compress(
+        self,
+        gradients: Sequence[NDArray],
+        places: Sequence[Tuple[int, int]],
+        scale: float = 1.0,
+        ratio: float = 1.0,
+        framing: Optional[Mapping[str, Any]] = None,
+        out: Optional[NDArray] = None,
+    ) -> NDArray:
+        """Make a message of scale * gradients, after momentum and feedback.
+
+        Parameters
+        ----------
+        gradients : sequence of NDArray
+            Of any shape, of the codec's dtype or float16.
+        places : sequence of (int, int)
+            For each chunk, its gradient and where it begins in it.
+        scale : float
+        ratio : float
+            Previous learning rate over the current one, for corrected feedback.
+        framing : mapping, optional
+            `MessageRows.framing_at` the rows to write; else payloads side by side.
+        out : NDArray, optional
+            Where to write.
+        """
+        positions = self._positions()
+        if self._alike:
+            self._drawn_alike = positions
+        located = operators.located(gradients, places)
+        return operators.call(
+            "compress",
+            (*self._state, self.meter, *gradients),
+            out,
+            scale=repr(float(scale)),
+            ratio=repr(float(ratio)),
+            **self._tell(dict(states=len(self._state)), located, framing or {}),
+            **positions,
+        )
+
+    def aggregate(
+        self,
+        messages: NDArray,
+        count: int,
+        threads: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> NDArray:
+        """The message of the sum of `count` messages, in their order, with feedback of its own."""
+        how = dict(states=len(self._state), count=count, threads=threads)
+        return operators.call(
+            "aggregate",
+            (messages, *self._state),
+            **self._tell(how, framing or {}),
+            **self._positions(),
+        )
+
+    def decompress(
+        self,
+        messages: Sequence[NDArray],
+        gradients: Sequence[NDArray],
+        places: Sequence[Tuple[int, int]],
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Write the sum of `count` messages to gradients, which are as `compress` had them."""
+        how = dict(arrays=len(messages), count=count)
+        located = operators.located(gradients, places)
+        operators.call(
+            "decompress",
+            (*messages, self.meter, *gradients),
+            **self._tell(how, located, framing or {}),
+            **self._drawn_alike,
+            **self._refused,
+        )
+
+    def done(self) -> Dict[str, float]:
+        """What the meter says was done so far; waits until it is."""
+        return dict(zip(operators.METER, self.meter.asnumpy().tolist()))
+
+    def state(self) -> List[Dict[str, np.ndarray]]:
+        """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""
+        arrays = [array.asnumpy() for array in self._state]
+        states = []
+        for i, codec in enumerate(self.codecs):
+            kept = self._state_of(i, arrays)
+            state = {}
+            if self._params.compressor.traits.draws:
+                state["stream"] = np.array(self._starts[i], np.uint64)
+                kernels.jump(state["stream"], self._draws[i])
+            if codec.memory:
+                state["residual"] = codec.residual(kept)
+            if codec.momentum:
+                state["momentum"] = kept.momentum.copy()
+            states.append(state)
+        return states
+
+    def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Go on from what `state` returned."""
+        arrays = [array.asnumpy() for array in self._state]
+        for i, (codec, state) in enumerate(zip(self.codecs, states)):
+            kept = self._state_of(i, arrays)
+            if self._params.compressor.traits.draws:
+                first, second = state["stream"].tolist()
+                self._starts[i], self._draws[i] = (first, second), 0
+            if codec.memory:
+                codec.restore(kept, np.ascontiguousarray(state["residual"]))
+            if codec.momentum:
+                kept.momentum[:] = state["momentum"]
+        for array, values in zip(self._state, arrays):
+            array[:] = values
+
+    def _state_of(self, index: int, arrays: Sequence[np.ndarray]) -> kernels.State:
+        """A chunk's part of all arrays of state."""
+        parts = []
+        for sizes, array in zip(self._state_sizes(), arrays):
+            begin = sum(sizes[:index])
+            parts.append(array[begin : begin + sizes[index]])
+        momentum = parts.pop(0) if self.codecs[index].momentum else None
+        return kernels.State(momentum, tuple(parts))
+
+
+def _located(gradients: Sequence[NDArray], places: Sequence[Tuple[int, int]]) -> Dict[str, object]:
+    tensors, begins = zip(*places)
+    return dict(
+        gradients=len(gradients),
+        tensors=operators.listed(tensors),
+        begins=operators.listed(begins),
+    )
+
+
+def state_layout(
+    params: CompressionParams, n: int, dtype: str
+) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+    """Shape and dtype of each array in the state of a chunk of n elements."""
+    layout: Dict[str, Tuple[Tuple[int, ...], str]] = {}
+    traits = params.compressor.traits
+    if traits.draws:
+        layout["stream"] = (2,), "uint64"
+    if params.ef or traits.accumulates:
+        layout["residual"] = (n,), dtype
+    if params.mu is not None:
+        layout["momentum"] = (n,), dtype
+    return layout

@@ -1,0 +1,50 @@
+"""Gradients of several contexts as one array."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+
+def _with_storage(array: NDArray, stype: str) -> NDArray:
+    """The array itself if it is stored so: tostype would copy it."""
+    return array if array.stype == stype else array.tostype(stype)
+
+
+class Gradient:
+    """The copies of one tensor (one a context) as CPU arrays: the worker's own sum, which travels,
+    and the result. They share memory where the copies may be overwritten.
+
+    Attributes
+    ----------
+    own, result : NDArray
+    """
+
+    def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        self._targets = targets
+        first, context = arrays[0], arrays[0].context
+        cpu = context if context.device_type == "cpu" else mx.cpu()
+        local = [_with_storage(array, "default").as_in_context(cpu) for array in arrays]
+        own = mx.nd.add_n(*local) if len(local) > 1 else local[0]
+        self.result = own
+        if own is first and not any(target is first for target in targets):
+            alike = [target for target in targets if _alike(target, own)]
+            self.result = alike[0] if alike else mx.nd.empty(own.shape, cpu, own.dtype)
+        self.own = own
+
+    def finish(self) -> None:
+        """Copy the result to every target."""
+        for target in self._targets:
+            if target is not self.result:
+                _with_storage(self.result, target.stype).copyto(target)
+
+
+def _alike(a: NDArray, b: NDArray) -> bool:
+    properties = [(x.stype, x.context, x.shape, x.dtype) for x in (a, b)]
+    return properties[0] == properties[1]
+
+
+Gradients = Mapping[str, Gradient]
+"""By tensor; a chunk's tensors may be missing, if they take no part in a step."""

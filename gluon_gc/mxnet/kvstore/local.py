@@ -1,0 +1,50 @@
+"""The backend without a network: one process, which is its own aggregator."""
+
+from __future__ import annotations
+
+from typing import Dict, Sequence
+
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from ..channel import Channel
+from ..codec import MessageCodec
+from ..exchange import CompressingKVStore, States
+from ..gradient import Gradients
+
+
+@KVStoreBase.register
+class GluonGCLocal(CompressingKVStore):
+    """One worker that compresses, aggregates, compresses and decompresses as a cluster would.
+
+    One worker with it gets bit for bit what one worker with one server gets.
+    """
+
+    type = "local"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aggregators: Dict[Channel, MessageCodec] = {}
+
+    def _open(self, channels: Sequence[Channel]) -> None:
+        self._aggregators.update((c, self._aggregator(c)) for c in channels if c.aggregated)
+
+    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
+        sent = [self._encode(channel, gradients) for channel in channels]
+        for channel, message in zip(channels, sent):
+            if channel.aggregated:
+                message = self._aggregators[channel].aggregate(message, count=1)
+            channel.deliver([message], gradients)
+
+    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        if root_rank != 0:
+            raise ValueError(f"root_rank must be 0 with one worker, got {root_rank}")
+
+    def _keeps_aggregator(self, channel: Channel) -> bool:
+        return channel.aggregated
+
+    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+        return {channel: self._aggregators[channel].state() for channel in channels}
+
+    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
+        self._aggregators[channel].load_state(states)

@@ -1,0 +1,270 @@
+"""The backend over MXNet's parameter server (dist_sync), unmodified.
+
+A worker pushes its payload as the row of a row_sparse array whose id is its rank. The server's
+union of the rows is all payloads side by side; row 0 of what it stores is the answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from ... import env, kernels, plan
+from ...launch import census
+from ...launch.leaving import ending
+from ...log import logger
+from .. import operators
+from ..channel import Channel
+from ..exchange import CompressingKVStore, States
+from ..gradient import Gradients
+from ..operators import MessageRows
+from . import archive, handshake, messages
+from .rows import Rows
+from .watch import SCHEDULER_ID, Watch, is_dead, worker_id
+
+_CONTROLLER = 0  # the command that MXNet's server hands to its controller
+_LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
+
+
+class _Summed(NamedTuple):
+    """Where values that the server sums travel: as in `Rows`, a key has an array of its own."""
+
+    key: int
+    array: NDArray
+
+
+@KVStoreBase.register
+class GluonGCParameterServer(CompressingKVStore):
+    """Compressed gradients through the parameter server that the DMLC variables describe.
+
+    Raises
+    ------
+    ConnectionError
+        No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
+    RuntimeError
+        A node is not gluon_gc's, two nodes are the same, or workers and servers differ in version
+        or settings; or this process is connected already.
+    """
+
+    type = "dist_sync"
+    connected: ClassVar[Optional["GluonGCParameterServer"]] = None
+    """The one connection that a process can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.connected is not None:
+            raise RuntimeError("this process is connected to its parameter server already")
+        ending().concerns(self)
+        cluster = env.cluster()
+        self.rank = cluster.rank
+        address = f"{cluster.root_uri}:{cluster.root_port}"
+        waiting = (
+            f"worker {self.rank} waits at {address} until all {cluster.total_workers} workers "
+            f"and {cluster.num_server} servers are there"
+        )
+        notice = threading.Timer(30, logger.warning, [waiting])
+        notice.daemon = True
+        notice.start()
+        self._lifeline = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
+        notice.cancel()
+        with env.exported_for_ps_lite(self._lifeline.cluster):
+            self._kv = mx.kv.create("dist_sync")
+        logger.info("worker %d has joined the cluster at %s", self.rank, address)
+        self.num_workers = self._kv.num_workers
+        self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
+        self._servers = cluster.num_server
+        self._allocator = plan.KeyAllocator(self._servers)
+        self._rows: Dict[Channel, Rows] = {}
+        self._summed: Dict[Channel, _Summed] = {}
+        self._lifeline.know(worker_id(self._row))
+        timeout = env.heartbeat_timeout()
+        gone = f"worker {self.rank} ends: no heartbeat for {timeout} s from the scheduler"
+        self._watch = Watch(lambda: gone if is_dead(self._kv, SCHEDULER_ID, timeout) else "")
+        GluonGCParameterServer.connected = self
+        keys = [self._allocator.key(server) for server in range(self._servers)]
+        self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
+        self._configure([])
+        self._kv.init(keys, [greeting.first() for greeting in self._greetings])
+        self._agree({})
+
+    def close(self) -> None:
+        """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
+        if self.connected is None:
+            return
+        mx.nd.waitall()
+        self._lifeline.leave()
+        self._watch.stop()
+        del self._kv, self._rows, self._greetings  # ps-lite waits for all nodes
+        self._lifeline.close()
+        GluonGCParameterServer.connected = None
+        ending().concerns(None)
+
+    def abandon(self, why: str) -> None:
+        """Leave the cluster at once; all others end, and say why."""
+        if self.connected is self:
+            self._lifeline.abandon(why)
+            self._watch.stop()
+            GluonGCParameterServer.connected = None
+            ending().abandoned()
+
+    # Set-up: every worker comes here with the same chunks
+
+    def _open(self, channels: Sequence[Channel]) -> None:
+        lanes = [
+            itertools.cycle([mx.nd.zeros(1) for _ in range(_LANES)]) for _ in range(self._servers)
+        ]
+        servers = plan.spread([channel.message_bytes for channel in channels], self._servers)
+        keys, zeros, configured = [], [], []
+        for channel, server in zip(channels, servers):
+            key = self._allocator.key(server)
+            keys.append(key)
+            if channel.framed or channel.dtype == "float64":
+                layout = MessageRows(((channel.message_bytes, None),))
+                if channel.framed:
+                    layout = channel.codec.rows()
+                rows = self._rows[channel] = Rows(self._kv, key, layout, next(lanes[server]))
+                zeros.append(rows.first())
+                configured.append({"key": key, "server": server, **self._description(channel)})
+            else:
+                values = channel.message_bytes // np.dtype(channel.dtype).itemsize
+                zeros.append(mx.nd.zeros(values, dtype=channel.dtype))
+                self._summed[channel] = _Summed(key, mx.nd.zeros(values, dtype=channel.dtype))
+        self._configure(configured)
+        if keys:
+            self._kv.init(keys, zeros)
+
+    def _description(self, channel: Channel) -> Dict[str, Any]:
+        """What the server must know of a channel in rows."""
+        if channel.gathered:
+            return {"gathered": True}
+        if not channel.aggregated:
+            return {"summed_bytes": channel.message_bytes}
+        chunks = [
+            {"size": chunk.size, "start": self._start(chunk, node=self.num_workers)}
+            for chunk in channel.chunks
+        ]
+        params = channel.params.aggregators.describe()
+        return {"chunks": chunks, "params": params, "dtype": channel.dtype}
+
+    def _configure(self, keys: List[Dict[str, Any]]) -> None:
+        if self._row == 0:
+            self._command("configure", keys)
+
+    def _command(self, action: str, request: Any) -> None:
+        """Ask all servers; returns when they have done it."""
+        body = json.dumps({"gluon_gc": {action: request}})
+        self._kv._send_command_to_servers(_CONTROLLER, body)
+
+    def _agree(self, about: Mapping[str, Any]) -> None:
+        """Make sure that all servers are ours, and all workers about to do the same."""
+        self._lifeline.next_exchange()
+        hello = handshake.hello(self.rank, about)
+        for greeting in self._greetings:
+            (answer,) = greeting.exchange([hello])
+            handshake.check(answer)
+        self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
+
+    # What travels
+
+    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
+        self._lifeline.next_exchange()
+        sent = [self._sent(channel, gradients) for channel in channels]
+        received = [
+            self._travel(channel, message, priority - number)
+            for number, (channel, message) in enumerate(zip(channels, sent))
+        ]
+        answers = self.num_workers
+        for channel, messages_ in zip(channels, received):
+            how = {}
+            if channel.framed:
+                framing = self._rows[channel].layout.framing()
+                how = dict(count=answers if channel.gathered else 1, framing=framing)
+            channel.deliver(messages_, gradients, **how)
+
+    def _sent(self, channel: Channel, gradients: Gradients) -> NDArray:
+        if channel in self._summed:
+            return self._encode(channel, gradients, out=self._summed[channel].array)
+        if not channel.framed:
+            return self._encode(channel, gradients)
+        rows = self._rows[channel]
+        return self._encode(channel, gradients, framing=rows.framing, out=rows.sent)
+
+    def _travel(self, channel: Channel, message: NDArray, priority: int) -> List[NDArray]:
+        """What comes back for what is sent."""
+        if channel in self._summed:
+            self._kv.pushpull(self._summed[channel].key, message, out=message, priority=priority)
+            return [message]
+        rows = self._rows[channel]
+        if not channel.framed:  # MXNet's server may sum float64 in float32
+            (answer,) = rows.exchange([operators.as_bytes(message)], priority)
+            return [operators.sum_rows(answer, channel.dtype)]
+        rows.push(priority)
+        return rows.pull(self.num_workers if channel.gathered else 1, priority)
+
+    # Checkpoints: rank 0's has what the servers carry over as well
+
+    def _keeps_aggregator(self, channel: Channel) -> bool:
+        return self.rank == 0 and channel.aggregated
+
+    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+        keys = [self._rows[channel].key for channel in channels]
+        archived = self._archived(keys) if keys else {}
+        return {channel: archived[key] for channel, key in zip(channels, keys)}
+
+    def _archived(self, keys: Sequence[int]) -> archive.States:
+        """What servers carry over for these keys."""
+        mx.nd.waitall()
+        pages = [b""] * self._servers
+        unfinished, page_number = list(range(self._servers)), 0
+        while unfinished:
+            self._command("save", {"keys": keys, "page": page_number})
+            for server in list(unfinished):
+                (answer,) = self._greetings[server].answer()
+                page = messages.unpack(answer)
+                pages[server] += page[1:]
+                if not page[0]:
+                    unfinished.remove(server)
+            page_number += 1
+        return {key: states for data in pages for key, states in archive.unpack(data).items()}
+
+    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
+        key = self._rows[channel].key
+        self._command("load", {"key": key, "states": archive.to_json(states)})
+
+    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
+
+        The bytes travel framed as floats; everybody else adds zeros to them.
+        """
+        self._agree_to_broadcast(arrays, root_rank)
+        host = [array.asnumpy() for array in arrays]
+        data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
+        words = kernels.frame(data).view(np.float32)
+        most = max(1, env.get("BYTEPS_PARTITION_BYTES") // 4)
+        lane = min(most, -(-words.size // self._servers))
+        keys = [self._allocator.key(server) for server in range(self._servers)]
+        buffers = [mx.nd.zeros(lane) for _ in keys]
+        self._kv.init(keys, buffers)
+        received = np.empty_like(words)
+        round_words = lane * len(keys)
+        for start in range(0, words.size, round_words):
+            for key, buffer, begin in zip(keys, buffers, range(start, start + round_words, lane)):
+                part = words[begin : begin + lane] if self.rank == root_rank else words[:0]
+                buffer[:] = np.pad(part, (0, lane - part.size))
+                self._kv.pushpull(key, buffer, out=buffer)
+            answers = np.concatenate([buffer.asnumpy() for buffer in buffers])
+            part = received[start : start + round_words]
+            part[:] = answers[: part.size]
+        data = kernels.unframe(received.view(np.uint32), data.size)
+        begin = 0
+        for array, old in zip(arrays, host):
+            new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
+            array[:] = mx.nd.array(new, dtype=old.dtype)
+            begin += old.nbytes

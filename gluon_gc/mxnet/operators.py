@@ -1,0 +1,149 @@
+"""Loads the compiled library into MXNet, and gives its operators typed functions.
+
+Every call is queued on MXNet's engine and returns at once; an error in an operator surfaces where
+its output is next waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
+
+from .. import kernels
+
+mx.library.load(str(kernels.PATH), verbose=False)
+
+METER = ("calls", "sent_bytes", "received_bytes")
+METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_seconds", "nonfinite")
+"""What the elements of a meter are: operators/mxnet/meter.h."""
+
+
+def call(
+    name: str, inputs: Sequence[NDArray], out: Optional[NDArray] = None, **attributes: Any
+) -> Any:
+    """Queue the operator gluon_gc_NAME; what it takes is said where it is made."""
+    return getattr(mx.nd.op, "gluon_gc_" + name)(*inputs, out=out, **attributes)
+
+
+def message(**fields: Any) -> Dict[str, str]:
+    """Attributes that stay the same from call to call, as one, which costs less."""
+    return {"message": "".join(f"{name}={value}\n" for name, value in fields.items())}
+
+
+def new_meter() -> NDArray:
+    """A meter that says that nothing was done."""
+    return mx.nd.zeros(len(METER), dtype="float64")
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Whole numbers as an attribute."""
+    return "".join(f"{number}," for number in numbers)
+
+
+def located(gradients: Sequence[NDArray], places: Sequence[Tuple[int, int]]) -> Dict[str, object]:
+    """Of slices of gradients, as attributes, which gradient each is of and where it begins."""
+    tensors, begins = zip(*places)
+    return dict(gradients=len(gradients), tensors=listed(tensors), begins=listed(begins))
+
+
+def as_bytes(x: NDArray) -> NDArray:
+    """The bytes of float32 or float64 values, uint8, shape (bytes,)."""
+    return call("as_bytes", (x,), dtype=np.dtype(x.dtype).name)
+
+
+def sum_rows(rows: NDArray, dtype: str) -> NDArray:
+    """The sum of values whose bytes are rows, uint8, shape (rows, bytes), in the rows' order."""
+    return call("sum_rows", (rows,), dtype=dtype)
+
+
+@dataclass(frozen=True)
+class MessageRows:
+    """How a message of several parts lies in the rows of a row_sparse float32 array.
+
+    Parameters
+    ----------
+    parts : tuple of (int, int or None)
+        For each part its length in bytes, or the most that it can be, and then where it says how
+        many bytes there are from there on. A message with such a part takes only the rows that it
+        needs.
+    """
+
+    parts: Tuple[Tuple[int, Optional[int]], ...]
+
+    _ROW_WORDS = 256  # each row costs 12 bytes more on the wire, and the last is seldom full
+    _LENGTH_BYTES = 4
+
+    @property
+    def varies(self) -> bool:
+        """Whether its length may vary."""
+        return any(length_at is not None for _, length_at in self.parts)
+
+    @property
+    def _words(self) -> int:
+        num_bytes = sum(most for most, _ in self.parts)
+        return kernels.frame_words(num_bytes + (self._LENGTH_BYTES if self.varies else 0))
+
+    @property
+    def row_words(self) -> int:
+        return min(self._words, self._ROW_WORDS) if self.varies else self._words
+
+    @property
+    def count(self) -> int:
+        """The most rows that a message takes."""
+        return -(-self._words // self.row_words)
+
+    def framing(self) -> Dict[str, int]:
+        """What operators that read messages are told."""
+        return dict(row_words=self.row_words, message_rows=self.count)
+
+    def framing_at(self, place: int, places: int) -> Dict[str, int]:
+        """What operators that write the message in the given of so many places are told."""
+        return dict(row=place * self.count, rows=places * self.count, **self.framing())
+
+    def listed(self) -> Dict[str, str]:
+        """What operators are told of the parts, if these are not a codec's."""
+        parts = (f"{most}" if at is None else f"{most}@{at}" for most, at in self.parts)
+        return dict(parts=";".join(parts))
+
+
+def frame(
+    parts: Sequence[NDArray],
+    rows: MessageRows,
+    place: int,
+    places: int,
+    out: Optional[RowSparseNDArray] = None,
+) -> RowSparseNDArray:
+    """A message of these parts (uint8) in the rows from ``place * rows.count`` on, of `places`.
+
+    The words look like ordinary floats, which MXNet's server may add 0.0 to without changing them.
+    """
+    return call("frame", parts, out, **rows.listed(), **rows.framing_at(place, places))
+
+
+def rows_left(first_rows: RowSparseNDArray, rows: MessageRows, places: int = 1) -> NDArray:
+    """Numbers of the rows that messages have beside their first ones, int64; they may repeat."""
+    left = call("rows_left", (first_rows,), count=places, **rows.listed(), **rows.framing())
+    return left.reshape((-1,))
+
+
+def keep_rows(rows: RowSparseNDArray, kept: RowSparseNDArray) -> NDArray:
+    """Copy rows to where they are in `kept`, which has all; returns how many, shape (1,)."""
+    return call("keep_rows", (rows, kept))
+
+
+def unframe(
+    framed: Sequence[RowSparseNDArray], rows: MessageRows, places: int = 1
+) -> List[NDArray]:
+    """Each part of the messages of the first `places`, uint8, shape (places, its most bytes).
+
+    Their rows may be spread over several arrays. What a part does not fill is undefined. The
+    operator fails if a row is missing or holds anything but framed words.
+    """
+    attributes = dict(arrays=len(framed), count=places, **rows.listed(), **rows.framing())
+    parts = call("unframe", framed, **attributes)
+    return parts if isinstance(parts, list) else [parts]
