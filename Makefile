@@ -1,4 +1,5 @@
-# Runs gluon_gc's demo, tests and lint in a virtual environment that it makes here, .venv.
+# Runs gluon_gc's demo, tests and lint in a virtual environment that it makes here, .venv; and the
+# tests of what needs no framework in another one, .venv-core, which has none.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -6,16 +7,23 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3.11 python3.10 python3.9 python3.8 python3
 SANITIZE := build/sanitize
 
+CORE_VENV := .venv-core
+CORE_PY := $(CORE_VENV)/bin/python
+CORE := build/core
+CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
+CORE_TESTS := tests/core $(addprefix tests/test_,compression.py env.py imports.py launcher.py plan.py)
+
 HOROVOD := requirements/horovod.txt
 REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint sanitize clean
+.PHONY: help demo test test-core lint sanitize clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
 	@echo "make test      run all tests"
+	@echo "make test-core run the tests that need no framework, where there is none"
 	@echo "make lint      check the Python files with ruff"
 	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
 	@echo "make clean     remove what these made"
@@ -26,6 +34,13 @@ demo: $(VENV)/.built
 test: $(VENV)/.built $(VENV)/.horovod
 	@echo "== Running the tests"
 	$(PY) -m pytest -q tests
+
+test-core: $(CORE_VENV)/.installed
+	@echo "== Building the library without MXNet's operators"
+	$(CORE_PY) -m cmake -S operators -B $(CORE)
+	$(CORE_PY) -m cmake --build $(CORE) --parallel
+	@echo "== Running the tests that need no framework"
+	GLUON_GC_LIBRARY="$(CURDIR)/$(CORE)/libgluon_gc.so" $(CORE_PY) -m pytest -q $(CORE_TESTS)
 
 lint: $(VENV)/.installed
 	@echo "== Checking the Python files"
@@ -42,7 +57,7 @@ sanitize: $(VENV)/.built
 	  $(PY) -m pytest -q tests/core
 
 clean:
-	rm -rf $(VENV) build *.egg-info gluon_gc/libgluon_gc.so
+	rm -rf $(VENV) $(CORE_VENV) build *.egg-info gluon_gc/libgluon_gc.so
 
 $(VENV)/.made:
 	@for python in $(PYTHON); do \
@@ -72,4 +87,18 @@ $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@echo "== Compiling the operators and installing gluon_gc into $(VENV)"
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(CORE_VENV)/.made:
+	@for python in $(PYTHON); do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then \
+	    echo "== Making the virtual environment $(CORE_VENV) with $$($$python --version)"; \
+	    $$python -m venv --clear $(CORE_VENV) && touch $@; exit; \
+	  fi; \
+	done; \
+	echo "No Python from 3.8 on with venv among: $(PYTHON)" >&2; exit 1
+
+$(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
+	@echo "== Installing NumPy and the pinned requirements of the build and the tests"
+	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps numpy $(CORE_REQUIREMENTS:%=-r %)
 	@touch $@

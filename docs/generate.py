@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Iterable, List, Sequence
+from typing import Dict, Iterable, List, Sequence
 
 from gluon_gc import compression, env
-from gluon_gc.compression.option import Option
 
 PAGE = Path(__file__).with_name("reference.md")
 
@@ -26,18 +25,24 @@ def _default(variable: env.Variable) -> str:
     return "" if variable.default is None else str(variable.default)
 
 
-def _option_default(option: Option) -> str:
-    """The default of an option that a compressor has as a field, if it has one."""
-    for name in option.compressors or ():
-        for field in fields(compression.registry[name]):
-            if field.name == option.name and field.default not in (MISSING, None):
-                return str(field.default)
+def _default_option(compressor: str, key: str) -> str:
+    """The default of a key that is a compressor's own."""
+    for field in fields(compression.registry[compressor]):
+        if field.name == key:
+            return {MISSING: "must be given", None: ""}.get(field.default, str(field.default))
     return ""
 
 
-def _compressors(option: Option) -> str:
-    every = option.compressors == tuple(compression.registry)
-    return "any compressor" if every else ", ".join(option.compressors or ())
+def _options() -> Iterable[Sequence[str]]:
+    """A row for each key of compression_params, or for each meaning that it has."""
+    for key in compression.keys():
+        meanings: Dict[Sequence[str], List[str]] = {}
+        for name, option in compression.users_of(key).items():
+            meaning = option.allowed, _default_option(name, key), option.meaning
+            meanings.setdefault(meaning, []).append(name)
+        for meaning, names in meanings.items():
+            every = names == list(compression.registry)
+            yield (f"`{key}`", *meaning, "any compressor" if every else ", ".join(names))
 
 
 def _names(variable: env.Variable) -> str:
@@ -48,16 +53,6 @@ def page() -> str:
     """The text of reference.md."""
     compressors = (
         (f"`{name}`", compressor.description) for name, compressor in compression.registry.items()
-    )
-    options = (
-        (
-            f"`{option.name}`",
-            option.allowed,
-            _option_default(option),
-            option.meaning,
-            _compressors(option),
-        )
-        for option in compression.options().values()
     )
     variables = (
         (_names(variable), env.KINDS[variable.kind][0], _default(variable), variable.meaning)
@@ -78,7 +73,7 @@ def page() -> str:
         "unknown key a ValueError, a missing key a KeyError, when the trainer is made. A key that",
         "is for other compressors is ignored, with a warning.",
         "",
-        *_table(("key", "allowed", "default", "meaning", "for"), options),
+        *_table(("key", "allowed", "default", "meaning", "for"), _options()),
         "",
         "## Environment variables",
         "",

@@ -1,0 +1,83 @@
+"""Processor time of Python to queue a step, a tensor, in calls of one small MXNet operator.
+
+The Python thread that queues a step's exchange is the one that feeds the network, so this is what
+compression costs where the network is fast. One worker and one server on this machine; the unit is
+measured in the same run, and everything is a median.
+
+    python benchmark/queueing.py [--model resnet50_v2] [--steps N]
+
+(Not queue.py: a folder with a script of that name hides Python's own module from all others in it.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, Callable, List
+
+from table import print_row
+
+METHODS = ("fp32", "fp16", "onebit", "topk 0.001", "dithering 2")
+WARM_UP = 3
+
+
+def seconds_of(call: Callable[[], Any], repeats: int) -> float:
+    """The median processor time of this thread in a call; what it queues is waited for outside."""
+    import mxnet as mx
+
+    times: List[float] = []
+    for _ in range(repeats):
+        mx.nd.waitall()
+        start = time.thread_time()
+        call()
+        times.append(time.thread_time() - start)
+    return statistics.median(times[repeats // 10 :])
+
+
+def small_call(repeats: int = 2000) -> float:
+    """Seconds of Python for one operator on one number."""
+    import mxnet as mx
+
+    x, y = mx.nd.zeros(1), mx.nd.zeros(1)
+    return seconds_of(lambda: mx.nd.op.relu(x, out=y), repeats)
+
+
+def worker(options: argparse.Namespace) -> None:
+    """Print a row for each method."""
+    from cluster import model_shapes
+    from exchange import GluonGC
+    from methods import COMPRESSIONS
+
+    shapes = model_shapes(options.model)
+    unit = small_call()
+    for name in METHODS:
+        engine = GluonGC(shapes, {"compression_params": COMPRESSIONS[name]})
+        for _ in range(WARM_UP):
+            engine.step()
+        seconds = seconds_of(engine.step, options.steps)
+        calls = seconds / unit / len(shapes)
+        row = {"method": name, "ms": f"{1e3 * seconds:.1f}", "calls a tensor": f"{calls:.1f}"}
+        print_row(row, first=name == METHODS[0])
+    print(json.dumps({"tensors": len(shapes), "small call, us": round(1e6 * unit, 1)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="resnet50_v2", help="of Gluon's zoo")
+    parser.add_argument("--steps", type=int, default=30, help="that are timed (default 30)")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return
+    launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "1", "-s", "1"]
+    again = [sys.executable, __file__, "--worker", "--model", options.model]
+    sys.exit(subprocess.run([*launch, *again, "--steps", str(options.steps)]).returncode)
+
+
+if __name__ == "__main__":
+    main()
