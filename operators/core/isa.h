@@ -1,9 +1,10 @@
 // The instruction sets that kernels are compiled for, and the choice between them at run time.
 //
-// A kernel source is compiled once for each instruction set. Its entry points are the static members
-// of a class template over Isa, which keeps the copies apart for the linker; everything else in it is
-// in an anonymous namespace. Nothing there may call inline functions of the standard library: the
-// linker keeps one copy of those, and it might be one that this machine cannot run.
+// A kernel source is compiled once for each instruction set. Its entry points are a constant that has the
+// set's name in its own (codec.h), or the static members of a class template over Isa, which keeps the copies
+// apart for the linker; everything else in it is in an anonymous namespace. Nothing there may call inline
+// functions of the standard library: the linker keeps one copy of those, and it might be one that this machine
+// cannot run.
 #pragma once
 
 #include <type_traits>
