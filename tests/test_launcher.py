@@ -62,16 +62,17 @@ def launch(tmp_path):
 def stand_in(tmp_path):
     """Writes what the server and scheduler do after they have noted what they are in a file."""
     package = tmp_path / "gluon_gc"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    for module in (ROOT / "gluon_gc").glob("*.py"):
-        if module.name not in ("__init__.py", "server.py"):
-            (package / module.name).symlink_to(module)
+    (package / "mxnet").mkdir(parents=True)
+    for folder in (package, package / "mxnet"):
+        (folder / "__init__.py").touch()
+    for part in (ROOT / "gluon_gc").iterdir():
+        if part.name not in ("__init__.py", "mxnet"):
+            (package / part.name).symlink_to(part)
 
     def write(source):
         note = "print(sys.argv[1], sorted(n for n in os.environ if n[:4] == 'DMLC'), flush=True)"
         start = "import os, sys\ndef main(role): pass"  # it is done once it is imported
-        (package / "server.py").write_text(f"{start}\n{note}\n{source}")
+        (package / "mxnet" / "server.py").write_text(f"{start}\n{note}\n{source}")
 
     write(UNTIL_WORKERS_ARE_DONE)
     return write

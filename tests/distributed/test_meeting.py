@@ -84,13 +84,13 @@ def test_a_scheduler_that_was_told_otherwise_is_named(cluster):
 
 
 @pytest.mark.parametrize(
-    "module, other", [("census", "scheduler"), ("kvstore.handshake", "server")]
+    "module, other", [("launch.census", "scheduler"), ("mxnet.kvstore.handshake", "server")]
 )
 def test_another_version_of_gluon_gc_is_refused(cluster, module, other):
     nodes = cluster(1, 1)
     nodes.start_roles()
     code = (
-        "import gluon_gc as bps, gluon_gc.launch.census, mxnet as mx; "
+        f"import gluon_gc as bps, gluon_gc.{module}, mxnet as mx; "
         f"bps.{module}.__version__ = '9.9.9'; "
         "bps.init(); bps.byteps_push_pull(mx.nd.ones(1), name='x')"
     )
