@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -131,14 +133,15 @@ def check(message: Optional[bytes]) -> None:
         raise ValueError(message.decode())
 
 
-def compressors() -> Dict[str, Traits]:
+@lru_cache(maxsize=None)
+def compressors() -> Mapping[str, Traits]:
     """The compressors that the library has."""
     found: Dict[str, Traits] = {}
     while True:
         traits = _Traits()
         name = library.gluon_gc_compressor(len(found), ctypes.byref(traits))
         if name is None:
-            return found
+            return MappingProxyType(found)
         flags = (bool(getattr(traits, field)) for field in Traits._fields)
         found[name.decode()] = Traits(*flags)
 

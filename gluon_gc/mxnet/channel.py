@@ -51,13 +51,14 @@ class Channel:
         refused = [tensors[piece.tensor].refused for piece in self.slices]
         if self.params is None:
             self._meter = operators.new_meter()
-            self._plain = dict(sizes=operators.listed(piece.size for piece in self.slices))
+            self._sizes = dict(sizes=operators.listed(piece.size for piece in self.slices))
             checked = [tensors[piece.tensor].checked for piece in self.slices]
-            self._checks = dict(checked=operators.listed(map(int, checked)))
-            self._refused = {"refused": "\n".join(refused)} if any(refused) else {}
+            self._checked = dict(checked=operators.listed(map(int, checked)))
+            self._refused = operators.refusing(refused)
         else:
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
             self.codec = MessageCodec(self.params, self.dtype, parts)
+        self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
 
     @property
@@ -83,14 +84,14 @@ class Channel:
         else:
             arrays, places = values, [(i, 0) for i in range(len(values))]
         if self.codec is None:
-            return self._fused(arrays, places, scale, out, **self._plain)
+            return self._fused(arrays, places, self._sizes, scale, out)
         return self.codec.compress(arrays, places, scale, ratio, framing, out)
 
     def copied(self, gradients: Gradients, to: Sequence[NDArray]) -> List[NDArray]:
         """The slices' own values, copied to an array each."""
         arrays, places = self._arrays(gradients, "own")
         return [
-            self._fused(arrays, [place], 1.0, array, sizes=operators.listed([array.size]))
+            self._fused(arrays, [place], dict(sizes=operators.listed([array.size])), 1.0, array)
             for place, array in zip(places, to)
         ]
 
@@ -98,11 +99,11 @@ class Channel:
         self,
         arrays: Sequence[NDArray],
         places: Sequence[Tuple[int, int]],
+        sizes: Mapping[str, str],
         scale: float,
         out: Optional[NDArray],
-        **sizes: str,
     ) -> NDArray:
-        told = operators.message(dtype=self.dtype, **operators.located(arrays, places), **sizes)
+        told = self._told("fuse", operators.located(arrays, places), sizes)
         return operators.call("fuse", arrays, out, scale=repr(float(scale)), **told)
 
     def deliver(
@@ -117,7 +118,8 @@ class Channel:
         if self.codec is not None:
             self.codec.decompress(received, arrays, places, count, framing)
             return
-        told = operators.message(**operators.located(arrays, places), **self._plain, **self._checks)
+        located = operators.located(arrays, places)
+        told = self._told("defuse", located, self._sizes, self._checked)
         operators.call("defuse", (*received, self._meter, *arrays), **told, **self._refused)
 
     def _arrays(
@@ -160,4 +162,5 @@ class Channel:
             sizes = [codec.payload_bytes for codec in self.codec.codecs]
         else:
             sizes = [piece.size for piece in self.slices]
-        return [(p.tensor, size / sum(sizes)) for p, size in zip(self.slices, sizes)]
+        total = sum(sizes)
+        return [(piece.tensor, size / total) for piece, size in zip(self.slices, sizes)]

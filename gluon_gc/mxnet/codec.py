@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -60,9 +60,7 @@ class MessageCodec:
         self.meter = operators.new_meter()
         self._configure()
         self._state = [mx.nd.zeros(sum(sizes), dtype=dtype) for sizes in self._state_sizes()]
-        self._refused = {}
-        if any(part.refused for part in parts):
-            self._refused["refused"] = "\n".join(part.refused for part in parts)
+        self._refused = operators.refusing([part.refused for part in parts])
 
     def _configure(self) -> None:
         """Make the codecs, whose draws may change with the epoch, and what operators are told."""
@@ -72,25 +70,14 @@ class MessageCodec:
         first = self.codecs[0]
         self.summable, self._alike = first.traits.summable, first.traits.draws_alike
         self.payload_bytes = sum(codec.payload_bytes for codec in self.codecs)
-        self._options = kernels.as_text(options)
-        self._shared = dict(
+        self._options = {"options": kernels.as_text(options)}
+        self._told = operators.Told(
             compressor=name,
             dtype=self._dtype,
             sizes=operators.listed(part.size for part in self.parts),
             payload_bytes=self.payload_bytes,
             summable=self.summable,
         )
-        self._told: Dict[Any, Dict[str, str]] = {}
-
-    def _tell(self, *parts: Mapping[str, Any]) -> Dict[str, str]:
-        """What operators are told beside what changes from step to step."""
-        key = tuple(value for part in parts for value in part.values())
-        if key not in self._told:
-            fields = {
-                name: value for part in (self._shared, *parts) for name, value in part.items()
-            }
-            self._told[key] = {"options": self._options, **operators.message(**fields)}
-        return self._told[key]
 
     def rows(self) -> MessageRows:
         """How its messages travel through MXNet's parameter server."""
@@ -152,7 +139,8 @@ class MessageCodec:
             out,
             scale=repr(float(scale)),
             ratio=repr(float(ratio)),
-            **self._tell(dict(states=len(self._state)), located, framing or {}),
+            **self._options,
+            **self._told("compress", dict(states=len(self._state)), located, framing or {}),
             **positions,
         )
 
@@ -168,7 +156,8 @@ class MessageCodec:
         return operators.call(
             "aggregate",
             (messages, *self._state),
-            **self._tell(how, framing or {}),
+            **self._options,
+            **self._told("aggregate", how, framing or {}),
             **self._positions(),
         )
 
@@ -186,7 +175,8 @@ class MessageCodec:
         operators.call(
             "decompress",
             (*messages, self.meter, *gradients),
-            **self._tell(how, located, framing or {}),
+            **self._options,
+            **self._told("decompress", how, located, framing or {}),
             **self._drawn_alike,
             **self._refused,
         )
@@ -199,8 +189,7 @@ class MessageCodec:
         """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""
         arrays = [array.asnumpy() for array in self._state]
         states = []
-        for i, codec in enumerate(self.codecs):
-            kept = self._state_of(i, arrays)
+        for i, (codec, kept) in enumerate(zip(self.codecs, self._parts_of(arrays))):
             state = {}
             if self._params.compressor.traits.draws:
                 state["stream"] = np.array(self._starts[i], np.uint64)
@@ -215,8 +204,8 @@ class MessageCodec:
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Go on from what `state` returned."""
         arrays = [array.asnumpy() for array in self._state]
-        for i, (codec, state) in enumerate(zip(self.codecs, states)):
-            kept = self._state_of(i, arrays)
+        parts = self._parts_of(arrays)
+        for i, (codec, kept, state) in enumerate(zip(self.codecs, parts, states)):
             if self._params.compressor.traits.draws:
                 first, second = state["stream"].tolist()
                 self._starts[i], self._draws[i] = (first, second), 0
@@ -227,23 +216,14 @@ class MessageCodec:
         for array, values in zip(self._state, arrays):
             array[:] = values
 
-    def _state_of(self, index: int, arrays: Sequence[np.ndarray]) -> kernels.State:
-        """A chunk's part of all arrays of state."""
-        parts = []
-        for sizes, array in zip(self._state_sizes(), arrays):
-            begin = sum(sizes[:index])
-            parts.append(array[begin : begin + sizes[index]])
-        momentum = parts.pop(0) if self.codecs[index].momentum else None
-        return kernels.State(momentum, tuple(parts))
-
-
-def _located(gradients: Sequence[NDArray], places: Sequence[Tuple[int, int]]) -> Dict[str, object]:
-    tensors, begins = zip(*places)
-    return dict(
-        gradients=len(gradients),
-        tensors=operators.listed(tensors),
-        begins=operators.listed(begins),
-    )
+    def _parts_of(self, arrays: Sequence[np.ndarray]) -> Iterator[kernels.State]:
+        """Each chunk's part of all arrays of state."""
+        ends = [np.cumsum(sizes)[:-1] for sizes in self._state_sizes()]
+        pieces = [np.split(array, end) for array, end in zip(arrays, ends)]
+        for i, codec in enumerate(self.codecs):
+            parts = [piece[i] for piece in pieces]
+            momentum = parts.pop(0) if codec.momentum else None
+            yield kernels.State(momentum, tuple(parts))
 
 
 def state_layout(

@@ -7,7 +7,7 @@ its output is next waited for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -30,9 +30,36 @@ def call(
     return getattr(mx.nd.op, "gluon_gc_" + name)(*inputs, out=out, **attributes)
 
 
-def message(**fields: Any) -> Dict[str, str]:
-    """Attributes that stay the same from call to call, as one, which costs less."""
-    return {"message": "".join(f"{name}={value}\n" for name, value in fields.items())}
+class Told:
+    """What operators are told of a message that stays the same from call to call.
+
+    It is one attribute, which costs less, and made once for each way in which it is asked for.
+
+    Parameters
+    ----------
+    **shared
+        What all operators are told.
+    """
+
+    def __init__(self, **shared: Any) -> None:
+        self._shared = shared
+        self._made: Dict[Any, Dict[str, str]] = {}
+
+    def __call__(self, operator: str, *parts: Mapping[str, Any]) -> Dict[str, str]:
+        """What is shared, and these, as the operator's attribute."""
+        key = operator, *(value for part in parts for value in part.values())
+        if key not in self._made:
+            fields = dict(self._shared)
+            for part in parts:
+                fields.update(part)
+            lines = (f"{name}={value}\n" for name, value in fields.items())
+            self._made[key] = {"message": "".join(lines)}
+        return self._made[key]
+
+
+def refusing(names: Sequence[str]) -> Dict[str, str]:
+    """What operators are told to call what is not finite, where that is an error, or ""."""
+    return {"refused": "\n".join(names)} if any(names) else {}
 
 
 def new_meter() -> NDArray:

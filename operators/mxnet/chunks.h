@@ -58,8 +58,8 @@ struct Chunks {
     }
   }
 
-  // The length of a message without its rows.
-  std::size_t message_bytes() const { return framed ? layout.bytes : payload_bytes; }
+  // Room for a message before it is framed, if it is.
+  std::size_t message_bytes() const { return framed ? layout.bytes : 0; }
 
   gluon_gc_dtype dtype;
   std::vector<Chunk> all;

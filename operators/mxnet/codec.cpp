@@ -171,7 +171,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     const std::size_t state_count = a.size("states");
     States states(chunks, *inputs, state_count);
     const Slices slices(a, chunks, *inputs, state_count + 1);
-    const std::size_t message_bytes = chunks.framed ? chunks.layout.bytes : 0;
+    const std::size_t message_bytes = chunks.message_bytes();
     Arena arena(resource, {message_bytes, slices.converted_bytes, chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);
     auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
@@ -211,7 +211,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
   return guarded([&] {
     const Attributes a(map);
     const Chunks chunks(a);
-    const std::size_t count = a.size("count"), message_bytes = chunks.framed ? chunks.layout.bytes : 0;
+    const std::size_t count = a.size("count"), message_bytes = chunks.message_bytes();
     const std::size_t received_bytes = count * chunks.payload_bytes;
     Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);
@@ -278,7 +278,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
     const std::size_t arrays = a.size("arrays"), count = optional(a, "count", 1);
     const Slices slices(a, chunks, *inputs, arrays + 1);
     const std::size_t received_bytes = count * chunks.payload_bytes;
-    const std::size_t message_bytes = chunks.framed ? chunks.layout.bytes : 0;
+    const std::size_t message_bytes = chunks.message_bytes();
     Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, slices.converted_bytes,
                            chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);

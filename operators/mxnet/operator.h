@@ -50,13 +50,6 @@ inline std::size_t elements(const Shape& shape) {
   return n;
 }
 
-template <typename T>
-constexpr mxnet::ext::MXDType dtype_of();
-template <>
-constexpr mxnet::ext::MXDType dtype_of<float>() { return mxnet::ext::kFloat32; }
-template <>
-constexpr mxnet::ext::MXDType dtype_of<double>() { return mxnet::ext::kFloat64; }
-
 // Calls body with a value of the floating-point type that dtype names.
 template <typename Body>
 void with_dtype(int dtype, Body&& body) {
