@@ -2,7 +2,7 @@
 
 The Python thread that queues a step's exchange is the one that feeds the network, so this is what
 compression costs where the network is fast. One worker and one server on this machine; the unit is
-measured in the same run, and everything is a median.
+measured between the steps, and everything is a median.
 
     python benchmark/queueing.py [--model resnet50_v2] [--steps N]
 
@@ -12,38 +12,41 @@ measured in the same run, and everything is a median.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Callable, List
+from typing import Any, Callable, Tuple
 
 from table import print_row
 
 METHODS = ("fp32", "fp16", "onebit", "topk 0.001", "dithering 2")
 WARM_UP = 3
+CALLS = 100  # of a small operator, after each step: a processor's clock changes
 
 
-def seconds_of(call: Callable[[], Any], repeats: int) -> float:
-    """The median processor time of this thread in a call; what it queues is waited for outside."""
+def seconds_of(call: Callable[[], Any]) -> float:
+    """The processor time of this thread in a call; what it queues is waited for outside."""
     import mxnet as mx
 
-    times: List[float] = []
-    for _ in range(repeats):
-        mx.nd.waitall()
-        start = time.thread_time()
-        call()
-        times.append(time.thread_time() - start)
-    return statistics.median(times[repeats // 10 :])
+    mx.nd.waitall()
+    start = time.thread_time()
+    call()
+    return time.thread_time() - start
 
 
-def small_call(repeats: int = 2000) -> float:
-    """Seconds of Python for one operator on one number."""
+def medians(step: Callable[[], Any], steps: int) -> Tuple[float, float]:
+    """Seconds of Python for a step, and for one operator on one number, measured in turn."""
     import mxnet as mx
 
     x, y = mx.nd.zeros(1), mx.nd.zeros(1)
-    return seconds_of(lambda: mx.nd.op.relu(x, out=y), repeats)
+
+    def small_calls() -> None:
+        for _ in range(CALLS):
+            mx.nd.op.relu(x, out=y)
+
+    times, units = zip(*((seconds_of(step), seconds_of(small_calls)) for _ in range(steps)))
+    return statistics.median(times), statistics.median(units) / CALLS
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -53,16 +56,15 @@ def worker(options: argparse.Namespace) -> None:
     from methods import COMPRESSIONS
 
     shapes = model_shapes(options.model)
-    unit = small_call()
     for name in METHODS:
         engine = GluonGC(shapes, {"compression_params": COMPRESSIONS[name]})
         for _ in range(WARM_UP):
             engine.step()
-        seconds = seconds_of(engine.step, options.steps)
-        calls = seconds / unit / len(shapes)
-        row = {"method": name, "ms": f"{1e3 * seconds:.1f}", "calls a tensor": f"{calls:.1f}"}
+        seconds, unit = medians(engine.step, options.steps)
+        row = {"method": name, "ms": f"{1e3 * seconds:.1f}"}
+        row["a small call, us"] = f"{1e6 * unit:.1f}"
+        row["calls a tensor"] = f"{seconds / unit / len(shapes):.1f}"
         print_row(row, first=name == METHODS[0])
-    print(json.dumps({"tensors": len(shapes), "small call, us": round(1e6 * unit, 1)}))
 
 
 def main() -> None:

@@ -99,11 +99,11 @@ class Message(NamedTuple):
         return codec
 
     @property
-    def places(self) -> List[Tuple[int, int]]:
+    def places(self) -> Tuple[Tuple[int, int], ...]:
         """Of each chunk: its tensor, and where it begins; the first begins behind an element."""
         if self.cut:
-            return [(0, 1 + begin) for begin in itertools.accumulate((0, *self.sizes[:-1]))]
-        return [(i, 1) for i in range(len(self.sizes))]
+            return tuple((0, 1 + at) for at in itertools.accumulate((0, *self.sizes[:-1])))
+        return tuple((i, 1) for i in range(len(self.sizes)))
 
     def gradients(self, step: int, node: int = 0) -> List[np.ndarray]:
         random = np.random.default_rng((self.seed, step, node))
@@ -451,7 +451,7 @@ def test_a_gradient_of_another_dtype_is_an_error(dtype, given):
 def test_a_chunk_that_ends_behind_its_gradient_is_an_error():
     message = example("onebit", sizes=(100,))
     with failing("a chunk ends behind its gradient"):
-        message.codec().compress([mx.nd.ones(100)], [(0, 1)]).wait_to_read()
+        message.codec().compress([mx.nd.ones(100)], ((0, 1),)).wait_to_read()
 
 
 def test_a_sum_of_2_gib_is_refused_since_mxnet_counts_bytes_in_an_int():

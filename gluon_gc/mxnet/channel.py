@@ -11,6 +11,7 @@ from ..plan import Chunk, Tensor
 from . import operators
 from .codec import MessageCodec, Part
 from .gradient import Gradients
+from .operators import Places
 
 Start = Tuple[int, int]
 
@@ -46,14 +47,16 @@ class Channel:
         self.message_bytes = sum(chunk.message_bytes for chunk in chunks)
         self.size = sum(chunk.size for chunk in chunks)
         self.slices = [piece for chunk in chunks for piece in chunk.slices]
-        self.tensors = {piece.tensor for piece in self.slices}
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(p.tensor for p in self.slices))}
+        self.tensors = numbers.keys()
+        self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self.codec: Optional[MessageCodec] = None
         refused = [tensors[piece.tensor].refused for piece in self.slices]
         if self.params is None:
             self._meter = operators.new_meter()
             self._sizes = dict(sizes=operators.listed(piece.size for piece in self.slices))
             checked = [tensors[piece.tensor].checked for piece in self.slices]
-            self._checked = dict(checked=operators.listed(map(int, checked)))
+            self._values = dict(self._sizes, checked=operators.listed(map(int, checked)))
             self._refused = operators.refusing(refused)
         else:
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
@@ -82,7 +85,7 @@ class Channel:
         if values is None:
             arrays, places = self._arrays(gradients, "own")
         else:
-            arrays, places = values, [(i, 0) for i in range(len(values))]
+            arrays, places = values, tuple((i, 0) for i in range(len(values)))
         if self.codec is None:
             return self._fused(arrays, places, self._sizes, scale, out)
         return self.codec.compress(arrays, places, scale, ratio, framing, out)
@@ -91,19 +94,19 @@ class Channel:
         """The slices' own values, copied to an array each."""
         arrays, places = self._arrays(gradients, "own")
         return [
-            self._fused(arrays, [place], dict(sizes=operators.listed([array.size])), 1.0, array)
+            self._fused(arrays, (place,), dict(sizes=operators.listed([array.size])), 1.0, array)
             for place, array in zip(places, to)
         ]
 
     def _fused(
         self,
         arrays: Sequence[NDArray],
-        places: Sequence[Tuple[int, int]],
+        places: Places,
         sizes: Mapping[str, str],
         scale: float,
         out: Optional[NDArray],
     ) -> NDArray:
-        told = self._told("fuse", operators.located(arrays, places), sizes)
+        told = self._told("fuse", sizes, len(arrays), places)
         return operators.call("fuse", arrays, out, scale=repr(float(scale)), **told)
 
     def deliver(
@@ -118,27 +121,24 @@ class Channel:
         if self.codec is not None:
             self.codec.decompress(received, arrays, places, count, framing)
             return
-        located = operators.located(arrays, places)
-        told = self._told("defuse", located, self._sizes, self._checked)
-        operators.call("defuse", (*received, self._meter, *arrays), **told, **self._refused)
+        told = self._told("defuse", self._values, len(arrays), places)
+        operators.call("defuse", (*received, *arrays), self._meter, **told, **self._refused)
 
-    def _arrays(
-        self, gradients: Gradients, which: str
-    ) -> Tuple[List[NDArray], List[Tuple[int, int]]]:
+    def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
         """The arrays that the slices are of, and for each which one and where it begins."""
-        arrays: List[NDArray] = []
-        numbers: Dict[str, int] = {}
+        present = [name for name in self.tensors if name in gradients]
+        arrays = [getattr(gradients[name], which) for name in present]
+        if len(present) == len(self.tensors):
+            return arrays, self._places
+        numbers = {name: i for i, name in enumerate(present)}
         places = []
         for piece in self.slices:
-            if piece.tensor in gradients:
-                if piece.tensor not in numbers:
-                    numbers[piece.tensor] = len(arrays)
-                    arrays.append(getattr(gradients[piece.tensor], which))
+            if piece.tensor in numbers:
                 places.append((numbers[piece.tensor], piece.begin))
             else:  # it travels with others that take part in this step
                 places.append((len(arrays), 0))
                 arrays.append(self._nothing(piece.size, which))
-        return arrays, places
+        return arrays, tuple(places)
 
     def _nothing(self, size: int, which: str) -> NDArray:
         """Zeros to send, or room for what is not wanted."""

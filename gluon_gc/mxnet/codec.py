@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from .. import kernels
 from ..compression import CompressionParams
 from . import operators
-from .operators import MessageRows
+from .operators import MessageRows, Places
 
 START = (0, 0)
 
@@ -107,7 +107,7 @@ class MessageCodec:
     def compress(
         self,
         gradients: Sequence[NDArray],
-        places: Sequence[Tuple[int, int]],
+        places: Places,
         scale: float = 1.0,
         ratio: float = 1.0,
         framing: Optional[Mapping[str, Any]] = None,
@@ -119,7 +119,7 @@ class MessageCodec:
         ----------
         gradients : sequence of NDArray
             Of any shape, of the codec's dtype or float16.
-        places : sequence of (int, int)
+        places : tuple of (int, int)
             For each chunk, its gradient and where it begins in it.
         scale : float
         ratio : float
@@ -132,7 +132,7 @@ class MessageCodec:
         positions = self._positions()
         if self._alike:
             self._drawn_alike = positions
-        located = operators.located(gradients, places)
+        how = dict(states=len(self._state), **framing or {})
         return operators.call(
             "compress",
             (*self._state, self.meter, *gradients),
@@ -140,7 +140,7 @@ class MessageCodec:
             scale=repr(float(scale)),
             ratio=repr(float(ratio)),
             **self._options,
-            **self._told("compress", dict(states=len(self._state)), located, framing or {}),
+            **self._told("compress", how, len(gradients), places),
             **positions,
         )
 
@@ -152,12 +152,12 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
     ) -> NDArray:
         """The message of the sum of `count` messages, in their order, with feedback of its own."""
-        how = dict(states=len(self._state), count=count, threads=threads)
+        how = dict(states=len(self._state), count=count, threads=threads, **framing or {})
         return operators.call(
             "aggregate",
             (messages, *self._state),
             **self._options,
-            **self._told("aggregate", how, framing or {}),
+            **self._told("aggregate", how),
             **self._positions(),
         )
 
@@ -165,18 +165,18 @@ class MessageCodec:
         self,
         messages: Sequence[NDArray],
         gradients: Sequence[NDArray],
-        places: Sequence[Tuple[int, int]],
+        places: Places,
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Write the sum of `count` messages to gradients, which are as `compress` had them."""
-        how = dict(arrays=len(messages), count=count)
-        located = operators.located(gradients, places)
+        how = dict(arrays=len(messages), count=count, **framing or {})
         operators.call(
             "decompress",
-            (*messages, self.meter, *gradients),
+            (*messages, *gradients),
+            self.meter,
             **self._options,
-            **self._told("decompress", how, located, framing or {}),
+            **self._told("decompress", how, len(gradients), places),
             **self._drawn_alike,
             **self._refused,
         )

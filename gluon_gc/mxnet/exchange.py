@@ -186,12 +186,8 @@ class CompressingKVStore(KVStoreBase):
                 raise KeyError(f"key {name!r} was not declared or broadcast")
             arrays = _as_list(arrays)
             targets = arrays if targets is None else _as_list(targets)
-            _check(arrays, self._tensors[str(name)])
-            gradients[str(name)] = Gradient(arrays, targets)
-        channels = [c for c in self._channels if not c.tensors.isdisjoint(gradients)]
-        self._exchange(channels, gradients, priority)
-        for gradient in gradients.values():
-            gradient.finish()
+            gradients[str(name)] = self.gradient(str(name), arrays, targets)
+        self.exchange(gradients, priority)
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -201,6 +197,20 @@ class CompressingKVStore(KVStoreBase):
         raise ValueError(f"Unknown capability: {capability}")
 
     # The trainer's
+
+    def gradient(
+        self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
+    ) -> Gradient:
+        """What `exchange` takes, of a tensor that was declared."""
+        _check(arrays, self._tensors[name])
+        return Gradient(arrays, targets)
+
+    def exchange(self, gradients: Gradients, priority: int = 0) -> None:
+        """Sum over contexts and workers, as `pushpull` does."""
+        channels = [c for c in self._channels if not c.tensors.isdisjoint(gradients)]
+        self._exchange(channels, gradients, priority)
+        for gradient in gradients.values():
+            gradient.finish()
 
     def declare(self, tensors: Iterable[Tensor]) -> None:
         """Expect pushpull of these tensors; those declared together may travel fused.

@@ -17,6 +17,8 @@ class Gradient:
     """The copies of one tensor (one a context) as CPU arrays: the worker's own sum, which travels,
     and the result. They share memory where the copies may be overwritten.
 
+    What is of one array on the CPU may be used again; any other is good for one exchange.
+
     Attributes
     ----------
     own, result : NDArray
@@ -33,6 +35,10 @@ class Gradient:
             alike = [target for target in targets if _alike(target, own)]
             self.result = alike[0] if alike else mx.nd.empty(own.shape, cpu, own.dtype)
         self.own = own
+
+    def is_of(self, arrays: Sequence[NDArray]) -> bool:
+        """Whether it is just this one array, from which it comes and to which it goes."""
+        return len(arrays) == 1 and self.own is self.result is arrays[0]
 
     def finish(self) -> None:
         """Copy the result to every target."""

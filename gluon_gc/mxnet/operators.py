@@ -6,28 +6,45 @@ its output is next waited for.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
+from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import kernels
 
-mx.library.load(str(kernels.PATH), verbose=False)
+# mx.library.load would generate the functions of all of MXNet's operators again, which takes longer
+# than to import MXNet.
+check_call(_LIB.MXLoadLib(str(kernels.PATH).encode(), 0))
 
 METER = ("calls", "sent_bytes", "received_bytes")
 METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_seconds", "nonfinite")
 """What the elements of a meter are: operators/mxnet/meter.h."""
+
+Places = Tuple[Tuple[int, int], ...]
+"""For each chunk or slice of a message, which gradient it is of and where it begins in it."""
 
 
 def call(
     name: str, inputs: Sequence[NDArray], out: Optional[NDArray] = None, **attributes: Any
 ) -> Any:
     """Queue the operator gluon_gc_NAME; what it takes is said where it is made."""
-    return getattr(mx.nd.op, "gluon_gc_" + name)(*inputs, out=out, **attributes)
+    names, values = list(attributes), list(attributes.values())
+    return _imperative_invoke(_handle(name), inputs, names, values, out, False, False)
+
+
+@lru_cache(maxsize=None)
+def _handle(name: str) -> int:
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(f"gluon_gc_{name}".encode(), ctypes.byref(handle)))
+    return handle.value
 
 
 class Told:
@@ -45,13 +62,15 @@ class Told:
         self._shared = shared
         self._made: Dict[Any, Dict[str, str]] = {}
 
-    def __call__(self, operator: str, *parts: Mapping[str, Any]) -> Dict[str, str]:
-        """What is shared, and these, as the operator's attribute."""
-        key = operator, *(value for part in parts for value in part.values())
+    def __call__(
+        self, operator: str, how: Mapping[str, Any], gradients: int = 0, places: Places = ()
+    ) -> Dict[str, str]:
+        """What is shared, how, and where the chunks are in so many gradients, as an attribute."""
+        key = operator, gradients, places, *how.values()
         if key not in self._made:
-            fields = dict(self._shared)
-            for part in parts:
-                fields.update(part)
+            fields = {"gradients": gradients, **how, **self._shared}
+            if places:
+                fields["tensors"], fields["begins"] = map(listed, zip(*places))
             lines = (f"{name}={value}\n" for name, value in fields.items())
             self._made[key] = {"message": "".join(lines)}
         return self._made[key]
@@ -70,12 +89,6 @@ def new_meter() -> NDArray:
 def listed(numbers: Iterable[int]) -> str:
     """Whole numbers as an attribute."""
     return "".join(f"{number}," for number in numbers)
-
-
-def located(gradients: Sequence[NDArray], places: Sequence[Tuple[int, int]]) -> Dict[str, object]:
-    """Of slices of gradients, as attributes, which gradient each is of and where it begins."""
-    tensors, begins = zip(*places)
-    return dict(gradients=len(gradients), tensors=listed(tensors), begins=listed(begins))
 
 
 def as_bytes(x: NDArray) -> NDArray:

@@ -19,6 +19,7 @@ from ..plan import Tensor, travels_compressed
 from . import runtime
 from .amp import AgreedLossScaler
 from .exchange import STATS, CompressingKVStore
+from .gradient import Gradient
 from .momentum import Momentum, momentum_of, switched_off
 from .optimizer import DistributedOptimizer
 from .trace import Trace
@@ -111,6 +112,7 @@ class DistributedTrainer(Trainer):
         self._root_rank = root_rank
         self._number = next(_numbers)
         self._declared: Dict[int, Tensor] = {}
+        self._in_place: Dict[str, Gradient] = {}  # those that can be used again
         self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
         self._learning_rate: Optional[float] = None
         self._epoch: Optional[int] = None
@@ -243,7 +245,7 @@ class DistributedTrainer(Trainer):
         store.gradient_scale = self._scale / (batch_size * store.num_workers)
         store.learning_rate_ratio = self._next_learning_rate_ratio()
         gradients = [self._params[i].list_grad() for i in indices]
-        store.pushpull([self._declared[i].name for i in indices], gradients)
+        store.exchange(self._gathered(indices, gradients))
         if self._amp_loss_scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
         self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
@@ -252,6 +254,21 @@ class DistributedTrainer(Trainer):
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, arrays, self._has_nesterov(i))
+
+    def _gathered(
+        self, indices: Sequence[int], gradients: Sequence[Sequence[NDArray]]
+    ) -> Dict[str, Gradient]:
+        """Gradients by what the store calls them."""
+        gathered = {}
+        for i, arrays in zip(indices, gradients):
+            name = self._declared[i].name
+            gradient = self._in_place.get(name)
+            if gradient is None or not gradient.is_of(arrays):
+                gradient = self._store.gradient(name, arrays, arrays)
+                if gradient.is_of(arrays):
+                    self._in_place[name] = gradient
+            gathered[name] = gradient
+        return gathered
 
     def _found_nonfinite(self) -> bool:
         """Whether a result is not finite, alike on all workers; waits for it."""

@@ -2,11 +2,12 @@
 // so those that stay the same from call to call come in one, `message`, as lines "name=value".
 #pragma once
 
+#include <charconv>
 #include <cstddef>
-#include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -17,21 +18,13 @@ class Attributes {
   using Map = std::unordered_map<std::string, std::string>;
 
   explicit Attributes(const Map& map) : map_(map) {
-    for (const std::string& line : lines("message")) {
-      const std::size_t at = line.find('=');
-      if (at != std::string::npos) message_.emplace(line.substr(0, at), line.substr(at + 1));
-    }
+    const auto message = map.find("message");
+    if (message != map.end()) message_ = message->second;
   }
 
-  bool has(const std::string& name) const { return map_.count(name) + message_.count(name) != 0; }
+  bool has(const std::string& name) const { return find(name).data() != nullptr; }
 
-  std::string text(const std::string& name) const {
-    for (const Map* map : {&map_, &message_}) {
-      const auto found = map->find(name);
-      if (found != map->end()) return found->second;
-    }
-    throw std::invalid_argument("attribute " + name + " is missing");
-  }
+  std::string text(const std::string& name) const { return std::string(given(name)); }
 
   // Python writes its floats with the shortest digits that read back exactly.
   double number(const std::string& name) const { return std::stod(text(name)); }
@@ -41,30 +34,54 @@ class Attributes {
   std::size_t size(const std::string& name) const { return std::stoull(text(name)); }
   // Whole numbers, with a comma after each.
   std::vector<std::size_t> list(const std::string& name) const {
-    const std::string values = text(name);
+    const std::string_view values = given(name);
     std::vector<std::size_t> list;
-    for (const char* at = values.c_str(); *at != '\0';) {
-      char* end;
-      list.push_back(std::strtoull(at, &end, 10));
-      if (*end != ',') throw std::invalid_argument(name + " must be whole numbers, got " + values);
-      at = end + 1;
+    for (const char *at = values.begin(), *end = values.end(); at != end;) {
+      std::size_t value;
+      const auto [next, error] = std::from_chars(at, end, value);
+      if (error != std::errc() || next == end || *next != ',') {
+        throw std::invalid_argument(name + " must be whole numbers, got " + text(name));
+      }
+      list.push_back(value);
+      at = next + 1;
     }
     return list;
   }
   // The lines of a text; none if it is not there.
   std::vector<std::string> lines(const std::string& name) const {
     std::vector<std::string> lines;
-    std::istringstream text(has(name) ? this->text(name) : "");
+    std::istringstream text{std::string(find(name))};
     for (std::string line; std::getline(text, line);) lines.push_back(line);
     return lines;
   }
   bool flag(const std::string& name) const {
-    return has(name) && (text(name) == "True" || text(name) == "1");
+    const std::string_view value = find(name);
+    return value == "True" || value == "1";
   }
 
  private:
+  std::string_view given(const std::string& name) const {
+    const std::string_view value = find(name);
+    if (value.data() == nullptr) throw std::invalid_argument("attribute " + name + " is missing");
+    return value;
+  }
+
+  // Without data if it is not there. MXNet asks for the same few attributes five times a call, so nothing is copied.
+  std::string_view find(const std::string& name) const {
+    const auto found = map_.find(name);
+    if (found != map_.end()) return found->second;
+    for (std::size_t at = message_.find(name); at != message_.npos; at = message_.find(name, at + 1)) {
+      const std::size_t end = at + name.size();
+      const bool starts_line = at == 0 || message_[at - 1] == '\n';
+      if (starts_line && end < message_.size() && message_[end] == '=') {
+        return message_.substr(end + 1, message_.find('\n', end) - end - 1);
+      }
+    }
+    return {};
+  }
+
   const Map& map_;
-  Map message_;
+  std::string_view message_;
 };
 
 }  // namespace gluon_gc

@@ -11,9 +11,9 @@
 //     rates
 // gluon_gc_aggregate(messages, state, ...) -> message: of the sum of `count` messages, on `threads` threads;
 //     without row_words, messages have the shape (count, payload_bytes)
-// gluon_gc_decompress(messages, ..., meter, gradient, ...) -> float64 (1,): the chunks that are not finite. Writes
-//     the sum of `count` messages, in `arrays` arrays, to the gradients. Where `refused` has a line for a
-//     chunk, the operator fails if it is not finite, and calls it so.
+// gluon_gc_decompress(messages, ..., gradient, ...) -> meter, which must be given as `out`. Writes the sum of
+//     `count` messages, in `arrays` arrays, to the gradients. Where `refused` has a line for a chunk, the
+//     operator fails if it is not finite, and calls it so.
 #include "../core/half.h"
 #include "chunks.h"
 #include "meter.h"
@@ -83,15 +83,20 @@ class Arena {
   std::uint8_t* at_;
 };
 
-gluon_gc_call call_of(const Attributes& a, const Chunk& chunk, void* workspace, gluon_gc_status* status) {
+// What calls for all chunks of a message have alike.
+gluon_gc_call common_call(const Attributes& a, void* workspace) {
   gluon_gc_call call{};
-  call.scale = 1;
-  call.ratio = 1;
-  call.position = chunk.position;
+  call.scale = a.number("scale", 1);
+  call.ratio = a.number("ratio", 1);
   call.workspace = workspace;
-  call.status = status;
   call.threads = static_cast<int>(optional(a, "threads", 1));
   return call;
+}
+
+gluon_gc_call call_for(const Chunk& chunk, gluon_gc_call common, gluon_gc_status* status) {
+  common.position = chunk.position;
+  common.status = status;
+  return common;
 }
 
 // Writes `count` messages as payloads: chunk i of message m is at slots + m * payload_bytes + its slot.
@@ -176,15 +181,14 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     std::uint8_t* const message = arena.take(message_bytes);
     auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
     void* const workspace = arena.take(chunks.workspace_bytes);
+    const gluon_gc_call common = common_call(a, workspace);
     const auto compress_chunk = [&](const Chunk& chunk, std::size_t i, std::uint8_t* to, gluon_gc_status* status) {
-      gluon_gc_call call = call_of(a, chunk, workspace, status);
+      gluon_gc_call call = call_for(chunk, common, status);
       call.values = slices.at(i);
       if (slices.is_half(i)) {
         float_from_half(static_cast<const std::uint16_t*>(call.values), chunk.n, converted);
         call.values = converted;
       }
-      call.scale = a.number("scale", 1);
-      call.ratio = a.number("ratio", 1);
       call.payload = to;
       states.give(chunk, chunks.dtype, call);
       check(gluon_gc_compress(chunk.codec.get(), &call));
@@ -226,8 +230,9 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
     }
     Tensors state_arrays(inputs->begin() + 1, inputs->end());
     States states(chunks, state_arrays, state_arrays.size());
+    const gluon_gc_call common = common_call(a, workspace);
     const auto compress_sum = [&](const Chunk& chunk, std::size_t, std::uint8_t* to, gluon_gc_status* status) {
-      gluon_gc_call call = call_of(a, chunk, workspace, status);
+      gluon_gc_call call = call_for(chunk, common, status);
       call.payloads = slots + chunk.slot;
       call.stride = chunks.payload_bytes;
       call.count = count;
@@ -242,7 +247,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
 MXReturnValue decompress_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     const Attributes a(map);
-    *inputs = static_cast<int>(a.size("arrays") + 1 + a.size("gradients"));
+    *inputs = static_cast<int>(a.size("arrays") + a.size("gradients"));
     *outputs = 1;
   });
 }
@@ -251,7 +256,7 @@ MXReturnValue decompress_mutates(const Map& map, std::vector<int>* indices) {
   return guarded([&] {
     const Attributes a(map);
     const int first = static_cast<int>(a.size("arrays")), last = first + static_cast<int>(a.size("gradients"));
-    for (int i = first; i <= last; ++i) indices->push_back(i);
+    for (int i = first; i < last; ++i) indices->push_back(i);
   });
 }
 
@@ -266,7 +271,7 @@ MXReturnValue decompress_storage(const Map&, std::vector<int>*, std::vector<int>
 }
 
 MXReturnValue decompress_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
-  out->at(0) = {1};
+  out->at(0) = {meter_fields};
   return mxnet::ext::MX_SUCCESS;
 }
 
@@ -276,7 +281,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
     const Attributes a(map);
     const Chunks chunks(a);
     const std::size_t arrays = a.size("arrays"), count = optional(a, "count", 1);
-    const Slices slices(a, chunks, *inputs, arrays + 1);
+    const Slices slices(a, chunks, *inputs, arrays);
     const std::size_t received_bytes = count * chunks.payload_bytes;
     const std::size_t message_bytes = chunks.message_bytes();
     Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, slices.converted_bytes,
@@ -294,12 +299,13 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
               "the payloads are not of the length that their chunks need");
       slots = static_cast<std::uint8_t*>(received.data_ptr);
     }
+    const gluon_gc_call common = common_call(a, workspace);
     std::size_t used = 0;
     std::vector<std::size_t> nonfinite;
     for (std::size_t i = 0; i < chunks.all.size(); ++i) {
       const Chunk& chunk = chunks.all[i];
       gluon_gc_status status{};
-      gluon_gc_call call = call_of(a, chunk, workspace, &status);
+      gluon_gc_call call = call_for(chunk, common, &status);
       call.values = slices.is_half(i) ? converted : slices.at(i);
       call.payloads = slots + chunk.slot;
       call.stride = chunks.payload_bytes;
@@ -311,10 +317,9 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       used += status.bytes;
       if (status.finite == 0) nonfinite.push_back(i);
     }
-    Meter& m = meter(inputs->at(arrays));
+    Meter& m = meter(outputs->at(0));
     m.decompressed(started, chunks.framed ? chunks.layout.traffic(rows_in(*inputs, arrays)) : used);
     m.nonfinite += static_cast<double>(nonfinite.size());
-    outputs->at(0).data<double>()[0] = static_cast<double>(nonfinite.size());
     if (nonfinite.empty() || !a.has("refused")) return;
     const std::string whose = a.lines("refused").at(nonfinite.front());
     require(whose.empty(), m.refusal(whose));

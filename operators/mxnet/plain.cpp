@@ -4,10 +4,10 @@
 // is, where it begins in it, and how many elements it has. Values are rounded once, when they are stored.
 //
 // gluon_gc_fuse(gradient, ...) -> values of `dtype`: the gradients' slices times `scale`
-// gluon_gc_defuse(values, meter, gradient, ...) -> uint8 (1,), whether what is looked at is finite: writes the
-//     values to the gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for
-//     in it. They are an error where `refused` has a line for the slice, which says what to call it; else they
-//     are counted.
+// gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
+//     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
+//     are an error where `refused` has a line for the slice, which says what to call it; else they are
+//     counted.
 #include "../core/finite.h"
 #include "../core/half.h"
 #include "meter.h"
@@ -120,25 +120,25 @@ MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
 
 MXReturnValue defuse_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
-    *inputs = static_cast<int>(2 + Attributes(map).size("gradients"));
+    *inputs = static_cast<int>(1 + Attributes(map).size("gradients"));
     *outputs = 1;
   });
 }
 
 MXReturnValue defuse_mutates(const Map& map, std::vector<int>* indices) {
   return guarded([&] {
-    const int count = static_cast<int>(1 + Attributes(map).size("gradients"));
+    const int count = static_cast<int>(Attributes(map).size("gradients"));
     for (int i = 1; i <= count; ++i) indices->push_back(i);
   });
 }
 
 MXReturnValue defuse_type(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = mxnet::ext::kUint8;
+  out->at(0) = mxnet::ext::kFloat64;
   return mxnet::ext::MX_SUCCESS;
 }
 
 MXReturnValue defuse_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
-  out->at(0) = {1};
+  out->at(0) = {meter_fields};
   return mxnet::ext::MX_SUCCESS;
 }
 
@@ -151,24 +151,23 @@ bool finite(MXTensor& values, std::size_t begin, std::size_t size) {
 MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource&) {
   return guarded([&] {
     const Attributes a(map);
-    const Slices slices(a, *inputs, 2);
+    const Slices slices(a, *inputs, 1);
     const std::vector<std::size_t> checked = a.list("checked");
     MXTensor& values = inputs->at(0);
     require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
-    Meter& m = meter(inputs->at(1));
+    Meter& m = meter(outputs->at(0));
     m.calls += 1;
     std::vector<std::size_t> found;
     std::size_t at = 0;
     for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
       if (checked.at(i) != 0 && !finite(values, at, slices.sizes[i])) found.push_back(i);
       with_values(values, [&](const auto* from) {
-        with_values(inputs->at(2 + slices.tensors[i]), [&](auto* gradient) {
+        with_values(inputs->at(1 + slices.tensors[i]), [&](auto* gradient) {
           convert(from + at, slices.sizes[i], 1, gradient + slices.begins[i]);
         });
       });
       at += slices.sizes[i];
     }
-    outputs->at(0).data<std::uint8_t>()[0] = found.empty();
     m.nonfinite += !found.empty();
     const std::vector<std::string> refused = a.lines("refused");
     for (const std::size_t i : found) {
