@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -74,152 +74,111 @@ def limit(name: str, *arrays: np.ndarray) -> Bench:
     return Bench(name, plain("limit", lambda n: (*given, n)).bind)
 
 
-class Coding:
-    """A compressor with its options, and the arrays that its calls are given.
+class Coding(NamedTuple):
+    """A call of a compressor, with arrays of its own: the speed of some depends on what they hold.
 
-    Error feedback is on with `memory`, momentum with `momentum`.
+    Parameters
+    ----------
+    compressor : str
+    options : mapping
+        What the codec is told.
+    values : array
+        The gradient, or what is decoded to.
+    function : str
+        "compress" or "decompress".
+    add : bool
+        Whether decompress adds.
     """
 
-    def __init__(
-        self,
-        name: str,
-        values: np.ndarray,
-        memory: Tuple[np.ndarray, ...] = (),
-        momentum: Optional[np.ndarray] = None,
-        **options: Any,
-    ) -> None:
-        self.name, self.options, self.values = name, options, values
-        self.memory, self.momentum = memory, momentum
-        if memory:
-            options["ef"] = "vanilla"
-        if momentum is not None:
-            options["mu"] = 0.9
+    compressor: str
+    options: Mapping[str, Any]
+    values: np.ndarray
+    function: str
+    add: bool = False
 
-    def compress(self) -> Bench:
-        return self._bench("compress", self.values)
-
-    def decompress(self, out: np.ndarray, add: bool = False) -> Bench:
-        return self._bench("decompress", out, count=1, add=add)
-
-    def _bench(self, function: str, values: np.ndarray, **fields: Any) -> Bench:
-        entry = getattr(kernels.library, "gluon_gc_" + function)
-
-        def bind(n: int, threads: int, isa: str) -> Loop:
-            codec = kernels.Codec(self.name, self.options, n, isa=isa)
-            payload = staggered(codec.compress(self.values[:n], codec.state(), START)[0])
-            workspace = staggered(np.empty(codec.workspace_bytes + 64, np.uint8))
-            arrays = dict(values=values, payload=payload, payloads=payload, momentum=self.momentum)
-            addresses = {k: a.ctypes.data for k, a in arrays.items() if a is not None}
-            call = Call(
-                scale=1,
-                ratio=1,
-                memory=(ctypes.c_void_p * 2)(*(array.ctypes.data for array in self.memory)),
-                position=START,
-                stride=payload.size,
-                workspace=workspace.ctypes.data + -workspace.ctypes.data % 64,
-                threads=threads,
-                **addresses,
-                **fields,
-            )
-            keep = self, codec, payload, workspace  # what the call points to
-            check(entry(codec._handle, ctypes.byref(call)))
-            return lambda keep=keep: entry(codec._handle, ctypes.byref(call))
-
-        return Bench(function, bind)
+    def bind(self, n: int, threads: int, isa: str) -> Loop:
+        codec = kernels.Codec(self.compressor, self.options, n, isa=isa)
+        payload = staggered(codec.compress(self.values[:n], codec.state(), START)[0])
+        workspace = staggered(np.empty(codec.workspace_bytes + 64, np.uint8))
+        state = codec.state()
+        memory = [staggered(array) for array in state.memory]
+        arrays = dict(values=self.values, payload=payload, payloads=payload)
+        if state.momentum is not None:
+            arrays["momentum"] = staggered(state.momentum)
+        call = Call(
+            scale=1,
+            ratio=1,
+            memory=(ctypes.c_void_p * 2)(*(array.ctypes.data for array in memory)),
+            position=START,
+            stride=payload.size,
+            count=1,
+            add=self.add,
+            workspace=workspace.ctypes.data + -workspace.ctypes.data % 64,
+            threads=threads,
+            **{name: array.ctypes.data for name, array in arrays.items()},
+        )
+        entry = getattr(kernels.library, "gluon_gc_" + self.function)
+        keep = codec, workspace, memory, arrays  # what the call points to
+        check(entry(codec._handle, ctypes.byref(call)))
+        return lambda keep=keep: entry(codec._handle, ctypes.byref(call))
 
 
-def cases(n: int) -> Dict[str, Tuple[Bench, Bench]]:
-    """Each kernel and its limit."""
-    values = np.random.default_rng(0).standard_normal(n, np.float32)
-    x, y, z = staggered(values), staggered(values), staggered(values)
-    scale = staggered(np.ones(1, np.float32))
-    # topk's and dgc's own: their speed depends on the values
-    residual, late, velocity, momentum, gathered = (
-        staggered(np.zeros_like(values)) for _ in range(5)
+def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:
+    """The options of each compressor, by what is added to its name; those of others are none."""
+    dgc = dict(k=0.001, sample_ratio=0.01, strided_sample=True, max_adaptation_iters=10)
+    dgc.update(compress_upper_bound=1.3, compress_lower_bound=0.8, resample=True)
+    named = {
+        "onebit": {"": dict(scaling=True)},
+        "topk": {"": dict(k=n // 1000)},
+        "randomk": {"": dict(k=n // 1000)},
+        "dithering": {"": dict(k=2, fixed_width=True), "_elias": dict(k=2)},
+        "dgc": {"": dict(dgc, nesterov=True, momentum_masking=True)},
+    }
+    return {name: named.get(name, {"": {}}) for name in kernels.compressors()}
+
+
+def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[Tuple[str, Coding, Bench]]:
+    """Each compressor's calls, and the limit of each."""
+    z, w = staggered(x), staggered(x)
+    reads, fills, adds = (
+        limit("sum", x, np.empty(1, np.float32)),
+        limit("fill", y),
+        limit("add", z, x),
     )
-    halves = staggered(values.astype(np.float16))
-    words = staggered(kernels.frame(values.view(np.uint8)))
+    increments, adds_twice = limit("add_constant", y), limit("add_twice", z, w, x)
+    feedback, momentum = dict(ef="vanilla"), dict(ef="vanilla", mu=0.9)
+    for name, variants in settings(n).items():
+        traits = kernels.compressors()[name]
+        for suffix, options in variants.items():
+            if not traits.accumulates:
+                yield f"{name}_compress{suffix}", Coding(name, options, x, "compress"), reads
+                told = {**options, **feedback}
+                yield f"{name}_compress_ef{suffix}", Coding(name, told, x, "compress"), adds
+            told = {**options, **momentum}
+            coding = Coding(name, told, x, "compress")
+            yield f"{name}_compress_ef_nesterov{suffix}", coding, adds_twice
+            yield f"{name}_decompress{suffix}", Coding(name, options, y, "decompress"), fills
+            coding = Coding(name, options, y, "decompress", add=True)
+            yield f"{name}_decompress_add{suffix}", coding, increments
 
-    k = n // 1000
-    dgc = {
-        "k": 0.001,
-        "sample_ratio": 0.01,
-        "strided_sample": True,
-        "compress_upper_bound": 1.3,
-        "compress_lower_bound": 0.8,
-        "max_adaptation_iters": 10,
-        "resample": True,
-        "nesterov": True,
-        "momentum_masking": True,
-    }
-    onebit = Coding("onebit", x, scaling=True)
-    topk = Coding("topk", x, k=k)
-    randomk = Coding("randomk", x, (y,), k=k)
-    planes = Coding("dithering", x, k=2, fixed_width=True)
-    codes = Coding("dithering", x, k=2)
-    bytegrad = Coding("bytegrad", x)
 
-    reads, fills = limit("sum", x, np.empty(1, np.float32)), limit("fill", y)
-    increments, copies = limit("add_constant", y), limit("copy", x, y)
-    return {
-        "onebit_compress": (onebit.compress(), reads),
-        "onebit_compress_ef": (
-            Coding("onebit", x, (y, scale), scaling=True).compress(),
-            limit("add", y, x),
-        ),
-        "onebit_compress_ef_nesterov": (
-            Coding("onebit", x, (y, scale), z, scaling=True).compress(),
-            limit("add_twice", y, z, x),
-        ),
-        "onebit_decompress": (onebit.decompress(y), fills),
-        "onebit_decompress_add": (onebit.decompress(y, add=True), increments),
-        "topk_compress": (topk.compress(), reads),
-        "topk_compress_ef": (
-            Coding("topk", x, (residual,), k=k).compress(),
-            limit("add", residual, x),
-        ),
-        "topk_compress_ef_nesterov": (
-            Coding("topk", x, (late,), momentum, k=k).compress(),
-            limit("add_twice", late, momentum, x),
-        ),
-        "topk_decompress": (topk.decompress(y), fills),
-        "randomk_compress_ef": (randomk.compress(), limit("add", y, x)),
-        "randomk_compress_ef_nesterov": (
-            Coding("randomk", x, (y,), z, k=k).compress(),
-            limit("add_twice", y, z, x),
-        ),
-        "randomk_decompress": (randomk.decompress(y), fills),
-        "dgc_compress": (
-            Coding("dgc", x, (velocity,), gathered, **dgc).compress(),
-            limit("add_twice", velocity, gathered, x),
-        ),
-        "dithering_compress": (planes.compress(), reads),
-        "dithering_compress_ef": (
-            Coding("dithering", x, (z,), k=2, fixed_width=True).compress(),
-            limit("add", z, x),
-        ),
-        "dithering_compress_elias": (codes.compress(), reads),
-        "dithering_decompress": (planes.decompress(y), fills),
-        "dithering_decompress_add": (planes.decompress(y, add=True), increments),
-        "dithering_decompress_add_elias": (codes.decompress(y, add=True), increments),
-        "bytegrad_compress": (bytegrad.compress(), reads),
-        "bytegrad_compress_ef": (Coding("bytegrad", x, (z,)).compress(), limit("add", z, x)),
-        "bytegrad_decompress_add": (bytegrad.decompress(y, add=True), increments),
-        "half_from_float": (
-            plain("half_from_float", lambda n: (x, n, 1.0, halves)),
-            limit("narrow", x, halves),
-        ),
-        "float_from_half": (
-            plain("float_from_half", lambda n: (halves, n, y)),
-            limit("widen", halves, y),
-        ),
-        "frame": (plain("frame", lambda n: (x, 4 * n, words)), copies),
-        "unframe": (plain("unframe", lambda n: (words, 4 * n, y)), copies),
-    }
+def cases(n: int) -> Iterator[Tuple[str, Union[Bench, Coding], Bench]]:
+    """Each kernel's name, the kernel and its limit."""
+    x = staggered(np.random.default_rng(0).standard_normal(n, np.float32))
+    y = staggered(x)
+    yield from codings(n, x, y)
+    halves = staggered(x.astype(np.float16))
+    words = staggered(kernels.frame(x.view(np.uint8)))
+    narrows, copies = limit("narrow", x, halves), limit("copy", x, y)
+    yield "half_from_float", plain("half_from_float", lambda n: (x, n, 1.0, halves)), narrows
+    widens = limit("widen", halves, y)
+    yield "float_from_half", plain("float_from_half", lambda n: (halves, n, y)), widens
+    yield "frame", plain("frame", lambda n: (x, 4 * n, words)), copies
+    yield "unframe", plain("unframe", lambda n: (words, 4 * n, y)), copies
 
 
 def measure(
-    benches: Tuple[Bench, ...], n: int, threads: int, isa: str, seconds: float
+    benches: Sequence[Union[Bench, Coding]], n: int, threads: int, isa: str, seconds: float
 ) -> List[float]:
     """The median seconds of one call of each, without what a call of no elements takes."""
     calls = [bench.bind(n, threads, isa) for bench in benches]
@@ -242,15 +201,15 @@ def _time(call: Loop, repeats: int) -> float:
 
 def results(isa: str, seconds: float) -> Iterator[Dict[str, Any]]:
     for n in SIZES:
-        for kernel, benches in cases(n).items():
+        for kernel, bench, least_work in cases(n):
             for threads in THREADS:
-                took, least = measure(benches, n, threads, isa, seconds)
+                took, least = measure((bench, least_work), n, threads, isa, seconds)
                 yield {
                     "kernel": kernel,
                     "n": n,
                     "threads": threads,
                     "gbps": 4e-9 * n / took,
-                    "limit": benches[1].name,
+                    "limit": least_work.name,
                     "limit_gbps": 4e-9 * n / least,
                     "ratio": least / took,
                 }

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
-_WITH_FEEDBACK = {"ef": "vanilla", "momentum": "nesterov"}
-COMPRESSIONS: Dict[str, Dict[str, Any]] = {
-    "fp32": {},
-    "fp16": {"fp16": True},
-    "onebit": {"compressor": "onebit", "scaling": True, **_WITH_FEEDBACK},
-    "topk 0.001": {"compressor": "topk", "k": 0.001, **_WITH_FEEDBACK},
-    "randomk 0.001": {"compressor": "randomk", "k": 0.001, **_WITH_FEEDBACK},
-    "dithering 2": {"compressor": "dithering", "k": 2, **_WITH_FEEDBACK},
-    "bytegrad": {"compressor": "bytegrad", **_WITH_FEEDBACK},
-    "dgc 0.001": {"compressor": "dgc", "k": 0.001, "momentum": "nesterov"},
+from gluon_gc.compression import registry
+
+_SETTINGS: Dict[str, Dict[str, Any]] = {
+    "onebit": {"scaling": True},
+    "topk": {"k": 0.001},
+    "randomk": {"k": 0.001},
+    "dithering": {"k": 2},
+    "dgc": {"k": 0.001},
 }
+"""The options of compressors; others have those that they are not without."""
+
+
+def _compressions() -> Iterator[Tuple[str, Dict[str, Any]]]:
+    yield "fp32", {}
+    yield "fp16", {"fp16": True}
+    for name, kind in registry.items():
+        options = _SETTINGS.get(name, {})
+        params = {"compressor": name, **options, "momentum": "nesterov"}
+        if not kind.traits.accumulates:
+            params["ef"] = "vanilla"
+        yield f"{name} {options['k']}" if "k" in options else name, params
+
+
+COMPRESSIONS = dict(_compressions())
 """compression_params by what the table calls them."""
 
 

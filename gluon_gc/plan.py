@@ -208,9 +208,9 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
 
 def described(chunks: Sequence[Chunk]) -> Dict[str, Any]:
     """What all workers must have alike to exchange these chunks."""
-    params = [chunk.params and [chunk.params.describe(), chunk.params.mu] for chunk in chunks]
+    kinds = dict.fromkeys(chunk.params for chunk in chunks)
     return {
-        "compression_params": [p for i, p in enumerate(params) if p not in params[:i]],
+        "compression_params": [params and params.identity() for params in kinds],
         "gradients": [
             [chunk.dtype, chunk.message_bytes, [[piece.begin, piece.end] for piece in chunk.slices]]
             for chunk in chunks

@@ -14,6 +14,7 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc import checkpoint
+from gluon_gc.mxnet import carried
 from tests.test_trainer import make, train
 
 SHAPES = [(40, 3), (7,)]
@@ -37,7 +38,7 @@ def saved(tmp_path):
 def contents(trainer):
     """All that a trainer carries from step to step."""
     states = trainer._updaters[0].get_states(dump_optimizer=False)
-    arrays = trainer._store.state(trainer._names())
+    arrays = carried.state(trainer._store, trainer._names())
     return states, {name: array.tobytes() for name, array in arrays.items()}
 
 

@@ -72,6 +72,10 @@ class CompressionParams:
             described["ef"] = self.ef
         return described
 
+    def identity(self) -> Dict[str, Any]:
+        """All that workers, and a run that goes on, must have alike; plain values too."""
+        return {**self.describe(), "mu": self.mu, "nesterov": self.nesterov}
+
 
 def _names(kinds: Iterable[Type[Compressor]]) -> str:
     return ", ".join(kind.name for kind in kinds) or "none"

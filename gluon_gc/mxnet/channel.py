@@ -32,6 +32,8 @@ class Channel:
     ----------
     codec : MessageCodec or None
         None: values travel as they are.
+    paths : list of str
+        With a codec: how the name of what a checkpoint has of a chunk begins.
     """
 
     def __init__(
@@ -59,6 +61,9 @@ class Channel:
             self._values = dict(self._sizes, checked=operators.listed(map(int, checked)))
             self._refused = operators.refusing(refused)
         else:
+            self.paths = [
+                f"{tensors[piece.tensor].index}/{piece.begin}-{piece.end}" for piece in self.slices
+            ]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
             self.codec = MessageCodec(self.params, self.dtype, parts)
         self._told = operators.Told(dtype=self.dtype)

@@ -23,25 +23,15 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import env, plan
-from ..checkpoint import Layout
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
 from .channel import Channel
-from .codec import MessageCodec, Part, state_layout
+from .codec import MessageCodec, Part
 from .gradient import Gradient, Gradients
 
 Arrays = Union[NDArray, Sequence[NDArray]]
-STATS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "decompress_seconds")
-"""What `CompressingKVStore.stats` tells of a tensor."""
-
-
 States = List[Dict[str, np.ndarray]]
 """What a codec carries over, chunk by chunk."""
-
-
-def _layout(chunk: Chunk, node: str) -> Layout:
-    params = chunk.params if node == "worker" else chunk.params.aggregators
-    return state_layout(params, chunk.size, chunk.dtype)
 
 
 def _as_list(value: Any) -> List[Any]:
@@ -72,6 +62,8 @@ class CompressingKVStore(KVStoreBase):
         Multiplies what is pushed, before compression.
     learning_rate_ratio : float
         Previous learning rate over the current one, for corrected error feedback.
+    channels : list of Channel
+        All of them, in the order in which they were declared.
     """
 
     rank = 0
@@ -84,7 +76,7 @@ class CompressingKVStore(KVStoreBase):
         self.learning_rate_ratio = 1.0
         self._params = CompressionParams()
         self._tensors: Dict[str, Tensor] = {}
-        self._channels: List[Channel] = []
+        self.channels: List[Channel] = []
         self._entropy = b""
 
     # What a backend supplies
@@ -103,7 +95,7 @@ class CompressingKVStore(KVStoreBase):
         """
         raise NotImplementedError
 
-    def _message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         """Bytes that this worker pushes and pulls in a channel in a step, so far on average.
 
         `done` is its meter, empty without one.
@@ -128,6 +120,17 @@ class CompressingKVStore(KVStoreBase):
             raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
         shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
         self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
+
+    def keeps_aggregator(self, channel: Channel) -> bool:
+        """Whether this worker's checkpoint has what the aggregator of a channel carries over."""
+        return False
+
+    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+        """What the aggregators of these channels, which this worker keeps, carry over."""
+        return {}
+
+    def load_aggregator_states(self, channel: Channel, states: States) -> None:
+        """Let the aggregator of a channel go on from that."""
 
     # MXNet's KVStoreBase
 
@@ -207,8 +210,7 @@ class CompressingKVStore(KVStoreBase):
 
     def exchange(self, gradients: Gradients, priority: int = 0) -> None:
         """Sum over contexts and workers, as `pushpull` does."""
-        channels = [c for c in self._channels if not c.tensors.isdisjoint(gradients)]
-        self._exchange(channels, gradients, priority)
+        self._exchange(self.channels_of(gradients), gradients, priority)
         for gradient in gradients.values():
             gradient.finish()
 
@@ -234,7 +236,7 @@ class CompressingKVStore(KVStoreBase):
             for message in plan.messages(chunks)
         ]
         self._open(channels)
-        self._channels.extend(channels)
+        self.channels.extend(channels)
 
     def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
         """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
@@ -245,106 +247,27 @@ class CompressingKVStore(KVStoreBase):
             for other in others:
                 first.copyto(other)
 
-    def stats(self) -> Dict[str, Dict[str, float]]:
-        """What this worker does in a step, on average, for each tensor.
-
-        pushed_bytes and pulled_bytes of messages; compress_seconds, wait_seconds and
-        decompress_seconds, summed over chunks, though these may be at work at the same time. Waits
-        until all exchanges are done.
-        """
-        stats = {name: dict.fromkeys(STATS, 0.0) for name in self._tensors}
-        for channel in self._channels:
-            done = channel.done()
-            calls = done.get("calls", 0)
-            bytes_ = dict(zip(STATS, self._message_bytes(channel, done)))
-            for name, share in channel.shares():
-                for field in STATS:
-                    value = bytes_[field] if field in bytes_ else calls and done[field] / calls
-                    stats[name][field] += share * value
-        return stats
-
     def nonfinite(self, names: Collection[str]) -> int:
         """How often there was a NaN or an infinity in what came back of a chunk of these tensors.
 
         The same on all workers; waits until all exchanges are done. What may propagate, and
         travels uncompressed, does not count.
         """
-        return sum(channel.nonfinite() for channel in self._of(names))
+        return sum(channel.nonfinite() for channel in self.channels_of(names))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
         """Compress these tensors as their compressors do in an epoch, counted from 0."""
-        for channel in self._of(names):
+        for channel in self.channels_of(names):
             if channel.codec is not None:
                 channel.codec.set_epoch(epoch)
 
-    def _of(self, names: Collection[str]) -> List[Channel]:
-        return [channel for channel in self._channels if not channel.tensors.isdisjoint(names)]
+    def channels_of(self, names: Collection[str]) -> List[Channel]:
+        """Those in which these tensors travel."""
+        return [channel for channel in self.channels if not channel.tensors.isdisjoint(names)]
 
     def declared(self, name: str) -> bool:
         """Whether a tensor of that name can be exchanged."""
         return name in self._tensors
-
-    # Checkpoints: arrays by "INDEX/BEGIN-END/NODE/NAME", of the tensor, its slice, and what is
-    # carried over by "worker" or "aggregator"
-
-    def state(self, names: Collection[str]) -> Dict[str, np.ndarray]:
-        """Residuals and momentum of these tensors, for a checkpoint."""
-        channels = self._compressed(names)
-        aggregators = self._aggregator_states([c for c in channels if self._keeps_aggregator(c)])
-        return {
-            self._path(chunk, node, name): array
-            for channel in channels
-            for node, states in (
-                ("worker", channel.codec.state()),
-                ("aggregator", aggregators.get(channel, [])),
-            )
-            for chunk, state in zip(channel.chunks, states)
-            for name, array in state.items()
-        }
-
-    def state_layout(self, names: Collection[str]) -> Layout:
-        """Shape and dtype of each array of the state of these tensors."""
-        return {
-            self._path(chunk, node, name): of_array
-            for channel in self._compressed(names)
-            for node in self._nodes(channel)
-            for chunk in channel.chunks
-            for name, of_array in _layout(chunk, node).items()
-        }
-
-    def load_state(self, names: Collection[str], arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` returned, whose arrays are as `state_layout` says."""
-        for channel in self._compressed(names):
-            for node in self._nodes(channel):
-                states = [
-                    {name: arrays[self._path(chunk, node, name)] for name in _layout(chunk, node)}
-                    for chunk in channel.chunks
-                ]
-                if node == "worker":
-                    channel.codec.load_state(states)
-                else:
-                    self._load_aggregator_states(channel, states)
-
-    def _compressed(self, names: Collection[str]) -> List[Channel]:
-        return [channel for channel in self._of(names) if channel.codec is not None]
-
-    def _path(self, chunk: Chunk, node: str, name: str) -> str:
-        (piece,) = chunk.slices
-        return f"{self._tensors[piece.tensor].index}/{piece.begin}-{piece.end}/{node}/{name}"
-
-    def _nodes(self, channel: Channel) -> Tuple[str, ...]:
-        return ("worker", "aggregator") if self._keeps_aggregator(channel) else ("worker",)
-
-    def _keeps_aggregator(self, channel: Channel) -> bool:
-        """Whether this worker's checkpoint has what the aggregator of a channel carries over."""
-        return False
-
-    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
-        """What the aggregators of these channels, which this worker keeps, carry over."""
-        return {}
-
-    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
-        """Let the aggregator of a channel go on from that."""
 
     def _encode(self, channel: Channel, gradients: Gradients, **how: Any) -> NDArray:
         """What travels in a channel."""

@@ -9,23 +9,23 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Parameter, ParameterDict, Trainer
+from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from .. import checkpoint, env
+from .. import env
 from ..compression import CompressionParams, parse, warn_of_ignored
 from ..plan import Tensor, travels_compressed
-from . import runtime
+from . import runtime, saving, stats
 from .amp import AgreedLossScaler
-from .exchange import STATS, CompressingKVStore
+from .exchange import CompressingKVStore
 from .gradient import Gradient
 from .momentum import Momentum, momentum_of, switched_off
 from .optimizer import DistributedOptimizer
+from .parameters import Parameters, broadcast_initial, in_order_of_backward
 from .trace import Trace
 
 ON_NONFINITE = ("raise", "skip", "propagate")
-_MOMENTUM = "momentum/"  # what the names of the trainer's own arrays in a checkpoint begin with
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
 
 
@@ -69,7 +69,7 @@ class DistributedTrainer(Trainer):
 
     def __init__(
         self,
-        params: Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]],
+        params: Parameters,
         optimizer: Union[str, Optimizer],
         optimizer_params: Optional[Mapping[str, Any]] = None,
         root_rank: int = 0,
@@ -98,7 +98,7 @@ class DistributedTrainer(Trainer):
                 f"root_rank must be in [0, {self._store.num_workers}), got {root_rank}"
             )
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        self._last_first = self._in_order_of_backward(params)
+        self._last_first = in_order_of_backward(self._params, params)
         overrides = {
             i: param.compression_params
             for i, param in enumerate(self._params)
@@ -118,40 +118,11 @@ class DistributedTrainer(Trainer):
         self._epoch: Optional[int] = None
         self._nonfinite = 0  # results so far that were not finite
         self._skipped = False  # whether the last step's were not
-        self._broadcast_parameters()
+        broadcast_initial(self._params, self._broadcast)
         traced = env.get("BYTEPS_TRACE_ON") and self._number == 0
         self._trace = Trace(str(self._store.local_rank)) if traced else None
 
     # Parameters
-
-    def _in_order_of_backward(
-        self, params: Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
-    ) -> List[int]:
-        """The indices of the parameters, which gluon.Trainer sorts by name, the last layer's first.
-
-        What is exchanged first must be there first: what follows stands in line behind it.
-        """
-        given = list(params.values() if hasattr(params, "values") else params)
-        place = {id(param): number for number, param in enumerate(given)}
-        return sorted(range(len(given)), key=lambda i: -place[id(self._params[i])])
-
-    def _broadcast_parameters(self) -> None:
-        """Give all workers root_rank's parameters; deferred ones once they are initialized."""
-        ready = [p for p in self._params if p._deferred_init == () and p._data is not None]
-        self._broadcast(ready)
-        for param in self._params:
-            if param._deferred_init:
-                self._broadcast_when_initialized(param)
-
-    def _broadcast_when_initialized(self, param: Parameter) -> None:
-        initialize = param._init_impl
-
-        def initialize_and_broadcast(*args: Any, **kwargs: Any) -> None:
-            param.__dict__.pop("_init_impl", None)  # the class's method again: this happens once
-            initialize(*args, **kwargs)
-            self._broadcast([param])
-
-        param._init_impl = initialize_and_broadcast
 
     def _broadcast(self, params: Sequence[Parameter]) -> None:
         self._store.broadcast_copies([p.list_data() for p in params], self._root_rank)
@@ -175,7 +146,7 @@ class DistributedTrainer(Trainer):
         self._momentum_after.clear()
         if self._momentum is not None:
             self._momentum.clear()  # as the compressors': a worker that is new has none
-        self._broadcast_parameters()
+        broadcast_initial(self._params, self._broadcast)
 
     # A step
 
@@ -370,16 +341,8 @@ class DistributedTrainer(Trainer):
         decompress_seconds: averages of the steps so far. Chunks are at work at the same time, so
         the seconds add up to more than a step takes. Waits until all steps are done.
         """
-        stats = self._store.stats()
-        tensors = {
-            self._params[i].name: _stats(tensor.num_bytes, tensor.size, stats[tensor.name])
-            for i, tensor in self._declared.items()
-        }
-        declared = self._declared.values()
-        total = {field: sum(stats[tensor.name][field] for tensor in declared) for field in STATS}
-        raw_bytes = sum(tensor.num_bytes for tensor in declared)
-        size = sum(tensor.size for tensor in declared)
-        return {"tensors": tensors, "total": _stats(raw_bytes, size, total)}
+        tensors = {self._params[i].name: tensor for i, tensor in self._declared.items()}
+        return stats.of_step(self._store, tensors)
 
     # AMP: amp.init_trainer sets this attribute
 
@@ -409,14 +372,7 @@ class DistributedTrainer(Trainer):
         is whole and on disk, and left as it is if anything fails; `gluon_gc.checkpoint` has the
         format.
         """
-        indices = self._declare_all()
-        arrays = self._store.state(self._names(indices))
-        if self._momentum is not None:
-            momentum = self._momentum.state().items()
-            arrays.update((_MOMENTUM + place, array) for place, array in momentum)
-        header = {**self._described(indices), "learning_rate": self._learning_rate}
-        optimizer = self._updaters[0].get_states(dump_optimizer=True)
-        checkpoint.write(fname, checkpoint.States(header, arrays, optimizer))
+        saving.save(self, fname)
 
     def load_states(self, fname: str) -> None:
         """Go on from what `save_states` saved, with the same parameters, workers and compression.
@@ -431,48 +387,7 @@ class DistributedTrainer(Trainer):
             The file is of other parameters, another compression, rank or number of workers; it is
             damaged, or not one of `save_states`. Nothing has changed then.
         """
-        indices = self._declare_all()
-        states = checkpoint.read(fname)
-        checkpoint.check_header(fname, states.header, self._described(indices))
-        carried = {k: a for k, a in states.arrays.items() if not k.startswith(_MOMENTUM)}
-        momentum = {k[len(_MOMENTUM) :]: a for k, a in states.arrays.items() if k not in carried}
-        checkpoint.check_arrays(fname, carried, self._store.state_layout(self._names(indices)))
-        for updater in self._updaters:
-            updater.set_states(states.optimizer)
-            updater.optimizer = self._updaters[0].optimizer
-        self._optimizer = self._updaters[0].optimizer
-        self._optimizer.param_dict = dict(enumerate(self._params))
-        self._store.load_state(self._names(indices), carried)
-        if self._momentum is not None:
-            self._momentum.load_state(momentum)
-        self._learning_rate = states.header["learning_rate"]
-
-    def _described(self, indices: Sequence[int]) -> Dict[str, Any]:
-        """What a file must have alike to be loaded, but for the names of parameters.
-
-        `indices` are those of the parameters that have gradients.
-        """
-        return {
-            "world_size": self._store.num_workers,
-            "rank": self._store.rank,
-            "momentum": self._momentum and self._momentum.mu,
-            "parameters": [
-                {
-                    "name": param.name,
-                    "shape": param.shape,
-                    "dtype": np.dtype(param.dtype).name,
-                    "compression": self._described_compression(i) if i in indices else None,
-                }
-                for i, param in enumerate(self._params)
-            ],
-        }
-
-    def _described_compression(self, index: int) -> Dict[str, Any]:
-        """How a gradient travels."""
-        params = self._declared[index].params
-        if self._travels_plain(index):
-            params = CompressionParams(fp16=params.fp16)
-        return {**params.describe(), "mu": params.mu, "nesterov": params.nesterov}
+        saving.load(self, fname)
 
 
 def _check_batch_size(batch_size: Any) -> None:
@@ -482,13 +397,3 @@ def _check_batch_size(batch_size: Any) -> None:
         )
     if not 0 < batch_size < float("inf"):
         raise ValueError(f"batch_size must be > 0 and finite, got {batch_size!r}")
-
-
-def _stats(raw_bytes: int, size: int, stats: Mapping[str, float]) -> Dict[str, float]:
-    pushed = stats["pushed_bytes"]
-    return {
-        "raw_bytes": raw_bytes,
-        "ratio": raw_bytes / pushed if pushed else 0.0,
-        "bits_per_element": 8 * pushed / size if size else 0.0,
-        **stats,
-    }

@@ -150,8 +150,8 @@ class GluonGCHorovod(CompressingKVStore):
             return self._number_of_node, self._leaders.size
         return super()._place(chunk)
 
-    def _message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
-        return super()._message_bytes(channel, done) if self._takes_part(channel) else (0, 0)
+    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+        return super().message_bytes(channel, done) if self._takes_part(channel) else (0, 0)
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
@@ -257,11 +257,11 @@ class GluonGCHorovod(CompressingKVStore):
 
     # Checkpoints: each worker's has what it carries over for the messages that it owns
 
-    def _keeps_aggregator(self, channel: Channel) -> bool:
+    def keeps_aggregator(self, channel: Channel) -> bool:
         return channel in self._aggregators
 
-    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
         return {channel: self._aggregators[channel].state() for channel in channels}
 
-    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
+    def load_aggregator_states(self, channel: Channel, states: States) -> None:
         self._aggregators[channel].load_state(states)

@@ -40,11 +40,11 @@ class GluonGCLocal(CompressingKVStore):
         if root_rank != 0:
             raise ValueError(f"root_rank must be 0 with one worker, got {root_rank}")
 
-    def _keeps_aggregator(self, channel: Channel) -> bool:
+    def keeps_aggregator(self, channel: Channel) -> bool:
         return channel.aggregated
 
-    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
         return {channel: self._aggregators[channel].state() for channel in channels}
 
-    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
+    def load_aggregator_states(self, channel: Channel, states: States) -> None:
         self._aggregators[channel].load_state(states)

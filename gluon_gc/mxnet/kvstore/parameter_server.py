@@ -210,10 +210,10 @@ class GluonGCParameterServer(CompressingKVStore):
 
     # Checkpoints: rank 0's has what the servers carry over as well
 
-    def _keeps_aggregator(self, channel: Channel) -> bool:
+    def keeps_aggregator(self, channel: Channel) -> bool:
         return self.rank == 0 and channel.aggregated
 
-    def _aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
+    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
         keys = [self._rows[channel].key for channel in channels]
         archived = self._archived(keys) if keys else {}
         return {channel: archived[key] for channel, key in zip(channels, keys)}
@@ -234,7 +234,7 @@ class GluonGCParameterServer(CompressingKVStore):
             page_number += 1
         return {key: states for data in pages for key, states in archive.unpack(data).items()}
 
-    def _load_aggregator_states(self, channel: Channel, states: States) -> None:
+    def load_aggregator_states(self, channel: Channel, states: States) -> None:
         key = self._rows[channel].key
         self._command("load", {"key": key, "states": archive.to_json(states)})
 
