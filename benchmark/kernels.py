@@ -17,7 +17,19 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -82,27 +94,28 @@ class Coding(NamedTuple):
     compressor : str
     options : mapping
         What the codec is told.
-    values : array
-        The gradient, or what is decoded to.
-    function : str
-        "compress" or "decompress".
+    gradient : array
+        What is compressed.
+    out : array, optional
+        Where it is decompressed to; None: it is compressed.
     add : bool
         Whether decompress adds.
     """
 
     compressor: str
     options: Mapping[str, Any]
-    values: np.ndarray
-    function: str
+    gradient: np.ndarray
+    out: Optional[np.ndarray] = None
     add: bool = False
 
     def bind(self, n: int, threads: int, isa: str) -> Loop:
         codec = kernels.Codec(self.compressor, self.options, n, isa=isa)
-        payload = staggered(codec.compress(self.values[:n], codec.state(), START)[0])
+        payload = staggered(codec.compress(self.gradient[:n], codec.state(), START)[0])
         workspace = staggered(np.empty(codec.workspace_bytes + 64, np.uint8))
         state = codec.state()
         memory = [staggered(array) for array in state.memory]
-        arrays = dict(values=self.values, payload=payload, payloads=payload)
+        values = self.gradient if self.out is None else self.out
+        arrays = dict(values=values, payload=payload, payloads=payload)
         if state.momentum is not None:
             arrays["momentum"] = staggered(state.momentum)
         call = Call(
@@ -117,7 +130,8 @@ class Coding(NamedTuple):
             threads=threads,
             **{name: array.ctypes.data for name, array in arrays.items()},
         )
-        entry = getattr(kernels.library, "gluon_gc_" + self.function)
+        library = kernels.library
+        entry = library.gluon_gc_compress if self.out is None else library.gluon_gc_decompress
         keep = codec, workspace, memory, arrays  # what the call points to
         check(entry(codec._handle, ctypes.byref(call)))
         return lambda keep=keep: entry(codec._handle, ctypes.byref(call))
@@ -148,18 +162,18 @@ def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[Tuple[str, Coding,
     increments, adds_twice = limit("add_constant", y), limit("add_twice", z, w, x)
     feedback, momentum = dict(ef="vanilla"), dict(ef="vanilla", mu=0.9)
     for name, variants in settings(n).items():
-        traits = kernels.compressors()[name]
+        accumulates = kernels.compressors()[name].accumulates
         for suffix, options in variants.items():
-            if not traits.accumulates:
-                yield f"{name}_compress{suffix}", Coding(name, options, x, "compress"), reads
-                told = {**options, **feedback}
-                yield f"{name}_compress_ef{suffix}", Coding(name, told, x, "compress"), adds
+            compress = f"{name}_compress{suffix}"
+            if not accumulates:
+                yield compress, Coding(name, options, x), reads
+                yield compress + "_ef", Coding(name, {**options, **feedback}, x), adds
             told = {**options, **momentum}
-            coding = Coding(name, told, x, "compress")
-            yield f"{name}_compress_ef_nesterov{suffix}", coding, adds_twice
-            yield f"{name}_decompress{suffix}", Coding(name, options, y, "decompress"), fills
-            coding = Coding(name, options, y, "decompress", add=True)
-            yield f"{name}_decompress_add{suffix}", coding, increments
+            yield compress + "_ef_nesterov", Coding(name, told, x), adds_twice
+            yield f"{name}_decompress{suffix}", Coding(name, options, x, y), fills
+            if kernels.Codec(name, options, n).payload_bytes > n // 64:  # it adds to all elements
+                coding = Coding(name, options, x, y, add=True)
+                yield f"{name}_decompress_add{suffix}", coding, increments
 
 
 def cases(n: int) -> Iterator[Tuple[str, Union[Bench, Coding], Bench]]:
