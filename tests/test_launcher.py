@@ -40,7 +40,7 @@ def launch(tmp_path):
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "bpslaunch.py"), *arguments],
             cwd=tmp_path,
-            env={**clean_environ(), "PYTHONPATH": str(tmp_path), **environ},
+            env={**clean_environ(), "PYTHONPATH": f"{tmp_path}:{ROOT}", **environ},
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

@@ -1,11 +1,11 @@
 """The compiled library on NumPy arrays; needs no MXNet."""
 
 from .codec import Codec, State, as_text, position
-from .finite import values_finite
 from .framing import frame, frame_words, framed, unframe
 from .half import float_from_half, half_from_float
 from .library import PATH, Position, Status, Traits, compressors, isas, library, names
 from .stream import draw, jump, jump_to_worker
+from .values import sum_of_squares, values_finite
 
 __all__ = [
     "PATH",
@@ -28,6 +28,7 @@ __all__ = [
     "library",
     "names",
     "position",
+    "sum_of_squares",
     "unframe",
     "values_finite",
 ]

@@ -113,6 +113,7 @@ _FUNCTIONS = {
     "draw": (None, Position, _size, _pointer),
     "jump": (None, _pointer, ctypes.c_uint64),
     "jump_to_worker": (None, _pointer, ctypes.c_uint64),
+    "sum_of_squares": (ctypes.c_double, _pointer, _size, _integer, _integer, _integer),
     "values_finite": (_integer, _pointer, _size, _integer, _integer, _integer),
     "half_from_float": (None, _pointer, _size, ctypes.c_float, _pointer, _integer, _integer),
     "float_from_half": (None, _pointer, _size, _pointer, _integer, _integer),

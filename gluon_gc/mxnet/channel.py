@@ -82,25 +82,30 @@ class Channel:
         values: Optional[Sequence[NDArray]] = None,
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
+        factor: Optional[NDArray] = None,
     ) -> NDArray:
         """What travels: payloads as `MessageCodec.compress` makes them, or values.
 
-        `values` are those of the chunks, if they are not the gradients'.
+        `values` are those of the chunks, if they are not the gradients'. A `factor`, float64 of
+        shape (1,), multiplies them as `scale` does.
         """
         if values is None:
             arrays, places = self._arrays(gradients, "own")
         else:
             arrays, places = values, tuple((i, 0) for i in range(len(values)))
         if self.codec is None:
-            return self._fused(arrays, places, self._sizes, scale, out)
-        return self.codec.compress(arrays, places, scale, ratio, framing, out)
+            return self._fused(arrays, places, self._sizes, scale, out, factor)
+        return self.codec.compress(arrays, places, scale, ratio, framing, out, factor)
 
-    def copied(self, gradients: Gradients, to: Sequence[NDArray]) -> List[NDArray]:
-        """The slices' own values, copied to an array each."""
+    def copied(
+        self, gradients: Gradients, to: Sequence[NDArray], factor: Optional[NDArray]
+    ) -> List[NDArray]:
+        """The slices' own values, times the factor if there is one, copied to an array each."""
         arrays, places = self._arrays(gradients, "own")
+        sizes = [dict(sizes=operators.listed([array.size])) for array in to]
         return [
-            self._fused(arrays, (place,), dict(sizes=operators.listed([array.size])), 1.0, array)
-            for place, array in zip(places, to)
+            self._fused(arrays, (place,), size, 1.0, array, factor)
+            for place, size, array in zip(places, sizes, to)
         ]
 
     def _fused(
@@ -110,9 +115,11 @@ class Channel:
         sizes: Mapping[str, str],
         scale: float,
         out: Optional[NDArray],
+        factor: Optional[NDArray],
     ) -> NDArray:
-        told = self._told("fuse", sizes, len(arrays), places)
-        return operators.call("fuse", arrays, out, scale=repr(float(scale)), **told)
+        factors = () if factor is None else (factor,)
+        told = self._told("fuse", dict(sizes, clipped=len(factors)), len(arrays), places)
+        return operators.call("fuse", (*arrays, *factors), out, scale=repr(float(scale)), **told)
 
     def deliver(
         self,

@@ -112,6 +112,7 @@ class MessageCodec:
         ratio: float = 1.0,
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
+        factor: Optional[NDArray] = None,
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and feedback.
 
@@ -128,14 +129,17 @@ class MessageCodec:
             `MessageRows.framing_at` the rows to write; else payloads side by side.
         out : NDArray, optional
             Where to write.
+        factor : NDArray, optional
+            Multiplies the gradients too; float64, shape (1,).
         """
         positions = self._positions()
         if self._alike:
             self._drawn_alike = positions
-        how = dict(states=len(self._state), **framing or {})
+        factors = () if factor is None else (factor,)
+        how = dict(states=len(self._state), clipped=len(factors), **framing or {})
         return operators.call(
             "compress",
-            (*self._state, self.meter, *gradients),
+            (*self._state, self.meter, *gradients, *factors),
             out,
             scale=repr(float(scale)),
             ratio=repr(float(ratio)),

@@ -78,6 +78,7 @@ class CompressingKVStore(KVStoreBase):
         self._tensors: Dict[str, Tensor] = {}
         self.channels: List[Channel] = []
         self._entropy = b""
+        self._factor: Optional[NDArray] = None  # of the exchange that is being queued
 
     # What a backend supplies
 
@@ -208,8 +209,14 @@ class CompressingKVStore(KVStoreBase):
         _check(arrays, self._tensors[name])
         return Gradient(arrays, targets)
 
-    def exchange(self, gradients: Gradients, priority: int = 0) -> None:
-        """Sum over contexts and workers, as `pushpull` does."""
+    def exchange(
+        self, gradients: Gradients, priority: int = 0, factor: Optional[NDArray] = None
+    ) -> None:
+        """Sum over contexts and workers, as `pushpull` does.
+
+        A `factor`, float64 of shape (1,), multiplies what this worker pushes.
+        """
+        self._factor = factor
         self._exchange(self.channels_of(gradients), gradients, priority)
         for gradient in gradients.values():
             gradient.finish()
@@ -272,7 +279,8 @@ class CompressingKVStore(KVStoreBase):
     def _encode(self, channel: Channel, gradients: Gradients, **how: Any) -> NDArray:
         """What travels in a channel."""
         scale, ratio = self.gradient_scale, self.learning_rate_ratio
-        return channel.encode(gradients, scale, ratio, **how)
+        factor = self._factor if how.get("values") is None else None  # values have it already
+        return channel.encode(gradients, scale, ratio, factor=factor, **how)
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
         """What aggregates a channel's messages."""

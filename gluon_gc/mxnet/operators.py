@@ -81,6 +81,15 @@ def refusing(names: Sequence[str]) -> Dict[str, str]:
     return {"refused": "\n".join(names)} if any(names) else {}
 
 
+def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> NDArray:
+    """By which to multiply scale * gradients so that the l2 norm of all is at most `max_norm`.
+
+    float64, shape (1,); not finite, or 0, where the norm is not finite.
+    """
+    attributes = dict(gradients=len(gradients), scale=repr(scale), max_norm=repr(max_norm))
+    return call("clip", gradients, **attributes)
+
+
 def new_meter() -> NDArray:
     """A meter that says that nothing was done."""
     return mx.nd.zeros(len(METER), dtype="float64")

@@ -21,6 +21,7 @@ from .amp import AgreedLossScaler
 from .exchange import CompressingKVStore
 from .gradient import Gradient
 from .momentum import Momentum, momentum_of, switched_off
+from .operators import clip_factor
 from .optimizer import DistributedOptimizer
 from .parameters import Parameters, broadcast_initial, in_order_of_backward
 from .trace import Trace
@@ -58,11 +59,15 @@ class DistributedTrainer(Trainer):
         nothing. Whichever it is, what compression carries over for that chunk starts again from
         zero: the worker's momentum and residual, and the residual of the aggregator; other
         workers' go on.
+    max_grad_norm : float, optional
+        Clips this worker's own gradient, summed over its contexts and divided by the batch size,
+        to this l2 norm over all parameters, before momentum and compression. The average over
+        workers has no larger one then. `allreduce_grads` clips before `update` divides.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong compression_params, before anything is sent.
+        Wrong compression_params or max_grad_norm, before anything is sent.
     RuntimeError
         `init` was not called.
     """
@@ -76,10 +81,14 @@ class DistributedTrainer(Trainer):
         compression_params: Optional[Mapping[str, Any]] = None,
         kvstore: Union[None, str, CompressingKVStore] = None,
         on_nonfinite: str = "raise",
+        max_grad_norm: Optional[float] = None,
     ) -> None:
         if on_nonfinite not in ON_NONFINITE:
             raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {on_nonfinite!r}")
         self._on_nonfinite = on_nonfinite
+        if max_grad_norm is not None:
+            _check_positive("max_grad_norm", max_grad_norm)
+        self._max_grad_norm = max_grad_norm
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer._optimizer
             warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
@@ -166,7 +175,7 @@ class DistributedTrainer(Trainer):
         ValueError, TypeError
             batch_size is not a positive number; nothing was sent.
         """
-        _check_batch_size(batch_size)
+        _check_positive("batch_size", batch_size)
         self._reduce(batch_size)
         self._apply(1.0, ignore_stale_grad)
 
@@ -192,7 +201,7 @@ class DistributedTrainer(Trainer):
         ValueError, TypeError
             batch_size is not a positive number.
         """
-        _check_batch_size(batch_size)
+        _check_positive("batch_size", batch_size)
         self._apply(1.0 / batch_size, ignore_stale_grad)
 
     def set_epoch(self, epoch: int) -> None:
@@ -213,10 +222,12 @@ class DistributedTrainer(Trainer):
             return  # all workers leave this step out
         indices = self._declare_all()
         store = self._store
-        store.gradient_scale = self._scale / (batch_size * store.num_workers)
+        scale = self._scale / batch_size
+        store.gradient_scale = scale / store.num_workers
         store.learning_rate_ratio = self._next_learning_rate_ratio()
         gradients = [self._params[i].list_grad() for i in indices]
-        store.exchange(self._gathered(indices, gradients))
+        gathered = self._gathered(indices, gradients)
+        store.exchange(gathered, factor=self._clip_factor(gathered, scale))
         if self._amp_loss_scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
         self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
@@ -240,6 +251,14 @@ class DistributedTrainer(Trainer):
                     self._in_place[name] = gradient
             gathered[name] = gradient
         return gathered
+
+    def _clip_factor(self, gradients: Mapping[str, Gradient], scale: float) -> Optional[NDArray]:
+        """What clips scale * gradients, those that are no integers."""
+        if self._max_grad_norm is None:
+            return None
+        floating = [tensor.name for tensor in self._declared.values() if tensor.floating]
+        arrays = [gradients[name].own for name in floating if name in gradients]
+        return clip_factor(arrays, scale, self._max_grad_norm)
 
     def _found_nonfinite(self) -> bool:
         """Whether a result is not finite, alike on all workers; waits for it."""
@@ -390,10 +409,8 @@ class DistributedTrainer(Trainer):
         saving.load(self, fname)
 
 
-def _check_batch_size(batch_size: Any) -> None:
-    if not isinstance(batch_size, numbers.Real) or isinstance(batch_size, bool):
-        raise TypeError(
-            f"batch_size must be a number, got {batch_size!r} ({type(batch_size).__name__})"
-        )
-    if not 0 < batch_size < float("inf"):
-        raise ValueError(f"batch_size must be > 0 and finite, got {batch_size!r}")
+def _check_positive(name: str, value: Any) -> None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be > 0 and finite, got {value!r}")

@@ -103,6 +103,9 @@ GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* 
 GLUON_GC_API void gluon_gc_jump(uint64_t state[2], uint64_t draws);
 GLUON_GC_API void gluon_gc_jump_to_worker(uint64_t state[2], uint64_t worker); /* worker * 2^64 draws */
 
+/* In float64, in an order that n alone decides; itemsize 4 or 8. */
+GLUON_GC_API double gluon_gc_sum_of_squares(const void* x, size_t n, int itemsize, int threads, int isa);
+
 /* Whether no value is a NaN or an infinity; itemsize 2 is float16. */
 GLUON_GC_API int gluon_gc_values_finite(const void* x, size_t n, int itemsize, int threads, int isa);
 

@@ -1,12 +1,14 @@
-// What of the C interface is no codec's: the random stream, checks of values, float16, framing, and plain loops to measure with.
+// What of the C interface is no codec's: the random stream, sums and checks of values, float16, framing, and plain loops to measure with.
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/abi.h"
 #include "core/finite.h"
 #include "core/framing.h"
 #include "core/half.h"
 #include "core/limits.h"
+#include "core/squares.h"
 #include "core/stream.h"
 
 using namespace gluon_gc;
@@ -21,6 +23,12 @@ void gluon_gc_jump(std::uint64_t state[2], std::uint64_t draws) { jump(*reinterp
 
 void gluon_gc_jump_to_worker(std::uint64_t state[2], std::uint64_t worker) {
   jump_to_worker(*reinterpret_cast<Stream*>(state), worker);
+}
+
+double gluon_gc_sum_of_squares(const void* x, std::size_t n, int itemsize, int threads, int isa) {
+  std::vector<double> sums(squares_sums(n));
+  if (itemsize == 4) return sum_of_squares(static_cast<const float*>(x), n, sums.data(), threads, Isa(isa));
+  return sum_of_squares(static_cast<const double*>(x), n, sums.data(), threads, Isa(isa));
 }
 
 int gluon_gc_values_finite(const void* x, std::size_t n, int itemsize, int threads, int isa) {

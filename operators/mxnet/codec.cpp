@@ -7,8 +7,8 @@
 // `row` of `rows` on; else they are payloads side by side, uint8, shape (payload_bytes,), or with `summable`
 // values.
 //
-// gluon_gc_compress(state, ..., meter, gradient, ...) -> message, of gradient * `scale`; `ratio`: of learning
-//     rates
+// gluon_gc_compress(state, ..., meter, gradient, ..., [factor]) -> message, of gradient * `scale`, and with
+//     `clipped` * factor, which is float64 (1,); `ratio`: of learning rates
 // gluon_gc_aggregate(messages, state, ...) -> message: of the sum of `count` messages, on `threads` threads;
 //     without row_words, messages have the shape (count, payload_bytes)
 // gluon_gc_decompress(messages, ..., gradient, ...) -> meter, which must be given as `out`. Writes the sum of
@@ -60,27 +60,6 @@ class Slices {
   const std::vector<std::size_t> tensors_, begins_;
   Tensors& inputs_;
   const std::size_t first_, itemsize_;
-};
-
-// One memory cut into pieces, each aligned.
-class Arena {
- public:
-  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes) {
-    std::size_t bytes = 0;
-    for (const std::size_t size : sizes) bytes += rounded(size);
-    at_ = temporary_memory(resource, bytes);
-  }
-
-  std::uint8_t* take(std::size_t bytes) {
-    std::uint8_t* const taken = at_;
-    at_ += rounded(bytes);
-    return taken;
-  }
-
- private:
-  static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-  std::uint8_t* at_;
 };
 
 // What calls for all chunks of a message have alike.
@@ -157,7 +136,7 @@ std::size_t write_payloads(const Attributes& a, const Chunks& chunks, std::uint8
 MXReturnValue compress_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     const Attributes a(map);
-    *inputs = static_cast<int>(a.size("states") + 1 + a.size("gradients"));
+    *inputs = static_cast<int>(a.size("states") + 1 + a.size("gradients") + a.flag("clipped"));
     *outputs = 1;
   });
 }
@@ -181,7 +160,8 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     std::uint8_t* const message = arena.take(message_bytes);
     auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
     void* const workspace = arena.take(chunks.workspace_bytes);
-    const gluon_gc_call common = common_call(a, workspace);
+    gluon_gc_call common = common_call(a, workspace);
+    if (a.flag("clipped")) common.scale *= inputs->back().data<double>()[0];
     const auto compress_chunk = [&](const Chunk& chunk, std::size_t i, std::uint8_t* to, gluon_gc_status* status) {
       gluon_gc_call call = call_for(chunk, common, status);
       call.values = slices.at(i);

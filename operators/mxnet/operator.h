@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -43,6 +44,27 @@ inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t by
   const auto begin = reinterpret_cast<std::uintptr_t>(resource.alloc_cpu(static_cast<int>(bytes + alignment)));
   return reinterpret_cast<std::uint8_t*>((begin + alignment - 1) / alignment * alignment);
 }
+
+// One memory cut into pieces, each aligned.
+class Arena {
+ public:
+  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes) {
+    std::size_t bytes = 0;
+    for (const std::size_t size : sizes) bytes += rounded(size);
+    at_ = temporary_memory(resource, bytes);
+  }
+
+  std::uint8_t* take(std::size_t bytes) {
+    std::uint8_t* const taken = at_;
+    at_ += rounded(bytes);
+    return taken;
+  }
+
+ private:
+  static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  std::uint8_t* at_;
+};
 
 inline std::size_t elements(const Shape& shape) {
   std::size_t n = 1;

@@ -3,7 +3,8 @@
 // `tensors`, `begins` and `sizes` list the slices, one after the other in the message: of which gradient each
 // is, where it begins in it, and how many elements it has. Values are rounded once, when they are stored.
 //
-// gluon_gc_fuse(gradient, ...) -> values of `dtype`: the gradients' slices times `scale`
+// gluon_gc_fuse(gradient, ..., [factor]) -> values of `dtype`: the gradients' slices times `scale`, and with
+//     `clipped` times factor, which is float64 (1,)
 // gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
 //     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
 //     are an error where `refused` has a line for the slice, which says what to call it; else they are
@@ -81,7 +82,8 @@ struct Slices {
 
 MXReturnValue fuse_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
-    *inputs = static_cast<int>(Attributes(map).size("gradients"));
+    const Attributes a(map);
+    *inputs = static_cast<int>(a.size("gradients") + a.flag("clipped"));
     *outputs = 1;
   });
 }
@@ -105,7 +107,7 @@ MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
   return guarded([&] {
     const Attributes a(map);
     const Slices slices(a, *inputs, 0);
-    const double scale = a.number("scale");
+    const double scale = a.number("scale") * (a.flag("clipped") ? inputs->back().data<double>()[0] : 1);
     std::size_t at = 0;
     for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
       with_values(inputs->at(slices.tensors[i]), [&](const auto* gradient) {

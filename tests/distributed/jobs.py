@@ -45,7 +45,8 @@ def steps(arguments):
     """Steps of a trainer on known gradients; returns gradients after each step, and the weights.
 
     arguments: shapes, steps, compression_params, optimizer_params, and optionally dtype,
-    learning_rates and epochs (one a step), batch_size, overrides (by parameter number).
+    learning_rates and epochs (one a step), batch_size, overrides (by parameter number), trainer
+    (its further arguments).
     """
     shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
     params = _parameters(shapes, dtype)
@@ -57,6 +58,7 @@ def steps(arguments):
         "sgd",
         optimizer_params,
         compression_params=arguments["compression_params"],
+        **arguments.get("trainer", {}),
     )
     assert optimizer_params == arguments["optimizer_params"]
     result = {}

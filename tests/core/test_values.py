@@ -1,4 +1,4 @@
-"""Whether values are finite, against NumPy's."""
+"""Whether values are finite, and their sum of squares, against NumPy's."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 
-from . import arrays
+from . import arrays, sums
 
 FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
 BAD = st.sampled_from([None, np.nan, -np.nan, np.inf, -np.inf])
@@ -34,6 +34,21 @@ def test_every_half_is_told_right(isa):
     np.testing.assert_array_equal(told, np.isfinite(halves))
 
 
+@given(arrays.sizes, arrays.seeds, arrays.dtypes, arrays.isas, arrays.threads, arrays.offsets)
+def test_squares_are_summed_in_the_fixed_tree(size, seed, dtype, isa, threads, offset):
+    guarded = arrays.Guarded(offset)
+    x = guarded.copy(np.random.default_rng(seed).standard_normal(size).astype(dtype))
+    expected = sums.tree_sum(x.astype(np.float64) ** 2)
+    assert kernels.sum_of_squares(x, isa=isa, threads=threads) == expected
+    guarded.check()
+
+
+def test_many_equal_squares_do_not_stop_a_sum_from_growing():
+    assert kernels.sum_of_squares(np.full(2**25, 2.0, np.float32)) == 2**27
+
+
 def test_integers_are_refused():
     with pytest.raises(TypeError, match="x must be float16, float32 or float64, got int32"):
         kernels.values_finite(np.zeros(3, np.int32))
+    with pytest.raises(TypeError, match="x must be float32 or float64, got int32"):
+        kernels.sum_of_squares(np.zeros(3, np.int32))

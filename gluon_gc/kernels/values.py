@@ -1,4 +1,4 @@
-"""Whether values are finite."""
+"""What is found out about values: whether they are finite, and their sum of squares."""
 
 from __future__ import annotations
 
@@ -17,3 +17,14 @@ def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None)
     return bool(
         library.gluon_gc_values_finite(address, x.size, x.itemsize, threads, isa_number(isa))
     )
+
+
+def sum_of_squares(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> float:
+    """The sum of the squares of a float32 or float64 array, in float64.
+
+    Its order depends on the number of elements alone, as operators/core/sums.h has it.
+    """
+    if x.dtype not in (np.float32, np.float64):
+        raise TypeError(f"x must be float32 or float64, got {x.dtype}")
+    address = address_of("x", x, x.size, x.dtype)
+    return library.gluon_gc_sum_of_squares(address, x.size, x.itemsize, threads, isa_number(isa))

@@ -1,0 +1,30 @@
+// Sums of squares, for norms over many arrays.
+#pragma once
+
+#include <cstddef>
+
+#include "core/isa.h"
+
+namespace gluon_gc {
+
+// The kernels of one instruction set, which the function below calls.
+template <Isa isa>
+struct SquaresKernels {
+  static double sum(const float* x, std::size_t n, double* sums, int threads);
+  static double sum(const double* x, std::size_t n, double* sums, int threads);
+};
+
+extern template struct SquaresKernels<Isa::scalar>;
+extern template struct SquaresKernels<Isa::avx2>;
+extern template struct SquaresKernels<Isa::avx512>;
+
+// Elements of `sums`, which a sum of n squares needs for its tiles (sums.h).
+constexpr std::size_t squares_sums(std::size_t n) { return (n + 1023) / 1024; }
+
+// The sum of x^2 in float64. Reads x, one pass: sizeof(T) bytes an element.
+template <typename T>
+double sum_of_squares(const T* x, std::size_t n, double* sums, int threads = 1, Isa isa = best_isa()) {
+  return dispatch(isa, [&](auto chosen) { return SquaresKernels<chosen>::sum(x, n, sums, threads); });
+}
+
+}  // namespace gluon_gc

@@ -1,0 +1,76 @@
+// Clipping by the norm of all gradients of a worker, as an MXNet operator.
+//
+// gluon_gc_clip(gradient, ...) -> factor, float64 (1,): by which to multiply `gradients` of any float dtype so
+//     that the l2 norm of `scale` times all of them is at most `max_norm`; 1 if it is. NaN where the norm is,
+//     and 0 where it is infinite, so that an infinity becomes a NaN. The sum is made in the fixed tree of
+//     sums.h for each gradient, then in their order.
+#include <algorithm>
+#include <cmath>
+
+#include "../core/half.h"
+#include "../core/squares.h"
+#include "operator.h"
+
+namespace gluon_gc {
+namespace {
+
+using Map = Attributes::Map;
+using Tensors = std::vector<MXTensor>;
+
+MXReturnValue clip_arity(const Map& map, int* inputs, int* outputs) {
+  return guarded([&] {
+    *inputs = static_cast<int>(Attributes(map).size("gradients"));
+    *outputs = 1;
+  });
+}
+
+MXReturnValue clip_type(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = mxnet::ext::kFloat64;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue clip_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
+  out->at(0) = {1};
+  return mxnet::ext::MX_SUCCESS;
+}
+
+double squares_of(MXTensor& gradient, float* converted, double* sums) {
+  const auto n = static_cast<std::size_t>(gradient.size());
+  switch (gradient.dtype) {
+    case mxnet::ext::kFloat16:
+      float_from_half(gradient.data<std::uint16_t>(), n, converted);
+      return sum_of_squares(converted, n, sums);
+    case mxnet::ext::kFloat32: return sum_of_squares(gradient.data<float>(), n, sums);
+    case mxnet::ext::kFloat64: return sum_of_squares(gradient.data<double>(), n, sums);
+    default: throw std::invalid_argument("a gradient that is no float cannot be clipped");
+  }
+}
+
+MXReturnValue clip(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    std::size_t most = 0, most_halves = 0;
+    for (const MXTensor& gradient : *inputs) {
+      const auto n = static_cast<std::size_t>(gradient.size());
+      most = std::max(most, n);
+      if (gradient.dtype == mxnet::ext::kFloat16) most_halves = std::max(most_halves, n);
+    }
+    const std::size_t sums_bytes = squares_sums(most) * sizeof(double);
+    Arena arena(resource, {sums_bytes, most_halves * sizeof(float)});
+    auto* const sums = reinterpret_cast<double*>(arena.take(sums_bytes));
+    auto* const converted = reinterpret_cast<float*>(arena.take(most_halves * sizeof(float)));
+    double total = 0;
+    for (MXTensor& gradient : *inputs) total += squares_of(gradient, converted, sums);
+    const double norm = a.number("scale") * std::sqrt(total), max_norm = a.number("max_norm");
+    outputs->at(0).data<double>()[0] = norm <= max_norm ? 1 : max_norm / norm;
+  });
+}
+
+const auto& clip_operator = add_operator("gluon_gc_clip")
+                                .setParseAttrs(clip_arity)
+                                .setInferType(clip_type)
+                                .setInferShape(clip_shape)
+                                .setForward(clip, "cpu");
+
+}  // namespace
+}  // namespace gluon_gc
