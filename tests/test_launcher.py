@@ -265,6 +265,12 @@ def test_a_single_word_is_a_shell_command(launch):
     assert finish(launch("echo one && exit 4", **worker()))[:2] == (4, "one\n")
 
 
+def test_a_program_may_be_a_script_that_does_not_say_what_runs_it(launch, tmp_path):
+    (tmp_path / "run").write_text("echo ran")
+    (tmp_path / "run").chmod(0o755)
+    assert finish(launch("./run", **worker()))[:2] == (0, "ran\n")
+
+
 def test_variables_in_front_are_the_workers(launch, tmp_path):
     source = "import os, sys; print(os.environ['A'], os.environ['B'], sys.argv[1:])"
     words = ["A=$HOME", "B=", *PYTHON, source, "C=3", "a b"]

@@ -19,8 +19,8 @@ def runnable(command: Sequence[str]) -> List[str]:
 
     BytePS joins the words of COMMAND and hands them to a shell, and published scripts rely on it.
     So words such as ``NAME=value`` in front are variables, words such as ``2>&1`` are redirections,
-    and where the first word is no name, but something that only a shell can read, a shell reads
-    them all. Every other word is taken as it is.
+    and a single word, or a first one that is not a name, but something that only a shell can read,
+    goes to a shell with all that follow. Every other word is taken as it is.
 
     Raises
     ------
@@ -31,9 +31,10 @@ def runnable(command: Sequence[str]) -> List[str]:
     words = list(command[len(variables) :])
     if not words:
         raise ConfigurationError("a worker needs a COMMAND to run")
-    if shutil.which(words[0]) is None:
-        if shlex.quote(words[0]) == words[0]:
-            raise ConfigurationError(f"COMMAND must be a program, got {words[0]!r}{_hint(words)}")
+    is_program = shutil.which(words[0]) is not None
+    if not is_program and shlex.quote(words[0]) == words[0]:
+        raise ConfigurationError(f"COMMAND must be a program, got {words[0]!r}{_hint(words)}")
+    if not is_program or len(words) == 1:
         words = ["/bin/sh", "-c", " ".join(words)]
     elif any(_REDIRECTION.fullmatch(word) for word in words):
         quoted = (word if _REDIRECTION.fullmatch(word) else shlex.quote(word) for word in words)
