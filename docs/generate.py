@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Dict, Iterable, List, Sequence
 
@@ -27,10 +26,11 @@ def _default(variable: env.Variable) -> str:
 
 def _default_option(compressor: str, key: str) -> str:
     """The default of a key that is a compressor's own."""
-    for field in fields(compression.registry[compressor]):
-        if field.name == key:
-            return {MISSING: "must be given", None: ""}.get(field.default, str(field.default))
-    return ""
+    kind = compression.registry[compressor]
+    if key not in kind.keys():
+        return ""
+    default = kind.defaults().get(key, "must be given")
+    return "" if default is None else str(default)
 
 
 def _options() -> Iterable[Sequence[str]]:

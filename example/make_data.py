@@ -110,12 +110,14 @@ def make(name: str, folder: Path, train: int, validation: int, classes: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(FORMATS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("name", choices=sorted(FORMATS), help="the data set")
     parser.add_argument("folder", type=Path, help="where to")
     parser.add_argument("--train", type=int, default=2048, help="images to train on")
     parser.add_argument("--val", type=int, default=512, help="images to validate with")
-    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--classes", type=int, default=10, help="of images")
     args = parser.parse_args()
     make(args.name, args.folder, args.train, args.val, args.classes)
 

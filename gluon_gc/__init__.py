@@ -1,12 +1,13 @@
 """Gradient compression for data-parallel training, with the API of byteps.mxnet.
 
-The public names are those of `gluon_gc.mxnet`, which is imported when one of them is first used.
+The public names are those of `gluon_gc.mxnet`, which is imported with MXNet, or when one of them is
+first used.
 """
 
 from importlib import import_module
 from typing import Any
 
-from . import env
+from . import after_mxnet, env
 from .env import ConfigurationError as ConfigurationError
 from .version import __version__ as __version__
 
@@ -45,3 +46,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list:
     return __all__
+
+
+after_mxnet.register()

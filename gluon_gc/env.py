@@ -6,12 +6,14 @@ An empty variable counts as one that is not set.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Optional
 
-from .variables import KINDS, REQUIRED, TABLE, Variable, cores
+from .variables import IGNORED, KINDS, REQUIRED, TABLE, Variable, cores
 
 
 class ConfigurationError(ValueError):
@@ -116,13 +118,37 @@ class Cluster:
         return self.worker_id * self.local_size + self.local_rank
 
 
+def misspelt() -> dict[str, Optional[str]]:
+    """Variables that are set and nobody reads, with the nearest one that is read.
+
+    One that begins with BYTEPS_, but is near none, may be one of BytePS's that we never heard of.
+    """
+    stems = {_stem(name): name for name in _BY_NAME}
+    known = {*_BY_NAME, *(variable.older for variable in TABLE), *IGNORED}
+    found = {}
+    for name in sorted(name for name in os.environ if name not in known):
+        if name.startswith(("BYTEPS_", "GLUON_GC_")):
+            near = [stems[stem] for stem in difflib.get_close_matches(_stem(name), stems, n=1)]
+            if near or name.startswith("GLUON_GC_"):
+                found[name] = near[0] if near else None
+    return found
+
+
+def _stem(name: str) -> str:
+    """A name without its beginning, which would make all of them alike."""
+    return re.sub("^(BYTEPS|DMLC|GLUON_GC|PS)_", "", name)
+
+
+def one_machine() -> bool:
+    """Whether the job is one machine's, which as in BytePS needs nothing from others."""
+    return get("DMLC_NUM_WORKER") == 1 and not get("BYTEPS_FORCE_DISTRIBUTED")
+
+
 def distributed() -> bool:
     """Whether this process is a worker of a parameter-server cluster."""
     if not is_set("DMLC_ROLE") or get("DMLC_ROLE") != "worker":
         return False
-    if get("DMLC_NUM_WORKER") > 1 or get("BYTEPS_FORCE_DISTRIBUTED"):
-        return True
-    return is_set("DMLC_NUM_SERVER") and get("DMLC_NUM_SERVER") > 0
+    return not one_machine() or get("BYTEPS_LOCAL_SIZE") > 1
 
 
 def under_horovod() -> bool:

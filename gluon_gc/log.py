@@ -1,5 +1,6 @@
 """The logger of gluon_gc: lines on stderr, at the level of BYTEPS_LOG_LEVEL."""
 
+import functools
 import logging
 import sys
 
@@ -15,3 +16,11 @@ if not logger.handlers:
     logger.propagate = False
     level = env.get("BYTEPS_LOG_LEVEL")
     logger.setLevel(_LEVELS.get(level, level))
+
+
+@functools.lru_cache(maxsize=None)  # once a process
+def warn_of_misspelt() -> None:
+    """Name the variables that are set, and that nobody reads."""
+    for name, near in env.misspelt().items():
+        question = f"; did you mean {near}?" if near else ""
+        logger.warning("nothing reads the variable %s%s", name, question)

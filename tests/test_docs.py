@@ -20,7 +20,7 @@ from gluon_gc import env
 from gluon_gc.compression import parse, users_of
 from gluon_gc.compression.params import ignored
 from gluon_gc.launch import launcher
-from gluon_gc.variables import TABLE
+from gluon_gc.variables import IGNORED, TABLE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "example" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -319,6 +319,13 @@ def test_every_check_finds_what_is_wrong(tmp_path, check, text, problem):
     path.write_text(text + "\n")
     (found,) = check(Page(path))
     assert problem in found
+
+
+def test_the_variables_that_nothing_reads_are_those_that_no_warning_names():
+    _, _, unread = (ROOT / "docs" / "migrating.md").read_text().partition(UNREAD)
+    listed = re.findall(r"`(\w+)`", unread.partition("\n## ")[0])
+    read = {variable.name for variable in TABLE}
+    assert sorted(name for name in listed if name not in read) == sorted(IGNORED)
 
 
 def test_the_reference_is_what_the_code_makes_it():

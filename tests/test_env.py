@@ -102,12 +102,15 @@ def test_a_variable_outside_the_table_is_not_read(environ):
         ({}, True),
         ({"DMLC_ROLE": "server"}, False),
         ({"DMLC_ROLE": ""}, False),
-        ({"DMLC_NUM_WORKER": "1"}, True),
+        ({"DMLC_NUM_WORKER": "1"}, False),
+        ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": ""}, False),
         ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}, False),
+        ({"DMLC_NUM_WORKER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}, True),
         ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0", "BYTEPS_FORCE_DISTRIBUTED": "1"}, True),
+        ({"DMLC_NUM_WORKER": "1", "BYTEPS_LOCAL_SIZE": "2"}, True),
     ],
 )
-def test_only_a_worker_with_others_or_with_servers_is_distributed(environ, changes, expected):
+def test_only_a_worker_with_others_or_that_is_forced_to_is_distributed(environ, changes, expected):
     environ.update(WORKER, **changes)
     assert env.distributed() is expected
 
@@ -207,3 +210,30 @@ def test_a_child_gets_the_environment_with_the_changes(environ):
     child = env.for_child({"DMLC_ROLE": None, "DMLC_WORKER_ID": "0"})
     assert "DMLC_ROLE" not in child and child["DMLC_WORKER_ID"] == "0"
     assert environ["DMLC_ROLE"] == "worker"
+
+
+@pytest.mark.parametrize(
+    "name, near",
+    [
+        ("BYTEPS_PARTITON_BYTES", "BYTEPS_PARTITION_BYTES"),
+        ("BYTEPS_THREADPOOL", "BYTEPS_THREADPOOL_SIZE"),
+        ("BYTEPS_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT"),
+        ("GLUON_GC_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES"),
+        ("GLUON_GC_XYZ", None),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_found_with_the_nearest_that_is_read(environ, name, near):
+    environ[name] = "1"
+    assert env.misspelt() == {name: near}
+
+
+@pytest.mark.parametrize(
+    "name", [*env.IGNORED, "BYTEPS_MIN_COMPRESS_BYTE", "BYTEPS_NUMA_ON", "BYTEPS_XYZ", "NUMA_ONN"]
+)
+def test_a_variable_that_is_bytepss_or_of_others_is_not_called_misspelt(environ, name):
+    environ[name] = "1"
+    assert env.misspelt() == {}
+
+
+def test_no_variable_is_both_read_and_ignored():
+    assert not {variable.name for variable in env.TABLE}.intersection(env.IGNORED)

@@ -90,6 +90,27 @@ def test_help_says_of_each_key_what_the_compressors_say(capsys):
     assert f"dgc, randomk, topk: {share}" in meaning_of("k") and share in shown
 
 
+def shown_of(script, capsys):
+    """What its --help says, an argument at a time."""
+    with pytest.raises(SystemExit):
+        script.parse_arguments(["--help"])
+    said = re.split(r"\n  (?=-)", capsys.readouterr().out.partition("options:")[2])
+    return {text.split()[0].strip(","): " ".join(text.split()) for text in said if text.strip()}
+
+
+@pytest.mark.parametrize("script", [train_cifar100, train_imagenet, train_mnist])
+def test_help_says_defaults_and_choices(script, capsys):
+    shown = shown_of(script, capsys)
+    epochs = script.parse_arguments(["--model", "m"] if "--model" in shown else []).num_epochs
+    assert f"(default: {epochs})" in shown["--num-epochs"]
+    for argument, default in {"--momentum": 0.9, "--lr-mode": "step", "--num-gpus": 0}.items():
+        assert f"(default: {default})" in shown[argument]
+    assert "{step,poly,cosine}" in shown["--lr-mode"]
+    assert "default: linear)" in shown["--partition"]
+    for argument in ("--stats", "--resume-from", "--k"):  # off, or without a default
+        assert "default" not in shown[argument]
+
+
 def test_mnist_takes_the_names_of_bytepss_script():
     command = "--epochs 3 --j 0 --no-cuda --scaling --compress-momentum nesterov --lr 0.1 --wd 0"
     args = train_mnist.parse_arguments(command.split())

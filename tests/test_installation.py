@@ -150,7 +150,7 @@ def test_a_server_heeds_pythonpath_but_for_empty_entries(environment, tmp_path):
         "DMLC_ROLE": "server",
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(free_port()),
-        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_WORKER": "2",
         "DMLC_NUM_SERVER": "1",
         "GLUON_GC_CONNECT_TIMEOUT": "1",
         "PYTHONPATH": f":{listed}:",

@@ -12,6 +12,7 @@ import pytest
 
 from gluon_gc.launch import launcher
 from gluon_gc.launch.prefixed_output import LineSplitter, PrefixedOutput
+from gluon_gc.version import __version__
 from tests.processes import clean_environ, heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,8 +84,8 @@ def finish(process):
     return process.returncode, out, err
 
 
-def local(workers, servers, source):
-    return "--local", "-n", str(workers), "-s", str(servers), "--", *PYTHON, source
+def local(workers, servers, source, n="-n"):
+    return "--local", n, str(workers), "-s", str(servers), "--", *PYTHON, source
 
 
 def wait_for(condition):
@@ -116,7 +117,11 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
 @pytest.mark.parametrize(
     "arguments, environ, message",
     [
-        (["true", "x"], {}, "DMLC_ROLE is not set: worker, server or scheduler"),
+        (
+            ["true", "x"],
+            {},
+            "DMLC_ROLE is not set: worker, server or scheduler; --local needs none",
+        ),
         (["true", "x"], {"DMLC_ROLE": "boss"}, "DMLC_ROLE must be one of"),
         ([], {**CLUSTER, "DMLC_ROLE": "worker"}, "a worker needs a COMMAND to run"),
         (["true", "x"], {**CLUSTER, "DMLC_ROLE": "worker"}, "DMLC_WORKER_ID is not set"),
@@ -138,15 +143,41 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
         (["--backend", "horovod", "true"], {}, "--backend goes with --local"),
         (["--local", "--backend", "horovod", "-s", "1", "true"], {}, "-s does not go with"),
         (["--local", "--backend", "mpi", "true"], {}, "argument --backend: invalid choice: 'mpi'"),
-        (["--local", "-n", "two", "true"], {}, "argument -n: invalid int value: 'two'"),
+        (["--local", "-n", "two", "true"], {}, "argument -n/-np: invalid int value: 'two'"),
+        (["--local", "-np", "0", "true"], {}, "-n must be a positive whole number, got 0"),
         (["--local", "no-such-program", "x"], {}, "COMMAND must be a program"),
+        (
+            ["--local", "train.py", "--lr", "0.1", "a b"],
+            {},
+            "COMMAND must be a program, got 'train.py'; did you mean "
+            "`python train.py --lr 0.1 'a b'`?",
+        ),
+        (["--local", "train.py"], {}, "COMMAND must be a program, got 'train.py'; did you mean"),
+        (["--local", "A=1", "./train.py"], {}, "COMMAND must be a program, got './train.py'; did"),
+        (["--local", "A=1"], {}, "a worker needs a COMMAND to run"),
         (["--lokal", "true"], {}, "unrecognized arguments: --lokal"),
     ],
 )
-def test_a_wrong_configuration_is_one_line_and_exit_code_2(launch, arguments, environ, message):
+def test_a_wrong_configuration_is_one_line_and_exit_code_2(
+    launch, tmp_path, arguments, environ, message
+):
+    (tmp_path / "train.py").touch()  # which cannot be executed
     code, out, err = finish(launch(*arguments, **environ))
     assert (code, out) == (2, "")
     assert err.startswith("bpslaunch: " + message) and err.count("\n") == 1
+
+
+def test_alone_it_says_how_it_is_used(launch):
+    code, out, err = finish(launch())
+    assert (code, out) == (2, "")
+    assert err.startswith("usage: bpslaunch COMMAND...\n") and "bpslaunch --local -n WORKERS" in err
+    assert err.splitlines()[-1].startswith("bpslaunch: DMLC_ROLE is not set: ")
+
+
+def test_it_says_its_version_and_its_defaults(launch):
+    assert finish(launch("--version")) == (0, f"gluon_gc {__version__}\n", "")
+    shown = finish(launch("--help"))[1]
+    assert shown.count("(default 1)") == 2 and "{dist_sync,horovod}" in shown
 
 
 def test_a_scheduler_whose_port_is_taken_says_which_port(launch):
@@ -234,6 +265,97 @@ def test_a_single_word_is_a_shell_command(launch):
     assert finish(launch("echo one && exit 4", **worker()))[:2] == (4, "one\n")
 
 
+def test_a_program_may_be_a_script_that_does_not_say_what_runs_it(launch, tmp_path):
+    (tmp_path / "run").write_text("echo ran")
+    (tmp_path / "run").chmod(0o755)
+    assert finish(launch("./run", **worker()))[:2] == (0, "ran\n")
+
+
+def test_variables_in_front_are_the_workers(launch, tmp_path):
+    source = "import os, sys; print(os.environ['A'], os.environ['B'], sys.argv[1:])"
+    words = ["A=$HOME", "B=", *PYTHON, source, "C=3", "a b"]
+    assert finish(launch(*words, **worker()))[:2] == (0, "$HOME  ['C=3', 'a b']\n")
+    assert finish(launch(*words, ">log", **worker()))[:2] == (0, "")
+    assert (tmp_path / "log").read_text() == "$HOME  ['C=3', 'a b']\n"
+
+
+@pytest.mark.parametrize(
+    "words, out",
+    [
+        (["A=1 printenv A | sed s/1/2/ > log; cat log"], "2\n"),
+        (["A=1 printenv", "A"], "1\n"),
+        (["A=1", "printenv A | sed s/1/2/"], "2\n"),
+        (["echo a |", "sed", "s/a/b/"], "b\n"),
+    ],
+)
+def test_what_only_a_shell_can_read_a_shell_reads(launch, words, out):
+    assert finish(launch(*words, **worker()))[:2] == (0, out)
+
+
+# A job of one machine.
+
+
+def alone(**changes):
+    """What BytePS wants to know of such a job's worker."""
+    return {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", **changes}
+
+
+ADDRESS = {"DMLC_PS_ROOT_URI": "192.0.2.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NUM_SERVER": "1"}
+
+
+@pytest.mark.parametrize("servers", [{}, {"DMLC_NUM_SERVER": "0"}, ADDRESS])
+def test_one_worker_of_one_machine_needs_no_scheduler(launch, servers):
+    process = launch(*PYTHON, "import os; print(os.getpid())", **alone(**servers))
+    assert finish(process)[:2] == (0, f"{process.pid}\n")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("several", ["NVIDIA_VISIBLE_DEVICES", "BYTEPS_LOCAL_SIZE"])
+def test_several_workers_of_one_machine_have_all_that_they_need(launch, stand_in, several, servers):
+    names = ("DMLC_NUM_WORKER", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
+    source = f"{DONE}; print([os.environ[n] for n in {names}], os.environ['DMLC_PS_ROOT_URI'])"
+    given = {"NVIDIA_VISIBLE_DEVICES": "3,5", "BYTEPS_LOCAL_SIZE": "2"}[several]
+    told = {} if servers == 1 else {**ADDRESS, "DMLC_NUM_SERVER": str(servers)}
+    code, out, err = finish(launch(*PYTHON, source, **alone(**{several: given}, **told)))
+    services = sorted([*CLUSTER, "DMLC_NODE_HOST"])
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [
+        f"[scheduler] scheduler {services}",
+        *(f"[server {rank}] server {services}" for rank in range(servers)),
+        *(f"[worker {rank}] ['1', '0', '{rank}', '2'] 127.0.0.1" for rank in range(2)),
+    ]
+
+
+@pytest.mark.parametrize("address", [{}, ADDRESS])
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_a_service_that_one_machine_does_not_need_says_so_and_ends(launch, stand_in, role, address):
+    environ = {"DMLC_ROLE": role, "DMLC_NUM_WORKER": "1", **address}
+    code, out, err = finish(launch(**environ))
+    assert (code, out, err.count("\n")) == (0, "", 1)
+    assert err.startswith(f"bpslaunch: no {role} is needed where DMLC_NUM_WORKER is 1: ")
+
+
+def test_one_machine_uses_servers_where_it_is_forced_to(launch, stand_in):
+    stand_in("sys.exit(7)")
+    forced = {**CLUSTER, "DMLC_NUM_WORKER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}
+    assert finish(launch(DMLC_ROLE="server", **forced))[0] == 7
+    refused = finish(launch("true", **alone(BYTEPS_FORCE_DISTRIBUTED="1")))
+    assert refused == (
+        2,
+        "",
+        "bpslaunch: DMLC_PS_ROOT_URI is not set: the address of the scheduler\n",
+    )
+
+
+def test_a_service_names_a_misspelt_variable(launch):
+    environ = {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "1", "GLUON_GC_CONECT_TIMEOUT": "1"}
+    _, _, err = finish(launch(**environ))
+    assert err.splitlines()[0] == (
+        "gluon_gc: nothing reads the variable GLUON_GC_CONECT_TIMEOUT; "
+        "did you mean GLUON_GC_CONNECT_TIMEOUT?"
+    )
+
+
 # A whole cluster on this machine.
 
 
@@ -250,6 +372,11 @@ def test_a_local_cluster_runs_every_role_and_prefixes_their_output(launch, stand
         "[worker 0] worker 5",
         "[worker 1] worker 5",
     ]
+
+
+def test_the_number_of_workers_may_be_spelt_as_horovodrun_has_it(launch, stand_in):
+    code, out, _ = finish(launch(*local(2, 1, DONE + "; print('here')", n="-np")))
+    assert code == 0 and {"[worker 0] here", "[worker 1] here"} <= set(out.splitlines())
 
 
 def test_local_workers_do_not_share_a_directory_for_traces(launch, stand_in):

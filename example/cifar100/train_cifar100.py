@@ -13,6 +13,7 @@ import gluon_gc as bps
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 from common.arguments import (
+    HelpFormatter,
     add_compression_arguments,
     add_model_arguments,
     add_run_arguments,
@@ -31,7 +32,7 @@ MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add_training_arguments(parser)
     add_schedule_arguments(parser)
     add_model_arguments(parser)

@@ -3,7 +3,16 @@
 import argparse
 from typing import Any, Dict, List
 
-from gluon_gc.compression import users_of
+from gluon_gc.compression import registry, users_of
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Says the default of each argument that takes a value and has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        if action.nargs == 0 or action.default in (None, ""):
+            return action.help
+        return super()._get_help_string(action)
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +23,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--batch-size", type=int, default=32, help="images a step on each device")
     group.add_argument("--lr", type=float, default=0.1, help="learning rate")
-    group.add_argument("--momentum", type=float, default=0.9)
+    group.add_argument("--momentum", type=float, default=0.9, help="of the optimizer")
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay")
     group.add_argument("--seed", type=int, default=0, help="of weights and shuffling")
     group.add_argument("--logging-file", default="", help="gets one line of JSON an epoch")
@@ -36,7 +45,9 @@ def add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "learning rate", "--lr is that of one machine: the rate is --lr times their number."
     )
-    group.add_argument("--lr-mode", choices=("step", "poly", "cosine"), default="step")
+    group.add_argument(
+        "--lr-mode", choices=("step", "poly", "cosine"), default="step", help="how the rate falls"
+    )
     group.add_argument("--lr-decay", type=float, default=0.1, help="factor of each step")
     group.add_argument(
         "--lr-decay-epoch", type=epoch_list, default="40,60", help="epochs done before each step"
@@ -51,7 +62,7 @@ def add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where the data is, what it is trained on, and where checkpoints are kept."""
     group = parser.add_argument_group("data and devices")
-    group.add_argument("--data-dir", help="folder of the data (default: %(default)s)")
+    group.add_argument("--data-dir", help="folder of the data")
     group.add_argument(
         *("-j", "--j", "--num-data-workers"),
         dest="num_workers",
@@ -63,7 +74,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-gpus", type=int, default=0, help="GPUs of each worker; 0: it computes on the CPU"
     )
-    group.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    group.add_argument(
+        "--dtype", choices=("float32", "float16"), default="float32", help="of the network"
+    )
     group.add_argument(
         "--log-interval", type=int, default=50, help="steps between lines of progress"
     )
@@ -91,6 +104,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=("hybrid", "hybrib", "imperative"),  # the second as in BytePS's published scripts
         default="hybrid",
+        help="whether the network is compiled; hybrib is hybrid",
     )
     group.add_argument("--drop-rate", type=float, default=0.0, help="dropout of wide ResNets")
     group.add_argument("--batch-norm", action="store_true", help="in VGG")
@@ -111,7 +125,9 @@ def meaning_of(key: str) -> str:
     """Help for a key of `compression_params`, in the words of the compressors that it is for."""
     meanings: Dict[str, List[str]] = {}
     for name, option in users_of(key).items():
-        allowed = "" if bool in option.types else f" ({option.allowed})"
+        default = registry[name].defaults().get(key)
+        more = "" if default is None else f"; default: {default}"
+        allowed = "" if bool in option.types else f" ({option.allowed}{more})"
         meanings.setdefault(option.meaning + allowed, []).append(name)
     if len(meanings) == 1:
         (text,) = meanings

@@ -13,7 +13,12 @@ import gluon_gc as bps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
-from common.arguments import add_compression_arguments, add_training_arguments, compression_params
+from common.arguments import (
+    HelpFormatter,
+    add_compression_arguments,
+    add_training_arguments,
+    compression_params,
+)
 from common.checksum import parameter_checksum
 from common.log import EpochLog
 from common.shares import steps_per_epoch
@@ -23,7 +28,7 @@ from network import digits_network
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add_training_arguments(parser)
     parser.set_defaults(num_epochs=15, lr=0.01)
     add_compression_arguments(parser)

@@ -10,6 +10,7 @@ import gluon_gc as bps
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 from common.arguments import (
+    HelpFormatter,
     add_compression_arguments,
     add_model_arguments,
     add_run_arguments,
@@ -33,7 +34,7 @@ def add_imagenet_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("train", "val"):
         for option, ending in ((f"--rec-{name}", "rec"), (f"--rec-{name}-idx", "idx")):
             path = f"{default_folder('imagenet')}/rec/{name}.{ending}"
-            group.add_argument(option, default=path, metavar="FILE")
+            group.add_argument(option, default=path, metavar="FILE", help="for --use-rec")
     group.add_argument("--input-size", type=int, default=224, help="pixels, each way")
     group.add_argument(
         "--crop-ratio", type=float, default=0.875, help="share of an image left to validate with"
@@ -45,7 +46,7 @@ def add_imagenet_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add_training_arguments(parser)
     add_schedule_arguments(parser)
     add_model_arguments(parser)

@@ -14,6 +14,7 @@ import gluon_gc as bps
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 from common.arguments import (
+    HelpFormatter,
     add_compression_arguments,
     add_run_arguments,
     add_schedule_arguments,
@@ -28,7 +29,7 @@ MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels in [0, 1]
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add_training_arguments(parser)
     add_schedule_arguments(parser)
     add_run_arguments(parser)

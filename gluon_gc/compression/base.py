@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import ClassVar, Dict, Type
 
 from .. import kernels
@@ -43,6 +43,11 @@ class Compressor:
     def keys(cls) -> Dict[str, Option]:
         """The keys of compression_params that are this compressor's own."""
         return {field.name: field.metadata["option"] for field in fields(cls)}
+
+    @classmethod
+    def defaults(cls) -> Dict[str, object]:
+        """What those of these keys are that need not be given."""
+        return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
 
     def options(self) -> Dict[str, object]:
         """The options, as compression_params have them."""

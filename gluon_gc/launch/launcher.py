@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shlex
 import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import List, NoReturn, Optional, Sequence
+from typing import Dict, List, Mapping, NoReturn, Optional, Sequence
 
 from .. import env
+from ..log import warn_of_misspelt
+from ..version import __version__
 from . import census, supervisor
+from .command import runnable
 from .supervisor import Task
 
-_REDIRECTION = re.compile(r"\d*(<|>>?)(&\d+|\S+)")
 _NODES = Path("/sys/devices/system/node")
 
 
@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
         raise env.ConfigurationError(message)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="bpslaunch",
         usage="bpslaunch COMMAND...\n       bpslaunch --local -n WORKERS -s SERVERS COMMAND...\n"
@@ -39,7 +39,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--local", action="store_true", help="a whole cluster on this machine")
-    parser.add_argument("-n", type=int, metavar="WORKERS", help="with --local: workers (default 1)")
+    parser.add_argument("--version", action="version", version=f"gluon_gc {__version__}")
+    parser.add_argument(
+        *("-n", "-np"), type=int, metavar="WORKERS", help="with --local: workers (default 1)"
+    )
     parser.add_argument("-s", type=int, metavar="SERVERS", help="with --local: servers (default 1)")
     parser.add_argument(
         "--backend",
@@ -49,7 +52,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each worker runs"
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    arguments = _parser().parse_args(argv)
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
     for name in ("n", "s"):
@@ -63,24 +70,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if arguments.backend == "horovod" and arguments.s is not None:
         raise env.ConfigurationError("-s does not go with --backend horovod, which has no servers")
     return arguments
-
-
-def runnable(command: Sequence[str]) -> List[str]:
-    """COMMAND as a program and its arguments.
-
-    BytePS hands COMMAND to a shell, and published scripts rely on it: a single word is a shell
-    command, and words such as ``2>&1`` are redirections. Every other word is taken as it is.
-    """
-    if not command:
-        raise env.ConfigurationError("a worker needs a COMMAND to run")
-    if len(command) == 1:
-        return ["/bin/sh", "-c", command[0]]
-    if shutil.which(command[0]) is None:
-        raise env.ConfigurationError(f"COMMAND must be a program, got {command[0]!r}")
-    if any(_REDIRECTION.fullmatch(word) for word in command):
-        words = (word if _REDIRECTION.fullmatch(word) else shlex.quote(word) for word in command)
-        return ["/bin/sh", "-c", "exec " + " ".join(words)]
-    return list(command)
 
 
 def service(role: str) -> List[str]:
@@ -106,14 +95,13 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
-    """The processes of a cluster on this machine, in which every worker counts as a machine."""
-    program = runnable(command)
-    cluster = {
+def _cluster_here(machines: int, workers: int, servers: int) -> Dict[str, Optional[str]]:
+    """The variables of a cluster on this machine, as changes to the environment."""
+    return {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(_free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_WORKER": str(machines),
         "DMLC_NUM_SERVER": str(servers),
         "DMLC_ROLE": None,
         "DMLC_WORKER_ID": None,
@@ -122,16 +110,27 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
         "BYTEPS_FORCE_DISTRIBUTED": "1",
         "OMP_NUM_THREADS": str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers)),
     }
+
+
+def _service_tasks(cluster: Mapping[str, Optional[str]]) -> List[Task]:
+    """The scheduler and the servers of a cluster on this machine."""
     environ = env.for_service(cluster)
     tasks = [Task("scheduler", service("scheduler"), environ, service=True)]
-    for index in range(servers):
+    for index in range(int(cluster["DMLC_NUM_SERVER"])):
         tasks.append(Task(f"server {index}", service("server"), environ, service=True))
+    return tasks
+
+
+def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
+    """The processes of a cluster on this machine, in which every worker counts as a machine."""
+    program = runnable(command)
+    cluster = _cluster_here(workers, workers, servers)
+    tasks = _service_tasks(cluster)
     for rank in range(workers):
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
         if env.get("BYTEPS_TRACE_ON"):  # machines of their own would not share a directory
             own["BYTEPS_TRACE_DIR"] = os.path.join(env.get("BYTEPS_TRACE_DIR"), f"worker{rank}")
-        environ = env.for_child({**cluster, **own})
-        tasks.append(Task(f"worker {rank}", program, environ))
+        tasks.append(Task(f"worker {rank}", program, env.for_child({**cluster, **own})))
     return tasks
 
 
@@ -155,17 +154,23 @@ def _devices() -> List[str]:
 def worker_tasks(command: Sequence[str]) -> List[Task]:
     """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them.
 
-    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``.
+    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``. Where the job is
+    this machine's alone, several workers have a scheduler and servers here beside them.
     """
     program = runnable(command)
     size = len(_devices()) or env.get("BYTEPS_LOCAL_SIZE")
-    clustered = size > 1 or env.distributed()
-    first = env.cluster().worker_id * size if clustered else 0
-    tasks = []
+    first, tasks, here = 0, [], {}
+    if not env.one_machine():
+        first = env.cluster().worker_id * size
+    elif size > 1:
+        asked = env.get("DMLC_NUM_SERVER") if env.is_set("DMLC_NUM_SERVER") else 0
+        here = _cluster_here(machines=1, workers=size, servers=asked or 1)
+        tasks = _service_tasks(here)
+        here.update(DMLC_ROLE="worker", DMLC_WORKER_ID="0")
     for local_rank in range(size):
-        changes = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
+        own = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
         bound = _bound_to_numa_node(program, local_rank, size)
-        tasks.append(Task(f"worker {first + local_rank}", bound, env.for_child(changes)))
+        tasks.append(Task(f"worker {first + local_rank}", bound, env.for_child({**here, **own})))
     return tasks
 
 
@@ -179,16 +184,38 @@ def _start(arguments: argparse.Namespace) -> int:
         _become(horovod_command(arguments.command, arguments.n or 1), env.for_child({}))
     if arguments.local:
         return supervisor.run(local_tasks(arguments.command, arguments.n or 1, arguments.s or 1))
+    if not env.is_set("DMLC_ROLE"):
+        _refuse_without_role(arguments.command)
     role = env.get("DMLC_ROLE")
     if role == "worker":
         tasks = worker_tasks(arguments.command)
         if len(tasks) > 1:
             return supervisor.run(tasks)
         _become(tasks[0].command, tasks[0].environ)
+    warn_of_misspelt()
+    if env.one_machine():
+        _say(
+            f"no {role} is needed where DMLC_NUM_WORKER is 1: the workers' bpslaunch starts what "
+            "they need, unless BYTEPS_FORCE_DISTRIBUTED=1 is set"
+        )
+        return 0
     cluster = env.cluster()
     if role == "scheduler":
         census.listen(cluster.root_uri, cluster.root_port).close()  # to be told now if it cannot
     _become(service(role), env.for_service({"DMLC_ROLE": None}))
+
+
+def _refuse_without_role(command: Sequence[str]) -> NoReturn:
+    if not command:
+        print(_parser().format_usage(), end="", file=sys.stderr)
+    raise env.ConfigurationError(
+        "DMLC_ROLE is not set: worker, server or scheduler; "
+        "--local needs none, and starts a whole cluster on this machine"
+    )
+
+
+def _say(message: str) -> None:
+    print(f"bpslaunch: {message}", file=sys.stderr)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -196,7 +223,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         return _start(_parse(sys.argv[1:] if argv is None else argv))
     except env.ConfigurationError as error:
-        print(f"bpslaunch: {error}", file=sys.stderr)
+        _say(str(error))
         return 2
 
 

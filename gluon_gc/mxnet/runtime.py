@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 from .. import env
 from ..compression import parse, warn_of_ignored
 from ..launch.leaving import failure
+from ..log import warn_of_misspelt
 from ..plan import Tensor
 from .exchange import CompressingKVStore
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
@@ -74,6 +75,8 @@ def init() -> None:
     if _default is not None:
         return
     _default = create_kvstore()
+    if _default.local_rank == 0:  # the others of its machine were given the same variables
+        warn_of_misspelt()
 
 
 def shutdown() -> None:
@@ -108,7 +111,8 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     Parameters
     ----------
     num_workers, num_servers : int
-        Instead of DMLC_NUM_WORKER and DMLC_NUM_SERVER.
+        Instead of DMLC_NUM_WORKER and DMLC_NUM_SERVER. One machine's worker then trains by itself,
+        unless BYTEPS_FORCE_DISTRIBUTED is set.
     global_rank : int
         Instead of DMLC_WORKER_ID; -1: as before.
     """

@@ -16,7 +16,9 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 from gluon_gc.launch.launcher import service
+from tests.processes import clean_environ
 
+BPSLAUNCH = Path(__file__).resolve().parents[2] / "bpslaunch.py"
 JOBS = Path(__file__).with_name("jobs.py")
 TIMEOUT = 90  # seconds that a whole cluster may take
 
@@ -166,6 +168,21 @@ def run(
         return cluster.results()
     finally:
         cluster.stop()
+
+
+def launch(script: str, *options: str, **variables: Any) -> List[str]:
+    """Run a script under bpslaunch, with only these variables set; the lines that it says."""
+    command = [sys.executable, str(BPSLAUNCH), *options, sys.executable, "-c", script]
+    process = subprocess.run(
+        command,
+        env={**clean_environ(), **{name: str(value) for name, value in variables.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert process.returncode == 0, process.stdout
+    return process.stdout.splitlines()
 
 
 def start_horovod(

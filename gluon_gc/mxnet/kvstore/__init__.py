@@ -1,7 +1,10 @@
-"""The backends: how compressed gradients travel. Importing it makes them known to mx.kv.create."""
+"""The backends: how compressed gradients travel. Importing it makes them known to MXNet."""
 
+from . import by_name
 from .horovod import GluonGCHorovod
 from .local import GluonGCLocal
 from .parameter_server import GluonGCParameterServer
 
 __all__ = ["GluonGCHorovod", "GluonGCLocal", "GluonGCParameterServer"]
+
+by_name.heed(__all__)

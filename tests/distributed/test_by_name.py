@@ -1,0 +1,65 @@
+"""A plain gluon.Trainer that has one of our stores by its name, where only gluon_gc is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.distributed.cluster import TIMEOUT, launch
+from tests.processes import clean_environ
+
+ORDERS = ["import mxnet as mx, gluon_gc", "import gluon_gc, mxnet as mx"]
+STEP = """
+import os
+weight = mx.gluon.Parameter("weight", shape=(40,))
+weight.initialize(mx.init.One())
+trainer = mx.gluon.Trainer(
+    [weight], "sgd", {{"learning_rate": 1.0}}, kvstore="{store}",
+    compression_params={{"compressor": "onebit", "scaling": True}},
+)
+with mx.autograd.record():
+    factor = mx.nd.arange(40) + 40 * int(os.environ.get("DMLC_WORKER_ID", 0))
+    loss = (weight.data() * factor).sum()
+loss.backward()
+trainer.step(1)
+print(set(weight.data().asnumpy().tolist()))
+"""
+"""Gradients of 0 to 39 at worker 0, of 40 to 79 at worker 1: one bit makes means of them."""
+
+
+def alone(source):
+    process = subprocess.run(
+        [sys.executable, "-c", source],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_mxnet_knows_our_stores_by_name(order):
+    names = ["GluonGCLocal", "GluonGCHorovod", "GluonGCParameterServer"]
+    known = f"[mx.kvstore.KVStoreBase.kv_registry[n.lower()].__name__ for n in {names}]"
+    assert (
+        alone(f"{order}\nprint({known}, mx.kv.create('GluonGCLocal').type)") == f"{names} local\n"
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_device_compresses(order):
+    assert alone(order + STEP.format(store="GluonGCLocal")) == "{-18.5}\n"
+
+
+def test_a_store_of_mxnets_is_made_as_before():
+    source = f"{ORDERS[0]}\nfrom mxnet.gluon import trainer"
+    kinds = "[trainer._create_kvstore(name, 1, {})[0] for name in (None, 'local', 'device')]"
+    assert alone(f"{source}\nprint({kinds})") == "[None, None, None]\n"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_workers_do_not_diverge(order):
+    lines = launch(order + STEP.format(store="GluonGCParameterServer"), "--local", "-np", "2")
+    assert sorted(lines) == ["[worker 0] {-78.0}", "[worker 1] {-78.0}"]
