@@ -185,7 +185,9 @@ class GluonGCHorovod(CompressingKVStore):
         sums: Dict[Channel, List[NDArray]] = {}
         for group in bundle.by_dtype(in_node):
             for channel in group:
-                sums[channel] = channel.copied(gradients, self._summed_in_node[channel], self._factor)
+                sums[channel] = channel.copied(
+                    gradients, self._summed_in_node[channel], self._factor
+                )
             arrays = [array for channel in group for array in sums[channel]]
             self._node.sum_in_place(arrays, f"node.{self._keys[group[0]]}")
         return {
