@@ -8,6 +8,8 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
+from .gradient import legacy
+
 
 class _Verdict:
     """Stands for a parameter whose gradient is finite or not, to ask a loss scaler with."""
@@ -39,7 +41,7 @@ class AgreedLossScaler:
 
     def check(self, params: Sequence[Parameter]) -> bool:
         """Whether any worker's gradient overflowed in this step; waits for the gradients."""
-        gradients = [g for p in params if p.grad_req != "null" for g in p.list_grad()]
+        gradients = [g for p in params if p.grad_req != "null" for g in legacy(p.list_grad())]
         overflow = mx.nd.zeros(1)
         for gradient in gradients:
             finite = mx.nd.multi_all_finite(gradient, num_arrays=1).as_in_context(overflow.context)

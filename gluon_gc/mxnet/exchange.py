@@ -27,7 +27,7 @@ from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
 from .channel import Channel
 from .codec import MessageCodec, Part
-from .gradient import Gradient, Gradients
+from .gradient import Gradient, Gradients, legacy
 
 Arrays = Union[NDArray, Sequence[NDArray]]
 States = List[Dict[str, np.ndarray]]
@@ -148,9 +148,9 @@ class CompressingKVStore(KVStoreBase):
 
     def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:
         """Overwrite `out` with rank 0's `value`, and expect gradients of its shape under `key`."""
-        result = value.copy()
+        result = value.as_nd_ndarray().copy()
         self.broadcast_all([result], root_rank=0)
-        for array in _as_list(out):
+        for array in legacy(_as_list(out)):
             result.copyto(array)
         if not self.declared(str(key)):
             dtype = np.dtype(value.dtype).name
@@ -249,6 +249,7 @@ class CompressingKVStore(KVStoreBase):
         """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
         if not copies:
             return
+        copies = [legacy(arrays) for arrays in copies]
         self.broadcast_all([arrays[0] for arrays in copies], root_rank)
         for first, *others in copies:
             for other in others:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Iterable, List, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
+
+
+def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
+    """The same arrays, without a copy, for operators that know none of mxnet.numpy."""
+    return [array.as_nd_ndarray() for array in arrays]
 
 
 def _with_storage(array: NDArray, stype: str) -> NDArray:
@@ -25,6 +30,10 @@ class Gradient:
     """
 
     def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        given = arrays
+        made = {id(array): array for array in (*arrays, *targets)}
+        made = dict(zip(made, legacy(made.values())))
+        arrays, targets = ([made[id(array)] for array in some] for some in (arrays, targets))
         self._targets = targets
         first, context = arrays[0], arrays[0].context
         cpu = context if context.device_type == "cpu" else mx.cpu()
@@ -35,10 +44,11 @@ class Gradient:
             alike = [target for target in targets if _alike(target, own)]
             self.result = alike[0] if alike else mx.nd.empty(own.shape, cpu, own.dtype)
         self.own = own
+        self._only = given[0] if len(given) == 1 and self.result is own is first else None
 
     def is_of(self, arrays: Sequence[NDArray]) -> bool:
         """Whether it is just this one array, from which it comes and to which it goes."""
-        return len(arrays) == 1 and self.own is self.result is arrays[0]
+        return len(arrays) == 1 and self._only is arrays[0]
 
     def finish(self) -> None:
         """Copy the result to every target."""

@@ -16,6 +16,7 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import NAG, Optimizer
 
 from ..plan import working_dtype
+from .gradient import legacy
 
 
 def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
@@ -59,7 +60,7 @@ class Momentum:
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray], nesterov: bool) -> None:
         """m = mu m + g, then g = g + mu m or g = m, for the equal gradients of all contexts."""
-        first, *others = gradients
+        first, *others = legacy(gradients)
         m = self._of((index,), first)
         m *= self.mu
         m += first.astype(m.dtype, copy=False)
@@ -84,9 +85,10 @@ class Momentum:
         Classic momentum adds the w of the step before. Weights whose gradient is stale are left
         alone, as the optimizer leaves them.
         """
-        for context, (x, gradient) in enumerate(zip(weights, gradients)):
+        fresh = [weight._fresh_grad for weight in weights]
+        for context, (x, gradient) in enumerate(zip(legacy(weights), legacy(gradients))):
             place = (index, context)
-            if x._fresh_grad and (wd or place in self._state):
+            if fresh[context] and (wd or place in self._state):
                 w = self._of(place, x)
                 if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
                     # SGD's operator does it all: w is its momentum, x what it takes for a gradient.

@@ -32,9 +32,10 @@ def gradients_of(rank, step, shapes, dtype="float32"):
 
 def _backward(params, gradients):
     """Give every context of every parameter its gradient, by autograd."""
+    array = mx.np.array if mx.util.is_np_array() else mx.nd.array
     with mx.autograd.record():
         losses = [
-            (p.data(ctx) * mx.nd.array(g, ctx=ctx, dtype=g.dtype)).sum()
+            (p.data(ctx) * array(g, ctx=ctx, dtype=g.dtype)).sum()
             for p, g in zip(params, gradients)
             for ctx in p.list_ctx()
         ]
@@ -75,6 +76,14 @@ def steps(arguments):
         result[f"w{i}"] = param.data().asnumpy()
     result["row"] = np.array(getattr(default_kvstore(), "_row", bps.rank()))
     return result
+
+
+def numpy_mode(arguments):
+    """`steps` in NumPy mode, and the sum of everybody's rank + 1."""
+    mx.npx.set_np()
+    flag = mx.np.full((3,), bps.rank() + 1.0)
+    bps.byteps_push_pull(flag, name="flag", is_average=False)
+    return {**steps(arguments), "flag": flag.asnumpy()}
 
 
 def _several(job, arguments):
