@@ -89,8 +89,8 @@ def common() -> Dict[str, Option]:
         "compressor": one_of(tuple(registry), "the algorithm; falsy: none"),
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),
-            "error feedback; corrected: by the ratio of learning rates; sparse: where all nodes "
-            "draw alike, and the aggregator corrects what was drawn, which is all that it has",
+            "error feedback; corrected: by the ratio of learning rates; sparse: BytePS's name for "
+            "that where all nodes draw alike, and the aggregator has nothing but what was drawn",
         ),
         "momentum": one_of(
             ("nesterov",),
