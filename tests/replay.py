@@ -55,7 +55,7 @@ class Exchange:
         self.workers = [node(params, rank) for rank in range(workers)]
         self.server = None
         if not params.compressor.traits.summable and params.exchange != "gather":
-            self.server = node(params.aggregators, workers)
+            self.server = node(params.aggregators, 0)  # which draws as worker 0 does
 
     def step(
         self, gradients: Sequence[np.ndarray], ratio: float, order: Sequence[int]

@@ -333,6 +333,21 @@ def test_every_node_has_a_stream_of_its_own_unless_all_draw_alike(seed):
         assert (start(name, 0, 0, 0) == start(name, 0, 0, 100)) == (seed is not None)
 
 
+def test_with_a_seed_the_aggregator_draws_what_worker_0_draws_else_what_nobody_does():
+    def start(node, seed):
+        params = parse({"compressor": "dithering", "k": 2, "seed": seed})
+        return stream.start(params, 100, node, 5, 0, b"entropy")
+
+    assert start(None, seed=7) == start(0, seed=7) == (7 + 5,) * 2
+    workers = {start(node, seed=None) for node in range(5)}
+    assert len(workers | {start(None, seed=None)}) == 6
+
+
+def test_randomk_is_scaled_unless_it_is_said_as_bytepss_scripts_do():
+    assert parse({"compressor": "randomk", "k": 2}).compressor.scaling is True
+    assert parse({"compressor": "randomk", "k": 2, "scaling": False}).compressor.scaling is False
+
+
 def test_a_seed_starts_the_stream_that_byteps_draws_from():
     def start(name, node):
         params = parse({"compressor": name, "k": 5, "seed": 7})

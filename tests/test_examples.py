@@ -25,7 +25,7 @@ from common.shares import share_of_this_worker
 from mxnet.gluon.data import vision
 
 import gluon_gc as bps
-from gluon_gc.compression import registry
+from gluon_gc.compression import parse, registry
 
 ROOT = Path(__file__).resolve().parents[1]
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
@@ -72,6 +72,13 @@ def test_published_commands_parse(script, command, compression):
     assert args.num_gpus == 1 and args.num_workers == 2
     given = {key: value for key, value in compression_params(args).items() if value}
     assert given == COMPRESSED[compression]
+
+
+def test_the_published_randomk_job_does_not_scale():
+    args = train_cifar100.parse_arguments(shlex.split(f"{CIFAR100} --compressor randomk --k 0.001"))
+    assert parse(compression_params(args)).compressor == registry["randomk"](0.001, scaling=False)
+    args = train_cifar100.parse_arguments([*shlex.split(CIFAR100), "--scaling"])
+    assert compression_params(args)["scaling"] is True
 
 
 @pytest.mark.parametrize("text, k", [("1", 1), ("32", 32), ("0.01", 0.01), ("1.0", 1.0)])

@@ -1,5 +1,6 @@
 """randomk in a trainer: what all nodes draw."""
 
+import mxnet as mx
 import numpy as np
 
 from tests.distributed.cluster import run
@@ -40,3 +41,22 @@ def test_all_workers_draw_the_same_without_a_seed(tmp_path):
     for name in ("g0_0", "g0_2", "g1_1"):
         np.testing.assert_array_equal(first[name], second[name])
     assert np.count_nonzero(first["g0_0"]) <= 30
+
+
+def test_unscaled_without_feedback_it_trains_where_scaled_it_diverges():
+    def loss_of(scaling):
+        """Of x, whose minimum is 0, after 300 steps of the published recipe's rate and momentum."""
+        params, trainer = make(
+            [(1000,)],
+            {"learning_rate": 0.1, "momentum": 0.9},
+            {"compressor": "randomk", "k": 0.01, "scaling": scaling, "seed": 1},
+        )
+        for _ in range(300):
+            with mx.autograd.record():
+                loss = (params[0].data() ** 2).sum() / 2
+            loss.backward()
+            trainer.step(1)
+        return loss.asscalar()
+
+    assert loss_of(scaling=False) < 250  # of 500, and 5 % of the elements were never drawn
+    assert loss_of(scaling=True) > 1e6

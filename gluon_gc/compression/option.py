@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import numbers
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable, Iterable, Sequence, Tuple
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class Option:
         One line of help.
     unused : object, optional
         What BytePS's scripts pass for a key that they do not mean.
+    choices : tuple of str
+        All that it may be, if these are words.
     """
 
     types: Tuple[type, ...]
@@ -31,6 +34,7 @@ class Option:
     allowed: str
     meaning: str
     unused: Any = None
+    choices: Tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
         """Raise TypeError or ValueError if `value` is not allowed."""
@@ -52,10 +56,16 @@ def listed(names: Sequence[str], word: str) -> str:
     return f"{', '.join(most)} {word} {last}" if most else last
 
 
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """The name that somebody may have meant."""
+    return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0)[0]
+
+
 def one_of(choices: Sequence[str], meaning: str, unused: Any = None) -> Option:
     """A choice between words."""
     allowed = listed([f"'{choice}'" for choice in choices], "or")
-    return Option((str,), lambda value: value in choices, allowed, meaning, unused)
+    rule = choices.__contains__
+    return Option((str,), rule, allowed, meaning, unused, tuple(choices))
 
 
 def switch(meaning: str) -> Option:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Dict, Iterable, Mapping, Optional, Type
@@ -11,7 +10,7 @@ import numpy as np
 
 from .. import kernels
 from .base import Compressor, registry
-from .option import Option, one_of, switch
+from .option import Option, nearest, one_of, switch
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,8 @@ def common() -> Dict[str, Option]:
         "compressor": one_of(tuple(registry), "the algorithm; falsy: none"),
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),
-            "error feedback; corrected: by the ratio of learning rates; sparse: where all nodes "
-            "draw alike, and the aggregator corrects what was drawn, which is all that it has",
+            "error feedback; corrected: by the ratio of learning rates; sparse: BytePS's name for "
+            "that where all nodes draw alike, and the aggregator has nothing but what was drawn",
         ),
         "momentum": one_of(
             ("nesterov",),
@@ -145,9 +144,8 @@ def _keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
     on = {}
     for key, value in params.items():
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0)[0]
             raise ValueError(
-                f"compression_params has no key {key!r}; did you mean '{near}'? "
+                f"compression_params has no key {key!r}; did you mean '{nearest(key, known)}'? "
                 f"The keys are {', '.join(known)}"
             )
         off = value is None or (isinstance(value, str) and not value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from .base import Compressor, register
-from .option import seed, share_or_count
+from .option import seed, share_or_count, switch
 
 
 @register
@@ -14,8 +14,8 @@ from .option import seed, share_or_count
 class RandomK(Compressor):
     """k draws of an element; only the values are sent, since all nodes draw the same.
 
-    An element that is drawn twice counts once. Without error feedback the values are multiplied by
-    n / k, which makes them unbiased but for repeats.
+    An element that is drawn twice counts once. Without error feedback `scaling` multiplies the
+    values by n / k, which makes them unbiased but for repeats.
 
     References
     ----------
@@ -26,4 +26,7 @@ class RandomK(Compressor):
     description = "k elements drawn at random, the same on all nodes"
 
     k: float = share_or_count().field()
+    scaling: bool = switch(
+        "without error feedback multiply what is sent by n / k, which is unbiased; off: as it is"
+    ).field(True)
     seed: Optional[int] = seed().field(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ State = Tuple[int, int]
 """The two 64-bit words of an xorshift128+ generator."""
 
 _THROWN_AWAY = 16  # the first draws of a state that is not well mixed are small
+_AGGREGATOR = 2**32  # a node's number, beyond all workers'
 
 
 def seeded(seed: int) -> np.ndarray:
@@ -36,9 +37,12 @@ def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
 
 
 def start(
-    params: CompressionParams, n: int, node: int, index: int, begin: int, entropy: bytes
+    params: CompressionParams, n: int, node: Optional[int], index: int, begin: int, entropy: bytes
 ) -> State:
     """The state from which a node draws for a chunk.
+
+    With a seed the aggregator draws what worker 0 draws: BytePS's server makes its compressor of
+    the settings that the workers send, seed included. Without one it has draws of its own.
 
     Parameters
     ----------
@@ -46,8 +50,8 @@ def start(
         With a compressor that draws, whose attribute `seed` is its seed; None takes `entropy`.
     n : int
         Number of elements of the chunk.
-    node : int
-        The rank of a worker, or the number of workers for the aggregator.
+    node : int or None
+        The rank of a worker; None: the aggregator.
     index, begin, entropy
         As in `unseeded`.
     """
@@ -55,10 +59,12 @@ def start(
     alike = compressor.traits.draws_alike
     if compressor.seed is None:
         state = unseeded(entropy, index, begin)
+        aggregator = _AGGREGATOR
     else:  # BytePS adds k for randomk
         k = params.codec(n, "float32").draws if alike else 0
         state = seeded(compressor.seed + index + k)
+        aggregator = 0
     if not alike:
-        kernels.jump_to_worker(state, node)
+        kernels.jump_to_worker(state, aggregator if node is None else node)
     first, second = state.tolist()
     return first, second

@@ -165,7 +165,7 @@ class Codec:
             Where it draws.
         scale : float
         ratio : float
-            Previous learning rate over the current one, for "corrected" feedback.
+            Previous learning rate over the current one, for feedback that is not "vanilla".
         payload : array of uint8, shape (payload_bytes,), optional
             Where to write.
 

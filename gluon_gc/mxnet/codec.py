@@ -124,7 +124,7 @@ class MessageCodec:
             For each chunk, its gradient and where it begins in it.
         scale : float
         ratio : float
-            Previous learning rate over the current one, for corrected feedback.
+            Previous learning rate over the current one, for feedback that is not "vanilla".
         framing : mapping, optional
             `MessageRows.framing_at` the rows to write; else payloads side by side.
         out : NDArray, optional

@@ -61,7 +61,7 @@ class CompressingKVStore(KVStoreBase):
     gradient_scale : float
         Multiplies what is pushed, before compression.
     learning_rate_ratio : float
-        Previous learning rate over the current one, for corrected error feedback.
+        Previous learning rate over the current one, for error feedback that is not "vanilla".
     channels : list of Channel
         All of them, in the order in which they were declared.
     """
@@ -285,8 +285,7 @@ class CompressingKVStore(KVStoreBase):
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
         """What aggregates a channel's messages."""
-        (_, nodes) = self._place(channel.chunks[0])
-        starts = [self._start(chunk, node=nodes) for chunk in channel.chunks]
+        starts = [self._start(chunk, node=None) for chunk in channel.chunks]
         parts = [Part(chunk.size, start) for chunk, start in zip(channel.chunks, starts)]
         return MessageCodec(channel.params.aggregators, channel.dtype, parts)
 
@@ -296,8 +295,11 @@ class CompressingKVStore(KVStoreBase):
         """This worker's number among those who exchange a chunk, and how many they are."""
         return self.rank, self.num_workers
 
-    def _start(self, chunk: Chunk, node: int) -> Optional[stream.State]:
-        """Where a node's stream for a compressed chunk starts, if its compressor draws."""
+    def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
+        """Where a node's stream for a compressed chunk starts, if its compressor draws.
+
+        `node` is a worker's number; None: the aggregator.
+        """
         if chunk.params is None or not chunk.params.compressor.traits.draws:
             return None
         if chunk.params.compressor.seed is None and not self._entropy:

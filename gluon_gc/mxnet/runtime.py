@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
@@ -10,7 +11,7 @@ from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
 from .. import env
-from ..compression import parse, warn_of_ignored
+from ..compression import CompressionParams, byteps, warn_of_ignored
 from ..launch.leaving import failure
 from ..log import warn_of_misspelt
 from ..plan import Tensor
@@ -18,7 +19,8 @@ from .exchange import CompressingKVStore
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
 
 _default: Optional[CompressingKVStore] = None
-_declared: Dict[str, Mapping[str, Any]] = {}
+_declared: Dict[str, CompressionParams] = {}
+_nameless = itertools.count(1)  # tensors that got a name here
 
 
 def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> CompressingKVStore:
@@ -58,11 +60,17 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
     return GluonGCParameterServer.connected or GluonGCParameterServer()
 
 
-def init() -> None:
+def init(lazy: bool = True) -> None:
     """Join the cluster that the environment describes; alone, be a cluster of one.
 
     Once joined, an uncaught exception ends the process at once, so that the others hear of it.
     Calling it again does nothing.
+
+    Parameters
+    ----------
+    lazy : bool
+        Ignored: BytePS's workers meet their servers at the first tensor if it is true; here they
+        always do it at once.
 
     Raises
     ------
@@ -85,9 +93,10 @@ def shutdown() -> None:
     Called while an exception is in flight, as in a ``finally`` block, it leaves at once: the others
     end, and say why.
     """
-    global _default
+    global _default, _nameless
     store, _default = _default, None
     _declared.clear()
+    _nameless = itertools.count(1)
     if store is None:
         return
     why = failure(sys.exc_info()[1])
@@ -155,11 +164,13 @@ def byteps_declare_tensor(name: str, **compression_params: Any) -> None:
     name : str
         The same on all workers, which must declare their tensors in the same order.
     **compression_params
-        As `DistributedTrainer` takes them, without "momentum".
+        As `DistributedTrainer` takes them, or in BytePS's spelling, byteps_compressor_type and its
+        like (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
     """
-    parse(compression_params)
-    warn_of_ignored(compression_params)
-    _declared.setdefault(name, compression_params)
+    spelled = byteps.translate(compression_params)
+    params = spelled.parse()
+    warn_of_ignored(spelled.params)
+    _declared.setdefault(name, params)
 
 
 def byteps_push_pull(
@@ -179,22 +190,23 @@ def byteps_push_pull(
         Ignored, as in BytePS.
     priority : int
         Larger ones are sent first.
-    name : str
-        Which tensor this is, on all workers.
+    name : str, optional
+        Which tensor this is, on all workers. Each call without one is of another tensor, "noname.1"
+        and so on in the order of the calls, for which memory is kept: name what comes again.
     is_average : bool
         Average if true, else sum.
 
     Raises
     ------
     ValueError
-        There is no name, or it was used with another number of elements or dtype.
+        The name was used with another number of elements or dtype.
     """
-    if name is None:
-        raise ValueError("byteps_push_pull needs the name of the tensor")
     store = default_kvstore()
+    if name is None:
+        name = f"noname.{next(_nameless)}"
     key = f"byteps.{name}"
     if not store.declared(key):
-        params = parse(_declared.get(name, {}))
+        params = _declared.get(name, CompressionParams())
         dtype, called = np.dtype(tensor.dtype).name, f"tensor '{name}'"
         store.declare([Tensor(key, tensor.size, dtype, params, called=called)])
     store.gradient_scale = 1.0 / store.num_workers if is_average else 1.0

@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from .. import env
-from ..compression import CompressionParams, parse, warn_of_ignored
+from ..compression import CompressionParams, byteps, parse, warn_of_ignored
 from ..plan import Tensor, travels_compressed
 from . import runtime, saving, stats
 from .amp import AgreedLossScaler
@@ -39,7 +39,9 @@ class DistributedTrainer(Trainer):
     ----------
     params : ParameterDict, dict or list
         The parameters to optimize, as in gluon.Trainer. A Parameter's attribute
-        ``compression_params`` (a dict, or None: not compressed) wins over the argument below.
+        ``compression_params`` (a dict, or None: not compressed) wins over the argument below. So do
+        BytePS's, ``byteps_compressor_type`` and its like (`gluon_gc.compression.byteps`); without
+        that one they add to the argument.
     optimizer : str or Optimizer
         As in gluon.Trainer. Where a compressor applies its momentum, the trainer's updates apply
         none; the object is not changed.
@@ -108,15 +110,12 @@ class DistributedTrainer(Trainer):
             )
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._last_first = in_order_of_backward(self._params, params)
-        overrides = {
-            i: param.compression_params
-            for i, param in enumerate(self._params)
-            if hasattr(param, "compression_params")
-        }
-        self._overrides = {i: parse(given, mu, nesterov) for i, given in overrides.items()}
-        warn_of_ignored(compression_params, *overrides.values())
+        own = [byteps.of_parameter(param, compression_params) for param in self._params]
+        told = {i: spelled for i, spelled in enumerate(own) if spelled is not None}
+        self._overrides = {i: spelled.parse(mu, nesterov) for i, spelled in told.items()}
+        warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
         compressions = [self._compression, *self._overrides.values()]
-        applied = any(params.mu is not None for params in compressions)
+        applied = mu is not None and any(params.mu is not None for params in compressions)
         self._momentum = Momentum(mu) if applied else None
         self._root_rank = root_rank
         self._number = next(_numbers)

@@ -1,7 +1,7 @@
 // Codecs of compressors: what is alike for all of them.
 //
-// With corrected feedback the ratio of learning rates travels in front of a payload that is aggregated, so
-// that the aggregator corrects with the same ratio as the workers.
+// With feedback that is corrected the ratio of learning rates travels in front of a payload that is aggregated,
+// so that the aggregator corrects with the same ratio as the workers.
 #include "core/abi.h"
 
 #include <cstring>
@@ -40,7 +40,7 @@ struct gluon_gc_codec {
         dtype(dtype),
         feedback(options.has("ef") || compressor.traits.accumulates),
         mu(options.number("mu", 0)),
-        corrected(options.is("ef", "corrected")),
+        corrected(options.is("ef", "corrected") || options.is("ef", "sparse")),
         header(corrected && !compressor.traits.summable ? sizeof(double) : 0) {
     compressor.make(self, options, n);
     with_dtype([&](auto zero) { needs = of<decltype(zero)>().needs(self); });
@@ -133,7 +133,7 @@ struct gluon_gc_codec {
   const gluon_gc_dtype dtype;
   const bool feedback;
   const double mu;
-  const bool corrected;
+  const bool corrected;      // whether the ratio multiplies the residual
   const std::size_t header;  // bytes in front of a payload
   Needs needs{};
   alignas(16) unsigned char self[max_compressor_bytes] = {};

@@ -54,7 +54,7 @@ typedef struct {
 typedef struct {
   void* values;     /* n */
   double scale;     /* multiplies the values before all else */
-  double ratio;     /* previous learning rate over the current one; for "corrected" feedback */
+  double ratio;     /* previous learning rate over the current one; for feedback that is not vanilla */
   void* momentum;
   void* memory[2];
   gluon_gc_position position;
@@ -68,7 +68,7 @@ typedef struct {
 } gluon_gc_call;
 
 /* Makes a codec. Options are lines "name=value": those of the compressor, and
-     ef: vanilla, corrected or sparse (error feedback), if any
+     ef: vanilla, corrected or sparse (error feedback), if any; the last two differ in name only
      mu: of momentum, if any
    `isa` is 0 (scalar), 1 (AVX2) or 2 (AVX-512), at most gluon_gc_best_isa(); -1: that. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,

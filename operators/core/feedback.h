@@ -9,7 +9,7 @@ struct FeedbackState {
   T* momentum;  // n: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
   T mu;
   T* residual;  // n: e, which becomes p - D(p)
-  T ratio;      // p = g + ratio e (1: vanilla; previous / current learning rate: corrected)
+  T ratio;      // p = g + ratio e (1: vanilla; previous / current learning rate: corrected, sparse)
 };
 
 }  // namespace gluon_gc

@@ -76,7 +76,8 @@ def accumulates(name: str) -> bool:
 def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case:
     """Codecs of a compressor, with and without momentum and feedback; `fixed` are options."""
     options = dict(draw(st.sampled_from(options_of(name))))
-    feedback = draw(st.sampled_from([None, "vanilla", "corrected"]))
+    alike = ["sparse"] if kernels.compressors()[name].draws_alike else []
+    feedback = draw(st.sampled_from([None, "vanilla", "corrected", *alike]))
     mu = draw(st.sampled_from([None, 0.9]))
     if feedback and not accumulates(name):
         options["ef"] = feedback

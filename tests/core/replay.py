@@ -42,7 +42,7 @@ class Replay:
             self.momentum = self.mu * self.momentum + g
             g = g + self.mu * self.momentum
         if self.residual is not None:
-            applied = ratio if self.options["ef"] == "corrected" else 1
+            applied = 1 if self.options["ef"] == "vanilla" else ratio
             g = g + self.T(applied) * self.residual
         payload, decoded = self.encode(g)
         if self.residual is not None:

@@ -10,7 +10,8 @@ from gluon_gc import kernels
 from . import arrays, replay
 from .replay import element_count
 
-OPTIONS = [{"k": k} for k in (0.01, 1, 0.3, 0.999, 63, 64, 65, 10**6)]
+COUNTS = (0.01, 1, 0.3, 0.999, 63, 64, 65, 10**6)
+OPTIONS = [{"k": k, **scaling} for k in COUNTS for scaling in ({}, {"scaling": False})]
 PARAMS = {"randomk": {"k": 0.1}}
 N = 100_000  # several blocks
 
@@ -23,7 +24,8 @@ class Replay(replay.Replay):
         if k == 0:
             return np.zeros(0, np.uint8), decoded
         indices = (self.draw(k) % np.uint64(p.size)).astype(np.intp)
-        factor = self.T(1) if self.residual is not None else self.T(p.size) / self.T(k)
+        scaled = self.options.get("scaling", True) and self.residual is None
+        factor = self.T(p.size) / self.T(k) if scaled else self.T(1)
         decoded[indices] = p[indices] * factor
         return decoded[indices].view(np.uint8), decoded
 
@@ -62,6 +64,30 @@ def test_decoding_is_unbiased_but_for_repeats(n, k):
     error = np.sqrt((squares / rounds - mean**2) / rounds)
     expected = x * (n / k) * (1 - (1 - 1 / n) ** k)
     assert (np.abs(mean - expected) <= 4 * error).all()
+
+
+def test_unscaled_values_are_sent_as_they_are():
+    x = np.arange(1, 101, dtype=np.float32)
+    sent = {}
+    for scaling in (True, False):
+        codec = kernels.Codec("randomk", {"k": 10, "scaling": scaling}, 100)
+        sent[scaling], _ = codec.decompress(codec.compress(x, position=start(0))[0], start(0))
+    drawn = sent[False] != 0
+    np.testing.assert_array_equal(sent[False][drawn], x[drawn])
+    np.testing.assert_array_equal(sent[True], 10 * sent[False])
+
+
+def test_sparse_feedback_is_by_the_ratio_of_learning_rates_as_corrected_is():
+    made = {}
+    for ef in ("vanilla", "corrected", "sparse"):
+        codec = kernels.Codec("randomk", {"k": 10, "ef": ef}, 100)
+        state = codec.state()
+        for ratio in (1.0, 0.5, 2.0):
+            codec.compress(np.ones(100, np.float32), state, start(0), ratio=ratio)
+        made[ef] = codec.residual(state)
+    np.testing.assert_array_equal(made["sparse"], made["corrected"])
+    assert set(made["sparse"]) == {0, (1 * 0.5 + 1) * 2 + 1}
+    assert set(made["vanilla"]) == {0, 3}
 
 
 @arrays.each_isa

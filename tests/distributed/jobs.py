@@ -321,6 +321,10 @@ def push_pull(arguments):
     signs = mx.nd.array([1, -1, 1, -1])
     bps.byteps_push_pull(signs, name="signs")
     result["signs"] = signs.asnumpy()
+    nameless = [mx.nd.ones(4 + i) * (rank + i) for i in range(2)]
+    for tensor in nameless:
+        bps.byteps_push_pull(tensor, is_average=False)
+    result["nameless"] = np.concatenate([tensor.asnumpy() for tensor in nameless])
     optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0))
     weight = mx.nd.zeros(3)
     optimizer.update(0, weight, mx.nd.ones(3) * (rank + 1), optimizer.create_state(0, weight))

@@ -54,6 +54,7 @@ def test_push_pull_sums_and_averages_every_dtype(tmp_path):
         np.testing.assert_array_equal(result["exact"], 1 / 3.7 + 2 / 3.7)
         np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
         np.testing.assert_array_equal(result["signs"], [1, -1, 1, -1])
+        np.testing.assert_array_equal(result["nameless"], [1] * 4 + [3] * 5)
         np.testing.assert_array_equal(result["optimized"], np.full(3, -1.5))
 
 

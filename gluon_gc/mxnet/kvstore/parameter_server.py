@@ -147,8 +147,7 @@ class GluonGCParameterServer(CompressingKVStore):
         if not channel.aggregated:
             return {"summed_bytes": channel.message_bytes}
         chunks = [
-            {"size": chunk.size, "start": self._start(chunk, node=self.num_workers)}
-            for chunk in channel.chunks
+            {"size": chunk.size, "start": self._start(chunk, node=None)} for chunk in channel.chunks
         ]
         params = channel.params.aggregators.describe()
         return {"chunks": chunks, "params": params, "dtype": channel.dtype}

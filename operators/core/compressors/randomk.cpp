@@ -2,7 +2,8 @@
 //
 // A payload is an array of k values of T, no indices: value i is that of the element which draw i is modulo n.
 // An element that is drawn twice is in it twice, with the same value, and counts once where it is decoded; so
-// the payload of a sum is the sum of the payloads. Without feedback the values are multiplied by n / k.
+// the payload of a sum is the sum of the payloads. Without feedback the values are multiplied by n / k, unless
+// the option scaling is off.
 //
 // Memory: the residual (n). Without momentum and feedback only the elements that are sent are looked at, also
 // for what is not finite. With them it reads gradient, 4 bytes an element of float, and reads and writes 8 for
@@ -43,7 +44,10 @@ T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* r
 struct Randomk : KeepsResidual {
   static constexpr Traits traits{true, true, true, false, false};
 
-  Randomk(const Options& options, std::size_t n) : KeepsResidual{n}, k(element_count(options.number("k"), n)) {}
+  Randomk(const Options& options, std::size_t n)
+      : KeepsResidual{n},
+        k(element_count(options.number("k"), n)),
+        scaling(!options.has("scaling") || options.flag("scaling")) {}
 
   template <typename T>
   Needs needs() const {
@@ -54,7 +58,8 @@ struct Randomk : KeepsResidual {
   bool compress(const Encoding<T>& call) const {
     const FeedbackState<T> state = call.feedback();
     const Corrected<T> p(call.gradient, call.gradient_scale, state);
-    const T factor = state.residual || k == 0 ? T{1} : static_cast<T>(n) / static_cast<T>(k);
+    const bool scaled = scaling && !state.residual && k != 0;
+    const T factor = scaled ? static_cast<T>(n) / static_cast<T>(k) : T{1};
     const ElementBlocks blocks(n);
     T checks[max_blocks];
     blocks.run_parts(call.threads, [=, &call, &checks](std::size_t part, std::size_t begin, std::size_t end) {
@@ -132,6 +137,7 @@ struct Randomk : KeepsResidual {
   }
 
   std::size_t k;
+  bool scaling;
 };
 
 }  // namespace

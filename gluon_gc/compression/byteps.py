@@ -1,0 +1,195 @@
+"""BytePS's own spellings of compression_params: "byteps_compressor_type" and its like.
+
+BytePS's trainer sets them as attributes of parameters and declares each gradient with them, as a
+script may do itself; most values are text. The common ones are in a table, and a compressor's own
+follow from its options: "byteps_seed", "byteps_compressor_k", "byteps_compressor_onebit_scaling".
+"""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, NamedTuple, Optional
+
+import numpy as np
+
+from .base import registry
+from .option import Option, nearest
+from .params import CompressionParams, common, parse
+
+PREFIX = "byteps_"
+MOMENTUM = "byteps_momentum_mu"
+COMMON = {
+    "byteps_compressor_type": "compressor",
+    "byteps_ef_type": "ef",
+    "byteps_compressor_ef_type": "ef",
+    "byteps_error_feedback_type": "ef",
+    "byteps_momentum_type": "momentum",
+}
+"""Those that are no compressor's own, with their keys of compression_params."""
+
+
+class Spelling(NamedTuple):
+    """What a spelling means.
+
+    Parameters
+    ----------
+    key : str
+        Of compression_params.
+    option : Option
+    compressor : str, optional
+        The only one that it is for.
+    """
+
+    key: str
+    option: Option
+    compressor: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """compression_params that were, or may have been, spelled as BytePS does.
+
+    Parameters
+    ----------
+    params : mapping, optional
+        In our spelling.
+    mu : float, optional
+        The momentum, where it was told.
+    """
+
+    params: Optional[Mapping[str, Any]]
+    mu: Optional[float] = None
+
+    def parse(self, mu: Optional[float] = None, nesterov: bool = False) -> CompressionParams:
+        """Check them, with the optimizer's momentum `mu`; see `params.parse`.
+
+        Raises
+        ------
+        ValueError
+            Also for a momentum that was told and is not the optimizer's, or that nothing applies.
+        """
+        if self.mu and mu and self.mu != mu:
+            raise ValueError(
+                f"{MOMENTUM} must be the optimizer's momentum, {mu}, if that is not 0; "
+                f"got {self.mu}"
+            )
+        params = parse(self.params, mu or self.mu, nesterov)
+        if self.mu and params.mu is None:
+            raise ValueError(
+                f"{MOMENTUM} needs a compressor and 'byteps_momentum_type'; got {self.mu}"
+            )
+        return params
+
+
+def spellings() -> Dict[str, Spelling]:
+    """All of them, but `MOMENTUM`."""
+    shared = common()
+    table = {name: Spelling(key, shared[key]) for name, key in COMMON.items()}
+    for compressor, kind in registry.items():
+        for key, option in kind.keys().items():
+            for group in ("", "compressor_"):
+                table.setdefault(f"{PREFIX}{group}{key}", Spelling(key, option))
+                own = Spelling(key, option, compressor)
+                table[f"{PREFIX}{group}{compressor}_{key}"] = own
+    return table
+
+
+def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = None) -> Spelled:
+    """Keys of compression_params, some of which may be in BytePS's spelling, in ours.
+
+    Parameters
+    ----------
+    given : mapping
+    of_all : mapping, optional
+        compression_params that these add to, unless they name a compressor themselves.
+
+    Raises
+    ------
+    ValueError
+        A "byteps_" name that there is not, or one for another compressor; a key that is given
+        twice; a momentum that is no number >= 0.
+    """
+    table = spellings()
+    known = [*table, MOMENTUM]
+    params: Dict[str, Any] = {}
+    said: Dict[str, str] = {}  # by which name each key was given
+    for name, value in given.items():
+        if name == MOMENTUM:
+            continue
+        spelling = table.get(name)
+        if spelling is None and str(name).startswith(PREFIX):
+            raise ValueError(
+                f"{name!r} is no name of BytePS's; did you mean '{nearest(name, known)}'?"
+            )
+        key = spelling.key if spelling else name
+        if key in said:
+            raise ValueError(f"'{said[key]}' and '{name}' are the same; give one of them")
+        said[key] = name
+        params[key] = _read(spelling, value) if spelling else value
+    if "compressor" not in params:
+        params = {**(of_all or {}), **params}
+    for name in said.values():
+        only = table[name].compressor if name in table else None
+        if only not in (None, params.get("compressor")):
+            got = params.get("compressor") or None
+            raise ValueError(f"'{name}' is for the compressor '{only}', which is {got!r} here")
+    return Spelled(params, _momentum(given.get(MOMENTUM)))
+
+
+def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Spelled]:
+    """What a parameter's attributes say of its compression; None: nothing.
+
+    Parameters
+    ----------
+    param : object
+        With an attribute `compression_params`, or with some of BytePS's.
+    of_all : mapping, optional
+        The trainer's compression_params.
+
+    Raises
+    ------
+    ValueError
+        As `translate`; or there are both.
+    """
+    given = {name: value for name, value in vars(param).items() if name.startswith(PREFIX)}
+    if not hasattr(param, "compression_params"):
+        return translate(given, of_all) if given else None
+    if given:
+        raise ValueError(
+            f"parameter {param.name} has compression_params and '{next(iter(given))}'; "
+            "give one of them"
+        )
+    return Spelled(param.compression_params)
+
+
+def _read(spelling: Spelling, value: Any) -> Any:
+    """A value, which may be text, as the option has it; what it cannot be is refused later."""
+    option, text = spelling.option, str(value).strip().lower()
+    if bool in option.types:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text, value)
+    if option.choices:
+        numbered = spelling.key not in COMMON.values() and text.isdecimal()
+        if numbered and int(text) < len(option.choices):
+            return option.choices[int(text)]  # BytePS's registry numbers them
+        return text if isinstance(value, str) else value
+    return _number(text, value) if isinstance(value, str) else value
+
+
+def _number(text: str, otherwise: Any) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return otherwise
+
+
+def _momentum(value: Any) -> Optional[float]:
+    number = _number(value, value) if isinstance(value, str) else value
+    if number is None or number == "":
+        return None
+    is_number = isinstance(number, numbers.Real) and not isinstance(number, (bool, np.bool_))
+    if not is_number or not number >= 0:
+        raise ValueError(f"{MOMENTUM} must be a number >= 0, got {value!r}")
+    return float(number)
