@@ -118,5 +118,5 @@ def test_two_workers_and_a_server(tmp_path):
     for ours, legacy in zip(results["numpy_mode"], results["steps"]):
         np.testing.assert_array_equal(ours.pop("flag"), 3.0)
         assert ours.keys() == legacy.keys()
-        for name, array in legacy.items():
-            np.testing.assert_array_equal(ours[name], array)
+        for name in set(legacy) - {"row"}:  # ps-lite's rank, which is as it comes
+            np.testing.assert_array_equal(ours[name], legacy[name])
