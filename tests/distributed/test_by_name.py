@@ -63,3 +63,9 @@ def test_a_store_of_mxnets_is_made_as_before():
 def test_workers_do_not_diverge(order):
     lines = launch(order + STEP.format(store="GluonGCParameterServer"), "--local", "-np", "2")
     assert sorted(lines) == ["[worker 0] {-78.0}", "[worker 1] {-78.0}"]
+
+
+def test_workers_of_horovod_do_not_diverge():
+    source = ORDERS[0] + STEP.format(store="GluonGCHorovod")
+    lines = launch(source, "--local", "-np", "2", "--backend", "horovod")
+    assert len([line for line in lines if line.endswith("{-38.0}")]) == 2  # each has 0 to 39
