@@ -133,7 +133,7 @@ def test_numpy_scalars_are_as_good_as_pythons():
         (
             {"compressor": "dgc", "k": 9, "warmup_coeff": [0.1, 1.5]},
             ValueError,
-            "['warmup_coeff'] must be a number between 0 and 1 or a list of them",
+            "['warmup_coeff'] must be a number above 0 and at most 1, or a list of them",
         ),
         (
             {"compressor": "dgc", "k": 9, "sample_ratio": 0},

@@ -14,7 +14,7 @@ import train_cifar100
 import train_imagenet
 import train_mnist
 from common import training
-from common.arguments import compression_params, meaning_of
+from common.arguments import compression_params, max_grad_norm, meaning_of
 from common.checkpoint import ResumePoint, resume_point
 from common.datasets import mnist
 from common.images import DatasetImages
@@ -87,6 +87,54 @@ def test_k_is_a_whole_number_where_it_is_written_as_one(text, k):
     assert given == k and type(given) is type(k)
 
 
+DGC = (
+    "--compressor dgc --compress-momentum nesterov --dgc-compress-ratio 0.001 "
+    "--dgc-warmup-epochs 3 --dgc-warmup-coeff 1.0,0.25,0.0625 --dgc-sample-ratio 0.02 "
+    "--dgc-strided-sample false --dgc-compress-upper-bound 1.5 --dgc-compress-lower-bound 0.5 "
+    "--dgc-max-adaptation-iters 5 --dgc-resample false --dgc-fp16-values true "
+    "--dgc-momentum-masking false --dgc-gradient-clipping 2"
+)
+
+
+@pytest.mark.parametrize("script, command", [(train_cifar100, CIFAR100), (train_imagenet, VGG16)])
+def test_the_command_line_reaches_every_option_of_a_compressor(script, command):
+    args = script.parse_arguments(shlex.split(f"{command} {DGC} --clip 4"))
+    expected = registry["dgc"](
+        k=0.001,
+        warmup_epochs=3,
+        warmup_coeff=(1.0, 0.25, 0.0625),
+        sample_ratio=0.02,
+        strided_sample=False,
+        compress_upper_bound=1.5,
+        compress_lower_bound=0.5,
+        max_adaptation_iters=5,
+        resample=False,
+        fp16_values=True,
+        momentum_masking=False,
+        gradient_clipping=2,
+    )
+    assert parse(compression_params(args), 0.9).compressor == expected
+    assert max_grad_norm(args, 16) == 1.0
+    args = script.parse_arguments(shlex.split(f"{command} --compressor dgc --k 0.001"))
+    assert parse(compression_params(args), 0.9).compressor == registry["dgc"](0.001)
+    assert max_grad_norm(args, 16) is None
+    args = script.parse_arguments(
+        shlex.split(f"{command} --compressor bytegrad --hierarchical true --exchange gather")
+    )
+    params = parse(compression_params(args))
+    assert (params.compressor.name, params.hierarchical, params.exchange) == (
+        "bytegrad",
+        True,
+        "gather",
+    )
+
+
+def test_what_an_option_cannot_be_is_refused_by_its_key():
+    args = train_mnist.parse_arguments(shlex.split("--compressor dgc --k 9 --dgc-resample maybe"))
+    with pytest.raises(TypeError, match=r"\['resample'\] must be True or False, got 'maybe'"):
+        parse(compression_params(args))
+
+
 def test_help_says_of_each_key_what_the_compressors_say(capsys):
     with pytest.raises(SystemExit):
         train_mnist.parse_arguments(["--help"])
@@ -122,7 +170,8 @@ def test_mnist_takes_the_names_of_bytepss_script():
     command = "--epochs 3 --j 0 --no-cuda --scaling --compress-momentum nesterov --lr 0.1 --wd 0"
     args = train_mnist.parse_arguments(command.split())
     assert (args.num_epochs, args.num_workers, args.num_gpus) == (3, 0, 0)
-    assert args.onebit_scaling and args.compress_momentum == "nesterov"
+    given = compression_params(args)
+    assert given["scaling"] is True and given["momentum"] == "nesterov"
 
 
 def test_commands_of_the_page_parse():

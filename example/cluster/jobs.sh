@@ -1,12 +1,13 @@
 # shellcheck shell=bash disable=SC2034
-# The jobs and variants of BytePS's reproduction guide, with its hyper-parameters. Sourced with JOB
-# and VARIANT; sets the script and its arguments, and where they are not set, machines and threads.
+# The jobs and variants of BytePS's reproduction guide, with its hyper-parameters, and variants that
+# it does not have. Sourced with JOB and VARIANT; sets the script and its arguments, and where they
+# are not set, machines and threads.
 
 job=$1 variant=$2
 
 # The guide gives threads to what compresses.
 threads=16
-case $variant in
+case ${variant%-fp16} in
   baseline) threads=0 compression=() ;;
   onebit)
     compression=(--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov)
@@ -14,9 +15,20 @@ case $variant in
   topk) compression=(--compressor topk --k 0.001) ;;
   randomk) compression=(--compressor randomk --k 0.001) ;;
   dithering) compression=(--compressor dithering --k 2 --normalize l2) ;;
+  bytegrad) compression=(--compressor bytegrad) ;;
+  dgc)
+    compression=(
+      --compressor dgc --k 0.001 --dgc-warmup-epochs 4 --dgc-warmup-coeff 0.25,0.0625,0.015625,0.004
+      --compress-momentum nesterov
+    )
+    ;;
   fp16) threads=0 compression=(--fp16-pushpull) ;;
-  *) fail "VARIANT must be baseline, onebit, topk, randomk, dithering or fp16, got '$variant'" ;;
+  *)
+    fail "VARIANT must be baseline, onebit, topk, randomk, dithering, fp16, bytegrad or dgc, or one" \
+      "with -fp16, got '$variant'"
+    ;;
 esac
+[[ $variant != *-fp16 ]] || compression+=(--fp16-pushpull) # what the compressor leaves alone
 export BYTEPS_THREADPOOL_SIZE="${BYTEPS_THREADPOOL_SIZE:-$threads}"
 
 records=$CLUSTER_DATA/ILSVRC2012

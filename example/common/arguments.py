@@ -1,9 +1,9 @@
 """Command-line arguments of the training examples, named as in BytePS's examples."""
 
 import argparse
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Sequence
 
-from gluon_gc.compression import registry, users_of
+from gluon_gc.compression import keys, registry, users_of
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -136,23 +136,46 @@ def meaning_of(key: str) -> str:
     return text.replace("%", "%%")
 
 
+FLAGS = {
+    "compressor": ("--compressor",),
+    "ef": ("--ef",),
+    "momentum": ("--compress-momentum",),
+    "scaling": ("--onebit-scaling", "--scaling"),
+    "k": ("--k",),
+    "partition": ("--partition",),
+    "normalize": ("--normalize",),
+    "seed": ("--compressor-seed",),
+    "fp16": ("--fp16-pushpull",),
+}
+"""BytePS's arguments, by key of `compression_params`."""
+
+
+def flags_of(key: str) -> Sequence[str]:
+    """The arguments that mean a key; what only one compressor has, begins with its name."""
+    users = list(users_of(key))
+    words = [*(users if len(users) == 1 else ()), *key.split("_")]
+    return FLAGS.get(key, ("--" + "-".join(words),))
+
+
 def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose how gradients are compressed; all are off by default."""
     group = parser.add_argument_group("gradient compression")
-
-    def add(key: str, *flags: str, **how: Any) -> None:
-        group.add_argument(*flags, help=meaning_of(key), **how)
-
-    add("compressor", "--compressor", default="")
-    add("ef", "--ef", default="")
-    add("momentum", "--compress-momentum", default="")
-    add("scaling", "--onebit-scaling", "--scaling", action="store_true")
-    add("k", "--k", type=share_or_count)
-    add("partition", "--partition", default="")
-    add("normalize", "--normalize", default="")
-    add("seed", "--compressor-seed", type=int)
-    add("warmup_epochs", "--dgc-warmup-epochs", type=int)
-    add("fp16", "--fp16-pushpull", action="store_true")
+    for key, option in keys().items():
+        flags, how = flags_of(key), dict(dest=f"compression_{key}", help=meaning_of(key))
+        if bool in option.types and key in FLAGS:
+            group.add_argument(*flags, action="store_true", **how)
+        elif key == "k":
+            group.add_argument(*flags, type=share_or_count, metavar="K", **how)
+        else:
+            metavar = key.rpartition("_")[2].upper()
+            group.add_argument(*flags, type=option.from_text, metavar=metavar, **how)
+    group.add_argument(
+        "--clip",
+        type=float,
+        default=0.0,
+        help="largest l2 norm of a worker's whole gradient, times workers^-1/2, as in "
+        "Deep Gradient Compression; 0: any",
+    )
 
 
 def compression_params(args: argparse.Namespace) -> Dict[str, Any]:
@@ -161,17 +184,11 @@ def compression_params(args: argparse.Namespace) -> Dict[str, Any]:
     Returns
     -------
     dict
-        An empty string, None or False means that the feature is off. The trainer checks the values.
+        None or False means that the feature is off. The trainer checks the values.
     """
-    return {
-        "compressor": args.compressor,
-        "ef": args.ef,
-        "momentum": args.compress_momentum,
-        "scaling": args.onebit_scaling,
-        "k": args.k,
-        "partition": args.partition,
-        "normalize": args.normalize,
-        "seed": args.compressor_seed,
-        "warmup_epochs": args.dgc_warmup_epochs,
-        "fp16": args.fp16_pushpull,
-    }
+    return {key: getattr(args, f"compression_{key}") for key in keys()}
+
+
+def max_grad_norm(args: argparse.Namespace, workers: int) -> Optional[float]:
+    """What --clip means for one of so many workers."""
+    return args.clip / workers**0.5 if args.clip else None

@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 import gluon_gc as bps
 
-from .arguments import compression_params
+from .arguments import compression_params, max_grad_norm
 from .checkpoint import Checkpoints, ResumePoint, resume_point
 from .checksum import parameter_checksum
 from .images import Batch
@@ -113,6 +113,7 @@ class Training:
                 "begin_num_update": point.epoch * self._images.steps,
             },
             compression_params=compression_params(args),
+            max_grad_norm=max_grad_norm(args, bps.size()),
         )
         if point.states:
             trainer.load_states(point.trainer_states(bps.rank()))

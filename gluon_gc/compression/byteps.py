@@ -14,7 +14,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 import numpy as np
 
 from .base import registry
-from .option import Option, nearest
+from .option import Option, nearest, real
 from .params import CompressionParams, common, parse
 
 PREFIX = "byteps_"
@@ -27,6 +27,7 @@ COMMON = {
     "byteps_momentum_type": "momentum",
 }
 """Those that are no compressor's own, with their keys of compression_params."""
+_MU = real(lambda mu: mu >= 0, "a number >= 0", "the momentum")
 
 
 class Spelling(NamedTuple):
@@ -165,28 +166,18 @@ def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Sp
 
 def _read(spelling: Spelling, value: Any) -> Any:
     """A value, which may be text, as the option has it; what it cannot be is refused later."""
-    option, text = spelling.option, str(value).strip().lower()
-    if bool in option.types:
-        return {"true": True, "1": True, "false": False, "0": False}.get(text, value)
-    if option.choices:
-        numbered = spelling.key not in COMMON.values() and text.isdecimal()
-        if numbered and int(text) < len(option.choices):
-            return option.choices[int(text)]  # BytePS's registry numbers them
-        return text if isinstance(value, str) else value
-    return _number(text, value) if isinstance(value, str) else value
-
-
-def _number(text: str, otherwise: Any) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return otherwise
+    option, text = spelling.option, str(value).strip()
+    numbered = option.choices and spelling.key not in COMMON.values() and text.isdecimal()
+    if numbered and int(text) < len(option.choices):
+        return option.choices[int(text)]  # BytePS's registry numbers them
+    if isinstance(value, str) or bool in option.types:
+        read = option.from_text(text)
+        return value if read == text else read
+    return value
 
 
 def _momentum(value: Any) -> Optional[float]:
-    number = _number(value, value) if isinstance(value, str) else value
+    number = _MU.from_text(value) if isinstance(value, str) else value
     if number is None or number == "":
         return None
     is_number = isinstance(number, numbers.Real) and not isinstance(number, (bool, np.bool_))

@@ -12,7 +12,7 @@ from .option import Option, real, seed, share_or_count, switch, whole
 
 def _shares(value: Any) -> bool:
     values = value if isinstance(value, (list, tuple)) else [value]
-    return bool(values) and all(isinstance(v, numbers.Real) and 0 < v < 1 for v in values)
+    return bool(values) and all(isinstance(v, numbers.Real) and 0 < v <= 1 for v in values)
 
 
 @register
@@ -74,7 +74,7 @@ class Dgc(Compressor):
     warmup_coeff: Union[None, float, Sequence[float]] = Option(
         (numbers.Real, list, tuple),
         _shares,
-        "a number between 0 and 1 or a list of them",
+        "a number above 0 and at most 1, or a list of them",
         "the share of epoch e of the warm-up: the list's, or the number to the power of e + 1; by "
         "default k to the power of 1 / (warmup_epochs + 1)",
     ).field(None)

@@ -45,9 +45,29 @@ class Option:
         if not self.rule(value):
             raise ValueError(message)
 
+    def from_text(self, text: str) -> Any:
+        """The value that words on a command line mean; text that means none is left as it is."""
+        word = text.strip().lower()
+        if bool in self.types:
+            return {"true": True, "1": True, "false": False, "0": False}.get(word, text)
+        if self.choices:
+            return word
+        if list in self.types and "," in word:
+            return [_number(part, part) for part in word.split(",") if part]
+        return _number(word, text)
+
     def field(self, default: Any = MISSING) -> Any:
         """The option as a field of a compressor; without a default it must be given."""
         return field(default=default, metadata={"option": self})
+
+
+def _number(text: str, otherwise: Any) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return otherwise
 
 
 def listed(names: Sequence[str], word: str) -> str:

@@ -48,6 +48,7 @@ OPTIONS = [
         {"warmup_epochs": 4, "epoch": 0, "warmup_coeff": 0.5, "k": 20, **ADAPT},
         {"warmup_epochs": 2, "epoch": 1, "warmup_coeff": (0.25, 0.0625), "fp16_values": True},
         {"warmup_epochs": 3, "epoch": 7, "warmup_coeff": [0.2, 0.1, 0.3]},
+        {"warmup_epochs": 2, "epoch": 0, "warmup_coeff": [1.0, 0.1]},
     )
 ]
 

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import train_cifar100
 import train_imagenet
+from common.arguments import compression_params
 from common.log import read_log
 
+from gluon_gc.compression import parse
 from tests import test_examples as published
 from tests.distributed.namespaces import namespaces, needs_namespaces
 from tests.processes import clean_environ, heed_interrupts
@@ -75,6 +77,18 @@ def test_a_worker_runs_what_the_guide_runs(started, job, variant):
     assert environ["DMLC_ROLE"] == "worker"
     assert environ["DMLC_NUM_WORKER"] == machines
     assert int(environ["DMLC_NUM_SERVER"]) == 2 * int(machines)
+
+
+@pytest.mark.parametrize(
+    "variant, compressor, k",
+    [("dgc", "dgc", 0.001), ("bytegrad-fp16", "bytegrad", None), ("topk-fp16", "topk", 0.001)],
+)
+def test_variants_that_the_guide_does_not_have(started, variant, compressor, k):
+    words, _ = started("worker.sh", "cifar100", variant)
+    given = compression_params(train_cifar100.parse_arguments(words[4:]))
+    params = parse(given, 0.9)
+    assert params.compressor.name == compressor and params.fp16 == variant.endswith("fp16")
+    assert given["k"] == k and (given["warmup_epochs"] or 0) == (4 if variant == "dgc" else 0)
 
 
 def test_arguments_of_the_command_line_come_last(started):
