@@ -20,7 +20,7 @@ class Tensor:
 
     `index` is that of the parameter in its trainer, which a seed is added to. `called` is what
     errors call it. What is not finite, and no integer, may "raise" one, be counted ("skip"), or
-    "propagate".
+    "propagate". `rows`: only rows of it travel, of so many; 0: it is dense.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Tensor:
     index: int = 0
     called: str = ""
     on_nonfinite: str = "propagate"
+    rows: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -206,8 +207,8 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
     )
 
 
-def described(chunks: Sequence[Chunk]) -> Dict[str, Any]:
-    """What all workers must have alike to exchange these chunks."""
+def described(chunks: Sequence[Chunk], sparse: Sequence[Tensor] = ()) -> Dict[str, Any]:
+    """What all workers must have alike to exchange these chunks, and tensors in rows."""
     kinds = dict.fromkeys(chunk.params for chunk in chunks)
     return {
         "compression_params": [params and params.identity() for params in kinds],
@@ -215,6 +216,7 @@ def described(chunks: Sequence[Chunk]) -> Dict[str, Any]:
             [chunk.dtype, chunk.message_bytes, [[piece.begin, piece.end] for piece in chunk.slices]]
             for chunk in chunks
         ],
+        "row-sparse gradients": [[tensor.rows, tensor.size] for tensor in sparse],
     }
 
 

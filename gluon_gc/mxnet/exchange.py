@@ -21,6 +21,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import env, plan
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
@@ -28,6 +29,7 @@ from ..plan import Chunk, Tensor
 from .channel import Channel
 from .codec import MessageCodec, Part
 from .gradient import Gradient, Gradients, legacy
+from .sparse import SparseChannel
 
 Arrays = Union[NDArray, Sequence[NDArray]]
 States = List[Dict[str, np.ndarray]]
@@ -62,7 +64,7 @@ class CompressingKVStore(KVStoreBase):
         Multiplies what is pushed, before compression.
     learning_rate_ratio : float
         Previous learning rate over the current one, for error feedback that is not "vanilla".
-    channels : list of Channel
+    channels : list of Channel and SparseChannel
         All of them, in the order in which they were declared.
     """
 
@@ -76,7 +78,7 @@ class CompressingKVStore(KVStoreBase):
         self.learning_rate_ratio = 1.0
         self._params = CompressionParams()
         self._tensors: Dict[str, Tensor] = {}
-        self.channels: List[Channel] = []
+        self.channels: List[Union[Channel, SparseChannel]] = []
         self._entropy = b""
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
 
@@ -87,6 +89,19 @@ class CompressingKVStore(KVStoreBase):
 
     def _open(self, channels: Sequence[Channel]) -> None:
         """Make ready to exchange messages in these."""
+        raise NotImplementedError
+
+    def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
+        """Make ready to exchange rows in these."""
+
+    def _exchange_rows(
+        self, channel: SparseChannel, listed: NDArray, priority: int
+    ) -> Tuple[RowSparseNDArray, Optional[NDArray]]:
+        """The sum of what all workers have in `channel.sent`, and in which rows that is.
+
+        `listed` is the list of this worker's rows; what is returned are all workers', one below
+        the other, or None where no other rows come back.
+        """
         raise NotImplementedError
 
     def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
@@ -207,7 +222,7 @@ class CompressingKVStore(KVStoreBase):
     ) -> Gradient:
         """What `exchange` takes, of a tensor that was declared."""
         _check(arrays, self._tensors[name])
-        return Gradient(arrays, targets)
+        return Gradient(arrays, targets, "row_sparse" if self._tensors[name].rows else "default")
 
     def exchange(
         self, gradients: Gradients, priority: int = 0, factor: Optional[NDArray] = None
@@ -217,7 +232,15 @@ class CompressingKVStore(KVStoreBase):
         A `factor`, float64 of shape (1,), multiplies what this worker pushes.
         """
         self._factor = factor
-        self._exchange(self.channels_of(gradients), gradients, priority)
+        channels = self.channels_of(gradients)
+        dense = [channel for channel in channels if isinstance(channel, Channel)]
+        self._exchange(dense, gradients, priority)
+        for number, channel in enumerate(channels):
+            if isinstance(channel, SparseChannel):
+                (name,) = channel.tensors
+                listed = channel.encode(gradients[name], self.gradient_scale, factor)
+                rows, lists = self._exchange_rows(channel, listed, priority - number)
+                channel.deliver(rows, gradients[name], lists)
         for gradient in gradients.values():
             gradient.finish()
 
@@ -234,16 +257,20 @@ class CompressingKVStore(KVStoreBase):
             if self.declared(tensor.name):
                 raise ValueError(f"tensor '{tensor.name}' is declared already")
             self._tensors[tensor.name] = tensor
+        dense = [tensor for tensor in tensors if not tensor.rows]
+        sparse = [tensor for tensor in tensors if tensor.rows]
         chunks = plan.cut(
-            tensors, env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+            dense, env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         )
-        self._agree(plan.described(chunks))
+        self._agree(plan.described(chunks, sparse))
         channels = [
             Channel(message, self._tensors, [self._start(c, self._place(c)[0]) for c in message])
             for message in plan.messages(chunks)
         ]
+        in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)
-        self.channels.extend(channels)
+        self._open_rows(in_rows)
+        self.channels += [*channels, *in_rows]
 
     def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
         """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""

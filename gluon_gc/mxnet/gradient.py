@@ -22,14 +22,17 @@ class Gradient:
     """The copies of one tensor (one a context) as CPU arrays: the worker's own sum, which travels,
     and the result. They share memory where the copies may be overwritten.
 
-    What is of one array on the CPU may be used again; any other is good for one exchange.
+    What is of one array on the CPU may be used again; any other is good for one exchange. Both are
+    stored as `stype` says.
 
     Attributes
     ----------
     own, result : NDArray
     """
 
-    def __init__(self, arrays: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+    def __init__(
+        self, arrays: Sequence[NDArray], targets: Sequence[NDArray], stype: str = "default"
+    ) -> None:
         given = arrays
         made = {id(array): array for array in (*arrays, *targets)}
         made = dict(zip(made, legacy(made.values())))
@@ -37,12 +40,12 @@ class Gradient:
         self._targets = targets
         first, context = arrays[0], arrays[0].context
         cpu = context if context.device_type == "cpu" else mx.cpu()
-        local = [_with_storage(array, "default").as_in_context(cpu) for array in arrays]
+        local = [_with_storage(array, stype).as_in_context(cpu) for array in arrays]
         own = mx.nd.add_n(*local) if len(local) > 1 else local[0]
         self.result = own
         if own is first and not any(target is first for target in targets):
             alike = [target for target in targets if _alike(target, own)]
-            self.result = alike[0] if alike else mx.nd.empty(own.shape, cpu, own.dtype)
+            self.result = alike[0] if alike else _empty(own, cpu)
         self.own = own
         self._only = given[0] if len(given) == 1 and self.result is own is first else None
 
@@ -55,6 +58,12 @@ class Gradient:
         for target in self._targets:
             if target is not self.result:
                 _with_storage(self.result, target.stype).copyto(target)
+
+
+def _empty(like: NDArray, context: mx.Context) -> NDArray:
+    if like.stype == "default":
+        return mx.nd.empty(like.shape, context, like.dtype)
+    return mx.nd.sparse.zeros(like.stype, like.shape, context, like.dtype)
 
 
 def _alike(a: NDArray, b: NDArray) -> bool:

@@ -318,6 +318,7 @@ class DistributedTrainer(Trainer):
             dense = params.compressor is not None and params.compressor.traits.accumulates
             if grad.stype != "default" or (dense and len(grad.shape) == 1):
                 params = CompressionParams(fp16=params.fp16)
+            in_rows = grad.stype == "row_sparse" and grad.dtype == np.float32 and grad.ndim == 2
             tensors.append(
                 Tensor(
                     f"trainer{self._number}.{i}",
@@ -327,6 +328,7 @@ class DistributedTrainer(Trainer):
                     index=i,
                     called=f"the gradient of {self._params[i].name}",
                     on_nonfinite=self._on_nonfinite,
+                    rows=grad.shape[0] if in_rows else 0,
                 )
             )
         if tensors:

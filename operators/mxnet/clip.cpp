@@ -2,7 +2,7 @@
 //
 // gluon_gc_clip(gradient, ...) -> factor, float64 (1,): by which to multiply `gradients` of any float dtype so
 //     that the l2 norm of `scale` times all of them is at most `max_norm`; 1 if it is. NaN where the norm is,
-//     and 0 where it is infinite, so that an infinity becomes a NaN. The sum is made in the fixed tree of
+//     and 0 where it is infinite, so that an infinity becomes a NaN. Gradients may be row_sparse. The sum is made in the fixed tree of
 //     sums.h for each gradient, then in their order.
 #include <algorithm>
 #include <cmath>
@@ -16,6 +16,7 @@ namespace {
 
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
+using mxnet::ext::MXSparse;
 
 MXReturnValue clip_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
@@ -29,13 +30,28 @@ MXReturnValue clip_type(const Map&, std::vector<int>*, std::vector<int>* out) {
   return mxnet::ext::MX_SUCCESS;
 }
 
+MXReturnValue clip_storage(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = mxnet::ext::kDefaultStorage;
+  return mxnet::ext::MX_SUCCESS;
+}
+
 MXReturnValue clip_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
   out->at(0) = {1};
   return mxnet::ext::MX_SUCCESS;
 }
 
+// Also of a row_sparse one: the values that it has.
+std::size_t size_of(MXTensor& gradient) {
+  const bool sparse = gradient.stype == mxnet::ext::kRowSparseStorage;
+  return static_cast<std::size_t>(sparse ? gradient.data<MXSparse>()->data_len : gradient.size());
+}
+
 double squares_of(MXTensor& gradient, float* converted, double* sums) {
-  const auto n = static_cast<std::size_t>(gradient.size());
+  const std::size_t n = size_of(gradient);
+  if (gradient.stype == mxnet::ext::kRowSparseStorage) {
+    require(gradient.dtype == mxnet::ext::kFloat32, "rows must be float32");
+    return sum_of_squares(static_cast<const float*>(gradient.data<MXSparse>()->data), n, sums);
+  }
   switch (gradient.dtype) {
     case mxnet::ext::kFloat16:
       float_from_half(gradient.data<std::uint16_t>(), n, converted);
@@ -50,8 +66,8 @@ MXReturnValue clip(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
   return guarded([&] {
     const Attributes a(map);
     std::size_t most = 0, most_halves = 0;
-    for (const MXTensor& gradient : *inputs) {
-      const auto n = static_cast<std::size_t>(gradient.size());
+    for (MXTensor& gradient : *inputs) {
+      const std::size_t n = size_of(gradient);
       most = std::max(most, n);
       if (gradient.dtype == mxnet::ext::kFloat16) most_halves = std::max(most_halves, n);
     }
@@ -69,6 +85,7 @@ MXReturnValue clip(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
 const auto& clip_operator = add_operator("gluon_gc_clip")
                                 .setParseAttrs(clip_arity)
                                 .setInferType(clip_type)
+                                .setInferSType(clip_storage)
                                 .setInferShape(clip_shape)
                                 .setForward(clip, "cpu");
 

@@ -19,6 +19,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, plan
 from ...compression import CompressionParams
@@ -28,6 +29,7 @@ from ..channel import Channel
 from ..codec import MessageCodec
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradients
+from ..sparse import SparseChannel
 from . import bundle, handshake
 from .circle import Circle, nodes_of
 
@@ -176,6 +178,18 @@ class GluonGCHorovod(CompressingKVStore):
         for channel in channels:
             count = self._circle(channel).size if channel.gathered else 1
             channel.deliver([received[channel]], gradients, count)
+
+    def _exchange_rows(
+        self, channel: SparseChannel, listed: NDArray, priority: int
+    ) -> Tuple[RowSparseNDArray, None]:
+        ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
+        name = f"rows.{self.channels.index(channel)}"
+        all_ids = self._everybody.gather(ids.tobytes(), f"{name}.ids")
+        all_values = self._everybody.gather(values.tobytes(), f"{name}.values")
+        rows, place = np.unique(np.frombuffer(all_ids, ids.dtype), return_inverse=True)
+        sums = np.zeros((rows.size, values.shape[1]), values.dtype)
+        np.add.at(sums, place, np.frombuffer(all_values, values.dtype).reshape(place.size, -1))
+        return mx.nd.sparse.row_sparse_array((sums, rows), channel.shape), None
 
     def _all_encoded(
         self, channels: Sequence[Channel], gradients: Gradients

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Dict, Sequence
+from typing import Dict, Sequence, Tuple
 
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ..channel import Channel
 from ..codec import MessageCodec
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradients
+from ..sparse import SparseChannel
 
 
 @KVStoreBase.register
@@ -35,6 +37,11 @@ class GluonGCLocal(CompressingKVStore):
             if channel.aggregated:
                 message = self._aggregators[channel].aggregate(message, count=1)
             channel.deliver([message], gradients)
+
+    def _exchange_rows(
+        self, channel: SparseChannel, listed: NDArray, priority: int
+    ) -> Tuple[RowSparseNDArray, None]:
+        return channel.sent, None
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         if root_rank != 0:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, kernels, plan
 from ...launch import census
@@ -25,8 +26,10 @@ from ..channel import Channel
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradients
 from ..operators import MessageRows
+from ..sparse import SparseChannel
 from . import archive, handshake, messages
 from .rows import Rows
+from .sparse_rows import SparseRows
 from .watch import SCHEDULER_ID, Watch, is_dead, worker_id
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
@@ -83,6 +86,7 @@ class GluonGCParameterServer(CompressingKVStore):
         self._allocator = plan.KeyAllocator(self._servers)
         self._rows: Dict[Channel, Rows] = {}
         self._summed: Dict[Channel, _Summed] = {}
+        self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._lifeline.know(worker_id(self._row))
         timeout = env.heartbeat_timeout()
         gone = f"worker {self.rank} ends: no heartbeat for {timeout} s from the scheduler"
@@ -139,6 +143,19 @@ class GluonGCParameterServer(CompressingKVStore):
         self._configure(configured)
         if keys:
             self._kv.init(keys, zeros)
+
+    def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
+        keys, first, configured = [], [], []
+        for number, channel in enumerate(channels):
+            server = (len(self._sparse) + number) % self._servers
+            own = self._allocator.key(server), self._allocator.key(server)
+            rows = self._sparse[channel] = SparseRows(self._kv, own, channel)
+            keys += rows.keys
+            first += rows.first()
+            configured += [{"key": key, "server": server, "gathered": True} for key in own]
+        if keys:
+            self._configure(configured)
+            self._kv.init(keys, first)
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """What the server must know of a channel in rows."""
@@ -206,6 +223,11 @@ class GluonGCParameterServer(CompressingKVStore):
             return [operators.sum_rows(answer, channel.dtype)]
         rows.push(priority)
         return rows.pull(self.num_workers if channel.gathered else 1, priority)
+
+    def _exchange_rows(
+        self, channel: SparseChannel, listed: NDArray, priority: int
+    ) -> Tuple[RowSparseNDArray, NDArray]:
+        return self._sparse[channel].exchange(listed, priority)
 
     # Checkpoints: rank 0's has what the servers carry over as well
 

@@ -1,0 +1,74 @@
+"""Row-sparse gradients: only the rows that some worker has travel, uncompressed."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
+
+from ..plan import Tensor
+from . import operators
+from .gradient import Gradient
+from .operators import MessageRows
+
+
+class SparseChannel:
+    """The way of one row-sparse gradient.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        float32, with rows.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (rows, elements of a row).
+    sent : RowSparseNDArray
+        What travels: always in the same array, so that the engine ends one exchange before the
+        next.
+    layout : MessageRows
+        Of a message that says which rows these are.
+    """
+
+    codec = None
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensors = {tensor.name}
+        self.shape = tensor.rows, tensor.size // tensor.rows
+        self.message_bytes = 0.0
+        self.sent = mx.nd.sparse.zeros("row_sparse", self.shape)
+        self.layout = MessageRows(((4 + 4 * tensor.rows, 0),))
+        self._name = tensor.name
+        self._meter = operators.new_meter()
+        self._how = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
+
+    def encode(self, gradient: Gradient, scale: float, factor: Optional[NDArray]) -> NDArray:
+        """Make `sent` of the gradient's rows, times scale and factor; returns which they are."""
+        factors = () if factor is None else (factor,)
+        inputs = (gradient.own, self._meter, *factors)
+        how = dict(scale=repr(float(scale)), clipped=len(factors))
+        operators.call("rows_scaled", inputs, self.sent, **how)
+        return operators.call("rows_listed", (gradient.own,))
+
+    def deliver(
+        self, rows: RowSparseNDArray, gradient: Gradient, lists: Optional[NDArray] = None
+    ) -> None:
+        """Write to the gradient those of the rows that are in any of the lists, or all."""
+        inputs = (rows, self._meter, *(() if lists is None else (lists,)))
+        how = dict(self._how, lists=int(lists is not None))
+        operators.call("rows_received", inputs, gradient.result, **how)
+
+    def done(self) -> Dict[str, float]:
+        """What the meter says was done so far; waits until it is."""
+        return dict(zip(operators.METER, self._meter.asnumpy().tolist()))
+
+    def nonfinite(self) -> int:
+        """How often something that came back was not finite; waits until all is back."""
+        return int(self.done()["nonfinite"])
+
+    def shares(self) -> List[Tuple[str, float]]:
+        """The one tensor has all."""
+        return [(self._name, 1.0)]

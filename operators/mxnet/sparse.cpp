@@ -1,0 +1,218 @@
+// Gradients in rows (row_sparse) as MXNet operators: what travels of one, and what comes back.
+//
+// A list of rows is uint8, shape (4 + 4 R,) for R rows in all: as a uint32 how many bytes of it are in use, and
+// the number of each row as a uint32, which ascend. Where a gradient has no rows, it has one of zeros instead,
+// row 0, since MXNet's engines know no arrays without rows.
+//
+// gluon_gc_rows_scaled(gradient, meter, [factor]) -> row_sparse: gradient * `scale`, with `clipped` * factor
+// gluon_gc_rows_listed(gradient) -> its list
+// gluon_gc_rows_of_any(lists (count, 4 + 4 R)) -> int64 (R,): the rows that are in any list, the last repeated
+// gluon_gc_rows_received(rows, meter, [lists]) -> row_sparse: those of the rows that are in any list, or with
+//     no `lists` all. With `checked` what is not finite is counted, and with `refused` an error that it names.
+#include <algorithm>
+
+#include "../core/finite.h"
+#include "message.h"
+#include "meter.h"
+
+namespace gluon_gc {
+namespace {
+
+using Map = Attributes::Map;
+using Tensors = std::vector<MXTensor>;
+using Ids = std::vector<std::int64_t>;
+using mxnet::ext::MXSparse;
+
+constexpr std::size_t id_bytes = sizeof(std::uint32_t);
+
+// The rows of a float32 array.
+struct Rows {
+  explicit Rows(MXTensor& array) : sparse(*array.data<MXSparse>()), width(1) {
+    require(array.dtype == mxnet::ext::kFloat32, "rows must be float32");
+    for (std::size_t i = 1; i < array.shape.size(); ++i) width *= static_cast<std::size_t>(array.shape[i]);
+  }
+
+  std::size_t count() const { return static_cast<std::size_t>(sparse.indices_len); }
+  const float* at(std::size_t i) const { return static_cast<const float*>(sparse.data) + i * width; }
+
+  const MXSparse& sparse;
+  std::size_t width;
+};
+
+// Makes an output of these rows, which write(i, row) fills; one of zeros if there are none.
+template <typename Write>
+void write_rows(const Ids& ids, std::size_t width, const OpResource& resource, Write write) {
+  MXSparse made;
+  resource.alloc_sparse(&made, 0, static_cast<int>(std::max<std::size_t>(1, ids.size())));
+  auto* const data = static_cast<float*>(made.data);
+  made.indices[0] = 0;
+  if (ids.empty()) std::fill(data, data + width, 0.0f);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    made.indices[i] = ids[i];
+    write(i, data + i * width);
+  }
+}
+
+// The rows of `count` lists, each once.
+Ids listed_in(MXTensor& lists) {
+  const auto count = static_cast<std::size_t>(lists.shape.at(0)), bytes = static_cast<std::size_t>(lists.shape.at(1));
+  Ids ids;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint8_t* const list = lists.data<std::uint8_t>() + i * bytes;
+    std::uint32_t used, id;
+    std::memcpy(&used, list, id_bytes);
+    require(used >= id_bytes && used <= bytes && used % id_bytes == 0, "a list of rows has a wrong length");
+    for (std::size_t at = id_bytes; at < used; at += id_bytes) {
+      std::memcpy(&id, list + at, id_bytes);
+      require(id < bytes / id_bytes - 1, "a list names a row " + std::to_string(id));
+      ids.push_back(id);
+    }
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+template <int Type>
+MXReturnValue type(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = Type;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+template <int Storage>
+MXReturnValue storage(const Map&, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = Storage;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue same_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
+  out->at(0) = in->at(0);
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue mutates_meter(const Map&, std::vector<int>* indices) {
+  indices->push_back(1);
+  return mxnet::ext::MX_SUCCESS;
+}
+
+template <int Inputs>
+MXReturnValue arity(const Map&, int* inputs, int* outputs) {
+  *inputs = Inputs;
+  *outputs = 1;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue scaled_arity(const Map& map, int* inputs, int* outputs) {
+  *inputs = 2 + Attributes(map).flag("clipped");
+  *outputs = 1;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue scaled(const Map& map, Tensors* inputs, Tensors*, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    const Rows rows(inputs->at(0));
+    Meter& m = meter(inputs->at(1));
+    const double factor = a.flag("clipped") ? inputs->back().data<double>()[0] : 1;
+    const auto scale = static_cast<float>(a.number("scale") * factor);
+    m.calls += 1;
+    m.sent_bytes += static_cast<double>(rows.count() * (rows.width * sizeof(float) + row_key_bytes + id_bytes));
+    const Ids ids(rows.sparse.indices, rows.sparse.indices + rows.count());
+    write_rows(ids, rows.width, resource, [&](std::size_t i, float* row) {
+      for (std::size_t j = 0; j < rows.width; ++j) row[j] = rows.at(i)[j] * scale;
+    });
+  });
+}
+
+MXReturnValue list_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
+  out->at(0) = {static_cast<unsigned int>((1 + in->at(0).at(0)) * id_bytes)};
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue list_rows(const Map&, Tensors* inputs, Tensors* outputs, const OpResource&) {
+  return guarded([&] {
+    const Rows rows(inputs->at(0));
+    std::uint8_t* at = outputs->at(0).data<std::uint8_t>();
+    const auto put = [&](std::size_t number) {
+      const auto word = static_cast<std::uint32_t>(number);
+      std::memcpy(at, &word, id_bytes);
+      at += id_bytes;
+    };
+    put((1 + rows.count()) * id_bytes);
+    for (std::size_t i = 0; i < rows.count(); ++i) put(static_cast<std::size_t>(rows.sparse.indices[i]));
+  });
+}
+
+MXReturnValue ids_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
+  out->at(0) = {static_cast<unsigned int>(in->at(0).at(1) / id_bytes - 1)};
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue rows_of_any(const Map&, Tensors* inputs, Tensors* outputs, const OpResource&) {
+  return guarded([&] {
+    const Ids ids = listed_in(inputs->at(0));
+    auto* const out = outputs->at(0).data<std::int64_t>();
+    std::copy(ids.begin(), ids.end(), out);
+    std::fill(out + ids.size(), out + outputs->at(0).size(), ids.empty() ? 0 : ids.back());
+  });
+}
+
+MXReturnValue received_arity(const Map& map, int* inputs, int* outputs) {
+  *inputs = 2 + Attributes(map).flag("lists");
+  *outputs = 1;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue received(const Map& map, Tensors* inputs, Tensors*, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    const Rows rows(inputs->at(0));
+    Meter& m = meter(inputs->at(1));
+    const std::int64_t *const first = rows.sparse.indices, *const last = first + rows.count();
+    const Ids ids = a.flag("lists") ? listed_in(inputs->at(2)) : Ids(first, last);
+    bool finite = true;
+    write_rows(ids, rows.width, resource, [&](std::size_t i, float* row) {
+      const std::int64_t* const found = std::lower_bound(first, last, ids[i]);
+      require(found != last && *found == ids[i], "row " + std::to_string(ids[i]) + " did not come back");
+      const float* const values = rows.at(static_cast<std::size_t>(found - first));
+      std::copy(values, values + rows.width, row);
+      finite = finite && values_finite(values, rows.width);
+    });
+    m.received_bytes += static_cast<double>(ids.size() * (rows.width * sizeof(float) + row_key_bytes + id_bytes));
+    if (finite || !a.flag("checked")) return;
+    m.nonfinite += 1;
+    require(!a.has("refused"), m.refusal(a.text("refused")));
+  });
+}
+
+const auto& scaled_operator = add_operator("gluon_gc_rows_scaled")
+                                  .setParseAttrs(scaled_arity)
+                                  .setInferType(type<mxnet::ext::kFloat32>)
+                                  .setInferSType(storage<mxnet::ext::kRowSparseStorage>)
+                                  .setInferShape(same_shape)
+                                  .setMutateInputs(mutates_meter)
+                                  .setForward(scaled, "cpu");
+
+const auto& listed_operator = add_operator("gluon_gc_rows_listed")
+                                  .setParseAttrs(arity<1>)
+                                  .setInferType(type<mxnet::ext::kUint8>)
+                                  .setInferSType(storage<mxnet::ext::kDefaultStorage>)
+                                  .setInferShape(list_shape)
+                                  .setForward(list_rows, "cpu");
+
+const auto& any_operator = add_operator("gluon_gc_rows_of_any")
+                               .setParseAttrs(arity<1>)
+                               .setInferType(type<mxnet::ext::kInt64>)
+                               .setInferShape(ids_shape)
+                               .setForward(rows_of_any, "cpu");
+
+const auto& received_operator = add_operator("gluon_gc_rows_received")
+                                    .setParseAttrs(received_arity)
+                                    .setInferType(type<mxnet::ext::kFloat32>)
+                                    .setInferSType(storage<mxnet::ext::kRowSparseStorage>)
+                                    .setInferShape(same_shape)
+                                    .setMutateInputs(mutates_meter)
+                                    .setForward(received, "cpu");
+
+}  // namespace
+}  // namespace gluon_gc
