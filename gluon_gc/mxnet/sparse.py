@@ -33,7 +33,7 @@ class SparseChannel:
         Of a message that says which rows these are.
     """
 
-    codec = None
+    params = codec = None  # it is not compressed
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensors = {tensor.name}

@@ -78,6 +78,49 @@ def steps(arguments):
     return result
 
 
+def embeddings(arguments):
+    """Steps of two embeddings, whose gradients are rows or dense; returns the weights.
+
+    arguments: sparse, compression_params, rows, width, words (for each step and rank). Words may
+    be none.
+    """
+    nets = [
+        mx.gluon.nn.Embedding(arguments["rows"], arguments["width"], sparse_grad=arguments["sparse"])
+        for _ in range(2)
+    ]
+    params = mx.gluon.ParameterDict()
+    for net in nets:
+        net.initialize(mx.init.One())
+        params.update(net.collect_params())
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        {"learning_rate": 0.5},
+        compression_params=arguments["compression_params"],
+    )
+    for of_ranks in arguments["words"]:
+        words = of_ranks[bps.rank()]
+        for net in nets:
+            if words:
+                with mx.autograd.record():
+                    loss = (net(mx.nd.array(words)) ** 2).sum()
+                loss.backward()
+            elif arguments["sparse"]:
+                none = mx.nd.sparse.zeros("row_sparse", net.weight.shape)
+                none.copyto(net.weight.list_grad()[0])
+            else:
+                net.weight.zero_grad()
+        trainer.step(1, ignore_stale_grad=True)
+        mx.nd.waitall()
+        for net in nets:  # MXNet updates only what backward has touched
+            if not words:
+                net.weight.data()[:] -= 0.5 * net.weight.grad().tostype("default")
+    return {
+        "weights": np.stack([net.weight.data().asnumpy() for net in nets]),
+        "pushed": np.array(trainer.compression_stats()["total"]["pushed_bytes"]),
+    }
+
+
 def numpy_mode(arguments):
     """`steps` in NumPy mode, and the sum of everybody's rank + 1."""
     mx.npx.set_np()
