@@ -65,6 +65,15 @@ def write_cifar100(folder: Path, name: str, images: Images) -> None:
     file.write_bytes(np.hstack([labels, planes]).tobytes())
 
 
+def write_cifar10(folder: Path, name: str, images: Images) -> None:
+    """Write the five data_batch_N.bin, or test_batch.bin: records of label, red, green, blue."""
+    planes = images.pixels.transpose(0, 3, 1, 2).reshape(len(images.labels), -1)
+    records = np.hstack([images.labels[:, None], planes])
+    files = [f"data_batch_{i}.bin" for i in range(1, 6)] if name == "train" else ["test_batch.bin"]
+    for file, part in zip(files, np.array_split(records, len(files))):
+        (folder / file).write_bytes(part.tobytes())
+
+
 def write_mnist(folder: Path, name: str, images: Images) -> None:
     """Write the two idx files of the training or the test images."""
     stem = {"train": "train", "val": "t10k"}[name]
@@ -97,6 +106,7 @@ def write_imagenet(folder: Path, name: str, images: Images) -> None:
 
 FORMATS: Dict[str, Format] = {
     "cifar100": Format(32, 3, 63, 100, write_cifar100),
+    "cifar10": Format(32, 3, 63, 10, write_cifar10),
     "mnist": Format(28, 1, 0, 10, write_mnist),
     "imagenet": Format(64, 3, 63, 256, write_imagenet),
 }

@@ -6,7 +6,7 @@ import make_data
 import mxnet as mx
 import numpy as np
 import pytest
-from common.datasets import cifar100, mnist
+from common.datasets import cifar10, cifar100, mnist
 from common.images import DatasetImages
 from common.records import RecordFile, RecordImages
 from common.shares import Share
@@ -28,6 +28,13 @@ def test_cifar100_is_read_as_gluon_reads_it(data, train, monkeypatch):
     monkeypatch.setattr(vision.datasets, "check_sha1", lambda path, sha1: True)
     root = str(data / "cifar100")
     assert_equal(cifar100(root, train), vision.CIFAR100(root, fine_label=True, train=train))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_cifar10_is_read_as_gluon_reads_it(data, train, monkeypatch):
+    monkeypatch.setattr(vision.datasets, "check_sha1", lambda path, sha1: True)
+    root = str(data / "cifar10")
+    assert_equal(cifar10(root, train), vision.CIFAR10(root, train=train))
 
 
 @pytest.mark.parametrize("train", [True, False])

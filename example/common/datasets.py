@@ -1,16 +1,16 @@
-"""Reads CIFAR-100 and MNIST from the files that they are published as; downloads nothing."""
+"""Reads CIFAR and MNIST from the files that they are published as; downloads nothing."""
 
 import gzip
 import struct
 from pathlib import Path
-from typing import Union
+from typing import Sequence, Union
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon.data import ArrayDataset
 
 CIFAR_SHAPE = (3, 32, 32)
-CIFAR_RECORD = 2 + int(np.prod(CIFAR_SHAPE))  # coarse label, fine label, pixels
+CIFAR_PIXELS = int(np.prod(CIFAR_SHAPE))
 IDX_IMAGES, IDX_LABELS = 2051, 2049  # the first number of an idx file
 MNIST_FILES = {True: "train", False: "t10k"}
 
@@ -36,13 +36,34 @@ def cifar100(folder: str, train: bool) -> ArrayDataset:
     ArrayDataset
         Images (32, 32, 3) uint8, and their fine labels, 0 to 99.
     """
-    path = existing(Path(folder) / ("train.bin" if train else "test.bin"))
-    content = np.fromfile(path, np.uint8)
-    if len(content) % CIFAR_RECORD:
-        raise ValueError(f"{path} must have {CIFAR_RECORD} bytes an image, has {len(content)}")
-    records = content.reshape(-1, CIFAR_RECORD)
-    pixels = records[:, 2:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)
-    return ArrayDataset(mx.nd.array(pixels, dtype=np.uint8), records[:, 1].astype(np.int32))
+    return _cifar(folder, ["train.bin" if train else "test.bin"], labels=2)
+
+
+def cifar10(folder: str, train: bool) -> ArrayDataset:
+    """Read CIFAR-10's binary version, data_batch_1.bin to data_batch_5.bin, or test_batch.bin.
+
+    Returns
+    -------
+    ArrayDataset
+        Images (32, 32, 3) uint8, and their labels, 0 to 9.
+    """
+    files = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
+    return _cifar(folder, files, labels=1)
+
+
+def _cifar(folder: str, names: Sequence[str], labels: int) -> ArrayDataset:
+    """Read files of records: `labels` bytes, of which the last counts, and pixels."""
+    whole = []
+    for name in names:
+        path, record = existing(Path(folder) / name), labels + CIFAR_PIXELS
+        content = np.fromfile(path, np.uint8)
+        if len(content) % record:
+            raise ValueError(f"{path} must have {record} bytes an image, has {len(content)}")
+        whole.append(content.reshape(-1, record))
+    records = np.concatenate(whole)
+    pixels = records[:, labels:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)
+    classes = records[:, labels - 1].astype(np.int32)
+    return ArrayDataset(mx.nd.array(pixels, dtype=np.uint8), classes)
 
 
 def _read_idx(path: Path, kind: int, dimensions: int) -> np.ndarray:
