@@ -11,6 +11,9 @@ SANITIZE := build/sanitize
 PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
 
+API := gluon_gc gluon_gc.compression gluon_gc.kernels gluon_gc.mxnet.kvstore
+API_PAGES := build/docs
+
 CORE_VENV := .venv-core
 CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
@@ -22,7 +25,7 @@ REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core lint sanitize wheel clean
+.PHONY: help demo test test-core lint sanitize wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
@@ -31,6 +34,7 @@ help:
 	@echo "make lint      check the Python files with ruff"
 	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
 	@echo "make wheel     make the wheel for any Python in dist/"
+	@echo "make docs      make the reference of the Python names in $(API_PAGES)"
 	@echo "make clean     remove what these made"
 
 demo: $(VENV)/.built
@@ -70,6 +74,12 @@ wheel: $(VENV)/.installed
 	@echo "== Checking that it runs on $(PLATFORM)"
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --plat $(PLATFORM) --only-plat \
 	  --exclude libgomp.so.1 --wheel-dir dist $(UNAUDITED)/*.whl
+
+docs: $(VENV)/.built
+	@echo "== Making the reference of the Python names"
+	$(PY) -m pdoc --docformat numpy --no-include-undocumented --no-show-source \
+	  --output-directory $(API_PAGES) $(API)
+	@echo "== It begins at $(API_PAGES)/gluon_gc.html"
 
 clean:
 	rm -rf $(VENV) $(CORE_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
