@@ -7,6 +7,13 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3.11 python3.10 python3.9 python3.8 python3
 SANITIZE := build/sanitize
 
+# The oldest systems that the wheel runs on: those of glibc 2.24.
+PLATFORM := manylinux_2_24_x86_64
+UNAUDITED := build/wheel
+
+API := gluon_gc gluon_gc.compression gluon_gc.kernels gluon_gc.mxnet.kvstore
+API_PAGES := build/docs
+
 CORE_VENV := .venv-core
 CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
@@ -18,7 +25,7 @@ REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core lint sanitize clean
+.PHONY: help demo test test-core lint sanitize wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
@@ -26,6 +33,8 @@ help:
 	@echo "make test-core run the tests that need no framework, where there is none"
 	@echo "make lint      check the Python files with ruff"
 	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
+	@echo "make wheel     make the wheel for any Python in dist/"
+	@echo "make docs      make the reference of the Python names in $(API_PAGES)"
 	@echo "make clean     remove what these made"
 
 demo: $(VENV)/.built
@@ -56,8 +65,24 @@ sanitize: $(VENV)/.built
 	  ASAN_OPTIONS=detect_leaks=0 GLUON_GC_LIBRARY="$(CURDIR)/$(SANITIZE)/libgluon_gc.so" \
 	  $(PY) -m pytest -q tests/core
 
+# MXNet brings no libgomp either: with a copy in the wheel, two pools of threads would wait for work.
+wheel: $(VENV)/.installed
+	@echo "== Building the wheel"
+	rm -rf $(UNAUDITED) build/lib.*
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  --wheel-dir $(UNAUDITED) .
+	@echo "== Checking that it runs on $(PLATFORM)"
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --plat $(PLATFORM) --only-plat \
+	  --exclude libgomp.so.1 --wheel-dir dist $(UNAUDITED)/*.whl
+
+docs: $(VENV)/.built
+	@echo "== Making the reference of the Python names"
+	$(PY) -m pdoc --docformat numpy --no-include-undocumented --no-show-source \
+	  --output-directory $(API_PAGES) $(API)
+	@echo "== It begins at $(API_PAGES)/gluon_gc.html"
+
 clean:
-	rm -rf $(VENV) $(CORE_VENV) build *.egg-info gluon_gc/libgluon_gc.so
+	rm -rf $(VENV) $(CORE_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
 
 $(VENV)/.made:
 	@for python in $(PYTHON); do \

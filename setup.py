@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -39,4 +40,15 @@ class CMakeBuild(build_ext):
         subprocess.run([sys.executable, "-m", "cmake", *map(str, arguments)], check=True)
 
 
-setup(ext_modules=[Extension("gluon_gc.libgluon_gc", [])], cmdclass={"build_ext": CMakeBuild})
+class AnyPythonWheel(bdist_wheel):
+    """A wheel for any Python: ctypes and MXNet load the library, which has nothing of CPython's."""
+
+    def get_tag(self) -> tuple:
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
+
+
+setup(
+    ext_modules=[Extension("gluon_gc.libgluon_gc", [])],
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
+)

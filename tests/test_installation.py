@@ -1,16 +1,18 @@
-"""gluon_gc as `pip install .` leaves it, not editable, in an environment of its own."""
+"""gluon_gc as `pip install .` or a wheel leaves it, not editable, in an environment of its own."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import mxnet
 import numpy
 import pytest
 
+import gluon_gc
 from gluon_gc import kernels
 from tests.distributed.cluster import free_port
 from tests.processes import clean_environ
@@ -28,6 +30,16 @@ x = mx.nd.full((5,), bps.rank() + 1)
 bps.byteps_push_pull(x, name="x", is_average=False)
 print(f"rank {bps.rank()} of {bps.size()} has {x.asnumpy().tolist()}")
 bps.shutdown()
+"""
+KERNELS = """
+import numpy as np
+from gluon_gc.kernels import Codec
+
+x = np.arange(-50, 50, dtype=np.float32) + 0.25
+codec = Codec("topk", {"k": 10}, x.size)
+payload, _ = codec.compress(x)
+y, _ = codec.decompress(payload)
+print(np.flatnonzero(y).tolist(), np.array_equal(y[y != 0], x[y != 0]))
 """
 
 
@@ -158,6 +170,55 @@ def test_a_server_heeds_pythonpath_but_for_empty_entries(environment, tmp_path):
     code, out, err = finish([environment / "bin" / "bpslaunch"], tmp_path, **cluster)
     assert code == 1 and "no scheduler at 127.0.0.1" in err
     assert out == "PYTHONPATH was heeded\n" * 2  # bpslaunch, and what it became
+
+
+# The wheel.
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, built):
+    """What `make wheel` makes of the sources."""
+    venv = Path(sys.prefix)
+    make = ["make", "-f", ROOT / "Makefile", "-o", venv / ".installed", f"VENV={venv}", "wheel"]
+    code, out, err = finish(make, checkout, PYTHONPATH=str(built))
+    assert code == 0, out + err
+    (path,) = (checkout / "dist").iterdir()
+    return path
+
+
+def test_the_wheel_is_for_any_python_and_has_nothing_of_other_projects(wheel):
+    assert wheel.name == f"gluon_gc-{gluon_gc.__version__}-py3-none-manylinux_2_24_x86_64.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert [name for name in names if ".so" in name] == ["gluon_gc/libgluon_gc.so"]
+    folders = {name.partition("/")[0] for name in names}
+    assert folders - {"gluon_gc", "bpslaunch.py"} == {f"gluon_gc-{gluon_gc.__version__}.dist-info"}
+
+
+def test_auditwheel_refuses_the_wheel_for_what_is_older(wheel, tmp_path):
+    """So what `make wheel` asks it for is a check."""
+    repair = [sys.executable, "-m", "auditwheel", "repair", "--exclude", "libgomp.so.1"]
+    path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
+    options = ["--plat", "manylinux_2_17_x86_64", "--wheel-dir", tmp_path, wheel]
+    code, _, err = finish([*repair, *options], tmp_path, PATH=path)
+    assert code and "too-recent versioned symbols" in err
+
+
+def test_the_wheel_compresses_in_an_environment_that_has_only_numpy(wheel, tmp_path):
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    for path in Path(numpy.__file__).parents[1].glob("numpy*"):
+        (site_packages / path.name).symlink_to(path)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    code, out, err = finish([*pip, "--no-index", "--no-deps", wheel], tmp_path)
+    assert code == 0, out + err
+    code, out, err = finish([python, "-c", KERNELS], tmp_path)
+    assert (code, out) == (0, f"{[*range(5), *range(95, 100)]} True\n"), err
+    line = imported(python, tmp_path, "")
+    assert line.startswith("ImportError: gluon_gc needs MXNet 1.9.1 (No module named 'mxnet')")
+    assert finish([folder / "bin" / "bpslaunch", "--help"], tmp_path)[0] == 0
 
 
 # Extras.
