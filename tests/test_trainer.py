@@ -8,6 +8,7 @@ import pytest
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 
 import gluon_gc as bps
+from gluon_gc.log import logger
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 NESTEROV = {**ONEBIT, "momentum": "nesterov"}
@@ -317,6 +318,49 @@ def test_a_batch_size_may_be_any_number(batch_size):
     backward(params, [np.ones(4, np.float32)])
     trainer.step(batch_size)
     np.testing.assert_array_equal(params[0].data().asnumpy(), 0.5)
+
+
+def test_a_trainer_says_what_is_compressed_how(monkeypatch, caplog):
+    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "4000")
+    shapes = [(40, 50), (7,), (8,), (9,)]
+    params, trainer = make(shapes, {"learning_rate": 0.1, "momentum": 0.9}, NESTEROV)
+    params[2].compression_params = {"fp16": True}
+    params[3].compression_params = None
+    trainer = bps.DistributedTrainer(
+        params, trainer.optimizer, compression_params=NESTEROV, kvstore="local"
+    )
+    head = "DistributedTrainer: SGD, local, worker 0 of 1"
+    given = (
+        "{'compressor': 'onebit', 'ef': 'vanilla', 'momentum': 'nesterov', 'exchange': 'two_way', "
+        "'scaling': True}, momentum 0.9"
+    )
+    assert repr(trainer) == f"{head}\n  no gradients yet: {given}"
+    with caplog.at_level("INFO", "gluon_gc"):
+        monkeypatch.setattr(logger, "propagate", True)
+        train(params, trainer, shapes, 2)
+    gradients = (
+        f"2 gradients of 2,007 elements, in 3 chunks and 1 message: {given}",
+        "1 gradient of 8 elements, in 1 chunk and 1 message: uncompressed, float16",
+        "1 gradient of 9 elements, in 1 chunk and 1 message: uncompressed, float32",
+    )
+    assert sorted(repr(trainer).split("\n  ")) == sorted([head, *gradients])
+    assert caplog.messages == ["; ".join(repr(trainer).split("\n  "))]
+
+
+@pytest.mark.parametrize(
+    "compression, said",
+    [
+        (None, "uncompressed"),
+        ({"fp16": True}, "{'fp16': True}"),
+        (
+            {"compressor": "randomk", "k": 0.1, "scaling": False},
+            "{'compressor': 'randomk', 'exchange': 'two_way', 'k': 0.1, 'scaling': False}",
+        ),
+    ],
+)
+def test_a_trainer_says_its_compression_before_the_first_step(compression, said):
+    _, trainer = make([(4,)], {}, compression)
+    assert repr(trainer).endswith(f"no gradients yet: {said}")
 
 
 def test_ranks_need_init():
