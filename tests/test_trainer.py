@@ -221,6 +221,26 @@ def test_compression_stats_add_up():
     assert stats["total"]["ratio"] == pytest.approx(4040 / stats["total"]["pushed_bytes"])
 
 
+def test_compression_stats_start_again_when_they_are_reset():
+    shapes = [(4000,)]
+    params, trainer = make(shapes, {"learning_rate": 0.1}, {"compressor": "dithering", "k": 2})
+
+    def pushed(gradient, reset):
+        backward(params, [gradient])
+        trainer.step(1)
+        return trainer.compression_stats(reset=reset)["total"]["pushed_bytes"]
+
+    (dense,) = gradients(0, shapes)
+    sparse = np.where(np.arange(4000) < 10, dense, np.float32(0))
+    of_dense = pushed(dense, reset=False)
+    mixed = pushed(sparse, reset=True)
+    of_sparse = pushed(sparse, reset=False)
+    assert of_sparse < 0.1 * of_dense
+    assert mixed == pytest.approx((of_dense + of_sparse) / 2, rel=0.02)
+    again = trainer.compression_stats()["total"]
+    assert again["pushed_bytes"] == of_sparse and again["compress_seconds"] > 0
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_dtypes_keep_theirs(dtype):
     param = Parameter("p", shape=(50,), dtype=dtype)

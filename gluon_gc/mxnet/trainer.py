@@ -364,7 +364,7 @@ class DistributedTrainer(Trainer):
             return [head, *summary.of_gradients(self._store, self._names())]
         return [head, f"no gradients yet: {summary.of_params(self._compression)}"]
 
-    def compression_stats(self) -> Dict[str, Any]:
+    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
 
         Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
@@ -372,9 +372,14 @@ class DistributedTrainer(Trainer):
         bits_per_element (of what is pushed), and compress_seconds, wait_seconds and
         decompress_seconds: averages of the steps so far. Chunks are at work at the same time, so
         the seconds add up to more than a step takes. Waits until all steps are done.
+
+        Parameters
+        ----------
+        reset : bool
+            Whether the next averages are of later steps alone.
         """
         tensors = {self._params[i].name: tensor for i, tensor in self._declared.items()}
-        return stats.of_step(self._store, tensors)
+        return stats.of_step(self._store, tensors, reset)
 
     # AMP: amp.init_trainer sets this attribute
 
