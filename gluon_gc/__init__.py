@@ -15,6 +15,7 @@ env.prepare_engine()  # before MXNet reads it
 
 _HOMES = {
     "cast": ("Compression",),
+    "collective": ("allreduce", "barrier"),
     "optimizer": ("DistributedOptimizer",),
     "runtime": (
         "broadcast_parameters",

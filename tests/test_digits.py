@@ -103,6 +103,37 @@ def test_workers_share_the_images_out_without_overlap():
     assert len(images) == len(seen) * 16
 
 
+VALIDATION = """
+import sys
+sys.path[:0] = ["example", "example/digits"]
+import mxnet as mx
+import numpy as np
+import gluon_gc as bps
+from data import Images
+from train import accuracy
+
+seen = []
+
+def network(pixels):
+    seen.append(len(pixels))
+    return mx.nd.one_hot(pixels, 10)
+
+bps.init()
+labels = np.arange(9, dtype=np.float32)
+predicted = np.where(labels < 6, labels, 0)
+print("saw", accuracy(network, Images(predicted, labels)), *seen)
+bps.shutdown()
+"""
+
+
+def test_the_validation_accuracy_is_that_of_all_workers_images():
+    command = [*BPSLAUNCH, "-s", "1", sys.executable, "-c", VALIDATION]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(re.findall(r"\[worker (\d)\] saw (.*)", done.stdout))
+    assert said == {"0": f"{6 / 9} 5", "1": f"{6 / 9} 4"}
+
+
 def test_a_batch_size_that_leaves_a_worker_without_images_is_refused():
     train, _ = load_images()
     with pytest.raises(ValueError, match="--batch-size must be at most 718 .*, got 719"):

@@ -120,3 +120,14 @@ def test_two_workers_and_a_server(tmp_path):
         assert ours.keys() == legacy.keys()
         for name in set(legacy) - {"row"}:  # ps-lite's rank, which is as it comes
             np.testing.assert_array_equal(ours[name], legacy[name])
+
+
+def test_a_metric_stays_an_array_of_mxnet_numpy(numpy_mode):
+    bps.init()
+    try:
+        value = mx.np.array([[0.5, 2.0]], dtype="float32")
+        result = bps.allreduce(value)
+    finally:
+        bps.shutdown()
+    assert type(result) is mx.np.ndarray and result is not value
+    assert result.dtype == np.float32 and result.asnumpy().tolist() == [[0.5, 2.0]]

@@ -89,3 +89,24 @@ def test_a_name_is_of_one_size_and_dtype(tensor, problem):
             bps.byteps_push_pull(tensor, name="w")
     finally:
         bps.shutdown()
+
+
+@pytest.mark.parametrize(
+    "value, problem",
+    [
+        ("0.5", r"a number, an ndarray or an NDArray, got '0.5' \(str\)"),
+        ([1.0, 2.0], r"a number, an ndarray or an NDArray, got \[1.0, 2.0\] \(list\)"),
+        (1j, "a number"),
+        (True, r"integers or floats, got True \(bool\)"),
+        (np.array(["a"]), "integers or floats"),
+    ],
+)
+def test_a_metric_is_of_numbers(value, problem):
+    with pytest.raises(TypeError, match=f"value must (be|have) {problem}"):
+        bps.allreduce(value)
+
+
+def test_barrier_and_metrics_need_init():
+    for call in (bps.barrier, lambda: bps.allreduce(1.0)):
+        with pytest.raises(RuntimeError, match="call bps.init\\(\\) first"):
+            call()

@@ -8,6 +8,7 @@ import pytest
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 
 import gluon_gc as bps
+from gluon_gc.log import logger
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 NESTEROV = {**ONEBIT, "momentum": "nesterov"}
@@ -220,6 +221,26 @@ def test_compression_stats_add_up():
     assert stats["total"]["ratio"] == pytest.approx(4040 / stats["total"]["pushed_bytes"])
 
 
+def test_compression_stats_start_again_when_they_are_reset():
+    shapes = [(4000,)]
+    params, trainer = make(shapes, {"learning_rate": 0.1}, {"compressor": "dithering", "k": 2})
+
+    def pushed(gradient, reset):
+        backward(params, [gradient])
+        trainer.step(1)
+        return trainer.compression_stats(reset=reset)["total"]["pushed_bytes"]
+
+    (dense,) = gradients(0, shapes)
+    sparse = np.where(np.arange(4000) < 10, dense, np.float32(0))
+    of_dense = pushed(dense, reset=False)
+    mixed = pushed(sparse, reset=True)
+    of_sparse = pushed(sparse, reset=False)
+    assert of_sparse < 0.1 * of_dense
+    assert mixed == pytest.approx((of_dense + of_sparse) / 2, rel=0.02)
+    again = trainer.compression_stats()["total"]
+    assert again["pushed_bytes"] == of_sparse and again["compress_seconds"] > 0
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_dtypes_keep_theirs(dtype):
     param = Parameter("p", shape=(50,), dtype=dtype)
@@ -317,6 +338,49 @@ def test_a_batch_size_may_be_any_number(batch_size):
     backward(params, [np.ones(4, np.float32)])
     trainer.step(batch_size)
     np.testing.assert_array_equal(params[0].data().asnumpy(), 0.5)
+
+
+def test_a_trainer_says_what_is_compressed_how(monkeypatch, caplog):
+    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "4000")
+    shapes = [(40, 50), (7,), (8,), (9,)]
+    params, trainer = make(shapes, {"learning_rate": 0.1, "momentum": 0.9}, NESTEROV)
+    params[2].compression_params = {"fp16": True}
+    params[3].compression_params = None
+    trainer = bps.DistributedTrainer(
+        params, trainer.optimizer, compression_params=NESTEROV, kvstore="local"
+    )
+    head = "DistributedTrainer: SGD, local, worker 0 of 1"
+    given = (
+        "{'compressor': 'onebit', 'ef': 'vanilla', 'momentum': 'nesterov', 'exchange': 'two_way', "
+        "'scaling': True}, momentum 0.9"
+    )
+    assert repr(trainer) == f"{head}\n  no gradients yet: {given}"
+    with caplog.at_level("INFO", "gluon_gc"):
+        monkeypatch.setattr(logger, "propagate", True)
+        train(params, trainer, shapes, 2)
+    gradients = (
+        f"2 gradients of 2,007 elements, in 3 chunks and 1 message: {given}",
+        "1 gradient of 8 elements, in 1 chunk and 1 message: uncompressed, float16",
+        "1 gradient of 9 elements, in 1 chunk and 1 message: uncompressed, float32",
+    )
+    assert sorted(repr(trainer).split("\n  ")) == sorted([head, *gradients])
+    assert caplog.messages == ["; ".join(repr(trainer).split("\n  "))]
+
+
+@pytest.mark.parametrize(
+    "compression, said",
+    [
+        (None, "uncompressed"),
+        ({"fp16": True}, "{'fp16': True}"),
+        (
+            {"compressor": "randomk", "k": 0.1, "scaling": False},
+            "{'compressor': 'randomk', 'exchange': 'two_way', 'k': 0.1, 'scaling': False}",
+        ),
+    ],
+)
+def test_a_trainer_says_its_compression_before_the_first_step(compression, said):
+    _, trainer = make([(4,)], {}, compression)
+    assert repr(trainer).endswith(f"no gradients yet: {said}")
 
 
 def test_ranks_need_init():

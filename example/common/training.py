@@ -203,9 +203,8 @@ class Training:
                 for metric in metrics:
                     metric.update([y], [output])
         right = [metric.sum_metric for metric in metrics]
-        totals = mx.nd.array([*right, metrics[0].num_inst])
-        bps.byteps_push_pull(totals, name="validation", is_average=False)
-        top1, top5, count = totals.asnumpy().tolist()
+        own = np.array([*right, metrics[0].num_inst])
+        top1, top5, count = bps.allreduce(own, average=False).tolist()
         return top1 / count, top5 / count
 
     def _record(

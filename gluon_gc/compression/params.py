@@ -71,6 +71,13 @@ class CompressionParams:
             described["ef"] = self.ef
         return described
 
+    def given(self) -> Dict[str, Any]:
+        """As compression_params, without the common keys that are off, for people to read."""
+        momentum = "nesterov" if self.mu is not None and self.nesterov else None
+        described = {**self.describe(), "momentum": momentum}
+        shared = {key: described[key] for key in common() if described.get(key)}
+        return {**shared, **(self.compressor.options() if self.compressor else {})}
+
     def identity(self) -> Dict[str, Any]:
         """All that workers, and a run that goes on, must have alike; plain values too."""
         return {**self.describe(), "mu": self.mu, "nesterov": self.nesterov}

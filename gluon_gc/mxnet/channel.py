@@ -68,6 +68,7 @@ class Channel:
             self.codec = MessageCodec(self.params, self.dtype, parts)
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
+        self._before: Dict[str, float] = {}  # what `done` leaves out
 
     @property
     def framed(self) -> bool:
@@ -160,8 +161,15 @@ class Channel:
         return self._absent[name]
 
     def done(self) -> Dict[str, float]:
-        """What the meter says was done so far, if there is one; waits until it is."""
-        return self.codec.done() if self.codec is not None else {}
+        """What was done since `count_again`, if there is a meter; waits until it is."""
+        if self.codec is None:
+            return {}
+        so_far = self.codec.done()
+        return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
+
+    def count_again(self) -> None:
+        """Let `done` begin at zero; the meter goes on, since errors say its number of the step."""
+        self._before = self.codec.done() if self.codec is not None else {}
 
     def nonfinite(self) -> int:
         """How often something that came back was not finite; waits until all is back."""

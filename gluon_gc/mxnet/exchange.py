@@ -217,6 +217,10 @@ class CompressingKVStore(KVStoreBase):
 
     # The trainer's
 
+    def meet(self, about: Mapping[str, Any]) -> None:
+        """Return when all workers have come here; RuntimeError unless all are `about` the same."""
+        self._agree(about)
+
     def gradient(
         self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
     ) -> Gradient:

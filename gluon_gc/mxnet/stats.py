@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Collection, Dict, Mapping
 
 from ..plan import Tensor
 from .exchange import CompressingKVStore
@@ -11,7 +11,9 @@ _BYTES = ("pushed_bytes", "pulled_bytes")
 _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 
 
-def of_step(store: CompressingKVStore, tensors: Mapping[str, Tensor]) -> Dict[str, Any]:
+def of_step(
+    store: CompressingKVStore, tensors: Mapping[str, Tensor], reset: bool = False
+) -> Dict[str, Any]:
     """The stats of a step on average, of these tensors and in all.
 
     Parameters
@@ -20,9 +22,15 @@ def of_step(store: CompressingKVStore, tensors: Mapping[str, Tensor]) -> Dict[st
         Whose exchanges are waited for.
     tensors : mapping
         What to call each tensor.
+    reset : bool
+        Whether the next averages are of later steps alone.
     """
-    measured = _measured(store)
+    names = {tensor.name for tensor in tensors.values()}
+    measured = _measured(store, names)
     fields = {called: measured[tensor.name] for called, tensor in tensors.items()}
+    if reset:
+        for channel in store.channels_of(names):
+            channel.count_again()
     total = {field: sum(of[field] for of in fields.values()) for field in (*_BYTES, *_SECONDS)}
     return {
         "tensors": {
@@ -37,10 +45,10 @@ def of_step(store: CompressingKVStore, tensors: Mapping[str, Tensor]) -> Dict[st
     }
 
 
-def _measured(store: CompressingKVStore) -> Dict[str, Dict[str, float]]:
+def _measured(store: CompressingKVStore, names: Collection[str]) -> Dict[str, Dict[str, float]]:
     """By tensor its share of what was done in its channels."""
     measured: Dict[str, Dict[str, float]] = {}
-    for channel in store.channels:
+    for channel in store.channels_of(names):
         done = channel.done()
         steps = done.get("calls", 0)
         fields = dict(zip(_BYTES, store.message_bytes(channel, done)))

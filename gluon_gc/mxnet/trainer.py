@@ -15,8 +15,9 @@ from mxnet.optimizer import Optimizer
 
 from .. import env
 from ..compression import CompressionParams, byteps, parse, warn_of_ignored
+from ..log import logger
 from ..plan import Tensor, travels_compressed
-from . import runtime, saving, stats
+from . import runtime, saving, stats, summary
 from .amp import AgreedLossScaler
 from .exchange import CompressingKVStore
 from .gradient import Gradient
@@ -334,6 +335,8 @@ class DistributedTrainer(Trainer):
         if tensors:
             self._store.declare(tensors)
             self._declared.update(zip(new, tensors))
+            if self._store.rank == 0:
+                logger.info("%s", "; ".join(self._summary()))
             if self._epoch is not None:
                 self._store.set_epoch([tensor.name for tensor in tensors], self._epoch)
             if self._momentum is not None:
@@ -352,7 +355,18 @@ class DistributedTrainer(Trainer):
         """What the store calls these parameters, or all that it knows."""
         return {self._declared[i].name for i in (self._declared if indices is None else indices)}
 
-    def compression_stats(self) -> Dict[str, Any]:
+    def __repr__(self) -> str:
+        return "\n  ".join(self._summary())
+
+    def _summary(self) -> List[str]:
+        """What it is, and what travels compressed how."""
+        optimizer = type(self._optimizer).__name__
+        head = f"{type(self).__name__}: {optimizer}, {summary.of_store(self._store)}"
+        if self._declared:
+            return [head, *summary.of_gradients(self._store, self._names())]
+        return [head, f"no gradients yet: {summary.of_params(self._compression)}"]
+
+    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
 
         Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
@@ -360,9 +374,14 @@ class DistributedTrainer(Trainer):
         bits_per_element (of what is pushed), and compress_seconds, wait_seconds and
         decompress_seconds: averages of the steps so far. Chunks are at work at the same time, so
         the seconds add up to more than a step takes. Waits until all steps are done.
+
+        Parameters
+        ----------
+        reset : bool
+            Whether the next averages are of later steps alone.
         """
         tensors = {self._params[i].name: tensor for i, tensor in self._declared.items()}
-        return stats.of_step(self._store, tensors)
+        return stats.of_step(self._store, tensors, reset)
 
     # AMP: amp.init_trainer sets this attribute
 

@@ -373,6 +373,65 @@ def push_pull(arguments):
     return result
 
 
+def metrics(arguments):
+    """bps.allreduce of everything that it takes, between steps that nobody waits for."""
+    rank = bps.rank()
+    params = _parameters([(400,)])
+    trainer = bps.DistributedTrainer(
+        params, "sgd", compression_params={"compressor": "onebit", "scaling": True}
+    )
+    _backward(params, [np.ones(400, np.float32)])
+    trainer.step(1)
+    third = 1 / 3 + rank
+    array = np.array([[rank, 1 / 3], [2**24 + 1, -rank]])
+    given = array.copy()
+    small = mx.nd.array([rank, 0.5], dtype="float16")
+    result = {
+        "float": np.array(bps.allreduce(third)),
+        "int": np.array(bps.allreduce(2**31 + rank, average=False)),
+        "int mean": np.array(bps.allreduce(rank + 1)),
+        "array": bps.allreduce(array, average=False),
+        "ints": bps.allreduce(np.array([1, rank])),
+        "NDArray": bps.allreduce(small, average=False).asnumpy(),
+        "again": np.array([bps.allreduce(float(rank + i)) for i in range(20)]),
+    }
+    kinds = [bps.allreduce(value) for value in (1.5, np.float32(1), small, array)]
+    result["kinds"] = np.array([type(value).__name__ for value in kinds])
+    np.testing.assert_array_equal(array, given)
+    np.testing.assert_array_equal(small.asnumpy(), [rank, 0.5])
+    _backward(params, [np.ones(400, np.float32)])
+    trainer.step(1)
+    return {**result, "w": params[0].data().asnumpy()}
+
+
+def barrier(arguments):
+    """Worker 0 comes late to the second of two barriers: what had happened when each went on."""
+    folder = Path(arguments["folder"])
+    bps.barrier()
+    (folder / f"came{bps.rank()}").touch()
+    if bps.rank() == 0:
+        while not (folder / "go").exists():
+            pass
+    (folder / f"waits{bps.rank()}").touch()
+    bps.barrier()
+    (folder / f"gone{bps.rank()}").touch()
+    return {"together": np.array((folder / "go").exists())}
+
+
+def different_collectives(arguments):
+    """Worker 0 meets the others while these sum up something; then their shapes differ."""
+    said = {}
+    for name, job in {
+        "barrier": lambda: bps.allreduce(1.0) if bps.rank() else bps.barrier(),
+        "shape": lambda: bps.allreduce(np.zeros(1 + bps.rank())),
+    }.items():
+        try:
+            job()
+        except RuntimeError as error:
+            said[name] = np.array(str(error))
+    return said
+
+
 def plain_trainer(arguments):
     """gluon.Trainer with the backend as a KVStoreBase plug-in."""
     params = _parameters([(40,), (7,)])

@@ -1,0 +1,81 @@
+"""bps.barrier() and bps.allreduce() on every backend."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import Cluster, run, run_horovod, run_local, start_horovod
+
+SERVERS = "parameter server"
+BACKENDS = [SERVERS, "horovod"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    if request.param == "horovod":
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    return request.param
+
+
+def start(backend, folder, job, arguments):
+    """Start a function of jobs.py on two workers."""
+    if backend == "horovod":
+        return start_horovod(folder, job, arguments)
+    cluster = Cluster(folder, 2, 2)
+    cluster.start_roles()
+    for rank in range(2):
+        cluster.start_worker(rank, job, arguments)
+    return cluster
+
+
+def assert_summed(result, ranks):
+    """What `metrics` returns on one worker of these ranks."""
+    workers, of_ranks = len(ranks), sum(ranks)
+    assert result["float"] == sum(1 / 3 + rank for rank in ranks) / workers
+    assert result["int"] == workers * 2**31 + of_ranks and result["int"].dtype == np.int64
+    assert result["int mean"] == (of_ranks + workers) / workers
+    array = sum(np.array([[rank, 1 / 3], [2**24 + 1, -rank]]) for rank in ranks)
+    np.testing.assert_array_equal(result["array"], array)
+    np.testing.assert_array_equal(result["ints"], [1, of_ranks / workers])
+    np.testing.assert_array_equal(result["NDArray"], [of_ranks, workers / 2])
+    assert result["NDArray"].dtype == np.float16 and result["ints"].dtype == np.float64
+    np.testing.assert_array_equal(result["again"], np.arange(20) + of_ranks / workers)
+    assert result["kinds"].tolist() == ["float", "float", "NDArray", "ndarray"]
+    assert (result["w"] < 1).all()
+
+
+def test_metrics_are_averaged_and_summed_in_double_precision(backend, tmp_path):
+    of_backend = run_horovod if backend == "horovod" else partial(run, servers=2)
+    for result in of_backend(tmp_path, "metrics"):
+        assert_summed(result, ranks=[0, 1])
+
+
+def test_a_worker_alone_has_its_own_metrics_and_waits_for_nobody(tmp_path):
+    for folder in ("metrics", "barrier"):
+        (tmp_path / folder).mkdir()
+    assert_summed(run_local(tmp_path / "metrics", "metrics"), ranks=[0])
+    (tmp_path / "go").touch()
+    run_local(tmp_path / "barrier", "barrier", {"folder": str(tmp_path)})
+    assert (tmp_path / "gone0").exists()
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(backend, tmp_path):
+    cluster = start(backend, tmp_path, "barrier", {"folder": str(tmp_path)})
+    try:
+        for path in ("came0", "waits1"):
+            cluster.wait_for(tmp_path / path)
+        assert not (tmp_path / "gone1").exists()
+        (tmp_path / "go").touch()
+        assert all(result["together"] for result in cluster.results())
+    finally:
+        cluster.stop()
+    assert (tmp_path / "gone0").exists() and (tmp_path / "gone1").exists()
+
+
+def test_workers_that_do_different_things_together_are_told(backend, tmp_path):
+    of_backend = run_horovod if backend == "horovod" else run
+    for said in of_backend(tmp_path, "different_collectives"):
+        for name, other in {"barrier": '"barrier"', "shape": '["allreduce", [1], true]'}.items():
+            assert "worker 1 has collective" in str(said[name])
+            assert f"but worker 0 has {other}" in str(said[name])
