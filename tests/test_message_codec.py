@@ -222,7 +222,7 @@ def test_payloads_and_what_they_decode_to_are_those_of_numpy(name, data):
             assert payloads_in(sent, expected.codecs) == used(expected.codecs, payloads)
         got = decompressed(codec, [sent], message, framing=framed and codec.rows().framing())
         assert_same(got, expected.decompress([payloads]))
-    assert codec.done()["calls"] == len(RATIOS)
+    assert operators.read_meter(codec.meter)["calls"] == len(RATIOS)
 
 
 @each_framed
@@ -338,7 +338,7 @@ def test_the_meter_counts_what_travels(name):
     num_bytes = sum(len(b) for chunk in payloads for b in used(expected.codecs, chunk))
     for step in range(2):
         decompressed(codec, [compressed(codec, message, step)], message)
-    done = codec.done()
+    done = operators.read_meter(codec.meter)
     assert done["calls"] == 2 and done["nonfinite"] == 0
     assert done["sent_bytes"] == done["received_bytes"] == num_bytes
     assert min(done[f"{part}_seconds"] for part in ("compress", "wait", "decompress")) > 0
@@ -351,7 +351,7 @@ def test_the_meter_counts_the_rows_of_framed_messages(name):
     rows = codec.rows()
     sent = compressed(codec, message, framing=rows.framing_at(0, 1))
     decompressed(codec, [sent], message, framing=rows.framing())
-    done = codec.done()
+    done = operators.read_meter(codec.meter)
     row_bytes = 4 * rows.row_words + 12  # ps-lite sends a key and a length with each
     assert done["sent_bytes"] == done["received_bytes"] == sent.indices.shape[0] * row_bytes
     assert rows.row_words == 256 or rows.count == 1
@@ -376,7 +376,7 @@ def test_a_chunk_that_is_not_finite_is_counted_and_raised_if_it_is_refused(name,
     else:
         (got,) = decompressed(codec, [sent], message)
         assert np.isfinite(got[:begin]).all() and not np.isfinite(got[begin:]).all()
-        assert codec.done()["nonfinite"] == 1
+        assert operators.read_meter(codec.meter)["nonfinite"] == 1
 
 
 # What is refused

@@ -16,7 +16,27 @@ from .operators import Places
 Start = Tuple[int, int]
 
 
-class Channel:
+class Metered:
+    """What was done in a channel, by the meter that its operators update."""
+
+    def __init__(self, meter: Optional[NDArray]) -> None:
+        self._counted = meter
+        self._before: Dict[str, float] = {}  # what `done` leaves out
+
+    def done(self) -> Dict[str, float]:
+        """What was done since `count_again`, if there is a meter; waits until it is."""
+        so_far = self._read()
+        return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
+
+    def count_again(self) -> None:
+        """Let `done` begin at zero; the meter goes on, since errors say its number of the step."""
+        self._before = self._read()
+
+    def _read(self) -> Dict[str, float]:
+        return {} if self._counted is None else operators.read_meter(self._counted)
+
+
+class Channel(Metered):
     """The chunks of a message, and what makes it of gradients and back.
 
     Parameters
@@ -68,7 +88,7 @@ class Channel:
             self.codec = MessageCodec(self.params, self.dtype, parts)
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
-        self._before: Dict[str, float] = {}  # what `done` leaves out
+        super().__init__(self.codec and self.codec.meter)
 
     @property
     def framed(self) -> bool:
@@ -160,21 +180,10 @@ class Channel:
             self._absent[name] = mx.nd.zeros(size, dtype=self.dtype)
         return self._absent[name]
 
-    def done(self) -> Dict[str, float]:
-        """What was done since `count_again`, if there is a meter; waits until it is."""
-        if self.codec is None:
-            return {}
-        so_far = self.codec.done()
-        return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
-
-    def count_again(self) -> None:
-        """Let `done` begin at zero; the meter goes on, since errors say its number of the step."""
-        self._before = self.codec.done() if self.codec is not None else {}
-
     def nonfinite(self) -> int:
         """How often something that came back was not finite; waits until all is back."""
         meter = self._meter if self.codec is None else self.codec.meter
-        return int(meter.asnumpy()[operators.METER.index("nonfinite")])
+        return int(operators.read_meter(meter)["nonfinite"])
 
     def shares(self) -> List[Tuple[str, float]]:
         """For each slice its tensor and its share of the message's bytes."""

@@ -185,10 +185,6 @@ class MessageCodec:
             **self._refused,
         )
 
-    def done(self) -> Dict[str, float]:
-        """What the meter says was done so far; waits until it is."""
-        return dict(zip(operators.METER, self.meter.asnumpy().tolist()))
-
     def state(self) -> List[Dict[str, np.ndarray]]:
         """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""
         arrays = [array.asnumpy() for array in self._state]

@@ -95,6 +95,11 @@ def new_meter() -> NDArray:
     return mx.nd.zeros(len(METER), dtype="float64")
 
 
+def read_meter(meter: NDArray) -> Dict[str, float]:
+    """What a meter says, by the names of METER; waits until all that updates it is done."""
+    return dict(zip(METER, meter.asnumpy().tolist()))
+
+
 def listed(numbers: Iterable[int]) -> str:
     """Whole numbers as an attribute."""
     return "".join(f"{number}," for number in numbers)

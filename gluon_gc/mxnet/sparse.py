@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -10,12 +10,13 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ..plan import Tensor
 from . import operators
+from .channel import Metered
 from .gradient import Gradient
 from .operators import MessageRows
 
 
-class SparseChannel:
-    """The way of one row-sparse gradient.
+class SparseChannel(Metered):
+    """The way of one row-sparse gradient, which is a chunk and a message by itself.
 
     Parameters
     ----------
@@ -34,8 +35,11 @@ class SparseChannel:
     """
 
     params = codec = None  # it is not compressed
+    dtype = "rows of float32"
 
     def __init__(self, tensor: Tensor) -> None:
+        self.chunks = (tensor,)
+        self.size = tensor.size
         self.tensors = {tensor.name}
         self.shape = tensor.rows, tensor.size // tensor.rows
         self.message_bytes = 0.0
@@ -43,6 +47,7 @@ class SparseChannel:
         self.layout = MessageRows(((4 + 4 * tensor.rows, 0),))
         self._name = tensor.name
         self._meter = operators.new_meter()
+        super().__init__(self._meter)
         self._how = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
 
     def encode(self, gradient: Gradient, scale: float, factor: Optional[NDArray]) -> NDArray:
@@ -61,13 +66,9 @@ class SparseChannel:
         how = dict(self._how, lists=int(lists is not None))
         operators.call("rows_received", inputs, gradient.result, **how)
 
-    def done(self) -> Dict[str, float]:
-        """What the meter says was done so far; waits until it is."""
-        return dict(zip(operators.METER, self._meter.asnumpy().tolist()))
-
     def nonfinite(self) -> int:
         """How often something that came back was not finite; waits until all is back."""
-        return int(self.done()["nonfinite"])
+        return int(operators.read_meter(self._meter)["nonfinite"])
 
     def shares(self) -> List[Tuple[str, float]]:
         """The one tensor has all."""
