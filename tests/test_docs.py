@@ -17,13 +17,14 @@ import pytest
 
 import gluon_gc
 from gluon_gc import env
-from gluon_gc.compression import parse, users_of
+from gluon_gc.compression import parse, registry, users_of
 from gluon_gc.compression.params import ignored
 from gluon_gc.launch import launcher
 from gluon_gc.variables import IGNORED, TABLE
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "example" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+NAMES = ("README.md", "CHANGELOG.md", "example/README.md")
+PAGES = [*(ROOT / name for name in NAMES), *sorted(ROOT.glob("docs/*.md"))]
 
 OF_THE_READER = {"train.py"}  # scripts that pages speak of, and nobody has yet
 NOT_OFFERED = {"--use-pretrained", "--teacher"}  # arguments that pages say are missing
@@ -333,3 +334,11 @@ def test_the_reference_is_what_the_code_makes_it():
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     assert generate.PAGE.read_text() == generate.page(), "run python docs/generate.py"
+
+
+def test_the_changelog_has_this_version_with_all_names_and_compressors():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (\S+)(?:, unreleased)?$", text, re.M)
+    assert gluon_gc.__version__ in versions
+    names = {name for name in gluon_gc.__all__ if name[0] not in "_" and "Error" not in name}
+    assert not [name for name in sorted(names | {*registry}) if not re.search(rf"\b{name}\b", text)]
