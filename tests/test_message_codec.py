@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
+from gluon_gc.mxnet import operators
 from gluon_gc.mxnet.channel import Channel
 from gluon_gc.mxnet.codec import MessageCodec, Part, state_layout
 from gluon_gc.mxnet.gradient import Gradient
