@@ -11,7 +11,6 @@ alone with as many images. Needs root, iproute2 and GluonCV.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import signal
 import statistics
@@ -27,6 +26,7 @@ from table import print_row, write_csv
 EXAMPLES = HERE.parent / "example"
 sys.path.insert(0, str(EXAMPLES))
 
+from common.log import read_log  # noqa: E402
 from make_data import make  # noqa: E402
 
 TIMEOUT = 600  # seconds that a job may take
@@ -87,7 +87,7 @@ def run(job: str, arguments: argparse.Namespace, folder: Path) -> Result:
                 worker.communicate()
                 if worker.returncode:
                     raise RuntimeError(f"a worker ended with {worker.returncode}")
-    records = [json.loads(line) for line in log(0).read_text().splitlines()]
+    records = read_log(str(log(0)))
     steps = sum(len(record["step_loss"]) for record in records[1:])
     return Result(
         job,

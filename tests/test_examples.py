@@ -1,5 +1,6 @@
 """The cifar100, imagenet and mnist examples: their arguments, schedules, checkpoints and runs."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -15,10 +16,11 @@ import train_imagenet
 import train_mnist
 from common import training
 from common.arguments import compression_params, max_grad_norm, meaning_of
+from common.board import Board
 from common.checkpoint import ResumePoint, resume_point
 from common.datasets import mnist
 from common.images import DatasetImages
-from common.log import read_log
+from common.log import read_configurations, read_log
 from common.model import zoo_network
 from common.schedule import learning_rate_schedule
 from common.shares import share_of_this_worker
@@ -305,13 +307,17 @@ def test_half_precision_without_a_gpu_is_refused(alone, data, tmp_path):
 
 
 def train(script, folder, arguments):
-    """Run a script on two workers and one server; the checksums of all workers, and the log."""
+    """Run a script on two workers and one server; the checksums of all workers, and the log.
+
+    What it says is in the file "said".
+    """
     log = folder / "log.jsonl"
     launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", sys.executable]
     common = f"{ONEBIT} --num-epochs 2 --log-interval 1 --logging-file {log} --save-dir {folder}"
     command = [*launch, f"example/{script}", *shlex.split(f"{common} {arguments}")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "said").write_text(done.stdout + done.stderr)
     sums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters (\w+)", done.stdout))
     return sums, read_log(str(log))
 
@@ -354,6 +360,13 @@ def assert_trained(sums, records):
 def test_two_epochs_on_a_cluster(run, data, tmp_path):
     script, arguments = RUNS[run]
     assert_trained(*train(script, tmp_path, arguments.replace("DATA", str(data))))
+    first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+    assert first["configuration"]["workers"] == 2
+    assert first["configuration"]["gluon_gc"] == bps.__version__
+    given = first["configuration"]["arguments"]
+    assert given["compressor"] == "onebit" and given["onebit_scaling"]
+    bars = re.findall(r"([\d.]+)/128 \[.*<(.*), .*image/s", (tmp_path / "said").read_text())
+    assert bars[-1] == ("128", "00:00")  # two epochs of 64 images
 
 
 def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(data, tmp_path):
@@ -367,7 +380,44 @@ def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(data, tmp_p
     resumed, log = train("mnist/train_mnist.py", tmp_path, resume)
     assert resumed == sums
     assert [record["epoch"] for record in log] == [1, 2, 2]
+    first, second = read_configurations(str(tmp_path / "log.jsonl"))
+    assert first["arguments"]["resume_from"] == ""
+    assert second["arguments"]["resume_from"] == f"{tmp_path}/mnist-1.params"
     assert log[2]["step_loss"] == records[1]["step_loss"]
+
+
+def scalars(file):
+    """What a TensorBoard event file has of each number, by step."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found, content = {}, file.read_bytes()
+    while content:  # length, its checksum, an event, its checksum
+        end = 12 + int.from_bytes(content[:8], "little")
+        for value in (event := Event.FromString(content[12:end])).summary.value:
+            found.setdefault(value.tag, {})[event.step] = value.simple_value
+        content = content[end + 4 :]
+    return found
+
+
+def test_tensorboard_gets_what_the_log_gets(alone, data, tmp_path):
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    board = tmp_path / "board"
+    command = f"--num-epochs 2 --save-period 0 --no-cuda --batch-size 16 --tensorboard {board}"
+    expected = losses(data, tmp_path, command)
+    found = scalars(*board.iterdir())
+    assert list(found["step_loss"]) == list(range(1, 1 + len(expected)))
+    assert list(found["step_loss"].values()) == pytest.approx(expected)
+    for record in read_log(str(tmp_path / "log.jsonl")):
+        for name in ("train_loss", "validation_accuracy", "pushed_bytes", "seconds"):
+            assert found[name][record["epoch"]] == pytest.approx(record[name])
+
+
+def test_tensorboard_names_the_package_that_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    Board("", {})
+    with pytest.raises(ModuleNotFoundError, match="needs the package tensorboardX: pip install"):
+        Board(str(tmp_path / "board"), {})
+    assert not (tmp_path / "board").exists()
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):

@@ -26,7 +26,8 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--momentum", type=float, default=0.9, help="of the optimizer")
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay")
     group.add_argument("--seed", type=int, default=0, help="of weights and shuffling")
-    group.add_argument("--logging-file", default="", help="gets one line of JSON an epoch")
+    group.add_argument("--logging-file", default="", help="gets a line of JSON an epoch")
+    group.add_argument("--tensorboard", default="", metavar="DIR", help="gets TensorBoard's files")
     group.add_argument(
         "--stats", action="store_true", help="print what each gradient's way took, at the end"
     )

@@ -1,35 +1,67 @@
-"""The training log: one line of JSON an epoch."""
+"""The training log: a line of JSON with the configuration, and one an epoch."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any, Dict, List
 
+import gluon_gc as bps
+
+from .board import Board
+
+
+def configuration(args: argparse.Namespace) -> Dict[str, Any]:
+    """Return what a run is made of: its arguments, the number of workers, the version."""
+    return {"arguments": vars(args), "workers": bps.size(), "gluon_gc": bps.__version__}
+
 
 class EpochLog:
-    """Appends records to a file, a line each, so that a run which stops early leaves what it had.
+    """Appends records to --logging-file, a line each, so that a run which stops early leaves what
+    it had, and to the event files of --tensorboard. Worker 0 keeps it.
 
     Parameters
     ----------
-    path : str
-        File to write. An empty string keeps no log.
+    args : Namespace
+        With both; an empty string keeps no such log.
     resume : bool
         Whether to go on with a file that exists, instead of replacing it.
     """
 
-    def __init__(self, path: str, resume: bool = False) -> None:
-        self._path = Path(path) if path else None
+    def __init__(self, args: argparse.Namespace, resume: bool = False) -> None:
+        first = bps.rank() == 0
+        config = configuration(args)
+        self._board = Board(args.tensorboard if first else "", config)
+        self._path = Path(args.logging_file) if args.logging_file and first else None
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if not (resume and self._path.exists()):
                 self._path.write_text("")
+        self._append({"configuration": config})
 
     def write(self, record: Dict[str, Any]) -> None:
-        """Append one record, whose values must be ones that JSON knows."""
+        """Append the record of an epoch, whose values must be ones that JSON knows."""
+        self._append(record)
+        self._board.write(record)
+
+    def close(self) -> None:
+        """Finish it; nothing can be written afterwards."""
+        self._board.close()
+
+    def _append(self, record: Dict[str, Any]) -> None:
         if self._path:
             with self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 
 
 def read_log(path: str) -> List[Dict[str, Any]]:
-    """Read the records that an `EpochLog` wrote to `path`, in order."""
+    """Read the records of epochs that an `EpochLog` wrote to `path`, in order."""
+    return [record for record in _records(path) if "configuration" not in record]
+
+
+def read_configurations(path: str) -> List[Dict[str, Any]]:
+    """Read with what `path` was written: one run, and those that went on with it."""
+    return [record["configuration"] for record in _records(path) if "configuration" in record]
+
+
+def _records(path: str) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]

@@ -18,11 +18,10 @@ from .checkpoint import Checkpoints, ResumePoint, resume_point
 from .checksum import parameter_checksum
 from .images import Batch
 from .log import EpochLog
+from .progress import STEPS_AHEAD, progress_bar, say
 from .schedule import learning_rate_schedule
 from .stats import stats_table
 from .targets import Targets
-
-STEPS_AHEAD = 2  # that may wait for the devices: without a bound, they would fill the memory
 
 
 class Images(Protocol):
@@ -81,6 +80,7 @@ class Training:
         if args.dtype == "float16" and not args.num_gpus:
             raise ValueError("--dtype float16 needs --num-gpus: MXNet has it on GPUs only")
         self._batch_size = args.batch_size * len(self._contexts)
+        self._step_images = self._batch_size * bps.size()
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=targets is None)
         point = resume_point(args)
         self._first_epoch = point.epoch
@@ -88,7 +88,9 @@ class Training:
         self._trainer = self._make_trainer(point)
         rank = bps.rank()
         self._checkpoints = Checkpoints(args.save_dir, name, args.save_period, rank)
-        self._log = EpochLog(args.logging_file if rank == 0 else "", resume=point.epoch > 0)
+        self._log = EpochLog(args, resume=point.epoch > 0)
+        of_epoch = images.steps * self._step_images
+        self._bar = progress_bar(args.num_epochs * of_epoch, point.epoch * of_epoch)
 
     def _initialize(self, point: ResumePoint) -> None:
         mx.random.seed(self._args.seed)
@@ -131,13 +133,14 @@ class Training:
             if rank == 0:
                 record = self._record(epoch, step_loss, top1, top5, seconds)
                 self._log.write(record)
-                print(
+                say(
                     f"epoch {epoch + 1} of {args.num_epochs}: loss {record['train_loss']:.4f}, "
-                    f"validation {top1:.2%}, top 5 {top5:.2%}, {seconds:.1f} s",
-                    flush=True,
+                    f"validation {top1:.2%}, top 5 {top5:.2%}, {seconds:.1f} s"
                 )
             last = epoch + 1 == args.num_epochs
             self._checkpoints.save(self._net, self._trainer, epoch + 1, last)
+        self._bar.close()
+        self._log.close()
         if args.stats and rank == 0:
             print(stats_table(self._trainer.compression_stats()))
         checksum = parameter_checksum(self._net)
@@ -156,10 +159,13 @@ class Training:
             pending.append(self._step(*batch, epoch, rng))
             if len(pending) > STEPS_AHEAD:
                 known.append(pending.popleft().asscalar())
+                self._bar.update(self._step_images)
             if step % self._args.log_interval == 0 and known and bps.rank() == 0:
                 seconds, since = time.perf_counter() - since, time.perf_counter()
                 self._report(epoch, step, known[-1], seconds)
-        return np.array(known + [loss.asscalar() for loss in pending])
+        known += [loss.asscalar() for loss in pending]
+        self._bar.update(len(pending) * self._step_images)
+        return np.array(known)
 
     def _step(
         self, pixels: NDArray, labels: NDArray, epoch: int, rng: np.random.Generator
@@ -186,12 +192,11 @@ class Training:
         )
 
     def _report(self, epoch: int, step: int, loss: float, seconds: float) -> None:
-        images = self._args.log_interval * self._batch_size * bps.size()
-        print(
+        images = self._args.log_interval * self._step_images
+        say(
             f"epoch {epoch + 1}, step {step} of {self._images.steps}: "
             f"loss {loss:.4f}, {images / seconds:,.0f} images/s, "
-            f"learning rate {self._trainer.learning_rate:.4g}",
-            flush=True,
+            f"learning rate {self._trainer.learning_rate:.4g}"
         )
 
     def _validate(self) -> Tuple[float, float]:

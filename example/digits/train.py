@@ -7,7 +7,6 @@ from pathlib import Path
 
 import mxnet as mx
 from mxnet import autograd, gluon
-from tqdm import tqdm
 
 import gluon_gc as bps
 
@@ -21,6 +20,7 @@ from common.arguments import (
 )
 from common.checksum import parameter_checksum
 from common.log import EpochLog
+from common.progress import STEPS_AHEAD, progress_bar
 from common.shares import steps_per_epoch
 from common.stats import stats_table
 from data import Images, batches, load_images
@@ -62,8 +62,9 @@ def main() -> None:
         compression_params=compression_params(args),
     )
 
-    log = EpochLog(args.logging_file if rank == 0 else "")
-    bar = tqdm(total=args.num_epochs * steps, unit="step", mininterval=1, disable=rank != 0)
+    log = EpochLog(args)
+    step_images = args.batch_size * size
+    bar = progress_bar(args.num_epochs * steps * step_images)
     for epoch in range(1, args.num_epochs + 1):
         trainer.set_epoch(epoch - 1)
         start = time.perf_counter()
@@ -75,9 +76,12 @@ def main() -> None:
             loss.backward()
             trainer.step(args.batch_size)
             losses.append(loss.mean())  # not read here: that would wait for the step to end
-            bar.update()
+            if len(losses) > STEPS_AHEAD:
+                losses[-1 - STEPS_AHEAD].wait_to_read()
+                bar.update(step_images)
         step_loss = mx.nd.concat(*losses, dim=0).asnumpy()
         mx.nd.waitall()
+        bar.update(min(steps, STEPS_AHEAD) * step_images)
         seconds = time.perf_counter() - start
         validation_accuracy = accuracy(net, val_images)
 
@@ -99,6 +103,7 @@ def main() -> None:
                 accuracy=f"{validation_accuracy:.4f}",
             )
     bar.close()
+    log.close()
     if args.stats and rank == 0:
         print(stats_table(trainer.compression_stats()))
     print(f"rank {rank} of {size}: checksum of the parameters {parameter_checksum(net)}")

@@ -1,0 +1,50 @@
+"""The training log for TensorBoard, written by tensorboardX."""
+
+import json
+from numbers import Real
+from typing import Any, Dict
+
+
+class Board:
+    """Writes event files, to be looked at with ``tensorboard --logdir FOLDER``.
+
+    Parameters
+    ----------
+    folder : str
+        An empty string writes nothing, and needs no tensorboardX.
+    configuration : dict
+        Of the run.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: str, configuration: Dict[str, Any]) -> None:
+        self._writer = None
+        if not folder:
+            return
+        try:
+            from tensorboardX import SummaryWriter
+        except ModuleNotFoundError as missing:
+            message = "--tensorboard needs the package tensorboardX: pip install tensorboardX"
+            raise ModuleNotFoundError(message) from missing
+        self._writer = SummaryWriter(folder, flush_secs=10)
+        self._writer.add_text("configuration", f"```\n{json.dumps(configuration, indent=2)}\n```")
+
+    def write(self, record: Dict[str, Any]) -> None:
+        """Write the numbers of an epoch, "epoch" counted from 1, and "step_loss" step by step."""
+        if self._writer is None:
+            return
+        epoch, step_loss = record["epoch"], record["step_loss"]
+        for name, value in record.items():
+            if isinstance(value, Real) and name != "epoch":
+                self._writer.add_scalar(name, value, epoch)
+        for step, loss in enumerate(step_loss, start=1 + (epoch - 1) * len(step_loss)):
+            self._writer.add_scalar("step_loss", loss, step)
+
+    def close(self) -> None:
+        """Finish the files; a run that stops early may lose its last seconds."""
+        if self._writer is not None:
+            self._writer.close()
