@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -202,9 +203,9 @@ def test_decay_epochs_that_do_not_ascend_are_refused(capsys):
 # Learning rates
 
 
-def rates(command, updates, steps=10, machines=4):
+def rates(command, updates, steps=10, machines=4, **how):
     args = train_mnist.parse_arguments(command.split())
-    schedule = learning_rate_schedule(args, steps, machines)
+    schedule = learning_rate_schedule(args, steps, machines, **how)
     return [schedule(update) for update in updates]
 
 
@@ -212,6 +213,33 @@ def test_the_rate_rises_through_the_warm_up_and_falls_in_steps():
     command = "--lr 0.1 --num-epochs 9 --warmup-epochs 2 --warmup-lr 0.2 --lr-decay-epoch 4,6"
     found = rates(command, [0, 5, 10, 20, 40, 41, 60, 61, 90])
     assert found == pytest.approx([0.2, 0.25, 0.3, 0.4, 0.4, 0.04, 0.04, 0.004, 0.004])
+
+
+def test_decay_may_be_counted_from_the_end_of_the_warm_up_on():
+    command = "--lr 0.1 --num-epochs 9 --warmup-epochs 2 --lr-decay-epoch 4,6"
+    found = rates(command, [20, 60, 61, 80, 81], decay_after_warmup=True)
+    assert found == pytest.approx([0.4, 0.4, 0.04, 0.04, 0.004])
+
+
+@pytest.mark.parametrize("compression", ["", "--fp16-pushpull", "--compressor topk --k 0.1"])
+def test_a_recipe_has_its_optimizer_where_nothing_is_compressed(
+    alone, compression, monkeypatch, tmp_path
+):
+    made = {}
+
+    class Noted(bps.DistributedTrainer):
+        def __init__(self, params, optimizer, *others, **more):
+            made["optimizer"] = optimizer
+            super().__init__(params, optimizer, *others, **more)
+
+    monkeypatch.setattr(training.bps, "DistributedTrainer", Noted)
+    arguments = ["--save-dir", str(tmp_path), "--epochs", "1", *compression.split()]
+    args = train_mnist.parse_arguments(arguments)
+    net = mx.gluon.nn.Dense(3, in_units=2)
+    recipe = training.Recipe(mx.init.Constant(7), uncompressed="nag")
+    training.Training(net, SimpleNamespace(steps=5), args, "net", recipe)
+    assert made["optimizer"] == ("sgd" if "--compressor" in compression else "nag")
+    np.testing.assert_array_equal(net.weight.data().asnumpy(), 7)
 
 
 def test_the_rate_falls_every_period():
@@ -278,7 +306,7 @@ def losses(data, folder, command):
         share=share_of_this_worker(args),
         processes=0,
     )
-    training.Training(train_mnist.network(), images, args, "mnist").run()
+    training.Training(train_mnist.network(), images, args, "mnist", training.Recipe()).run()
     return sum((record["step_loss"] for record in read_log(args.logging_file)), [])
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
+import mxnet as mx
 from gluoncv.data.transforms import RandomCrop
 from mxnet.gluon.data import ArrayDataset
 from mxnet.gluon.data.vision.transforms import Normalize, RandomFlipLeftRight, ToTensor
@@ -25,7 +26,7 @@ from common.datasets import cifar10, cifar100, default_folder
 from common.images import DatasetImages
 from common.model import zoo_network
 from common.shares import share_of_this_worker
-from common.training import Training
+from common.training import Recipe, Training
 
 
 class Dataset(NamedTuple):
@@ -69,7 +70,8 @@ def main() -> None:
         processes=args.num_workers,
     )
     name = f"{args.dataset}-{args.model}"
-    Training(zoo_network(args, dataset.classes), images, args, name).run()
+    recipe = Recipe(mx.init.Xavier(), uncompressed="nag", decay_after_warmup=True)
+    Training(zoo_network(args, dataset.classes), images, args, name, recipe).run()
     bps.shutdown()
 
 

@@ -5,7 +5,9 @@ import argparse
 from mxnet.lr_scheduler import CosineScheduler, LRScheduler, MultiFactorScheduler, PolyScheduler
 
 
-def learning_rate_schedule(args: argparse.Namespace, steps: int, machines: int) -> LRScheduler:
+def learning_rate_schedule(
+    args: argparse.Namespace, steps: int, machines: int, decay_after_warmup: bool = False
+) -> LRScheduler:
     """Return the schedule that the arguments of `add_schedule_arguments` describe.
 
     The warm-up rises from --warmup-lr to --lr times `machines`; "poly" and "cosine" then fall to
@@ -19,6 +21,8 @@ def learning_rate_schedule(args: argparse.Namespace, steps: int, machines: int) 
         Of an epoch.
     machines : int
         That train together.
+    decay_after_warmup : bool
+        Whether --lr-decay-epoch counts epochs from the end of the warm-up on.
 
     Raises
     ------
@@ -36,7 +40,8 @@ def learning_rate_schedule(args: argparse.Namespace, steps: int, machines: int) 
         epochs = args.lr_decay_epoch
         if args.lr_decay_period:
             epochs = range(args.lr_decay_period, args.num_epochs, args.lr_decay_period)
-        changes = [epoch * steps for epoch in epochs] or [args.num_epochs * steps]
+        before = args.warmup_epochs if decay_after_warmup else 0
+        changes = [(before + epoch) * steps for epoch in epochs] or [args.num_epochs * steps]
         return MultiFactorScheduler(changes, args.lr_decay, **warmup)
     # A run that ends within its warm-up has no fall.
     last = max(args.num_epochs, args.warmup_epochs + 1) * steps

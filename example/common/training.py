@@ -4,7 +4,7 @@ import argparse
 import random
 import time
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -36,6 +36,24 @@ class Images(Protocol):
         """Yield the images to validate with, each once."""
 
 
+class Recipe(NamedTuple):
+    """What one of BytePS's scripts does that none of its arguments says.
+
+    Parameters
+    ----------
+    initializer : Initializer
+        Of the weights.
+    uncompressed : str
+        The optimizer of a run without a compressor; with one it is "sgd".
+    decay_after_warmup : bool
+        Whether --lr-decay-epoch counts epochs from the end of the warm-up on.
+    """
+
+    initializer: mx.init.Initializer = mx.init.MSRAPrelu()
+    uncompressed: str = "sgd"
+    decay_after_warmup: bool = False
+
+
 def contexts(num_gpus: int) -> List[mx.Context]:
     """Return the devices of this worker: as many GPUs of its own, or else the CPU."""
     first = bps.local_rank() * num_gpus
@@ -55,6 +73,7 @@ class Training:
         With the arguments that `common.arguments` adds, those of models left out.
     name : str
         What checkpoints are called.
+    recipe : Recipe
     targets : Targets, optional
         Instead of labels.
 
@@ -70,11 +89,13 @@ class Training:
         images: Images,
         args: argparse.Namespace,
         name: str,
+        recipe: Recipe,
         targets: Optional[Targets] = None,
     ) -> None:
         self._net = net
         self._images = images
         self._args = args
+        self._recipe = recipe
         self._targets = targets
         self._contexts = contexts(args.num_gpus)
         if args.dtype == "float16" and not args.num_gpus:
@@ -98,23 +119,24 @@ class Training:
         if point.params:
             self._net.load_parameters(point.params, ctx=self._contexts)
         else:
-            self._net.initialize(mx.init.MSRAPrelu(), ctx=self._contexts)
+            self._net.initialize(self._recipe.initializer, ctx=self._contexts)
 
     def _make_trainer(self, point: ResumePoint) -> bps.DistributedTrainer:
-        args = self._args
+        args, recipe, params = self._args, self._recipe, compression_params(self._args)
         machines = bps.size() // bps.local_size()
-        schedule = learning_rate_schedule(args, self._images.steps, machines)
+        steps = self._images.steps
+        schedule = learning_rate_schedule(args, steps, machines, recipe.decay_after_warmup)
         trainer = bps.DistributedTrainer(
             self._net.collect_params(),
-            "sgd",
+            "sgd" if params["compressor"] else recipe.uncompressed,
             {
                 "lr_scheduler": schedule,
                 "momentum": args.momentum,
                 "wd": args.wd,
                 "multi_precision": args.dtype != "float32",
-                "begin_num_update": point.epoch * self._images.steps,
+                "begin_num_update": point.epoch * steps,
             },
-            compression_params=compression_params(args),
+            compression_params=params,
             max_grad_norm=max_grad_norm(args, bps.size()),
         )
         if point.states:

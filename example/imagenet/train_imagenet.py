@@ -20,7 +20,7 @@ from common.arguments import (
 from common.datasets import default_folder
 from common.model import zoo_network
 from common.targets import Targets
-from common.training import Training
+from common.training import Recipe, Training
 from sources import folder_images, record_images
 
 CLASSES = 1000
@@ -74,7 +74,8 @@ def main() -> None:
     bps.init()
     images = (record_images if args.use_rec else folder_images)(args)
     net = zoo_network(args, CLASSES)
-    Training(net, images, args, f"imagenet-{args.model}", targets(args)).run()
+    recipe = Recipe(uncompressed="nag")
+    Training(net, images, args, f"imagenet-{args.model}", recipe, targets(args)).run()
     bps.shutdown()
 
 

@@ -23,7 +23,7 @@ from common.arguments import (
 from common.datasets import default_folder, mnist
 from common.images import DatasetImages
 from common.shares import share_of_this_worker
-from common.training import Training
+from common.training import Recipe, Training
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels in [0, 1]
 
@@ -72,7 +72,7 @@ def main() -> None:
         share=share_of_this_worker(args),
         processes=args.num_workers,
     )
-    Training(network(), images, args, "mnist").run()
+    Training(network(), images, args, "mnist", Recipe()).run()
     bps.shutdown()
 
 
