@@ -25,16 +25,6 @@ MXReturnValue clip_arity(const Map& map, int* inputs, int* outputs) {
   });
 }
 
-MXReturnValue clip_type(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = mxnet::ext::kFloat64;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue clip_storage(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = mxnet::ext::kDefaultStorage;
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue clip_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
   out->at(0) = {1};
   return mxnet::ext::MX_SUCCESS;
@@ -84,8 +74,8 @@ MXReturnValue clip(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
 
 const auto& clip_operator = add_operator("gluon_gc_clip")
                                 .setParseAttrs(clip_arity)
-                                .setInferType(clip_type)
-                                .setInferSType(clip_storage)
+                                .setInferType(output_type<mxnet::ext::kFloat64>)
+                                .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
                                 .setInferShape(clip_shape)
                                 .setForward(clip, "cpu");
 

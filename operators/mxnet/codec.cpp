@@ -240,21 +240,6 @@ MXReturnValue decompress_mutates(const Map& map, std::vector<int>* indices) {
   });
 }
 
-MXReturnValue decompress_type(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = mxnet::ext::kFloat64;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue decompress_storage(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = mxnet::ext::kDefaultStorage;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue decompress_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
-  out->at(0) = {meter_fields};
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
   return guarded([&] {
     const double started = Meter::now();
@@ -324,9 +309,9 @@ const auto& aggregate_operator = add_operator("gluon_gc_aggregate")
 
 const auto& decompress_operator = add_operator("gluon_gc_decompress")
                                       .setParseAttrs(decompress_arity)
-                                      .setInferType(decompress_type)
-                                      .setInferSType(decompress_storage)
-                                      .setInferShape(decompress_shape)
+                                      .setInferType(output_type<mxnet::ext::kFloat64>)
+                                      .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
+                                      .setInferShape(meter_shape)
                                       .setMutateInputs(decompress_mutates)
                                       .setForward(decompress, "cpu");
 

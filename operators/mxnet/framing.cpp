@@ -31,18 +31,6 @@ std::vector<Part> listed_parts(const Attributes& a) {
 
 Layout layout_of(const Attributes& a) { return Layout(listed_parts(a), a); }
 
-template <int Type>
-MXReturnValue output_type(const Map&, std::vector<int>*, std::vector<int>* out) {
-  for (int& type : *out) type = Type;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-template <int Storage>
-MXReturnValue output_storage(const Map&, std::vector<int>*, std::vector<int>* out) {
-  for (int& storage : *out) storage = Storage;
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue frame_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     *inputs = static_cast<int>(listed_parts(Attributes(map)).size());

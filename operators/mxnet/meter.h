@@ -43,6 +43,12 @@ struct Meter {
 
 constexpr std::size_t meter_fields = sizeof(Meter) / sizeof(double);
 
+// Of an operator whose output is the meter.
+inline MXReturnValue meter_shape(const Attributes::Map&, std::vector<Shape>*, std::vector<Shape>* out) {
+  out->at(0) = {meter_fields};
+  return mxnet::ext::MX_SUCCESS;
+}
+
 inline Meter& meter(MXTensor& array) {
   require(array.dtype == mxnet::ext::kFloat64 && static_cast<std::size_t>(array.size()) == meter_fields,
           "the meter must be float64, shape (" + std::to_string(meter_fields) + ",)");

@@ -86,6 +86,19 @@ inline int dtype_named(const std::string& name) {
   throw std::invalid_argument("dtype must be float32 or float64, got " + name);
 }
 
+// Callbacks of operators whose outputs are always of one type, or always stored in one way.
+template <int Type>
+MXReturnValue output_type(const Attributes::Map&, std::vector<int>*, std::vector<int>* out) {
+  for (int& type : *out) type = Type;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+template <int Storage>
+MXReturnValue output_storage(const Attributes::Map&, std::vector<int>*, std::vector<int>* out) {
+  for (int& storage : *out) storage = Storage;
+  return mxnet::ext::MX_SUCCESS;
+}
+
 inline mxnet::ext::CustomOp& add_operator(const std::string& name) {
   const auto& kept = *new std::string(name);  // the registry keeps the pointer for good
   return mxnet::ext::Registry<mxnet::ext::CustomOp>::get()->add(kept.c_str());

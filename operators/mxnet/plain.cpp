@@ -134,16 +134,6 @@ MXReturnValue defuse_mutates(const Map& map, std::vector<int>* indices) {
   });
 }
 
-MXReturnValue defuse_type(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = mxnet::ext::kFloat64;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue defuse_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* out) {
-  out->at(0) = {meter_fields};
-  return mxnet::ext::MX_SUCCESS;
-}
-
 bool finite(MXTensor& values, std::size_t begin, std::size_t size) {
   if (values.dtype == mxnet::ext::kFloat16) return values_finite(values.data<Half>() + begin, size);
   if (values.dtype == mxnet::ext::kFloat32) return values_finite(values.data<float>() + begin, size);
@@ -187,8 +177,8 @@ const auto& fuse_operator = add_operator("gluon_gc_fuse")
 const auto& defuse_operator = add_operator("gluon_gc_defuse")
                                   .setParseAttrs(defuse_arity)
                                   .setMutateInputs(defuse_mutates)
-                                  .setInferType(defuse_type)
-                                  .setInferShape(defuse_shape)
+                                  .setInferType(output_type<mxnet::ext::kFloat64>)
+                                  .setInferShape(meter_shape)
                                   .setForward(defuse, "cpu");
 
 }  // namespace

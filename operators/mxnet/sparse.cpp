@@ -73,18 +73,6 @@ Ids listed_in(MXTensor& lists) {
   return ids;
 }
 
-template <int Type>
-MXReturnValue type(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = Type;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-template <int Storage>
-MXReturnValue storage(const Map&, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = Storage;
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue same_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
   out->at(0) = in->at(0);
   return mxnet::ext::MX_SUCCESS;
@@ -187,29 +175,29 @@ MXReturnValue received(const Map& map, Tensors* inputs, Tensors*, const OpResour
 
 const auto& scaled_operator = add_operator("gluon_gc_rows_scaled")
                                   .setParseAttrs(scaled_arity)
-                                  .setInferType(type<mxnet::ext::kFloat32>)
-                                  .setInferSType(storage<mxnet::ext::kRowSparseStorage>)
+                                  .setInferType(output_type<mxnet::ext::kFloat32>)
+                                  .setInferSType(output_storage<mxnet::ext::kRowSparseStorage>)
                                   .setInferShape(same_shape)
                                   .setMutateInputs(mutates_meter)
                                   .setForward(scaled, "cpu");
 
 const auto& listed_operator = add_operator("gluon_gc_rows_listed")
                                   .setParseAttrs(arity<1>)
-                                  .setInferType(type<mxnet::ext::kUint8>)
-                                  .setInferSType(storage<mxnet::ext::kDefaultStorage>)
+                                  .setInferType(output_type<mxnet::ext::kUint8>)
+                                  .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
                                   .setInferShape(list_shape)
                                   .setForward(list_rows, "cpu");
 
 const auto& any_operator = add_operator("gluon_gc_rows_of_any")
                                .setParseAttrs(arity<1>)
-                               .setInferType(type<mxnet::ext::kInt64>)
+                               .setInferType(output_type<mxnet::ext::kInt64>)
                                .setInferShape(ids_shape)
                                .setForward(rows_of_any, "cpu");
 
 const auto& received_operator = add_operator("gluon_gc_rows_received")
                                     .setParseAttrs(received_arity)
-                                    .setInferType(type<mxnet::ext::kFloat32>)
-                                    .setInferSType(storage<mxnet::ext::kRowSparseStorage>)
+                                    .setInferType(output_type<mxnet::ext::kFloat32>)
+                                    .setInferSType(output_storage<mxnet::ext::kRowSparseStorage>)
                                     .setInferShape(same_shape)
                                     .setMutateInputs(mutates_meter)
                                     .setForward(received, "cpu");
