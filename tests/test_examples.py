@@ -392,7 +392,7 @@ def test_two_epochs_on_a_cluster(run, data, tmp_path):
     assert first["configuration"]["workers"] == 2
     assert first["configuration"]["gluon_gc"] == bps.__version__
     given = first["configuration"]["arguments"]
-    assert given["compressor"] == "onebit" and given["onebit_scaling"]
+    assert given["compression_compressor"] == "onebit" and given["compression_scaling"]
     bars = re.findall(r"([\d.]+)/128 \[.*<(.*), .*image/s", (tmp_path / "said").read_text())
     assert bars[-1] == ("128", "00:00")  # two epochs of 64 images
 
