@@ -14,7 +14,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 import numpy as np
 
 from .base import registry
-from .option import Option, nearest, real
+from .option import Option, nearest, number_of
 from .params import CompressionParams, common, parse
 
 PREFIX = "byteps_"
@@ -27,7 +27,6 @@ COMMON = {
     "byteps_momentum_type": "momentum",
 }
 """Those that are no compressor's own, with their keys of compression_params."""
-_MU = real(lambda mu: mu >= 0, "a number >= 0", "the momentum")
 
 
 class Spelling(NamedTuple):
@@ -177,7 +176,7 @@ def _read(spelling: Spelling, value: Any) -> Any:
 
 
 def _momentum(value: Any) -> Optional[float]:
-    number = _MU.from_text(value) if isinstance(value, str) else value
+    number = number_of(value) if isinstance(value, str) else value
     if number is None or number == "":
         return None
     is_number = isinstance(number, numbers.Real) and not isinstance(number, (bool, np.bool_))

@@ -53,21 +53,22 @@ class Option:
         if self.choices:
             return word
         if list in self.types and "," in word:
-            return [_number(part, part) for part in word.split(",") if part]
-        return _number(word, text)
+            return [number_of(part) for part in word.split(",") if part]
+        return number_of(text)
 
     def field(self, default: Any = MISSING) -> Any:
         """The option as a field of a compressor; without a default it must be given."""
         return field(default=default, metadata={"option": self})
 
 
-def _number(text: str, otherwise: Any) -> Any:
+def number_of(text: str) -> Any:
+    """The number that a text means; the text itself if it is none."""
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             pass
-    return otherwise
+    return text
 
 
 def listed(names: Sequence[str], word: str) -> str:

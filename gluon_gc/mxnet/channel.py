@@ -17,14 +17,21 @@ Start = Tuple[int, int]
 
 
 class Metered:
-    """What was done in a channel, by the meter that its operators update."""
+    """What was done in a channel, by the meter that its operators update.
 
-    def __init__(self, meter: Optional[NDArray]) -> None:
-        self._counted = meter
+    Parameters
+    ----------
+    meter : NDArray
+    counts : bool
+        Whether it counts more than what is not finite.
+    """
+
+    def __init__(self, meter: NDArray, counts: bool = True) -> None:
+        self._meter, self._counts = meter, counts
         self._before: Dict[str, float] = {}  # what `done` leaves out
 
     def done(self) -> Dict[str, float]:
-        """What was done since `count_again`, if there is a meter; waits until it is."""
+        """What was done since `count_again`, if that is counted; waits until it is."""
         so_far = self._read()
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
 
@@ -32,8 +39,12 @@ class Metered:
         """Let `done` begin at zero; the meter goes on, since errors say its number of the step."""
         self._before = self._read()
 
+    def nonfinite(self) -> int:
+        """How often something that came back was not finite; waits until all is back."""
+        return int(operators.read_meter(self._meter)["nonfinite"])
+
     def _read(self) -> Dict[str, float]:
-        return {} if self._counted is None else operators.read_meter(self._counted)
+        return operators.read_meter(self._meter) if self._counts else {}
 
 
 class Channel(Metered):
@@ -75,7 +86,7 @@ class Channel(Metered):
         self.codec: Optional[MessageCodec] = None
         refused = [tensors[piece.tensor].refused for piece in self.slices]
         if self.params is None:
-            self._meter = operators.new_meter()
+            meter = operators.new_meter()
             self._sizes = dict(sizes=operators.listed(piece.size for piece in self.slices))
             checked = [tensors[piece.tensor].checked for piece in self.slices]
             self._values = dict(self._sizes, checked=operators.listed(map(int, checked)))
@@ -86,9 +97,10 @@ class Channel(Metered):
             ]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
             self.codec = MessageCodec(self.params, self.dtype, parts)
+            meter = self.codec.meter
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
-        super().__init__(self.codec and self.codec.meter)
+        super().__init__(meter, counts=self.codec is not None)
 
     @property
     def framed(self) -> bool:
@@ -179,11 +191,6 @@ class Channel(Metered):
         if name not in self._absent:
             self._absent[name] = mx.nd.zeros(size, dtype=self.dtype)
         return self._absent[name]
-
-    def nonfinite(self) -> int:
-        """How often something that came back was not finite; waits until all is back."""
-        meter = self._meter if self.codec is None else self.codec.meter
-        return int(operators.read_meter(meter)["nonfinite"])
 
     def shares(self) -> List[Tuple[str, float]]:
         """For each slice its tensor and its share of the message's bytes."""

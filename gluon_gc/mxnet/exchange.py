@@ -95,12 +95,12 @@ class CompressingKVStore(KVStoreBase):
         """Make ready to exchange rows in these."""
 
     def _exchange_rows(
-        self, channel: SparseChannel, listed: NDArray, priority: int
+        self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, Optional[NDArray]]:
         """The sum of what all workers have in `channel.sent`, and in which rows that is.
 
-        `listed` is the list of this worker's rows; what is returned are all workers', one below
-        the other, or None where no other rows come back.
+        `channel.sent` is made of the gradient already. The rows are told by all workers' lists, one
+        below the other, or by None where no other rows come back.
         """
         raise NotImplementedError
 
@@ -242,9 +242,10 @@ class CompressingKVStore(KVStoreBase):
         for number, channel in enumerate(channels):
             if isinstance(channel, SparseChannel):
                 (name,) = channel.tensors
-                listed = channel.encode(gradients[name], self.gradient_scale, factor)
-                rows, lists = self._exchange_rows(channel, listed, priority - number)
-                channel.deliver(rows, gradients[name], lists)
+                gradient = gradients[name]
+                channel.encode(gradient, self.gradient_scale, factor)
+                rows, lists = self._exchange_rows(channel, gradient, priority - number)
+                channel.deliver(rows, gradient, lists)
         for gradient in gradients.values():
             gradient.finish()
 

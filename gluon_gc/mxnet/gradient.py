@@ -34,8 +34,7 @@ class Gradient:
         self, arrays: Sequence[NDArray], targets: Sequence[NDArray], stype: str = "default"
     ) -> None:
         given = arrays
-        made = {id(array): array for array in (*arrays, *targets)}
-        made = dict(zip(made, legacy(made.values())))
+        made = {id(array): array.as_nd_ndarray() for array in (*arrays, *targets)}
         arrays, targets = ([made[id(array)] for array in some] for some in (arrays, targets))
         self._targets = targets
         first, context = arrays[0], arrays[0].context

@@ -46,16 +46,18 @@ class SparseChannel(Metered):
         self.sent = mx.nd.sparse.zeros("row_sparse", self.shape)
         self.layout = MessageRows(((4 + 4 * tensor.rows, 0),))
         self._name = tensor.name
-        self._meter = operators.new_meter()
-        super().__init__(self._meter)
+        super().__init__(operators.new_meter())
         self._how = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
 
-    def encode(self, gradient: Gradient, scale: float, factor: Optional[NDArray]) -> NDArray:
-        """Make `sent` of the gradient's rows, times scale and factor; returns which they are."""
+    def encode(self, gradient: Gradient, scale: float, factor: Optional[NDArray]) -> None:
+        """Make `sent` of the gradient's rows, times scale and factor."""
         factors = () if factor is None else (factor,)
         inputs = (gradient.own, self._meter, *factors)
         how = dict(scale=repr(float(scale)), clipped=len(factors))
         operators.call("rows_scaled", inputs, self.sent, **how)
+
+    def listed(self, gradient: Gradient) -> NDArray:
+        """The list of the gradient's rows, uint8, as `deliver` takes those of several workers."""
         return operators.call("rows_listed", (gradient.own,))
 
     def deliver(
@@ -65,10 +67,6 @@ class SparseChannel(Metered):
         inputs = (rows, self._meter, *(() if lists is None else (lists,)))
         how = dict(self._how, lists=int(lists is not None))
         operators.call("rows_received", inputs, gradient.result, **how)
-
-    def nonfinite(self) -> int:
-        """How often something that came back was not finite; waits until all is back."""
-        return int(operators.read_meter(self._meter)["nonfinite"])
 
     def shares(self) -> List[Tuple[str, float]]:
         """The one tensor has all."""

@@ -28,7 +28,7 @@ from ...plan import Chunk
 from ..channel import Channel
 from ..codec import MessageCodec
 from ..exchange import CompressingKVStore, States
-from ..gradient import Gradients
+from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel
 from . import bundle, handshake
 from .circle import Circle, nodes_of
@@ -180,7 +180,7 @@ class GluonGCHorovod(CompressingKVStore):
             channel.deliver([received[channel]], gradients, count)
 
     def _exchange_rows(
-        self, channel: SparseChannel, listed: NDArray, priority: int
+        self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, None]:
         ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
         name = f"rows.{self.channels.index(channel)}"

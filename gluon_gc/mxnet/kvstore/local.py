@@ -11,7 +11,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from ..channel import Channel
 from ..codec import MessageCodec
 from ..exchange import CompressingKVStore, States
-from ..gradient import Gradients
+from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel
 
 
@@ -39,7 +39,7 @@ class GluonGCLocal(CompressingKVStore):
             channel.deliver([message], gradients)
 
     def _exchange_rows(
-        self, channel: SparseChannel, listed: NDArray, priority: int
+        self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, None]:
         return channel.sent, None
 

@@ -24,7 +24,7 @@ from ...log import logger
 from .. import operators
 from ..channel import Channel
 from ..exchange import CompressingKVStore, States
-from ..gradient import Gradients
+from ..gradient import Gradient, Gradients
 from ..operators import MessageRows
 from ..sparse import SparseChannel
 from . import archive, handshake, messages
@@ -225,9 +225,9 @@ class GluonGCParameterServer(CompressingKVStore):
         return rows.pull(self.num_workers if channel.gathered else 1, priority)
 
     def _exchange_rows(
-        self, channel: SparseChannel, listed: NDArray, priority: int
+        self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, NDArray]:
-        return self._sparse[channel].exchange(listed, priority)
+        return self._sparse[channel].exchange(channel.listed(gradient), priority)
 
     # Checkpoints: rank 0's has what the servers carry over as well
 
