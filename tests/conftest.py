@@ -1,9 +1,11 @@
-"""What tests of the examples share."""
+"""What tests of the examples share, and the end of the clusters that stand between tests."""
 
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.distributed import standing
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "example"
 FOLDERS = ("", "cifar100", "digits", "imagenet", "mnist")
@@ -19,3 +21,9 @@ def data(tmp_path_factory):
     for name in make_data.FORMATS:
         make_data.make(name, folder / name, train=64, validation=22, classes=10)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def standing_clusters():
+    yield
+    standing.end()

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from tests.distributed.cluster import run
+from tests.distributed.standing import run
 from tests.distributed.test_two_way import arguments, assert_identical, check_replay
 from tests.test_trainer import backward, make
 
 
-def test_messages_of_several_rows_agree_with_a_numpy_replay(tmp_path):
+def test_messages_of_several_rows_agree_with_a_numpy_replay():
     options = arguments("bytegrad", "corrected", shapes=[(40_000,)], steps=3)
-    results = run(tmp_path, "steps", options, workers=2, servers=1)
+    results = run("steps", options, workers=2, servers=1)
     check_replay(results, options)
     assert_identical(results)
 

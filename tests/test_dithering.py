@@ -3,26 +3,26 @@
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run
+from tests.distributed.standing import run
 from tests.distributed.test_two_way import arguments, assert_identical, check_replay
 from tests.test_trainer import backward, make
 
 
 @pytest.mark.parametrize("kind", ["dithering", "natural dithering l2"])
-def test_messages_of_several_rows_agree_with_a_numpy_replay(tmp_path, kind):
+def test_messages_of_several_rows_agree_with_a_numpy_replay(kind):
     options = arguments(kind, "corrected", shapes=[(40_000,)], steps=3)
-    results = run(tmp_path, "steps", options, workers=2, servers=1)
+    results = run("steps", options, workers=2, servers=1)
     check_replay(results, options)
     assert_identical(results)
 
 
-def test_workers_agree_without_a_seed(tmp_path):
+def test_workers_agree_without_a_seed():
     options = {
         "compression_params": {"compressor": "dithering", "k": 1},
         "sizes": [2000],
         "value": 0.5,
     }
-    first, second = run(tmp_path, "equal_gradients", options, workers=2, servers=1)
+    first, second = run("equal_gradients", options, workers=2, servers=1)
     np.testing.assert_array_equal(first["g0"], second["g0"])
     assert set(np.unique(first["g0"])) == {0, 1}
     assert abs(first["g0"].mean() - 0.5) < 0.06  # five standard errors

@@ -7,7 +7,7 @@ import pytest
 import gluon_gc as bps
 from gluon_gc.mxnet import carried
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import run, run_horovod
+from tests.distributed.standing import run, run_horovod
 from tests.test_trainer import backward, make
 
 N = 500
@@ -171,18 +171,18 @@ COMPRESSED_OR_NOT = pytest.mark.parametrize(
 
 @EXCHANGES
 @COMPRESSED_OR_NOT
-def test_all_workers_raise_what_one_of_them_has(tmp_path, start, params):
+def test_all_workers_raise_what_one_of_them_has(start, params):
     if start is run_horovod:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     arguments = {"compression_params": params, "on_nonfinite": "raise"}
-    for result in start(tmp_path, "nonfinite", arguments, workers=2):
+    for result in start("nonfinite", arguments, workers=2):
         assert "the gradient of p0 has a NaN or an infinity in step 2" in str(result["raised"])
 
 
 @COMPRESSED_OR_NOT
-def test_all_workers_skip_what_one_of_them_has(tmp_path, params):
+def test_all_workers_skip_what_one_of_them_has(params):
     arguments = {"compression_params": params, "on_nonfinite": "skip"}
-    for result in run(tmp_path, "nonfinite", arguments, workers=2):
+    for result in run("nonfinite", arguments, workers=2):
         np.testing.assert_array_equal(result["w0"], np.zeros(64))
         np.testing.assert_array_equal(result["w1"], result["w0"])
         np.testing.assert_allclose(result["w2"], -np.ones(64))

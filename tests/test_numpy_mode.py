@@ -6,7 +6,7 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc.mxnet.runtime import create_kvstore
-from tests.distributed.cluster import run
+from tests.distributed.standing import run
 
 SHAPES = [(3, 4), (5,)]
 MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
@@ -104,17 +104,14 @@ def test_a_plain_trainer_with_our_store(numpy_mode):
         np.testing.assert_allclose(weight, 1 - 2 * gradient, rtol=1e-6)
 
 
-def test_two_workers_and_a_server(tmp_path):
+def test_two_workers_and_a_server():
     job = {
         "shapes": SHAPES,
         "steps": 3,
         "compression_params": ONEBIT,
         "optimizer_params": MOMENTUM,
     }
-    results = {}
-    for name in ("numpy_mode", "steps"):
-        (tmp_path / name).mkdir()
-        results[name] = run(tmp_path / name, name, job)
+    results = {name: run(name, job) for name in ("numpy_mode", "steps")}
     for ours, legacy in zip(results["numpy_mode"], results["steps"]):
         np.testing.assert_array_equal(ours.pop("flag"), 3.0)
         assert ours.keys() == legacy.keys()

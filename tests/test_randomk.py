@@ -3,7 +3,7 @@
 import mxnet as mx
 import numpy as np
 
-from tests.distributed.cluster import run
+from tests.distributed.standing import run
 from tests.test_trainer import backward, make
 
 
@@ -25,10 +25,9 @@ def test_the_seed_decides_what_is_drawn_and_without_one_every_run_draws_others()
     assert len({*drawn()}) == 2
 
 
-def test_all_workers_draw_the_same_without_a_seed(tmp_path):
+def test_all_workers_draw_the_same_without_a_seed():
     params = {"compressor": "randomk", "k": 0.1, "ef": "vanilla"}
     first, second = run(
-        tmp_path,
         "steps",
         {
             "shapes": [(300,), (7,)],

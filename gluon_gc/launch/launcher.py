@@ -74,7 +74,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def service(role: str) -> List[str]:
     """The command of a server or the scheduler, whose current directory is not on sys.path."""
-    path = Path(__file__).resolve().parents[1] / "mxnet" / "service.py"
+    path = Path(__file__).resolve().with_name("service.py")
     return [sys.executable, str(path), role]
 
 

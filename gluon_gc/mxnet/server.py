@@ -1,34 +1,29 @@
-"""What the server and the scheduler run.
+"""What the server runs.
 
-Importing MXNet with DMLC_ROLE set to one of these roles would turn the process into MXNet's own
-server, half initialised. So `bpslaunch` takes DMLC_ROLE away, and it is put back here.
+Importing MXNet with DMLC_ROLE=server would turn the process into MXNet's own server, half
+initialised. So `bpslaunch` takes DMLC_ROLE away, and it is put back here.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import traceback
 from collections import Counter
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set
 
 import mxnet as mx
-from mxnet.base import _LIB, check_call
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from .. import compression, env
-from ..launch import census
+from ..launch import census, ps_lite, watch
 from ..launch.leaving import die
 from ..launch.lifeline import Lifeline
 from ..log import logger
 from . import operators
 from .codec import MessageCodec, Part
 from .kvstore import archive, handshake, messages
-from .kvstore.watch import SCHEDULER_ID, Watch, is_dead, server_id
 from .trace import Trace
-
-_CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class Server:
@@ -84,7 +79,7 @@ class Server:
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
-            self._lifeline.know(server_id(self._kv.rank))
+            self._lifeline.know(ps_lite.server_id(self._kv.rank))
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = Trace(f"server{self._kv.rank}")
 
@@ -145,42 +140,12 @@ def _aggregator(message: Dict[str, Any]) -> MessageCodec:
     return MessageCodec(compression.parse(message["params"]), message["dtype"], parts)
 
 
-def _serve_as_scheduler(cluster: env.Cluster) -> None:
-    nodes = census.hold(cluster)
-    timeout = env.heartbeat_timeout()
-
-    def problem() -> str:
-        dead = [name for node, name in nodes.ids.items() if is_dead(kv, node, timeout)]
-        return f"no heartbeat for {timeout} s from {', '.join(dead)}" if dead else ""
-
-    env.export_for_ps_lite(nodes.cluster)
-    kv = mx.kv.create("dist")
-    watch = Watch(problem, nodes.fail_soon)
-    _run(kv, lambda *_: None)
-    watch.stop()
-    nodes.close(timeout or env.get("PS_HEARTBEAT_TIMEOUT"))
-
-
-def _serve_as_server(cluster: env.Cluster) -> None:
-    lifeline = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
-    timeout = env.heartbeat_timeout()
-    gone = f"{lifeline.name} ends: no heartbeat for {timeout} s from the scheduler"
+def serve() -> None:
+    """Serve until all workers are done."""
+    lifeline = census.join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
     env.export_for_ps_lite(lifeline.cluster)
     kv = mx.kv.create("dist")
-    watch = Watch(lambda: gone if is_dead(kv, SCHEDULER_ID, timeout) else "")
-    _run(kv, Server(kv, env.server_threads(), lifeline).control)
-    watch.stop()
+    watching = watch.scheduler(kv.handle, lifeline.name)
+    ps_lite.serve(kv.handle, Server(kv, env.server_threads(), lifeline).control)
+    watching.stop()
     lifeline.close()
-
-
-def _run(kv: KVStore, control: Callable[..., None]) -> None:
-    check_call(_LIB.MXKVStoreRunServer(kv.handle, _CONTROLLER_TYPE(control), None))
-
-
-def main(role: str) -> None:
-    """Serve as `role`, "server" or "scheduler", until all workers are done."""
-    serve = {"scheduler": _serve_as_scheduler, "server": _serve_as_server}[role]
-    try:
-        serve(env.cluster(role))
-    except (OSError, RuntimeError, env.ConfigurationError) as error:
-        die(f"{role}: {error}")

@@ -73,6 +73,12 @@ class Cluster:
         }
         self._servers = servers
 
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start_roles(self, suffix: str = "") -> None:
         """Start the scheduler and the servers."""
         self.start(f"scheduler{suffix}", service("scheduler"))
@@ -115,33 +121,47 @@ class Cluster:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
+    def logs(self) -> str:
+        """What all processes have said."""
+        return "".join(f"\n--- {name}\n{self.log(name)}" for name in self.processes)
+
     def wait(self, name: str, timeout: float = TIMEOUT) -> int:
         """The exit code of a process; shows its output if it does not end in time."""
         try:
             return self.processes[name].wait(timeout)
         except subprocess.TimeoutExpired:
-            logs = "\n".join(f"--- {n}\n{self.log(n)}" for n in self.processes)
-            raise AssertionError(f"{name} did not end within {timeout} s\n{logs}") from None
+            raise AssertionError(f"{name} did not end within {timeout} s{self.logs()}") from None
 
     def wait_for(self, path: Path, timeout: float = TIMEOUT) -> None:
         """Wait until a process has made a file."""
-        self._wait_until(path.exists, f"{path.name} was not made", timeout)
+        self.wait_until(path.exists, f"{path.name} was not made", timeout)
 
     def wait_for_line(self, name: str, line: str, timeout: float = TIMEOUT) -> None:
         """Wait until a process has said something."""
-        self._wait_until(lambda: line in self.log(name), f"{name} did not say {line!r}", timeout)
+        self.wait_until(lambda: line in self.log(name), f"{name} did not say {line!r}", timeout)
 
-    def _wait_until(self, happened: Callable[[], bool], otherwise: str, timeout: float) -> None:
+    def wait_until(
+        self, happened: Callable[[], bool], otherwise: str, timeout: float = TIMEOUT
+    ) -> None:
+        """Wait until something has happened."""
         deadline = time.monotonic() + timeout
         while not happened():
-            assert time.monotonic() < deadline, f"{otherwise} within {timeout} s"
+            assert time.monotonic() < deadline, f"{otherwise} within {timeout} s{self.logs()}"
             time.sleep(0.02)
 
-    def results(self) -> List[Dict[str, np.ndarray]]:
-        """What the workers saved, once all processes have ended well."""
+    def ended(self) -> List[str]:
+        """The processes that have ended."""
+        return [name for name, process in self.processes.items() if process.poll() is not None]
+
+    def wait_for_end(self) -> None:
+        """Wait until all processes have ended well."""
         for name in sorted(self.processes, reverse=True):  # workers first
             code = self.wait(name)
             assert code == 0, f"{name} ended with {code}\n{self.log(name)}"
+
+    def results(self) -> List[Dict[str, np.ndarray]]:
+        """What the workers saved, once all processes have ended well."""
+        self.wait_for_end()
         return [dict(np.load(self.result_file(rank))) for rank in range(self.workers)]
 
     def stop(self) -> None:
@@ -151,23 +171,20 @@ class Cluster:
             process.wait()
 
 
-def run(
+def start_cluster(
     folder: Path,
     job: str,
     arguments: Any = None,
     workers: int = 2,
     servers: int = 1,
     variables: Optional[Dict[str, Any]] = None,
-) -> List[Dict[str, np.ndarray]]:
-    """Run a function of jobs.py on every worker of a cluster; what each returned, by rank."""
+) -> Cluster:
+    """Start a function of jobs.py on every worker of a cluster with a parameter server."""
     cluster = Cluster(folder, workers, servers, **(variables or {}))
-    try:
-        cluster.start_roles()
-        for rank in range(workers):
-            cluster.start_worker(rank, job, arguments)
-        return cluster.results()
-    finally:
-        cluster.stop()
+    cluster.start_roles()
+    for rank in range(workers):
+        cluster.start_worker(rank, job, arguments)
+    return cluster
 
 
 def launch(script: str, *options: str, **variables: Any) -> List[str]:
@@ -205,40 +222,14 @@ def start_horovod(
     return cluster
 
 
-def run_horovod(
-    folder: Path,
-    job: str,
-    arguments: Any = None,
-    workers: int = 2,
-    variables: Optional[Dict[str, Any]] = None,
-    hosts: Optional[str] = None,
-) -> List[Dict[str, np.ndarray]]:
-    """Run a function of jobs.py on workers of horovodrun; what each returned, by rank."""
-    cluster = start_horovod(folder, job, arguments, workers, variables, hosts)
-    try:
-        return cluster.results()
-    finally:
-        cluster.stop()
-
-
-def run_local(
+def start_local(
     folder: Path, job: str, arguments: Any = None, variables: Optional[Dict[str, Any]] = None
-) -> Dict[str, np.ndarray]:
-    """Run a function of jobs.py in one process without a cluster."""
-    cluster = Cluster(folder, 1, 1, **(variables or {}))
-    for name in [n for n in cluster.environment if n.startswith("DMLC_")] + [
-        "BYTEPS_FORCE_DISTRIBUTED"
-    ]:
+) -> Cluster:
+    """Start a function of jobs.py in one process without a cluster."""
+    cluster = Cluster(folder, 1, 0, **(variables or {}))
+    for name in [n for n in cluster.environment if n.startswith("DMLC_")]:
         del cluster.environment[name]
-    try:
-        command = [
-            sys.executable,
-            str(JOBS),
-            job,
-            str(cluster.result_file(0)),
-            json.dumps(arguments),
-        ]
-        cluster.start("worker0", command)
-        return cluster.results()[0]
-    finally:
-        cluster.stop()
+    del cluster.environment["BYTEPS_FORCE_DISTRIBUTED"]
+    command = [sys.executable, str(JOBS), job, str(cluster.result_file(0)), json.dumps(arguments)]
+    cluster.start("worker0", command)
+    return cluster

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import mxnet as mx
@@ -122,9 +123,12 @@ def embeddings(arguments):
 def numpy_mode(arguments):
     """`steps` in NumPy mode, and the sum of everybody's rank + 1."""
     mx.npx.set_np()
-    flag = mx.np.full((3,), bps.rank() + 1.0)
-    bps.byteps_push_pull(flag, name="flag", is_average=False)
-    return {**steps(arguments), "flag": flag.asnumpy()}
+    try:
+        flag = mx.np.full((3,), bps.rank() + 1.0)
+        bps.byteps_push_pull(flag, name="flag", is_average=False)
+        return {**steps(arguments), "flag": flag.asnumpy()}
+    finally:
+        mx.npx.reset_np()
 
 
 def _several(job, arguments):
@@ -590,12 +594,37 @@ def traffic(arguments):
     return {name: np.array(total[name]) for name in ("pushed_bytes", "pulled_bytes")}
 
 
+def _next_job(file, patience):
+    """What `standing` wrote into a file, or None after so many seconds without one."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if file.exists():
+            return json.loads(file.read_text())
+        time.sleep(0.01)
+
+
+def stand(patience, folder):
+    """Do one job after another, as `standing` writes them."""
+    for number in itertools.count():
+        job = _next_job(folder / f"job{number}.json", patience)
+        if job is None:
+            return
+        result = globals()[job["job"]](job["arguments"])
+        mx.nd.waitall()
+        part = folder / f"part{bps.rank()}.npz"
+        np.savez(part, **result)
+        part.rename(folder / f"result{number}-{bps.rank()}.npz")
+
+
 if __name__ == "__main__":
     function, result_file, text = sys.argv[1:]
     if function != "plain_trainer":
         bps.init()
-    result = globals()[function](json.loads(text))
-    if "RANK" in result_file:
-        result_file = result_file.replace("RANK", str(bps.rank()))
-    np.savez(result_file, **result)
+    if function == "stand":
+        stand(json.loads(text), Path(result_file).parent)
+    else:
+        result = globals()[function](json.loads(text))
+        if "RANK" in result_file:  # horovodrun starts all with the same arguments
+            result_file = result_file.replace("RANK", str(bps.rank()))
+        np.savez(result_file, **result)
     bps.shutdown()

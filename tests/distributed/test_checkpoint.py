@@ -5,7 +5,8 @@ import pytest
 
 from gluon_gc import checkpoint
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import run, run_horovod
+from tests.distributed import standing
+from tests.distributed.standing import run, run_horovod
 
 SHAPES = [(300, 70), (33,), (1,)]  # the first residual takes several messages
 
@@ -17,9 +18,8 @@ COMPRESSIONS = [
 
 
 def trained(tmp_path, start, begin):
-    """What workers end with, trained from step `begin` to 6 with each of COMPRESSIONS."""
-    folder = tmp_path / f"from{begin}"
-    folder.mkdir()
+    """What new workers end with, trained from step `begin` to 6 with each of COMPRESSIONS."""
+    standing.end()
     arguments = [
         {
             "folder": str(tmp_path),
@@ -30,11 +30,11 @@ def trained(tmp_path, start, begin):
         }
         for number, params in enumerate(COMPRESSIONS)
     ]
-    return start(folder, "several_checkpoints", arguments)
+    return start("several_checkpoints", arguments)
 
 
-def on_servers(folder, job, arguments):
-    return run(folder, job, arguments, 2, 2, {"BYTEPS_PARTITION_BYTES": 64_000})
+def on_servers(job, arguments):
+    return run(job, arguments, 2, 2, {"BYTEPS_PARTITION_BYTES": 64_000})
 
 
 def assert_saved_again_before_any_step(tmp_path):
@@ -61,7 +61,7 @@ def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, 
 
 
 def test_another_workers_file_is_refused(tmp_path):
-    for rank, said in enumerate(run(tmp_path, "wrong_states", {"folder": str(tmp_path)})):
+    for rank, said in enumerate(run("wrong_states", {"folder": str(tmp_path)})):
         other = 1 - rank
         assert str(said[f"of{rank}"]) == ""
         file = tmp_path / str(other)

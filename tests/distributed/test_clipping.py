@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run, run_horovod
 from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_horovod
 from tests.distributed.test_two_way import SHAPES, assert_identical
 
 MAX_NORM, WORKERS = 0.5, 4
@@ -12,13 +12,13 @@ EXACT = {"compressor": "topk", "k": 10**6, "ef": "vanilla"}
 NODES = {**EXACT, "hierarchical": True}
 
 
-def on_servers(folder, ways):
-    return run(folder, "several_steps", ways, WORKERS)
+def on_servers(ways):
+    return run("several_steps", ways, WORKERS)
 
 
-def on_horovod(folder, ways):
+def on_horovod(ways):
     pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    return run_horovod(folder, "several_steps", ways, WORKERS, {"BYTEPS_LOCAL_SIZE": 2})
+    return run_horovod("several_steps", ways, WORKERS, {"BYTEPS_LOCAL_SIZE": 2})
 
 
 def expected():
@@ -35,7 +35,7 @@ def expected():
 @pytest.mark.parametrize(
     "backend, params", [(on_servers, [{}, EXACT]), (on_horovod, [{}, EXACT, NODES])]
 )
-def test_each_worker_clips_its_own_gradient(tmp_path, backend, params):
+def test_each_worker_clips_its_own_gradient(backend, params):
     ways = [
         {
             "shapes": SHAPES,
@@ -46,7 +46,7 @@ def test_each_worker_clips_its_own_gradient(tmp_path, backend, params):
         }
         for compression_params in params
     ]
-    results = backend(tmp_path, ways)
+    results = backend(ways)
     assert_identical(results)
     for way in range(len(ways)):
         for i, average in enumerate(expected()):

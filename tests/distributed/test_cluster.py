@@ -6,8 +6,9 @@ import signal
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import Cluster, run
+from tests.distributed.cluster import Cluster, start_cluster
 from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 
@@ -32,8 +33,8 @@ def test_step_returns_while_the_server_stands_still(tmp_path, params):
 
 
 @pytest.mark.parametrize("root_rank", [0, 1])
-def test_all_workers_start_from_the_parameters_of_the_root_rank(tmp_path, root_rank):
-    first, second = run(tmp_path, "broadcast", {"root_rank": root_rank}, workers=2, servers=2)
+def test_all_workers_start_from_the_parameters_of_the_root_rank(root_rank):
+    first, second = run("broadcast", {"root_rank": root_rank}, workers=2, servers=2)
     np.testing.assert_array_equal(first["weights"], second["weights"])
     expected = {
         "e0": np.array([-0.0, 1e-42, np.inf, -np.inf, root_rank], np.float32),
@@ -46,8 +47,8 @@ def test_all_workers_start_from_the_parameters_of_the_root_rank(tmp_path, root_r
             assert result[name].tobytes() == array.tobytes(), name
 
 
-def test_push_pull_sums_and_averages_every_dtype(tmp_path):
-    for result in run(tmp_path, "push_pull", workers=2, servers=2):
+def test_push_pull_sums_and_averages_every_dtype():
+    for result in run("push_pull", workers=2, servers=2):
         for dtype in ("float32", "float64", "float16", "int32"):
             assert result[dtype].dtype == dtype
             np.testing.assert_array_equal(result[dtype], 3 * np.arange(6).reshape(2, 3))
@@ -58,13 +59,10 @@ def test_push_pull_sums_and_averages_every_dtype(tmp_path):
         np.testing.assert_array_equal(result["optimized"], np.full(3, -1.5))
 
 
-def test_fp16_and_uncompressed_gradients_are_the_average(tmp_path):
+def test_fp16_and_uncompressed_gradients_are_the_average():
     shapes = [(50, 20), (33,), (1,), (700,)]
     for fp16, tolerance in ((False, 1e-6), (True, 2e-3)):
-        folder = tmp_path / str(fp16)
-        folder.mkdir()
         results = run(
-            folder,
             "steps",
             {
                 "shapes": shapes,
@@ -85,10 +83,9 @@ def test_fp16_and_uncompressed_gradients_are_the_average(tmp_path):
                 )
 
 
-def test_small_and_excluded_tensors_travel_uncompressed_under_the_same_momentum(tmp_path):
+def test_small_and_excluded_tensors_travel_uncompressed_under_the_same_momentum():
     shapes = [(100,), (10,), (100,)]
     results = run(
-        tmp_path,
         "steps",
         {
             "shapes": shapes,
@@ -114,12 +111,9 @@ def test_small_and_excluded_tensors_travel_uncompressed_under_the_same_momentum(
 
 @pytest.mark.parametrize("params", [None, ONEBIT], ids=["uncompressed", "onebit"])
 def test_a_plain_gluon_trainer_can_use_the_backend(tmp_path, params):
-    results = run(
-        tmp_path,
-        "plain_trainer",
-        {"kvstore": "GluonGCParameterServer", "compression_params": params},
-        workers=2,
-    )
+    arguments = {"kvstore": "GluonGCParameterServer", "compression_params": params}
+    with start_cluster(tmp_path, "plain_trainer", arguments) as cluster:
+        results = cluster.results()
     expected = sum(gradients_of(rank, 0, [(40,), (7,)])[0] for rank in range(2))
     for result in results:
         np.testing.assert_array_equal(result["g"], results[0]["g"])
@@ -129,7 +123,9 @@ def test_a_plain_gluon_trainer_can_use_the_backend(tmp_path, params):
 
 
 def test_an_overflow_on_one_worker_makes_all_leave_the_step_out(tmp_path):
-    for result in run(tmp_path, "amp_overflow", {"compression_params": ONEBIT}, workers=2):
+    with start_cluster(tmp_path, "amp_overflow", {"compression_params": ONEBIT}) as cluster:
+        results = cluster.results()
+    for result in results:
         np.testing.assert_array_equal(result["w0"], np.ones(64))
         np.testing.assert_allclose(result["w1"], np.zeros(64), atol=1e-6)
         np.testing.assert_allclose(result["w2"], -np.ones(64), atol=1e-6)
@@ -156,9 +152,9 @@ def test_a_worker_can_go_on_in_a_cluster_of_another_size(tmp_path):
         second.stop()
 
 
-def test_a_parameter_that_is_frozen_holds_up_none_that_travels_with_it(tmp_path):
+def test_a_parameter_that_is_frozen_holds_up_none_that_travels_with_it():
     exact = {"compressor": "topk", "k": 1000, "ef": "vanilla"}
-    results = run(tmp_path, "frozen", {"compression_params": exact}, workers=2, servers=1)
+    results = run("frozen", {"compression_params": exact}, workers=2, servers=1)
     expected = sum(gradients_of(rank, 1, [(40,), (7,)])[0] for rank in range(2)) / 2
     for result in results:
         np.testing.assert_allclose(result["g"], expected, rtol=1e-6, atol=1e-7)

@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import Cluster, run, run_horovod, run_local, start_horovod
+from tests.distributed.cluster import start_cluster, start_horovod
+from tests.distributed.standing import run, run_horovod, run_local
 
 SERVERS = "parameter server"
 BACKENDS = [SERVERS, "horovod"]
@@ -16,17 +17,6 @@ def backend(request):
     if request.param == "horovod":
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     return request.param
-
-
-def start(backend, folder, job, arguments):
-    """Start a function of jobs.py on two workers."""
-    if backend == "horovod":
-        return start_horovod(folder, job, arguments)
-    cluster = Cluster(folder, 2, 2)
-    cluster.start_roles()
-    for rank in range(2):
-        cluster.start_worker(rank, job, arguments)
-    return cluster
 
 
 def assert_summed(result, ranks):
@@ -45,41 +35,37 @@ def assert_summed(result, ranks):
     assert (result["w"] < 1).all()
 
 
-def test_metrics_are_averaged_and_summed_in_double_precision(backend, tmp_path):
+def test_metrics_are_averaged_and_summed_in_double_precision(backend):
     of_backend = run_horovod if backend == "horovod" else partial(run, servers=2)
-    for result in of_backend(tmp_path, "metrics"):
+    for result in of_backend("metrics"):
         assert_summed(result, ranks=[0, 1])
 
 
 def test_a_worker_alone_has_its_own_metrics_and_waits_for_nobody(tmp_path):
-    for folder in ("metrics", "barrier"):
-        (tmp_path / folder).mkdir()
-    assert_summed(run_local(tmp_path / "metrics", "metrics"), ranks=[0])
+    assert_summed(run_local("metrics"), ranks=[0])
     (tmp_path / "go").touch()
-    run_local(tmp_path / "barrier", "barrier", {"folder": str(tmp_path)})
+    run_local("barrier", {"folder": str(tmp_path)})
     assert (tmp_path / "gone0").exists()
 
 
 def test_nobody_passes_a_barrier_before_all_have_come(backend, tmp_path):
-    cluster = start(backend, tmp_path, "barrier", {"folder": str(tmp_path)})
-    try:
+    start = start_horovod if backend == "horovod" else start_cluster
+    with start(tmp_path, "barrier", {"folder": str(tmp_path)}) as cluster:
         for path in ("came0", "waits1"):
             cluster.wait_for(tmp_path / path)
         assert not (tmp_path / "gone1").exists()
         (tmp_path / "go").touch()
         assert all(result["together"] for result in cluster.results())
-    finally:
-        cluster.stop()
     assert (tmp_path / "gone0").exists() and (tmp_path / "gone1").exists()
 
 
-def test_workers_that_do_different_things_together_are_told(backend, tmp_path):
+def test_workers_that_do_different_things_together_are_told(backend):
     of_backend = run_horovod if backend == "horovod" else run
     about = {
         "barrier": ('"barrier"', '["allreduce", [], true]'),
         "shape": ('["allreduce", [1], true]', '["allreduce", [2], true]'),
     }
-    for said in of_backend(tmp_path, "different_collectives"):
+    for said in of_backend("different_collectives"):
         for name, (zero, one) in about.items():
             (sentence,) = str(said[name]).split(": ", 1)[1:]
             assert sentence in (  # the first that the server has comes last

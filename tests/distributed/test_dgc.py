@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests import dgc_replay, replay
-from tests.distributed.cluster import run, run_horovod
 from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_horovod
 from tests.distributed.test_two_way import assert_identical, of_way
 
 SHAPES = [(60, 70), (33,), (257, 3)]
@@ -113,17 +113,17 @@ def gathered(options, given, order, work, index):
 
 
 @pytest.mark.parametrize("workers, servers", [(2, 2), (3, 1)])
-def test_every_option_agrees_with_a_numpy_replay(tmp_path, workers, servers):
+def test_every_option_agrees_with_a_numpy_replay(workers, servers):
     ways = EVERY_WAY if workers == 2 else EVERY_WAY[:2]
-    results = run(tmp_path, "several_steps", ways, workers, servers, PARTITION)
+    results = run("several_steps", ways, workers, servers, PARTITION)
     for way, options in enumerate(ways):
         check([of_way(result, way) for result in results], options)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_every_option_agrees_with_a_numpy_replay_over_horovod(tmp_path, workers):
+def test_every_option_agrees_with_a_numpy_replay_over_horovod(workers):
     pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     ways = EVERY_WAY if workers == 2 else EVERY_WAY[:2]
-    results = run_horovod(tmp_path, "several_steps", ways, workers, PARTITION)
+    results = run_horovod("several_steps", ways, workers, PARTITION)
     for way, options in enumerate(ways):
         check([of_way(result, way) for result in results], options)

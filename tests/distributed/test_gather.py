@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run, run_horovod, run_local
+from tests.distributed.standing import run, run_horovod, run_local
 from tests.distributed.test_two_way import assert_identical, check_replay, corrected, of_way
 
 
@@ -22,21 +22,19 @@ def check(results, ways, chunk_elements):
 
 
 @pytest.mark.parametrize("workers, servers", [(2, 2), (3, 1)])
-def test_every_compressor_agrees_with_a_numpy_replay(tmp_path, workers, servers):
+def test_every_compressor_agrees_with_a_numpy_replay(workers, servers):
     ways, variables = every_compressor(), {"BYTEPS_PARTITION_BYTES": 1200}
-    check(run(tmp_path, "several_steps", ways, workers, servers, variables), ways, 300)
+    check(run("several_steps", ways, workers, servers, variables), ways, 300)
 
 
-def test_every_compressor_agrees_with_a_numpy_replay_over_horovod(tmp_path):
+def test_every_compressor_agrees_with_a_numpy_replay_over_horovod():
     pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     ways, variables = every_compressor(), {"BYTEPS_PARTITION_BYTES": 1200}
-    check(run_horovod(tmp_path, "several_steps", ways, 3, variables), ways, 300)
+    check(run_horovod("several_steps", ways, 3, variables), ways, 300)
 
 
-def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path):
-    for folder in ("cluster", "local"):
-        (tmp_path / folder).mkdir()
-    (result,) = run(tmp_path / "cluster", "several_steps", every_compressor(), 1, 1)
-    local = run_local(tmp_path / "local", "several_steps", every_compressor())
+def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets():
+    (result,) = run("several_steps", every_compressor(), 1, 1)
+    local = run_local("several_steps", every_compressor())
     for key in local:
         np.testing.assert_array_equal(result[key], local[key], err_msg=key)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import JOBS, run, run_horovod, start_horovod
+from tests.distributed.cluster import JOBS, start_horovod
 from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_horovod
 from tests.distributed.test_two_way import (
     arguments,
     assert_identical,
@@ -24,35 +25,33 @@ pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(tmp_path, name):
+def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(name):
     ways = every_way(name)
-    results = run_horovod(tmp_path, "several_steps", ways)
+    results = run_horovod("several_steps", ways)
     assert_identical(results)
     for way, options in enumerate(ways):
         check_replay([of_way(result, way) for result in results], options)
 
 
-def test_two_workers_get_bit_for_bit_what_the_parameter_server_gives_them(tmp_path):
-    for folder in ("horovod", "server"):
-        (tmp_path / folder).mkdir()
+def test_two_workers_get_bit_for_bit_what_the_parameter_server_gives_them():
     ways, variables = corrected(), {"BYTEPS_PARTITION_BYTES": 1000}
-    ours = run_horovod(tmp_path / "horovod", "several_steps", ways, 2, variables)
-    theirs = run(tmp_path / "server", "several_steps", ways, 2, 2, variables)
+    ours = run_horovod("several_steps", ways, 2, variables)
+    theirs = run("several_steps", ways, 2, 2, variables)
     for result, other in zip(ours, theirs):
         for key in result:
             if not key.endswith("row"):
                 np.testing.assert_array_equal(result[key], other[key], err_msg=key)
 
 
-def test_four_workers_agree_with_a_numpy_replay(tmp_path):
+def test_four_workers_agree_with_a_numpy_replay():
     options = arguments("dithering", steps=5)  # four busy processes are slow on two cores
-    results = run_horovod(tmp_path, "steps", options, 4, {"BYTEPS_PARTITION_BYTES": 400})
+    results = run_horovod("steps", options, 4, {"BYTEPS_PARTITION_BYTES": 400})
     check_replay(results, options, chunk_elements=100)
     assert_identical(results)
 
 
 @pytest.mark.parametrize("params", [None, {"fp16": True}], ids=["float32", "fp16"])
-def test_uncompressed_gradients_are_the_average(tmp_path, params):
+def test_uncompressed_gradients_are_the_average(params):
     shapes = [(50, 20), (33,), (1,)]
     options = {
         "shapes": shapes,
@@ -60,7 +59,7 @@ def test_uncompressed_gradients_are_the_average(tmp_path, params):
         "compression_params": params,
         "optimizer_params": {"learning_rate": 0.1},
     }
-    results = run_horovod(tmp_path, "steps", options)
+    results = run_horovod("steps", options)
     tolerance = 2e-3 if params else 1e-6
     for i in range(len(shapes)):
         expected = sum(gradients_of(rank, 1, shapes)[i] for rank in range(2)) / 2
@@ -69,16 +68,16 @@ def test_uncompressed_gradients_are_the_average(tmp_path, params):
 
 
 @pytest.mark.parametrize("root_rank", [0, 1])
-def test_all_workers_start_from_the_parameters_of_the_root_rank(tmp_path, root_rank):
-    first, second = run_horovod(tmp_path, "broadcast", {"root_rank": root_rank})
+def test_all_workers_start_from_the_parameters_of_the_root_rank(root_rank):
+    first, second = run_horovod("broadcast", {"root_rank": root_rank})
     np.testing.assert_array_equal(first["weights"], second["weights"])
     for name in ("e0", "e1", "e2", "e3"):
         assert first[name].tobytes() == second[name].tobytes(), name
     assert first["e0"][-1] == root_rank
 
 
-def test_push_pull_sums_and_averages_every_dtype(tmp_path):
-    for result in run_horovod(tmp_path, "push_pull"):
+def test_push_pull_sums_and_averages_every_dtype():
+    for result in run_horovod("push_pull"):
         for dtype in ("float32", "float64", "float16", "int32"):
             assert result[dtype].dtype == dtype
             np.testing.assert_array_equal(result[dtype], 3 * np.arange(6).reshape(2, 3))
@@ -120,8 +119,8 @@ def test_bpslaunch_starts_workers_on_horovod(tmp_path):
             np.testing.assert_array_equal(result["mean"], np.full(4, 0.5))
 
 
-def test_there_may_be_fewer_chunks_than_workers(tmp_path):
+def test_there_may_be_fewer_chunks_than_workers():
     options = arguments("onebit", shapes=[(5,)], steps=2)
-    results = run_horovod(tmp_path, "steps", options, 3)
+    results = run_horovod("steps", options, 3)
     check_replay(results, options)
     assert_identical(results)

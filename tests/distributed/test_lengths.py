@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tests.distributed.cluster import run, run_local
 from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_local
 from tests.distributed.test_two_way import assert_identical, of_way
 
 SHARES = [0, 1, 1, 0.01, 0, 0.3, 0.6, 1]  # of a gradient: its payload takes 1 row, many, fewer, ...
@@ -15,17 +15,15 @@ WAYS = [
 ]
 
 
-def test_one_worker_gets_what_local_gets(tmp_path):
-    for folder in ("cluster", "local"):
-        (tmp_path / folder).mkdir()
-    (result,) = run(tmp_path / "cluster", "several_shares", WAYS, 1, 1)
-    local = run_local(tmp_path / "local", "several_shares", WAYS)
+def test_one_worker_gets_what_local_gets():
+    (result,) = run("several_shares", WAYS, 1, 1)
+    local = run_local("several_shares", WAYS)
     for name in local:
         np.testing.assert_array_equal(result[name], local[name], err_msg=name)
 
 
-def test_two_workers_get_the_mean_to_the_width_of_a_level(tmp_path):
-    results = run(tmp_path, "several_shares", WAYS, 2, 1)
+def test_two_workers_get_the_mean_to_the_width_of_a_level():
+    results = run("several_shares", WAYS, 2, 1)
     assert_identical(results)
     dense = [gradients_of(rank, 0, [(20_000,)])[0] for rank in range(2)]
     largest = max(np.abs(gradient).max() for gradient in dense)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tests.distributed.cluster import run
 from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run
 from tests.test_momentum import (
     BATCH_SIZE,
     EXACT,
@@ -21,9 +21,8 @@ from tests.test_momentum import (
 WORKERS = 2
 
 
-def test_every_tensor_follows_nesterov_sgd_on_two_workers_and_two_servers(tmp_path):
+def test_every_tensor_follows_nesterov_sgd_on_two_workers_and_two_servers():
     results = run(
-        tmp_path,
         "weight_decay",
         {
             "shapes": SHAPES,

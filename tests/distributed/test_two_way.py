@@ -8,8 +8,8 @@ import pytest
 from gluon_gc.compression import parse
 from tests import replay
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import run, run_local
 from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_local
 
 SHAPES = [(50, 20), (33,), (1,), (257, 3)]
 STEPS = 20
@@ -94,18 +94,18 @@ def of_way(result, way):
     return {name[len(prefix) :]: v for name, v in result.items() if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)])
-def test_workers_and_servers_agree_with_a_numpy_replay(tmp_path, workers, servers):
+@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 1), (3, 1), (1, 2), (3, 2), (2, 2)])
+def test_workers_and_servers_agree_with_a_numpy_replay(workers, servers):
     options = arguments()
-    results = run(tmp_path, "steps", options, workers, servers)
+    results = run("steps", options, workers, servers)
     check_replay(results, options)
     assert_identical(results)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(tmp_path, name):
+def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(name):
     ways = every_way(name)
-    results = run(tmp_path, "several_steps", ways, workers=2, servers=2)
+    results = run("several_steps", ways, workers=2, servers=2)
     assert_identical(results)
     for way, options in enumerate(ways):
         check_replay([of_way(result, way) for result in results], options)
@@ -116,20 +116,18 @@ def corrected(**more):
     return [arguments(name, "corrected", **more) for name in COMPRESSORS]
 
 
-def test_tensors_cut_into_chunks_over_two_servers_agree_with_a_numpy_replay(tmp_path):
+def test_tensors_cut_into_chunks_over_two_servers_agree_with_a_numpy_replay():
     ways = corrected()
-    results = run(tmp_path, "several_steps", ways, 2, 2, {"BYTEPS_PARTITION_BYTES": 400})
+    results = run("several_steps", ways, 2, 2, {"BYTEPS_PARTITION_BYTES": 400})
     assert_identical(results)
     for way, options in enumerate(ways):
         check_replay([of_way(result, way) for result in results], options, chunk_elements=100)
 
 
 @pytest.mark.parametrize("variables", [{}, {"BYTEPS_PARTITION_BYTES": 1000}])
-def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(tmp_path, variables):
-    for folder in ("cluster", "local"):
-        (tmp_path / folder).mkdir()
+def test_one_worker_with_one_server_gets_bit_for_bit_what_local_gets(variables):
     ways = corrected(optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01})
-    (result,) = run(tmp_path / "cluster", "several_steps", ways, 1, 1, variables)
-    local = run_local(tmp_path / "local", "several_steps", ways, variables)
+    (result,) = run("several_steps", ways, 1, 1, variables)
+    local = run_local("several_steps", ways, variables)
     for key in local:
         np.testing.assert_array_equal(result[key], local[key], err_msg=key)

@@ -18,7 +18,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, kernels, plan
-from ...launch import census
+from ...launch import census, ps_lite, watch
 from ...launch.leaving import ending
 from ...log import logger
 from .. import operators
@@ -30,7 +30,6 @@ from ..sparse import SparseChannel
 from . import archive, handshake, messages
 from .rows import Rows
 from .sparse_rows import SparseRows
-from .watch import SCHEDULER_ID, Watch, is_dead, worker_id
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
 _LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
@@ -87,10 +86,8 @@ class GluonGCParameterServer(CompressingKVStore):
         self._rows: Dict[Channel, Rows] = {}
         self._summed: Dict[Channel, _Summed] = {}
         self._sparse: Dict[SparseChannel, SparseRows] = {}
-        self._lifeline.know(worker_id(self._row))
-        timeout = env.heartbeat_timeout()
-        gone = f"worker {self.rank} ends: no heartbeat for {timeout} s from the scheduler"
-        self._watch = Watch(lambda: gone if is_dead(self._kv, SCHEDULER_ID, timeout) else "")
+        self._lifeline.know(ps_lite.worker_id(self._row))
+        self._watch = watch.scheduler(self._kv.handle, f"worker {self.rank}")
         GluonGCParameterServer.connected = self
         keys = [self._allocator.key(server) for server in range(self._servers)]
         self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]

@@ -7,17 +7,22 @@ checkout's gluon_gc there, or a user's http.py, would be taken for the installed
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+
+SERVICES = {"scheduler": "gluon_gc.launch.scheduler", "server": "gluon_gc.mxnet.server"}
 
 
 def main(role: str) -> None:
     """Serve as `role`, "server" or "scheduler", until all workers are done."""
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder, whose modules are to be found within gluon_gc only
+    from gluon_gc.env import ConfigurationError
+    from gluon_gc.launch.leaving import die
+
     try:
-        from gluon_gc.mxnet import server
-    except ImportError as error:
-        sys.exit(f"{role}: {error}")
-    server.main(role)
+        import_module(SERVICES[role]).serve()
+    except (ImportError, OSError, RuntimeError, ConfigurationError) as error:
+        die(f"{role}: {error}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""ps-lite as it is in MXNet's library, taken from there without MXNet's Python.
+
+MXNet's Python takes two seconds to import, which the scheduler does not need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Callable
+
+SCHEDULER_ID = 1  # as ps-lite numbers nodes
+
+_CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+def server_id(rank: int) -> int:
+    """The ps-lite id of the server with this rank of ps-lite's."""
+    return 8 + 2 * rank
+
+
+def worker_id(rank: int) -> int:
+    """The ps-lite id of the worker with this rank of ps-lite's."""
+    return 9 + 2 * rank
+
+
+@lru_cache(maxsize=None)
+def library() -> ctypes.CDLL:
+    """MXNet's library, the one that MXNet's Python loads.
+
+    Raises
+    ------
+    ImportError
+        MXNet is not installed.
+    """
+    mxnet = importlib.util.find_spec("mxnet")
+    if mxnet is None or mxnet.origin is None:
+        import_module("gluon_gc.mxnet")  # which says what to install
+        raise ImportError("MXNet has no library here")
+    origin = Path(mxnet.origin).with_name("libinfo.py")
+    spec = importlib.util.spec_from_file_location("mxnet_libinfo", origin)
+    libinfo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(libinfo)
+    loaded = ctypes.CDLL(libinfo.find_lib_path()[0])
+    loaded.MXGetLastError.restype = ctypes.c_char_p
+    return loaded
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise RuntimeError(library().MXGetLastError().decode())
+
+
+def create() -> ctypes.c_void_p:
+    """The handle of a node whose role and cluster are in the environment."""
+    handle = ctypes.c_void_p()
+    _check(library().MXKVStoreCreate(b"dist", ctypes.byref(handle)))
+    return handle
+
+
+def serve(node: ctypes.c_void_p, control: Callable[[int, bytes, object], None]) -> None:
+    """Serve until all workers are done; `control` takes the commands that workers send."""
+    _check(library().MXKVStoreRunServer(node, _CONTROLLER_TYPE(control), None))
+
+
+def is_dead(node: ctypes.c_void_p, node_id: int, timeout: int) -> bool:
+    """Whether the node with this ps-lite id has not sent a heartbeat for `timeout` seconds.
+
+    The scheduler hears everybody's heartbeats, the others only the scheduler's. With a time-out
+    of 0 nobody is dead.
+    """
+    number = ctypes.c_int()
+    wrong = library().MXKVStoreGetNumDeadNode(
+        node, ctypes.c_int(node_id), ctypes.byref(number), ctypes.c_int(timeout)
+    )
+    return not wrong and number.value > 0  # ps-lite knows no nodes once it has left them
