@@ -105,8 +105,9 @@ class Chunk:
     @property
     def _has_payloads(self) -> bool:
         """Whether what travels must be decoded to be summed."""
-        summable = self.params is not None and self.params.compressor.traits.summable
-        return self.params is not None and (self.rows > 0 or not summable)
+        if self.params is None:
+            return False
+        return self.rows > 0 or not self.params.compressor.traits.summable
 
 
 def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
@@ -178,8 +179,9 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     """Cut tensors into chunks of at most `partition_bytes` of values.
 
     A tensor with a compressor and at least `min_compress_bytes` is compressed chunk by chunk, one
-    in rows as a whole; the others travel plain. Of these, small ones of one dtype are fused: large ones that went with
-    them would all go to one server, and come back no sooner than the last of them is there.
+    in rows as a whole; the others travel plain. Of these, small ones of one dtype are fused: large
+    ones that went with them would all go to one server, and come back no sooner than the last of
+    them is there.
     """
     chunks: List[Chunk] = []
     plain: Dict[str, List[Tensor]] = {}

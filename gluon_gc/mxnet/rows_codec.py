@@ -1,4 +1,4 @@
-"""The codec of a gradient in rows, at work in MXNet: with feedback row by row and a random stream."""
+"""The codec of a gradient in rows at work in MXNet: with feedback row by row, and a stream."""
 
 from __future__ import annotations
 
