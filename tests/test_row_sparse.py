@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
+from gluon_gc.compression import parse
+from gluon_gc.mxnet.codec import Part
+from gluon_gc.mxnet.rows_codec import RowsCodec
 
 ROWS, WIDTH = 1000, 6
 
@@ -97,3 +100,31 @@ def test_a_gradient_without_rows_changes_nothing():
     net.weight.list_grad()[0][:] = mx.nd.sparse.zeros("row_sparse", (ROWS, WIDTH))
     trainer.allreduce_grads()
     assert not net.weight.grad().tostype("default").asnumpy().any()
+
+
+def decoded(codec, words, payload):
+    """The gradient that is made of a message of these uint32 words and payload."""
+    message = np.zeros(codec.payload_bytes, np.uint8)
+    sent = np.concatenate([np.array(words, np.uint32).view(np.uint8), payload])
+    message[: sent.size] = sent
+    gradient = mx.nd.sparse.zeros("row_sparse", (10, 3))
+    codec.decompress([mx.nd.array(message, dtype="uint8")], [gradient], ((0, 0),))
+    return gradient.tostype("default").asnumpy()
+
+
+def test_messages_of_rows_that_do_not_fit_are_refused():
+    codec = RowsCodec(parse({"compressor": "onebit"}), 10, Part(30))
+    payload = np.concatenate([np.zeros(4, np.uint8), np.float32([2]).view(np.uint8)])
+    expected = np.where(np.isin(np.arange(10), [4, 9])[:, None], 2, 0) * np.ones(3)
+    np.testing.assert_array_equal(decoded(codec, [24, 2, 4, 9], payload), expected)
+    for words, why in [
+        ([23, 2, 4, 9], "payload of message 0 is not one of 6 elements"),
+        ([28, 2, 4, 9], "payload of message 0 is not one of 6 elements"),
+        ([2000, 2, 4, 9], "wrong length"),
+        ([24, 200, 4, 9], "wrong length"),
+        ([24, 2, 4, 10], "names a row 10"),
+        ([24, 2, 9, 4], "names a row 4"),
+        ([24, 2, 4, 4], "names a row 4"),
+    ]:
+        with pytest.raises(mx.MXNetError, match=why):
+            decoded(codec, words, payload)
