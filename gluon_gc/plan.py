@@ -78,12 +78,15 @@ class Chunk:
         How it is compressed; None: a plain sum.
     message_bytes : int
         What one worker sends one way, or the most that it can be.
+    rows : int
+        Only rows of it travel, of so many, which are a tensor's; 0: it is dense.
     """
 
     slices: Tuple[Slice, ...]
     dtype: str
     params: Optional[CompressionParams]
     message_bytes: int
+    rows: int = 0
 
     @property
     def size(self) -> int:
@@ -102,7 +105,9 @@ class Chunk:
     @property
     def _has_payloads(self) -> bool:
         """Whether what travels must be decoded to be summed."""
-        return self.params is not None and not self.params.compressor.traits.summable
+        if self.params is None:
+            return False
+        return self.rows > 0 or not self.params.compressor.traits.summable
 
 
 def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
@@ -126,8 +131,18 @@ def _wire_dtype(tensor: Tensor) -> str:
     return "float16" if tensor.params.fp16 else tensor.dtype
 
 
+def rows_bytes(rows: int) -> int:
+    """Bytes in which a message says its length, and how many rows and which it has, at most."""
+    return 4 * (2 + rows)
+
+
 def _compressed(tensor: Tensor, partition_bytes: int) -> Iterator[Chunk]:
     dtype = working_dtype(tensor.dtype)
+    if tensor.rows:
+        payload = rows_bytes(tensor.rows) + tensor.params.codec(tensor.size, dtype).payload_bytes
+        whole = Slice(tensor.name, 0, tensor.size)
+        yield Chunk((whole,), dtype, tensor.params, 4 * frame_words(payload), tensor.rows)
+        return
     pieces = list(_pieces(tensor, partition_bytes))
     message_bytes = {}
     for size in {piece.size for piece in pieces}:  # two at most
@@ -163,9 +178,10 @@ def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> List[
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
     """Cut tensors into chunks of at most `partition_bytes` of values.
 
-    A tensor with a compressor and at least `min_compress_bytes` is compressed chunk by chunk; the
-    others travel plain. Of these, small ones of one dtype are fused: large ones that went with
-    them would all go to one server, and come back no sooner than the last of them is there.
+    A tensor with a compressor and at least `min_compress_bytes` is compressed chunk by chunk, one
+    in rows as a whole; the others travel plain. Of these, small ones of one dtype are fused: large
+    ones that went with them would all go to one server, and come back no sooner than the last of
+    them is there.
     """
     chunks: List[Chunk] = []
     plain: Dict[str, List[Tensor]] = {}
@@ -182,19 +198,21 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
 def messages(chunks: Sequence[Chunk]) -> List[List[Chunk]]:
     """Chunks that travel in one message, in the order of their first ones.
 
-    Those that are compressed alike are put together up to SMALL_BYTES; plain ones are fused
-    already.
+    Those that are compressed alike are put together up to SMALL_BYTES, but for those in rows; plain
+    ones are fused already.
     """
     bundles: List[List[Chunk]] = []
     open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
     for chunk in chunks:
         kind = chunk.params, chunk.dtype
         bundle, total = open_bundles.get(kind, ([], 0))
-        if chunk.params is None or not bundle or total + chunk.message_bytes > SMALL_BYTES:
+        alone = chunk.params is None or chunk.rows
+        if alone or not bundle or total + chunk.message_bytes > SMALL_BYTES:
             bundle, total = [], 0
             bundles.append(bundle)
         bundle.append(chunk)
-        open_bundles[kind] = bundle, total + chunk.message_bytes
+        if not alone:
+            open_bundles[kind] = bundle, total + chunk.message_bytes
     return bundles
 
 

@@ -13,6 +13,8 @@ from .core.compressors import tests_of
 
 WORD = 2**64
 State = Tuple[int, int]
+Rows = Tuple[List[int], np.ndarray]
+"""The numbers of rows, and their values."""
 
 
 def draws(a: int, b: int) -> Iterator[int]:
@@ -67,6 +69,63 @@ class Exchange:
         for rank in order[1:]:
             total = total + decoded[rank]
         return total if self.server is None else self.server.step(total, ratio=ratio)[1]
+
+
+class RowsExchange:
+    """All workers, for a gradient in rows of a float32 matrix.
+
+    Attributes
+    ----------
+    residuals : list of array, shape (rows, width)
+        By rank.
+    """
+
+    def __init__(
+        self, workers: int, params: CompressionParams, shape: Tuple[int, int], index: int
+    ) -> None:
+        n = shape[0] * shape[1]
+        self.residuals = [np.zeros(shape, np.float32) for _ in range(workers)]
+        self._params = params
+        self._starts = [start_of(params, n, index, rank) for rank in range(workers)]
+        self._drawn, self._draws = 0, params.codec(n, "float32").draws
+
+    def step(
+        self, gradients: Sequence[Rows], scale: float, ratio: float, order: Sequence[int]
+    ) -> Tuple[np.ndarray, List[int]]:
+        """The gradient that everybody gets, summed in `order`, and each worker's bytes."""
+        total = np.zeros_like(self.residuals[0])
+        lengths = [0] * len(gradients)
+        for rank in order:
+            ids, values = gradients[rank]
+            if self._params.ef != "vanilla":
+                self.residuals[rank] *= np.float32(ratio)
+            payload, decoded = self._worker(rank, ids, values, scale)
+            total[ids] += decoded
+            header = 8 if self._has_header else 0
+            lengths[rank] = 4 * (2 + len(ids)) + header + payload.size
+        self._drawn += self._draws
+        return total, lengths
+
+    def _worker(
+        self, rank: int, ids: List[int], values: np.ndarray, scale: float
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """What a worker sends of these rows, and what it decodes to."""
+        params = self._params
+        replay = tests_of(params.compressor.name).Replay(
+            params.options(), values.size, np.float32, self._starts[rank]
+        )
+        replay.drawn = self._drawn
+        if params.ef:
+            replay.residual = self.residuals[rank][ids].ravel()
+        payload, decoded = replay.step(values.ravel(), scale)
+        if params.ef:
+            self.residuals[rank][ids] = replay.residual.reshape(values.shape)
+        return payload, decoded.reshape(values.shape)
+
+    @property
+    def _has_header(self) -> bool:
+        """Whether a ratio comes before a payload."""
+        return self._params.ef == "corrected" and not self._params.compressor.traits.summable
 
 
 def chunks(n: int, elements: int) -> List[slice]:

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
+from gluon_gc.compression import parse
+from gluon_gc.mxnet.codec import Part
+from gluon_gc.mxnet.rows_codec import RowsCodec
 
 ROWS, WIDTH = 1000, 6
 
@@ -28,7 +31,15 @@ def step(net, trainer, words, batch_size=2):
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
-@pytest.mark.parametrize("more", [{}, {"max_grad_norm": 0.5}, {"on_nonfinite": "skip"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"max_grad_norm": 0.5},
+        {"on_nonfinite": "skip"},
+        {"max_grad_norm": 0.5, "compression_params": {"compressor": "topk", "k": 10**9}},
+    ],
+)
 def test_weights_are_those_of_dense_gradients(contexts, more):
     (one, sparse), (other, dense) = (embedding(kind, contexts=contexts, **more) for kind in (1, 0))
     for words in ([3, 999, 3], [0, 4], [5]):
@@ -47,15 +58,38 @@ def test_only_rows_are_counted_as_sent():
     assert total["raw_bytes"] == 4 * ROWS * WIDTH
 
 
-def test_a_compressor_leaves_them_as_they_are():
-    nets = [embedding(True), embedding(True, compression_params={"compressor": "onebit"})]
+def test_a_compressor_that_accumulates_leaves_them_as_they_are():
+    nets = [embedding(True), embedding(True, compression_params={"compressor": "dgc", "k": 0.01})]
     plain, compressed = (step(*net, [1, 2, 900]) for net in nets)
     np.testing.assert_array_equal(plain, compressed)
 
 
+def drift(**compression_params):
+    """How far the weights of rows that come and go end from where dense gradients that travel
+    uncompressed bring them, as a share of the way there."""
+    random = np.random.default_rng(0)
+    pull = mx.nd.array(random.standard_normal((ROWS, WIDTH)))
+    nets = [embedding(False), embedding(True, compression_params=compression_params)]
+    for _ in range(200):
+        words = mx.nd.array(random.choice(20, 10, replace=False))
+        for net, trainer in nets:
+            with mx.autograd.record():
+                loss = (net(words) * pull.take(words)).sum()
+            loss.backward()
+            trainer.step(10)
+    dense, compressed = (net.weight.data().asnumpy() for net, _ in nets)
+    return np.linalg.norm(compressed - dense) / np.linalg.norm(dense - 1)
+
+
+@pytest.mark.parametrize("params", [{"compressor": "topk", "k": 0.1}, {"compressor": "onebit"}])
+def test_with_feedback_the_sum_of_steps_is_that_of_dense_gradients(params):
+    assert drift(**params, ef="vanilla") < 0.1 < 0.4 < drift(**params)
+
+
+@pytest.mark.parametrize("compressor", [None, "onebit", "bytegrad"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_told_of(bad):
-    net, trainer = embedding(True)
+def test_what_is_not_finite_is_told_of(bad, compressor):
+    net, trainer = embedding(True, compression_params={"compressor": compressor})
     net.weight.data()[5] = bad
     with pytest.raises(mx.MXNetError, match=f"gradient of {net.weight.name} has a NaN or an inf"):
         step(net, trainer, [5, 6])
@@ -66,3 +100,31 @@ def test_a_gradient_without_rows_changes_nothing():
     net.weight.list_grad()[0][:] = mx.nd.sparse.zeros("row_sparse", (ROWS, WIDTH))
     trainer.allreduce_grads()
     assert not net.weight.grad().tostype("default").asnumpy().any()
+
+
+def decoded(codec, words, payload):
+    """The gradient that is made of a message of these uint32 words and payload."""
+    message = np.zeros(codec.payload_bytes, np.uint8)
+    sent = np.concatenate([np.array(words, np.uint32).view(np.uint8), payload])
+    message[: sent.size] = sent
+    gradient = mx.nd.sparse.zeros("row_sparse", (10, 3))
+    codec.decompress([mx.nd.array(message, dtype="uint8")], [gradient], ((0, 0),))
+    return gradient.tostype("default").asnumpy()
+
+
+def test_messages_of_rows_that_do_not_fit_are_refused():
+    codec = RowsCodec(parse({"compressor": "onebit"}), 10, Part(30))
+    payload = np.concatenate([np.zeros(4, np.uint8), np.float32([2]).view(np.uint8)])
+    expected = np.where(np.isin(np.arange(10), [4, 9])[:, None], 2, 0) * np.ones(3)
+    np.testing.assert_array_equal(decoded(codec, [24, 2, 4, 9], payload), expected)
+    for words, why in [
+        ([23, 2, 4, 9], "payload of message 0 is not one of 6 elements"),
+        ([28, 2, 4, 9], "payload of message 0 is not one of 6 elements"),
+        ([2000, 2, 4, 9], "wrong length"),
+        ([24, 200, 4, 9], "wrong length"),
+        ([24, 2, 4, 10], "names a row 10"),
+        ([24, 2, 9, 4], "names a row 4"),
+        ([24, 2, 4, 4], "names a row 4"),
+    ]:
+        with pytest.raises(mx.MXNetError, match=why):
+            decoded(codec, words, payload)

@@ -256,24 +256,6 @@ def test_other_dtypes_keep_theirs(dtype):
     np.testing.assert_array_equal(param.data().asnumpy(), np.full(50, 0.5, dtype))
 
 
-def test_row_sparse_gradients_travel_uncompressed():
-    net = mx.gluon.nn.Embedding(20, 4, sparse_grad=True)
-    net.initialize(mx.init.Constant(1.0))
-    trainer = bps.DistributedTrainer(
-        net.collect_params(),
-        "sgd",
-        {"learning_rate": 1.0},
-        compression_params=ONEBIT,
-        kvstore="local",
-    )
-    with mx.autograd.record():
-        loss = net(mx.nd.array([3, 5, 3])).sum()
-    loss.backward()
-    trainer.step(1)
-    weight = net.weight.data().asnumpy()
-    np.testing.assert_array_equal(weight[:, 0], [1 - 2 * (i == 3) - (i == 5) for i in range(20)])
-
-
 def test_two_trainers_may_share_parameters_that_are_not_initialized_yet():
     net = mx.gluon.nn.Dense(3)
     net.initialize()

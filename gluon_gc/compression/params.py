@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Dict, Iterable, Mapping, Optional, Type
 
 import numpy as np
@@ -47,6 +47,17 @@ class CompressionParams:
     def aggregators(self) -> CompressionParams:
         """How the sum of what is compressed so is compressed: momentum is a worker's."""
         return CompressionParams(self.compressor, self.ef)
+
+    @property
+    def of_rows(self) -> CompressionParams:
+        """How a gradient in rows is compressed, where each worker may have other rows.
+
+        No aggregator can keep what the sum of changing rows loses, so all workers get all payloads.
+        Momentum, and a compressor with its own, need values of all rows in every step.
+        """
+        if self.compressor is None or self.compressor.traits.accumulates:
+            return CompressionParams(fp16=self.fp16)
+        return replace(self, mu=None, hierarchical=False, exchange="gather")
 
     def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
         """What a codec is told, in an epoch if one was ever set."""

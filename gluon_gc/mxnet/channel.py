@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -12,6 +12,7 @@ from . import operators
 from .codec import MessageCodec, Part
 from .gradient import Gradients
 from .operators import Places
+from .rows_codec import RowsCodec
 
 Start = Tuple[int, int]
 
@@ -61,7 +62,7 @@ class Channel(Metered):
 
     Attributes
     ----------
-    codec : MessageCodec or None
+    codec : MessageCodec, RowsCodec or None
         None: values travel as they are.
     paths : list of str
         With a codec: how the name of what a checkpoint has of a chunk begins.
@@ -83,7 +84,7 @@ class Channel(Metered):
         numbers = {name: i for i, name in enumerate(dict.fromkeys(p.tensor for p in self.slices))}
         self.tensors = numbers.keys()
         self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
-        self.codec: Optional[MessageCodec] = None
+        self.codec: Union[None, MessageCodec, RowsCodec] = None
         refused = [tensors[piece.tensor].refused for piece in self.slices]
         if self.params is None:
             meter = operators.new_meter()
@@ -96,7 +97,10 @@ class Channel(Metered):
                 f"{tensors[piece.tensor].index}/{piece.begin}-{piece.end}" for piece in self.slices
             ]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
-            self.codec = MessageCodec(self.params, self.dtype, parts)
+            if first.rows:
+                self.codec = RowsCodec(self.params, first.rows, *parts)
+            else:
+                self.codec = MessageCodec(self.params, self.dtype, parts)
             meter = self.codec.meter
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}

@@ -262,11 +262,10 @@ class CompressingKVStore(KVStoreBase):
             if self.declared(tensor.name):
                 raise ValueError(f"tensor '{tensor.name}' is declared already")
             self._tensors[tensor.name] = tensor
-        dense = [tensor for tensor in tensors if not tensor.rows]
-        sparse = [tensor for tensor in tensors if tensor.rows]
-        chunks = plan.cut(
-            dense, env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        )
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
+        others = [tensor for tensor in tensors if tensor not in sparse]
+        chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
         self._agree(plan.described(chunks, sparse))
         channels = [
             Channel(message, self._tensors, [self._start(c, self._place(c)[0]) for c in message])

@@ -1,4 +1,4 @@
-"""Row-sparse gradients: only the rows that some worker has travel, uncompressed."""
+"""Row-sparse gradients that travel uncompressed: only the rows that some worker has."""
 
 from __future__ import annotations
 

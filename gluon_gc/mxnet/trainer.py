@@ -317,9 +317,11 @@ class DistributedTrainer(Trainer):
             grad = self._params[i].list_grad()[0]
             params = self._overrides.get(i, self._compression)
             dense = params.compressor is not None and params.compressor.traits.accumulates
-            if grad.stype != "default" or (dense and len(grad.shape) == 1):
-                params = CompressionParams(fp16=params.fp16)
             in_rows = grad.stype == "row_sparse" and grad.dtype == np.float32 and grad.ndim == 2
+            if in_rows:
+                params = params.of_rows
+            elif grad.stype != "default" or (dense and len(grad.shape) == 1):
+                params = CompressionParams(fp16=params.fp16)
             tensors.append(
                 Tensor(
                     f"trainer{self._number}.{i}",

@@ -33,6 +33,16 @@ struct Chunk {
   std::size_t slot = 0;  // where its payload is among those of its message, each with room for the longest
 };
 
+// Lets each of `count` chunks draw where the attribute `positions` says, if it is there.
+inline void read_positions(const Attributes& a, Chunk* chunks, std::size_t count) {
+  if (!a.has("positions")) return;
+  const std::vector<std::size_t> words = a.list("positions");
+  require(words.size() == 3 * count, "positions must have three numbers for each chunk");
+  for (std::size_t i = 0; i < count; ++i) {
+    chunks[i].position = {{words[3 * i], words[3 * i + 1]}, words[3 * i + 2]};
+  }
+}
+
 // The attributes are
 //   compressor, options: as gluon_gc_new has them
 //   dtype: of the codecs
@@ -50,12 +60,7 @@ struct Chunks {
       payload_bytes += chunk.needs.payload_bytes;
       workspace_bytes = std::max(workspace_bytes, chunk.needs.workspace_bytes);
     }
-    if (!a.has("positions")) return;
-    const std::vector<std::size_t> words = a.list("positions");
-    require(words.size() == 3 * all.size(), "positions must have three numbers for each chunk");
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i].position = {{words[3 * i], words[3 * i + 1]}, words[3 * i + 2]};
-    }
+    read_positions(a, all.data(), all.size());
   }
 
   // Room for a message before it is framed, if it is.

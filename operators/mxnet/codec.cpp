@@ -15,7 +15,7 @@
 //     `count` messages, in `arrays` arrays, to the gradients. Where `refused` has a line for a chunk, the
 //     operator fails if it is not finite, and calls it so.
 #include "../core/half.h"
-#include "chunks.h"
+#include "calls.h"
 #include "meter.h"
 
 namespace gluon_gc {
@@ -23,10 +23,6 @@ namespace {
 
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
-
-std::size_t optional(const Attributes& a, const char* name, std::size_t absent) {
-  return a.has(name) ? a.size(name) : absent;
-}
 
 // Where the chunks are in the gradients.
 class Slices {
@@ -62,22 +58,6 @@ class Slices {
   const std::size_t first_, itemsize_;
 };
 
-// What calls for all chunks of a message have alike.
-gluon_gc_call common_call(const Attributes& a, void* workspace) {
-  gluon_gc_call call{};
-  call.scale = a.number("scale", 1);
-  call.ratio = a.number("ratio", 1);
-  call.workspace = workspace;
-  call.threads = static_cast<int>(optional(a, "threads", 1));
-  return call;
-}
-
-gluon_gc_call call_for(const Chunk& chunk, gluon_gc_call common, gluon_gc_status* status) {
-  common.position = chunk.position;
-  common.status = status;
-  return common;
-}
-
 // Writes `count` messages as payloads: chunk i of message m is at slots + m * payload_bytes + its slot.
 void read_messages(const Chunks& chunks, Tensors& inputs, std::size_t arrays, std::size_t count,
                    std::uint8_t* message, std::uint8_t* slots) {
@@ -89,32 +69,6 @@ void read_messages(const Chunks& chunks, Tensors& inputs, std::size_t arrays, st
     for (const Chunk& chunk : chunks.all) to.push_back(slots + m * chunks.payload_bytes + chunk.slot);
     split_message(chunks.layout, message, length, to);
   }
-}
-
-MXReturnValue message_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
-  return guarded([&] {
-    const Attributes a(map);
-    out->at(0) = a.flag("summable")     ? dtype_named(a.text("dtype"))
-                 : a.has("row_words") ? mxnet::ext::kFloat32
-                                        : mxnet::ext::kUint8;
-  });
-}
-
-MXReturnValue message_storage(const Map& map, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = Attributes(map).has("row_words") ? mxnet::ext::kRowSparseStorage : mxnet::ext::kDefaultStorage;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue message_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
-  return guarded([&] {
-    const Attributes a(map);
-    if (a.has("row_words")) {
-      out->at(0) = {static_cast<unsigned int>(a.size("rows")), static_cast<unsigned int>(a.size("row_words"))};
-    } else {
-      const std::size_t itemsize = !a.flag("summable") ? 1 : a.text("dtype") == "float64" ? 8 : 4;
-      out->at(0) = {static_cast<unsigned int>(a.size("payload_bytes") / itemsize)};
-    }
-  });
 }
 
 // Writes the payloads of a message one after the other where they travel, by compress(chunk, i, payload, status).

@@ -14,44 +14,13 @@
 #include "../core/finite.h"
 #include "message.h"
 #include "meter.h"
+#include "rows.h"
 
 namespace gluon_gc {
 namespace {
 
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
-using Ids = std::vector<std::int64_t>;
-using mxnet::ext::MXSparse;
-
-constexpr std::size_t id_bytes = sizeof(std::uint32_t);
-
-// The rows of a float32 array.
-struct Rows {
-  explicit Rows(MXTensor& array) : sparse(*array.data<MXSparse>()), width(1) {
-    require(array.dtype == mxnet::ext::kFloat32, "rows must be float32");
-    for (std::size_t i = 1; i < array.shape.size(); ++i) width *= static_cast<std::size_t>(array.shape[i]);
-  }
-
-  std::size_t count() const { return static_cast<std::size_t>(sparse.indices_len); }
-  const float* at(std::size_t i) const { return static_cast<const float*>(sparse.data) + i * width; }
-
-  const MXSparse& sparse;
-  std::size_t width;
-};
-
-// Makes an output of these rows, which write(i, row) fills; one of zeros if there are none.
-template <typename Write>
-void write_rows(const Ids& ids, std::size_t width, const OpResource& resource, Write write) {
-  MXSparse made;
-  resource.alloc_sparse(&made, 0, static_cast<int>(std::max<std::size_t>(1, ids.size())));
-  auto* const data = static_cast<float*>(made.data);
-  made.indices[0] = 0;
-  if (ids.empty()) std::fill(data, data + width, 0.0f);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    made.indices[i] = ids[i];
-    write(i, data + i * width);
-  }
-}
 
 // The rows of `count` lists, each once.
 Ids listed_in(MXTensor& lists) {
@@ -68,9 +37,7 @@ Ids listed_in(MXTensor& lists) {
       ids.push_back(id);
     }
   }
-  std::sort(ids.begin(), ids.end());
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  return ids;
+  return each_once(std::move(ids));
 }
 
 MXReturnValue same_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {

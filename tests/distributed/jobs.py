@@ -120,6 +120,61 @@ def embeddings(arguments):
     }
 
 
+def rows_of(rank, step, shape):
+    """The rows that a worker's gradient has at a step, known to the tests as well; maybe none."""
+    rows, width = shape
+    random = np.random.RandomState(1000 * rank + step)
+    ids = np.flatnonzero(random.random_sample(rows) < [0.02, 0.3, 0.0, 1.0][(rank + step) % 4])
+    return ids.tolist(), random.standard_normal((ids.size, width)).astype(np.float32)
+
+
+def compressed_rows(arguments):
+    """Steps of a trainer on known gradients in rows, and the later half of them once more, from a
+    checkpoint; returns gradients after each step.
+
+    arguments: shape, learning_rates (one a step), compression_params, folder.
+    """
+    shape, rates = tuple(arguments["shape"]), arguments["learning_rates"]
+    file = str(Path(arguments["folder"], f"rows-{bps.rank()}"))
+    half, result = len(rates) // 2, {}
+
+    def made():
+        param = mx.gluon.Parameter("p", shape=shape, grad_stype="row_sparse")
+        param.initialize(mx.init.One())
+        param.list_grad()[0][:] = mx.nd.sparse.zeros("row_sparse", shape)
+        optimizer = {"learning_rate": rates[0]}
+        compression = arguments["compression_params"]
+        trainer = bps.DistributedTrainer([param], "sgd", optimizer, compression_params=compression)
+        return param, trainer
+
+    def train(param, trainer, begin, end, name):
+        for step in range(begin, end):
+            trainer.set_learning_rate(rates[step])
+            ids, values = rows_of(bps.rank(), step, shape)
+            gradient = mx.nd.sparse.zeros("row_sparse", shape)
+            if ids:
+                gradient = mx.nd.sparse.row_sparse_array((values, ids), shape)
+            gradient.copyto(param.list_grad()[0])
+            trainer.allreduce_grads()
+            result[f"{name}{step}"] = param.list_grad()[0].tostype("default").asnumpy()
+
+    param, trainer = made()
+    train(param, trainer, 0, half, "g")
+    trainer.save_states(file)
+    train(param, trainer, half, len(rates), "g")
+    result["pushed"] = np.array(trainer.compression_stats()["total"]["pushed_bytes"])
+    param, trainer = made()
+    trainer.load_states(file)
+    train(param, trainer, half, len(rates), "resumed")
+    result["row"] = np.array(getattr(default_kvstore(), "_row", bps.rank()))
+    return result
+
+
+def several_compressed_rows(arguments):
+    """`compressed_rows` for each of a list of arguments; results under "NUMBER/"."""
+    return _several(compressed_rows, arguments)
+
+
 def numpy_mode(arguments):
     """`steps` in NumPy mode, and the sum of everybody's rank + 1."""
     mx.npx.set_np()

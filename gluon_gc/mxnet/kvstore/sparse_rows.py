@@ -1,4 +1,4 @@
-"""Row-sparse gradients through MXNet's server, which adds up rows of the same number."""
+"""Uncompressed rows through MXNet's server, which adds up those of the same number."""
 
 from __future__ import annotations
 

@@ -1,0 +1,159 @@
+"""The codec of a gradient in rows at work in MXNet: with feedback row by row, and a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import kernels
+from ..compression import CompressionParams
+from ..plan import rows_bytes
+from . import operators
+from .codec import START, Part
+from .operators import MessageRows, Places
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Room for which rows there are, and for the payload of their values.
+
+    Parameters
+    ----------
+    payload_bytes : int
+        Of all rows.
+    """
+
+    payload_bytes: int
+
+    @staticmethod
+    def used(payload: np.ndarray) -> int:
+        """How many bytes of it are in use."""
+        return int(payload[:4].view(np.uint32)[0])
+
+
+class RowsCodec:
+    """Compresses and decodes the rows that a gradient has, which change from step to step.
+
+    It is used as a `MessageCodec` of one chunk is. What is lost of a row is added to it when it is
+    in a gradient again. In each step a compressor that draws moves on by what all rows would take,
+    so that which rows there were changes no later draw.
+
+    Parameters
+    ----------
+    params : CompressionParams
+        With a compressor that does not accumulate.
+    rows : int
+        Of the gradient, whose dtype is float32.
+    part : Part
+        All of its elements.
+    """
+
+    def __init__(self, params: CompressionParams, rows: int, part: Part) -> None:
+        whole = params.codec(part.size, "float32")
+        shape = rows, part.size // rows
+        self._params, self._shape = params, shape
+        self._start, self._drawn, self._draws = part.start or START, 0, whole.draws
+        self._drawn_alike: Dict[str, str] = {}
+        self._residual = [mx.nd.zeros(shape)] if params.ef else []
+        self.meter = operators.new_meter()
+        self.payload_bytes = rows_bytes(rows) + whole.payload_bytes
+        self.codecs = [Payload(self.payload_bytes)]
+        self._options = {"options": kernels.as_text(params.options())}
+        self._told = operators.Told(
+            compressor=params.compressor.name,
+            shape=operators.listed(shape),
+            payload_bytes=self.payload_bytes,
+        )
+        self._refused = operators.refusing([part.refused])
+
+    def rows(self) -> MessageRows:
+        """How its messages travel through MXNet's parameter server."""
+        return MessageRows(((self.payload_bytes, 0),))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Only compressors that accumulate have a use for it."""
+
+    def _position(self) -> Dict[str, str]:
+        """Where it draws; it moves on."""
+        if not self._params.compressor.traits.draws:
+            return {}
+        text = operators.listed((*self._start, self._drawn))
+        self._drawn += self._draws
+        return {"positions": text}
+
+    def compress(
+        self,
+        gradients: Sequence[NDArray],
+        places: Places,
+        scale: float = 1.0,
+        ratio: float = 1.0,
+        framing: Optional[Mapping[str, Any]] = None,
+        out: Optional[NDArray] = None,
+        factor: Optional[NDArray] = None,
+    ) -> NDArray:
+        """Make a message of scale * the gradient's rows, after feedback.
+
+        The one gradient is row_sparse; all else is as `MessageCodec.compress` has it. The ratio
+        concerns rows that are not there as well.
+        """
+        if ratio != 1.0 and self._params.ef in ("corrected", "sparse"):
+            for residual in self._residual:
+                residual *= ratio
+        position = self._position()
+        if self._params.compressor.traits.draws_alike:
+            self._drawn_alike = position
+        factors = () if factor is None else (factor,)
+        how = dict(feedback=len(self._residual), clipped=len(factors), **framing or {})
+        return operators.call(
+            "rows_compress",
+            (*self._residual, self.meter, *gradients, *factors),
+            out,
+            scale=repr(float(scale)),
+            **self._options,
+            **self._told("rows_compress", how),
+            **position,
+        )
+
+    def decompress(
+        self,
+        messages: Sequence[NDArray],
+        gradients: Sequence[NDArray],
+        places: Places,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Write the sum of `count` messages to the one gradient, in the rows that any has."""
+        how = dict(arrays=len(messages), count=count, **framing or {})
+        (gradient,) = gradients
+        operators.call(
+            "rows_decompress",
+            (*messages, self.meter),
+            gradient,
+            **self._options,
+            **self._told("rows_decompress", how),
+            **self._drawn_alike,
+            **self._refused,
+        )
+
+    def state(self) -> List[Dict[str, np.ndarray]]:
+        """What a checkpoint keeps, as `MessageCodec.state` has it of a chunk."""
+        state = {}
+        if self._params.compressor.traits.draws:
+            state["stream"] = np.array(self._start, np.uint64)
+            kernels.jump(state["stream"], self._drawn)
+        for residual in self._residual:
+            state["residual"] = residual.asnumpy().ravel()
+        return [state]
+
+    def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Go on from what `state` returned."""
+        (state,) = states
+        if self._params.compressor.traits.draws:
+            first, second = state["stream"].tolist()
+            self._start, self._drawn = (first, second), 0
+        for residual in self._residual:
+            residual[:] = state["residual"].reshape(self._shape)

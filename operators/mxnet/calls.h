@@ -1,0 +1,57 @@
+// What the operators of codecs share: how codecs are called, and the messages that hold their payloads.
+//
+// With row_words, messages are framed: row_sparse, from row `row` of `rows` on; else uint8, shape
+// (payload_bytes,), or with `summable` values.
+#pragma once
+
+#include "chunks.h"
+
+namespace gluon_gc {
+
+inline std::size_t optional(const Attributes& a, const char* name, std::size_t absent) {
+  return a.has(name) ? a.size(name) : absent;
+}
+
+// What calls for all chunks of a message have alike.
+inline gluon_gc_call common_call(const Attributes& a, void* workspace) {
+  gluon_gc_call call{};
+  call.scale = a.number("scale", 1);
+  call.ratio = a.number("ratio", 1);
+  call.workspace = workspace;
+  call.threads = static_cast<int>(optional(a, "threads", 1));
+  return call;
+}
+
+inline gluon_gc_call call_for(const Chunk& chunk, gluon_gc_call common, gluon_gc_status* status) {
+  common.position = chunk.position;
+  common.status = status;
+  return common;
+}
+
+inline MXReturnValue message_type(const Attributes::Map& map, std::vector<int>*, std::vector<int>* out) {
+  return guarded([&] {
+    const Attributes a(map);
+    out->at(0) = a.flag("summable")     ? dtype_named(a.text("dtype"))
+                 : a.has("row_words") ? mxnet::ext::kFloat32
+                                        : mxnet::ext::kUint8;
+  });
+}
+
+inline MXReturnValue message_storage(const Attributes::Map& map, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = Attributes(map).has("row_words") ? mxnet::ext::kRowSparseStorage : mxnet::ext::kDefaultStorage;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+inline MXReturnValue message_shape(const Attributes::Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
+  return guarded([&] {
+    const Attributes a(map);
+    if (a.has("row_words")) {
+      out->at(0) = {static_cast<unsigned int>(a.size("rows")), static_cast<unsigned int>(a.size("row_words"))};
+    } else {
+      const std::size_t itemsize = !a.flag("summable") ? 1 : a.text("dtype") == "float64" ? 8 : 4;
+      out->at(0) = {static_cast<unsigned int>(a.size("payload_bytes") / itemsize)};
+    }
+  });
+}
+
+}  // namespace gluon_gc

@@ -1,0 +1,69 @@
+"""Row-sparse gradients that travel compressed, beside a replay in NumPy."""
+
+import numpy as np
+import pytest
+
+from gluon_gc import kernels
+from gluon_gc.compression import parse
+from tests import replay
+from tests.compressors import COMPRESSORS
+from tests.distributed.cluster import run, run_horovod, run_local
+from tests.distributed.jobs import rows_of
+from tests.distributed.test_two_way import assert_identical, of_way
+
+SHAPE = (400, 9)
+RATES = [0.5] * 3 + [0.25] * 2 + [1.0] * 3
+
+
+def every_way(folder):
+    """Arguments of `jobs.several_compressed_rows`: each compressor, and each feedback."""
+    params = [{**of_name, "ef": "corrected"} for of_name in COMPRESSORS.values()]
+    others = ("topk", "vanilla"), ("onebit", None), ("randomk", None), ("randomk", "sparse")
+    params += [{**COMPRESSORS[name], "ef": ef} for name, ef in others]
+    shared = {"shape": SHAPE, "learning_rates": RATES, "folder": str(folder)}
+    return [{**shared, "compression_params": of_way} for of_way in params]
+
+
+def framed_bytes(length, most):
+    """Of a message of so many bytes, through MXNet's server, where `most` are the most."""
+    words = kernels.frame_words(4 + most)
+    row_bytes = 4 + most if words <= 256 else 960
+    return -(-(4 + length) // row_bytes) * (4 * min(words, 256) + 12)
+
+
+def check(results, ways, framed):
+    """Gradients are those of the replay, as are bytes, and those that came after a checkpoint."""
+    assert_identical([{k: v for k, v in r.items() if "pushed" not in k} for r in results])
+    for number, way in enumerate(ways):
+        of_ranks = [of_way(result, number) for result in results]
+        workers, params = len(of_ranks), parse(way["compression_params"])
+        order = np.argsort([int(result["row"]) for result in of_ranks])  # as they are summed
+        exchange = replay.RowsExchange(workers, params, SHAPE, index=0)
+        most = 4 * (2 + SHAPE[0]) + params.codec(SHAPE[0] * SHAPE[1], "float32").payload_bytes
+        result, sent = of_ranks[0], []
+        for step, rate in enumerate(RATES):
+            gradients = [rows_of(rank, step, SHAPE) for rank in range(workers)]
+            ratio = RATES[max(0, step - 1)] / rate
+            expected, lengths = exchange.step(gradients, 1 / workers, ratio, order)
+            np.testing.assert_array_equal(result[f"g{step}"], expected, err_msg=f"{way} {step}")
+            sent.append([framed_bytes(n, most) if framed else n for n in lengths])
+            if step >= len(RATES) // 2:
+                np.testing.assert_array_equal(result[f"resumed{step}"], result[f"g{step}"])
+        for of_rank, pushed in zip(of_ranks, np.mean(sent, axis=0)):
+            assert of_rank["pushed"] == pytest.approx(pushed)
+
+
+def test_servers_bring_what_a_numpy_replay_has(tmp_path):
+    ways = every_way(tmp_path)
+    check(run(tmp_path, "several_compressed_rows", ways, workers=3, servers=2), ways, framed=True)
+
+
+def test_horovod_brings_what_a_numpy_replay_has(tmp_path):
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    ways = every_way(tmp_path)
+    check(run_horovod(tmp_path, "several_compressed_rows", ways, workers=3), ways, framed=False)
+
+
+def test_one_worker_alone_gets_what_a_numpy_replay_has(tmp_path):
+    ways = every_way(tmp_path)
+    check([run_local(tmp_path, "several_compressed_rows", ways)], ways, framed=False)
