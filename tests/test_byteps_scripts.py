@@ -1,0 +1,154 @@
+"""Scripts with the arguments and calls of BytePS's published ones, under bpslaunch, for an epoch.
+
+They are our own (byteps_scripts); what a user of the published ones changes is the import and the
+device. Each runs as its users start it: a cluster on one machine, one machine with two devices, and
+two machines whose roles are started by hand.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import BPSLAUNCH, free_port
+from tests.processes import clean_environ
+
+SCRIPTS = Path(__file__).with_name("byteps_scripts")
+# As the guide's worker.sh has them; networks are small here, and so is what is worth compressing.
+GUIDE = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "BYTEPS_THREADPOOL_SIZE": "16",
+    "BYTEPS_PARTITION_BYTES": "4096000",
+    "BYTEPS_MIN_COMPRESS_BYTES": "1024",
+    "BYTEPS_NUMA_ON": "1",
+}
+ENVIRON = {**clean_environ(), **GUIDE, "OMP_NUM_THREADS": "1", "BYTEPS_LOG_LEVEL": "INFO"}
+SUMMARY = re.compile(r"([\d,]+) elements?, in [^:]*: \{(.*?)\}")
+WARNING = re.compile(r"(?:byteps_scripts|gluon_gc)/[\w/]+\.py:\d+: \w*Warning.*|.*nothing reads.*")
+
+
+@pytest.fixture
+def home(data, tmp_path):
+    """Where Gluon finds the made files as its data sets."""
+    (tmp_path / "datasets").symlink_to(data)
+    return str(tmp_path)
+
+
+def start(folder, *words, **variables):
+    """Start bpslaunch in a folder."""
+    return subprocess.Popen(
+        [sys.executable, str(BPSLAUNCH), *words],
+        cwd=folder,
+        env={**ENVIRON, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(*processes):
+    """What they said, once all have ended well."""
+    said = []
+    try:
+        for process in processes:
+            said.append(process.communicate(timeout=100)[0])
+            assert process.returncode == 0, said
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return "".join(said)
+
+
+def trained(file):
+    """The parameters in a file, without what a worker keeps for itself."""
+    return {
+        name: array.asnumpy()
+        for name, array in mx.nd.load(str(file)).items()
+        if "running" not in name  # BatchNorm's statistics are of a worker's own images
+    }
+
+
+def assert_trained(said, folder, name, compressed, shown):
+    """Workers have equal parameters, from compressed gradients, and heeded all that they got."""
+    first, second = (trained(folder / f"params{rank}" / f"{name}.params") for rank in range(2))
+    assert first.keys() == second.keys()
+    for key, array in first.items():
+        assert np.isfinite(array).all()
+        np.testing.assert_array_equal(array, second[key])
+    (elements,) = (count for count, how in SUMMARY.findall(said) if compressed in how)
+    assert int(elements.replace(",", "")) > 0.9 * sum(array.size for array in first.values())
+    found = [float(number) for number in re.findall(r"(?:accuracy|err-top\d)=(\S+)", said)]
+    assert len(found) == shown and all(0 <= number <= 1 for number in found)
+    losses = [float(number) for number in re.findall(r"loss: (\S+)", said)]
+    assert np.isfinite(losses).all()
+    assert not WARNING.findall(said)
+
+
+def test_mnist_on_one_machine(home, tmp_path):
+    words = "--no-cuda --epochs 1 --batch-size 16 --j 1 --compressor randomk --k 32 --ef vanilla"
+    script = [sys.executable, str(SCRIPTS / "mnist.py"), *words.split()]
+    local = ["--local", "-n", "2", "-s", "1"]
+    said = finish(start(tmp_path, *local, *script, MXNET_HOME=home))
+    compressed = "'compressor': 'randomk', 'ef': 'vanilla', 'exchange': 'two_way', 'k': 32"
+    assert_trained(said, tmp_path, "mnist", compressed, shown=2)
+
+
+def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):
+    words = (
+        "--model cifar_resnet20_v1 --mode hybrib --batch-size 16 --num-gpus 1 --num-epochs 1 -j 1 "
+        "--warmup-epochs 1 --warmup-lr 0.1 --lr 0.1 --logging-file dithering-fp16 "
+        "--compressor dithering --k 2 --normalize l2 --fp16-pushpull"
+    )
+    folder = "--save-dir params$BYTEPS_LOCAL_RANK"  # for the test: the devices share it otherwise
+    line = f"{shlex.quote(sys.executable)} {SCRIPTS / 'cifar100.py'} {words} {folder} 2>&1"
+    machine = {
+        "NVIDIA_VISIBLE_DEVICES": "0,1",
+        "DMLC_ROLE": "worker",
+        "DMLC_WORKER_ID": "0",
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_PS_ROOT_URI": "192.0.2.1",
+        "DMLC_PS_ROOT_PORT": "1234",
+    }
+    said = finish(start(tmp_path, line, MXNET_HOME=home, **machine))
+    name = "cifar100-cifar_resnet20_v1-0"
+    assert_trained(said, tmp_path, name, "'compressor': 'dithering', 'fp16': True", shown=2)
+
+
+def test_imagenet_on_two_machines(data, tmp_path):
+    files = {
+        f"rec-{part}{suffix}": data / "imagenet" / "rec" / f"{part}.{ending}"
+        for part in ("train", "val")
+        for suffix, ending in (("", "rec"), ("-idx", "idx"))
+    }
+    words = (
+        "--model mobilenet0.25 --mode hybrid --use-rec --batch-size 16 --num-gpus 1 --num-epochs 1 "
+        "-j 2 --warmup-epochs 1 --warmup-lr 0.1 --lr 0.1 --lr-mode cosine --logging-file onebit "
+        "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov "
+        "--input-size 32"
+    ).split()
+    words += [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    cluster = {
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NODE_HOST": "127.0.0.1",
+    }
+    services = [start(tmp_path, DMLC_ROLE=role, **cluster) for role in ("scheduler", "server")]
+    workers = []
+    for rank in range(2):
+        script = [sys.executable, str(SCRIPTS / "imagenet.py"), *words]
+        script += ["--save-dir", f"params{rank}"]  # what is not shared between two machines
+        worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank), **cluster}
+        workers.append(start(tmp_path, *script, **worker))
+    said = finish(*workers, *services)
+    compressed = "'compressor': 'onebit', 'ef': 'vanilla', 'momentum': 'nesterov'"
+    assert_trained(said, tmp_path, "imagenet-mobilenet0.25-0", compressed, shown=6)
