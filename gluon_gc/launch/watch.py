@@ -10,7 +10,6 @@ from .. import env
 from . import ps_lite
 from .leaving import die
 
-
 _IN_A_ROW = 3  # a process that was suspended has heard nobody, until the next heartbeats come
 
 

@@ -7,8 +7,8 @@ from gluon_gc import kernels
 from gluon_gc.compression import parse
 from tests import replay
 from tests.compressors import COMPRESSORS
-from tests.distributed.cluster import run, run_horovod, run_local
 from tests.distributed.jobs import rows_of
+from tests.distributed.standing import run, run_horovod, run_local
 from tests.distributed.test_two_way import assert_identical, of_way
 
 SHAPE = (400, 9)
@@ -55,15 +55,15 @@ def check(results, ways, framed):
 
 def test_servers_bring_what_a_numpy_replay_has(tmp_path):
     ways = every_way(tmp_path)
-    check(run(tmp_path, "several_compressed_rows", ways, workers=3, servers=2), ways, framed=True)
+    check(run("several_compressed_rows", ways, workers=3, servers=2), ways, framed=True)
 
 
 def test_horovod_brings_what_a_numpy_replay_has(tmp_path):
     pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     ways = every_way(tmp_path)
-    check(run_horovod(tmp_path, "several_compressed_rows", ways, workers=3), ways, framed=False)
+    check(run_horovod("several_compressed_rows", ways, workers=3), ways, framed=False)
 
 
 def test_one_worker_alone_gets_what_a_numpy_replay_has(tmp_path):
     ways = every_way(tmp_path)
-    check([run_local(tmp_path, "several_compressed_rows", ways)], ways, framed=False)
+    check([run_local("several_compressed_rows", ways)], ways, framed=False)

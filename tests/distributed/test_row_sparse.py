@@ -38,6 +38,6 @@ def test_rows_are_summed_as_dense_gradients_are(backend):
 
 def test_bytes_are_those_of_the_rows():
     job = {"sparse": True, "rows": ROWS, "width": WIDTH, "words": WORDS[3:] * 3}
-    results = run("embeddings", {**job, "compression_params": {}}, workers=3)
+    results = run("embeddings", {**job, "compression_params": {}}, workers=3, servers=2)
     for result in results:
         assert result["pushed"] == 2 * (4 * WIDTH + 12 + 4)
