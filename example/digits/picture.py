@@ -33,6 +33,17 @@ def _style(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _save(figure: Any, path: Path) -> None:
+    """Write a picture; an SVG with text as text, and nothing that differs from run to run."""
+    figure.tight_layout()
+    if path.suffix == ".svg":
+        with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
+            figure.savefig(path, metadata={"Date": None})
+    else:
+        figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def draw_loss(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
     """Draw training loss against steps and against bytes.
 
@@ -85,13 +96,11 @@ def draw_loss(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
         alignment="left",
         title=f"running mean over {WINDOW} steps,\n{seeds} seeds: mean and range",
     )
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def draw_accuracy(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
-    """Draw validation accuracy against bytes, epoch by epoch: the mean over a setting's runs.
+    """Draw validation accuracy against bytes, epoch by epoch: a setting's mean and range.
 
     Parameters
     ----------
@@ -102,11 +111,13 @@ def draw_accuracy(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> No
     """
     figure, axes = plt.subplots(figsize=(8, 4.6))
     for name, of_setting in runs.items():
-        accuracy = np.mean([[r["validation_accuracy"] for r in run] for run in of_setting], axis=0)
+        accuracy = np.array([[r["validation_accuracy"] for r in run] for run in of_setting])
         moved = np.mean(
             [[r["pushed_bytes"] + r["pulled_bytes"] for r in run] for run in of_setting], axis=0
         )
-        axes.plot(moved / 1e6, accuracy, linewidth=1.6, label=name)
+        (line,) = axes.plot(moved / 1e6, accuracy.mean(axis=0), linewidth=1.6, label=name)
+        low, high = accuracy.min(axis=0), accuracy.max(axis=0)
+        axes.fill_between(moved / 1e6, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -114,10 +125,7 @@ def draw_accuracy(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> No
     axes.set_ylim(0.8, 1)
     axes.set_xlabel("pushed and pulled by one worker (MB, log scale)")
     axes.set_ylabel("validation accuracy")
-    axes.legend(frameon=False, loc="lower right")
+    seeds = len(next(iter(runs.values())))
+    axes.legend(frameon=False, loc="lower right", title=f"{seeds} seeds: mean and range")
     _style(axes)
-    figure.tight_layout()
-    # Text as text, and nothing that differs from run to run: the file is kept in the repository.
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    _save(figure, path)
