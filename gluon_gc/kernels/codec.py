@@ -63,10 +63,14 @@ class Codec:
     dtype : "float32" or "float64"
         T.
     isa : str, optional
-        One of `isas`; by default the best.
+        One of `isas`; by default the best. Or "cuda", for a GPU that reaches all memory of this
+        process: calls are queued there, and payloads are not checked.
+    stream : int, optional
+        The CUstream that they are queued in; by default the default stream.
 
     Attributes
     ----------
+    isa : str or None
     traits : Traits
     payload_bytes : int
         Of a payload, at most.
@@ -94,6 +98,7 @@ class Codec:
         n: int,
         dtype: Any = "float32",
         isa: Optional[str] = None,
+        stream: Optional[int] = None,
     ) -> None:
         self.n, self.dtype = n, np.dtype(dtype)
         if self.dtype.name not in _ITEMSIZES:
@@ -106,7 +111,7 @@ class Codec:
                 name.encode(), text, n, size, isa_number(isa), ctypes.byref(handle)
             )
         )
-        self._handle = handle
+        self._handle, self._stream, self.isa = handle, stream, isa
         needs = Needs()
         library.gluon_gc_need(handle, ctypes.byref(needs))
         self.traits = compressors()[name]
@@ -290,13 +295,14 @@ class Codec:
             for i, (array, size) in enumerate(zip(state.memory, self.memory)):
                 memory[i] = address_of("memory", array, size, self.dtype, writes=True)
         if self._workspace is None:
-            self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)
+            self._workspace = np.zeros(self.workspace_bytes + 64, np.uint8)
         start = self._workspace.ctypes.data
         call = Call(
             momentum=momentum,
             memory=memory,
             workspace=start + -start % 64,
             status=ctypes.pointer(status),
+            stream=self._stream,
             **fields,
         )
         check(getattr(library, "gluon_gc_" + function)(self._handle, ctypes.byref(call)))

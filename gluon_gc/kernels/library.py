@@ -14,12 +14,7 @@ from .. import env
 
 _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
-
-
-class _Traits(ctypes.Structure):
-    """gluon_gc_traits."""
-
-    _fields_ = [(name, _integer) for name in ("draws", "draws_alike", "summable", "accumulates")]
+_CUDA = 16
 
 
 class Needs(ctypes.Structure):
@@ -48,12 +43,21 @@ class Traits(NamedTuple):
         A payload is an array of values, and that of a sum is the sum of the payloads.
     accumulates : bool
         It keeps what it does not send, and applies momentum, by itself.
+    cuda : bool
+        It has kernels for CUDA.
     """
 
     draws: bool
     draws_alike: bool
     summable: bool
     accumulates: bool
+    cuda: bool
+
+
+class _Traits(ctypes.Structure):
+    """gluon_gc_traits."""
+
+    _fields_ = [(name, _integer) for name in Traits._fields]
 
 
 class Position(ctypes.Structure):
@@ -86,6 +90,7 @@ class Call(ctypes.Structure):
         ("workspace", _pointer),
         ("status", ctypes.POINTER(Status)),
         ("threads", _integer),
+        ("stream", _pointer),
     ]
 
 
@@ -104,6 +109,7 @@ _FUNCTIONS = {
     "need": (None, _pointer, ctypes.POINTER(Needs)),
     "compressor": (_message, _size, ctypes.POINTER(_Traits)),
     "best_isa": (_integer,),
+    "cuda_code": (_message, _message, _pointer),
     "compress": (_message, *_call),
     "aggregate": (_message, *_call),
     "decompress": (_message, *_call),
@@ -158,10 +164,12 @@ def isas() -> Tuple[str, ...]:
 
 
 def isa_number(name: Optional[str]) -> int:
-    """What the library calls an instruction set, by default the best."""
+    """What the library calls an instruction set, by default the best, or "cuda"."""
     available = isas()
     if name is None:
         return len(available) - 1
+    if name == "cuda":
+        return _CUDA
     if name not in available:
         raise ValueError(f"isa must be one of {available} on this machine, got {name!r}")
     return available.index(name)

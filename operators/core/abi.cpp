@@ -10,6 +10,8 @@
 #include <string>
 
 #include "core/codec.h"
+#include "core/plan.h"
+#include "cuda/codec.h"
 
 using namespace gluon_gc;
 
@@ -29,19 +31,37 @@ const Registered& registered(const char* name) {
   return *entry;
 }
 
-Isa isa_numbered(int isa) { return isa < 0 ? best_isa() : static_cast<Isa>(isa); }
+// Where the kernels of the CPU run; a codec of the GPU has the same sizes on each.
+Isa isa_numbered(int isa) { return isa < 0 || isa == gluon_gc_cuda ? best_isa() : static_cast<Isa>(isa); }
+
+Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_gc_dtype dtype) {
+  const bool corrected = options.is("ef", "corrected") || options.is("ef", "sparse");
+  return {n,
+          static_cast<std::size_t>(dtype),
+          options.has("ef") || traits.accumulates,
+          options.number("mu", 0),
+          corrected,
+          corrected && !traits.summable ? sizeof(double) : 0,
+          {}};
+}
+
+// The same, of the GPU.
+std::unique_ptr<const cuda::Codec> on_gpu(const char* name, const Options& options, const Plan& plan) {
+  const cuda::Compressor* const compressor = registered(name).cuda;
+  if (compressor == nullptr) refuse("%s has no kernels for CUDA", name);
+  return std::make_unique<const cuda::Codec>(*compressor, options, plan);
+}
 
 }  // namespace
 
-struct gluon_gc_codec {
-  gluon_gc_codec(const char* name, const Options& options, std::size_t n, gluon_gc_dtype dtype, Isa isa)
-      : compressor(*registered(name).compressor[static_cast<int>(isa)]),
-        n(n),
-        dtype(dtype),
-        feedback(options.has("ef") || compressor.traits.accumulates),
-        mu(options.number("mu", 0)),
-        corrected(options.is("ef", "corrected") || options.is("ef", "sparse")),
-        header(corrected && !compressor.traits.summable ? sizeof(double) : 0) {
+struct gluon_gc_codec : Plan {
+  gluon_gc_codec(const char* name, const Options& options, std::size_t n, gluon_gc_dtype dtype, int isa)
+      : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], options, n, dtype) {
+    if (isa == gluon_gc_cuda) gpu = on_gpu(name, options, *this);
+  }
+
+  gluon_gc_codec(const Compressor& compressor, const Options& options, std::size_t n, gluon_gc_dtype dtype)
+      : Plan(plan_of(compressor.traits, options, n, dtype)), compressor(compressor) {
     compressor.make(self, options, n);
     with_dtype([&](auto zero) { needs = of<decltype(zero)>().needs(self); });
     if (!feedback) needs.memory[0] = needs.memory[1] = 0;
@@ -49,16 +69,13 @@ struct gluon_gc_codec {
 
   template <typename Body>
   void with_dtype(Body body) const {
-    dtype == gluon_gc_float32 ? body(float{}) : body(double{});
+    itemsize == sizeof(float) ? body(float{}) : body(double{});
   }
 
   template <typename T>
   const Functions<T>& of() const {
     return functions_of<T>(compressor);
   }
-
-  std::size_t payload_bytes() const { return header + needs.payload_bytes; }
-  std::size_t sum_bytes() const { return (n * dtype + 63) / 64 * 64; }
 
   // In use, of a message that is valid.
   std::size_t used(const std::uint8_t* message) const {
@@ -91,9 +108,9 @@ struct gluon_gc_codec {
   }
 
   void forget(const gluon_gc_call& call) const {
-    if (mu != 0) std::memset(call.momentum, 0, n * dtype);
+    if (mu != 0) std::memset(call.momentum, 0, n * itemsize);
     for (std::size_t i = 0; i < max_memory; ++i) {
-      if (needs.memory[i] != 0) std::memset(call.memory[i], 0, needs.memory[i] * dtype);
+      if (needs.memory[i] != 0) std::memset(call.memory[i], 0, needs.memory[i] * itemsize);
     }
   }
 
@@ -129,13 +146,7 @@ struct gluon_gc_codec {
   }
 
   const Compressor& compressor;
-  const std::size_t n;
-  const gluon_gc_dtype dtype;
-  const bool feedback;
-  const double mu;
-  const bool corrected;      // whether the ratio multiplies the residual
-  const std::size_t header;  // bytes in front of a payload
-  Needs needs{};
+  std::unique_ptr<const cuda::Codec> gpu;  // null: it runs on the CPU
   alignas(16) unsigned char self[max_compressor_bytes] = {};
 };
 
@@ -165,7 +176,7 @@ const char* gluon_gc_new(const char* name, const char* options, std::size_t n, g
                          gluon_gc_codec** codec) {
   return guarded([=] {
     if (dtype != gluon_gc_float32 && dtype != gluon_gc_float64) refuse("the dtype must be float32 or float64");
-    *codec = new gluon_gc_codec(name, Options(options), n, dtype, isa_numbered(isa));
+    *codec = new gluon_gc_codec(name, Options(options), n, dtype, isa);
   });
 }
 
@@ -176,7 +187,7 @@ void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* needs) {
   *needs = {codec->payload_bytes(),
             {own.memory[0], own.memory[1]},
             codec->mu != 0 ? codec->n : 0,
-            codec->sum_bytes() + own.workspace_bytes,
+            codec->gpu ? codec->gpu->workspace_bytes() : codec->sum_bytes() + own.workspace_bytes,
             own.draws,
             codec->compressor.traits.variable ? static_cast<int>(codec->header) : -1};
 }
@@ -185,14 +196,22 @@ const char* gluon_gc_compressor(std::size_t i, gluon_gc_traits* traits) {
   const Registered& entry = registry[i];
   if (entry.name == nullptr) return nullptr;
   const Traits& own = entry.compressor[0]->traits;
-  *traits = {own.draws, own.alike, own.summable, own.accumulates};
+  *traits = {own.draws, own.alike, own.summable, own.accumulates, entry.cuda != nullptr};
   return entry.name;
 }
 
 int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
+const char* gluon_gc_cuda_code(const char* name, const void* image) {
+  return guarded([=] {
+    if (registered(name).cuda == nullptr) refuse("%s has no kernels for CUDA", name);
+    cuda::replace(name, image);
+  });
+}
+
 const char* gluon_gc_compress(const gluon_gc_codec* codec, const gluon_gc_call* call) {
   return guarded([=] {
+    if (codec->gpu) return codec->gpu->compress(*call);
     codec->with_dtype([=](auto zero) {
       using T = decltype(zero);
       codec->compress(*call, static_cast<const T*>(call->values), call->ratio, call->workspace);
@@ -204,6 +223,7 @@ const char* gluon_gc_aggregate(const gluon_gc_codec* codec, const gluon_gc_call*
   return guarded([=] {
     if (codec->compressor.traits.summable) refuse("payloads that can be summed are not aggregated");
     if (call->count == 0) refuse("there are no payloads to aggregate");
+    if (codec->gpu) return codec->gpu->aggregate(*call);
     codec->with_dtype([=](auto zero) {
       using T = decltype(zero);
       T* const sum = static_cast<T*>(call->workspace);
@@ -221,6 +241,7 @@ const char* gluon_gc_decompress(const gluon_gc_codec* codec, const gluon_gc_call
     if (codec->compressor.traits.summable && call->count != 1) {
       refuse("payloads that can be summed are decompressed one at a time");
     }
+    if (codec->gpu) return codec->gpu->decompress(*call);
     codec->with_dtype([=](auto zero) {
       using T = decltype(zero);
       codec->decompress(*call, static_cast<T*>(call->values), call->add != 0, call->workspace);
@@ -241,6 +262,7 @@ int gluon_gc_valid(const gluon_gc_codec* codec, const std::uint8_t* payload, std
 const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* call) {
   return guarded([=] {
     if (!codec->feedback) refuse("a codec without error feedback has no residual");
+    if (codec->gpu) return codec->gpu->residual(*call);
     codec->with_dtype([=](auto zero) {
       using T = decltype(zero);
       codec->of<T>().residual(codec->self, memory_of<T>(*call), static_cast<T*>(call->values));
@@ -251,6 +273,7 @@ const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* 
 const char* gluon_gc_restore(const gluon_gc_codec* codec, const gluon_gc_call* call) {
   return guarded([=] {
     if (!codec->feedback) refuse("a codec without error feedback has no residual");
+    if (codec->gpu) return codec->gpu->restore(*call);
     codec->with_dtype([=](auto zero) {
       using T = decltype(zero);
       codec->of<T>().restore(codec->self, static_cast<const T*>(call->values), memory_of<T>(*call));

@@ -18,12 +18,15 @@ typedef struct gluon_gc_codec gluon_gc_codec;
 
 enum gluon_gc_dtype { gluon_gc_float32 = 4, gluon_gc_float64 = 8 };
 
+enum { gluon_gc_cuda = 16 }; /* for `isa`: the GPU */
+
 /* What is true of all codecs of a compressor. */
 typedef struct {
   int draws;       /* from the random stream */
   int draws_alike; /* all nodes draw the same, and decode with the position that compress had */
   int summable;    /* a payload is an array of the codec's dtype, and that of a sum is the sum of them */
   int accumulates; /* keeps what it does not send, and applies momentum, by itself */
+  int cuda;        /* has kernels for CUDA */
 } gluon_gc_traits;
 
 /* What a codec needs. */
@@ -65,12 +68,18 @@ typedef struct {
   void* workspace;
   gluon_gc_status* status; /* or NULL */
   int threads;             /* at most so many */
+  void* stream;            /* of a codec for CUDA: a CUstream or cudaStream_t */
 } gluon_gc_call;
 
 /* Makes a codec. Options are lines "name=value": those of the compressor, and
      ef: vanilla, corrected or sparse (error feedback), if any; the last two differ in name only
      mu: of momentum, if any
-   `isa` is 0 (scalar), 1 (AVX2) or 2 (AVX-512), at most gluon_gc_best_isa(); -1: that. */
+   `isa` is 0 (scalar), 1 (AVX2) or 2 (AVX-512), at most gluon_gc_best_isa(); -1: that; or gluon_gc_cuda.
+
+   A codec for CUDA gives the same bytes. All that its calls are given is memory of the GPU, the status too. They
+   queue kernels in the stream, on the context that is current, and return; so payloads are not checked: have
+   gluon_gc_valid do it before they are copied to the GPU. The workspace is of one stream: its first 64 bytes are
+   zeros before the first call, and no call leaves others. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -79,6 +88,10 @@ GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* nee
 /* Number `i` of the compressors: its name and traits; NULL if there are not so many. */
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
 GLUON_GC_API int gluon_gc_best_isa(void);
+
+/* Takes a compressor's kernels for CUDA from this image (a cubin, a fat binary, or PTX as text), which stays where
+   it is, rather than from the library. Not while codecs run. */
+GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
 
 /* payload = C(p), p = values * scale after momentum and feedback. If an element is not finite, the payload
    decodes to what is not, and momentum and memory are zeros. */

@@ -166,10 +166,15 @@ constexpr Compressor compressor_of() {
   extern const Compressor GLUON_GC_JOIN(name, GLUON_GC_ISA);              \
   constexpr Compressor GLUON_GC_JOIN(name, GLUON_GC_ISA) = compressor_of<Kind>();
 
-// A compressor by its name, for each instruction set.
+namespace cuda {
+struct Compressor;
+}
+
+// A compressor by its name, for each instruction set, and for the GPU if it has kernels for it.
 struct Registered {
   const char* name;
   const Compressor* compressor[3];
+  const cuda::Compressor* cuda;
 };
 
 // In the order of the names, ended by one without a name. CMakeLists.txt writes it.

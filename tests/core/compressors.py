@@ -12,13 +12,15 @@ and gets by that the tests of test_codec.py, and those of messages, trainers and
 from __future__ import annotations
 
 import importlib
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from gluon_gc import kernels
+
+from tests.cuda import emulator
 
 from . import arrays
 from .replay import Replay
@@ -28,6 +30,11 @@ RATIOS = (1.0, 1.0, 0.5)
 """Of some steps."""
 
 each_compressor = pytest.mark.parametrize("name", kernels.names())
+
+
+def isas_of(name: str) -> Tuple[str, ...]:
+    """Where a compressor runs: the instruction sets, and on the GPU's emulator if it has kernels."""
+    return (*kernels.isas(), *["cuda"] * (name in emulator.COMPRESSORS))
 
 
 def tests_of(name: str) -> Any:
@@ -90,7 +97,7 @@ def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case
         options,
         draw(sizes),
         draw(arrays.dtypes),
-        draw(arrays.isas),
+        draw(st.sampled_from(isas_of(name))),
         draw(arrays.threads),
         draw(arrays.seeds),
     )
@@ -122,6 +129,8 @@ def poison(codec: kernels.Codec, value: int) -> arrays.Guarded:
     size = codec.workspace_bytes
     guarded = arrays.Guarded(-size % 64)  # which aligns it
     codec._workspace = guarded.copy(np.full(size, value, np.uint8))
+    if codec.isa == "cuda":
+        codec._workspace[:64] = 0
     return guarded
 
 

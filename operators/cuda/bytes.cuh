@@ -1,0 +1,54 @@
+// Values at addresses of any alignment, where payloads have them.
+#pragma once
+
+#include "cuda/call.h"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+template <typename Value>
+__device__ inline bool aligned(const void* at) {
+  return reinterpret_cast<Size>(at) % sizeof(Value) == 0;
+}
+
+template <typename Value>
+union Bytes {
+  Value value;
+  uint8 byte[sizeof(Value)];
+};
+
+// Value `index` of an array.
+template <typename Value>
+__device__ inline Value read(const uint8* from, Size index = 0) {
+  from += index * sizeof(Value);
+  if (aligned<Value>(from)) return *reinterpret_cast<const Value*>(from);
+  Bytes<Value> bytes;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(Value)); ++i) bytes.byte[i] = from[i];
+  return bytes.value;
+}
+
+template <typename Value>
+__device__ inline void write(uint8* to, Size index, Value value) {
+  to += index * sizeof(Value);
+  if (aligned<Value>(to)) {
+    *reinterpret_cast<Value*>(to) = value;
+    return;
+  }
+  const Bytes<Value> bytes{value};
+#pragma unroll
+  for (int i = 0; i < int(sizeof(Value)); ++i) to[i] = bytes.byte[i];
+}
+
+// The NaN of a payload that is spoilt; arithmetic on a GPU makes others than that on a CPU.
+template <typename T>
+__device__ T not_a_number();
+template <>
+__device__ inline float not_a_number() { return __int_as_float(0x7fc00000); }
+template <>
+__device__ inline double not_a_number() { return __longlong_as_double(0x7ff8000000000000); }
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc

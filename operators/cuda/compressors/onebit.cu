@@ -1,0 +1,128 @@
+// onebit: the kernels of core/compressors/onebit.cpp, which says what a payload and the memory are.
+//
+// Bytes an element of float: as there. One launch each; a warp has 32 words of the payload at a time, one a lane.
+#include "cuda/bytes.cuh"
+#include "cuda/correction.cuh"
+#include "cuda/grid.cuh"
+#include "cuda/settle.cuh"
+#include "cuda/sums.cuh"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+constexpr int word_elements = 32, rows_ahead = 8;
+
+constexpr Size word_count(Size n) { return n / word_elements + (n % word_elements != 0); }
+
+template <typename T>
+__device__ inline T read_scale(const uint8* payload, Size n) {
+  return read<T>(payload + word_count(n) * sizeof(uint32));
+}
+
+// e = p - D(p), of the p that was kept and the scale that it decodes with.
+template <typename T>
+struct LazyResidual {
+  __device__ T operator()(T p) const { return p - copysign(scale, p); }
+  T scale;
+};
+
+template <typename T>
+__device__ void compress(const Encoding<T>& call, bool scaling) {
+  const bool feedback = call.memory[0] != nullptr;
+  const LazyResidual<T> residual{feedback ? *call.memory[1] : T{0}};
+  const T ratio = ratio_of(call);
+  double* const sums = static_cast<double*>(call.workspace);
+
+  for_each_tile(call.n, [&](Size t) {
+    double magnitudes = 0;
+    uint32 signs = 0;
+#pragma unroll 1
+    for (int row = 0; row < rows; row += rows_ahead) {
+      const Size first = t * tile + row * warp_lanes + lane();
+      const Loaded<T, rows_ahead> loaded(call, first);
+#pragma unroll
+      for (int r = 0; r < rows_ahead; ++r) {
+        const Size i = first + r * warp_lanes;
+        T p = correct(call, ratio, loaded, r, i, residual);
+        if (i >= call.n) p = 0;
+        if (feedback && i < call.n) call.memory[0][i] = p;
+        magnitudes += fabs(static_cast<double>(p));
+        const uint32 word = __ballot_sync(all_lanes, p < 0);
+        if (lane() == row + r) signs = word;
+      }
+    }
+    const Size word = t * rows + lane();
+    if (word < word_count(call.n)) write(call.payload, word, signs);
+    magnitudes = butterfly(magnitudes);
+    if (lane() == 0) sums[t] = magnitudes;
+  });
+
+  if (!last_block(call.ticket)) return;
+  const double sum = sum_tiles(sums, tiles_of(call.n));
+  const bool finite = sum - sum == 0;
+  const T mean = call.n == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(call.n));
+  const T scale = scaling ? mean : T{1};
+  if (threadIdx.x == 0) {
+    write(call.payload + word_count(call.n) * sizeof(uint32), 0, finite ? scale : not_a_number<T>());
+    if (feedback && finite) *call.memory[1] = scale;
+  }
+  settle(call, call.bytes, finite);
+}
+
+template <typename T>
+__device__ void decompress(const Decoding<T>& call) {
+  for_each_tile(call.n, [&](Size t) {
+    const Size first = t * tile + lane(), word = t * rows + lane();
+    T sum[rows];
+#pragma unroll
+    for (int row = 0; row < rows; ++row) {
+      const Size i = first + row * warp_lanes;
+      sum[row] = call.add && i < call.n ? call.out[i] : call.count == 0 ? T{0} : T{-0.0};
+    }
+    for (Size k = 0; k < call.count; ++k) {
+      const uint8* const payload = call.payloads + k * call.stride;
+      const T scale = read_scale<T>(payload, call.n);
+      const uint32 signs = word < word_count(call.n) ? read<uint32>(payload, word) : 0;
+#pragma unroll
+      for (int row = 0; row < rows; ++row) {
+        sum[row] = sum[row] + (__shfl_sync(all_lanes, signs, row) >> lane() & 1 ? -scale : scale);
+      }
+    }
+#pragma unroll
+    for (int row = 0; row < rows; ++row) {
+      const Size i = first + row * warp_lanes;
+      if (i < call.n) call.out[i] = sum[row];
+    }
+  });
+  if (call.status == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
+  bool finite = true;
+  for (Size k = 0; k < call.count; ++k) {
+    const T scale = read_scale<T>(call.payloads + k * call.stride, call.n);
+    finite = finite && scale - scale == 0;
+  }
+  *call.status = {call.bytes, finite};
+}
+
+template <typename T>
+__device__ void residual(Size n, const T* kept, const T* scale, T* out) {
+  const LazyResidual<T> residual_of{*scale};
+  for_each_element(n, [&](Size i) { out[i] = residual_of(kept[i]); });
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc
+
+using namespace gluon_gc::cuda;
+
+GLUON_GC_KERNEL onebit_compress_float32(Encoding<float> call, bool scaling) { compress(call, scaling); }
+GLUON_GC_KERNEL onebit_compress_float64(Encoding<double> call, bool scaling) { compress(call, scaling); }
+GLUON_GC_KERNEL onebit_decompress_float32(Decoding<float> call) { decompress(call); }
+GLUON_GC_KERNEL onebit_decompress_float64(Decoding<double> call) { decompress(call); }
+GLUON_GC_KERNEL onebit_residual_float32(Size n, const float* kept, const float* scale, float* out) {
+  residual(n, kept, scale, out);
+}
+GLUON_GC_KERNEL onebit_residual_float64(Size n, const double* kept, const double* scale, double* out) {
+  residual(n, kept, scale, out);
+}

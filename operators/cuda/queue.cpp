@@ -1,0 +1,125 @@
+#include "cuda/queue.h"
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/options.h"
+#include "cuda/call.h"
+#include "cuda/images.h"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+struct Kernel {
+  Function function;
+  std::size_t blocks;  // that the device runs at a time
+};
+
+// What is loaded, by context and name.
+struct Loaded {
+  std::mutex mutex;
+  std::map<std::string, const void*> replaced;  // images by compressor
+  std::map<std::pair<Context, std::string>, Module> modules;
+  std::map<std::pair<Context, std::string>, Kernel> kernels;
+};
+
+Loaded& loaded() {
+  static Loaded& loaded = *new Loaded;  // no thread outlives it
+  return loaded;
+}
+
+// How good an image is for a device, or -1: machine code runs from its minor capability on, of the same major one,
+// and PTX on all later devices.
+int suits(const Image& image, int capability) {
+  if (image.capability > capability) return -1;
+  if (image.ptx) return image.capability;
+  return image.capability / 10 == capability / 10 ? 1000 + image.capability : -1;
+}
+
+const Image* best_image(const char* compressor, int capability) {
+  const Image* best = nullptr;
+  for (const Image* image = images; image->compressor != nullptr; ++image) {
+    const int least = best == nullptr ? 0 : suits(*best, capability) + 1;
+    if (std::strcmp(image->compressor, compressor) == 0 && suits(*image, capability) >= least) best = image;
+  }
+  return best;
+}
+
+const void* image_of(const char* compressor) {
+  const auto replaced = loaded().replaced.find(compressor);
+  if (replaced != loaded().replaced.end()) return replaced->second;
+  const int major = attribute(capability_major), minor = attribute(capability_minor);
+  const Image* const image = best_image(compressor, 10 * major + minor);
+  if (image == nullptr) refuse("%s has no machine code for GPUs of compute capability %d.%d", compressor, major, minor);
+  return image->code;
+}
+
+Module module_of(const char* compressor, Context context) {
+  Module& module = loaded().modules[{context, compressor}];
+  if (module == nullptr) {
+    check(driver().cuModuleLoadData(&module, image_of(compressor)), "loading the kernels of ", compressor);
+  }
+  return module;
+}
+
+Kernel kernel_of(const char* compressor, const std::string& name, Context context) {
+  const std::lock_guard<std::mutex> lock(loaded().mutex);
+  Kernel& kernel = loaded().kernels[{context, name}];
+  if (kernel.function == nullptr) {
+    Function function;
+    int blocks;
+    check(driver().cuModuleGetFunction(&function, module_of(compressor, context), name.c_str()), "looking for ",
+          name.c_str());
+    check(driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, block_threads, 0),
+          "asking how many blocks run of ", name.c_str());
+    kernel = {function, static_cast<std::size_t>(blocks) * attribute(multiprocessors)};
+  }
+  return kernel;
+}
+
+Address address(const void* at) { return reinterpret_cast<Address>(at); }
+
+}  // namespace
+
+void require(const char* compressor) {
+  const std::lock_guard<std::mutex> lock(loaded().mutex);
+  if (images[0].compressor == nullptr && loaded().replaced.count(compressor) == 0) {
+    refuse("gluon_gc was built without code for GPUs: build it with GLUON_GC_WITH_CUDA=1");
+  }
+  driver();
+}
+
+void replace(const char* compressor, const void* image) {
+  const std::lock_guard<std::mutex> lock(loaded().mutex);
+  loaded().replaced[compressor] = image;
+  loaded().modules.clear();
+  loaded().kernels.clear();
+}
+
+Queue::Queue(const char* compressor, Stream stream)
+    : compressor_(compressor), stream_(stream), context_(current_context()) {}
+
+void Queue::launch(const char* name, std::size_t itemsize, std::size_t tiles, void** parameters) const {
+  const std::string typed = std::string(name) + (itemsize == sizeof(float) ? "_float32" : "_float64");
+  const Kernel kernel = kernel_of(compressor_, typed, context_);
+  constexpr std::size_t tiles_of_block = block_threads / 32;
+  const std::size_t needed = tiles / tiles_of_block + 1;
+  const auto blocks = static_cast<unsigned>(needed < kernel.blocks ? needed : kernel.blocks);
+  check(driver().cuLaunchKernel(kernel.function, blocks, 1, 1, block_threads, 1, 1, 0, stream_, parameters, nullptr),
+        "launching ", typed.c_str());
+}
+
+void Queue::copy(void* to, const void* from, std::size_t bytes) const {
+  if (bytes != 0) check(driver().cuMemcpyDtoDAsync(address(to), address(from), bytes, stream_), "copying");
+}
+
+void Queue::fill_with_zeros(void* at, std::size_t bytes) const {
+  if (bytes != 0) check(driver().cuMemsetD8Async(address(at), 0, bytes, stream_), "filling with zeros");
+}
+
+}  // namespace cuda
+}  // namespace gluon_gc

@@ -1,0 +1,40 @@
+// Sums in the tree of core/sums.h: the same bits as on the CPU, for any number of blocks.
+#pragma once
+
+#include "cuda/grid.cuh"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+// The sum of a warp's chains, in lane 0: chain j is added to chain j + 16, then + 8, + 4, + 2, + 1.
+__device__ inline double butterfly(double chain) {
+  for (int half = warp_lanes / 2; half != 0; half /= 2) chain += __shfl_xor_sync(all_lanes, chain, half);
+  return chain;
+}
+
+// The sum of `count` sums of tiles, which other blocks made; the last block's threads call it together. Above
+// the sums there is room for those of their tiles, and so on: tree_size says how much.
+__device__ inline double sum_tiles(double* sums, Size count) {
+  while (count > 1) {
+    double* const above = sums + count;
+    for (Size t = warp(); t < tiles_of(count); t += warps) {
+      double chain = 0;
+#pragma unroll 8
+      for (int row = 0; row < rows; ++row) {
+        const Size i = t * tile + row * warp_lanes + lane();
+        chain += i < count ? published(sums + i) : 0;
+      }
+      chain = butterfly(chain);
+      if (lane() == 0) above[t] = chain;
+    }
+    __syncthreads();
+    sums = above;
+    count = tiles_of(count);
+  }
+  return count == 0 ? 0 : published(sums);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc

@@ -1,0 +1,164 @@
+// A libcuda.so.1 whose device is this process: its memory is the host's, and a module is a shared library that
+// emulator.h makes of a kernel source.
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "run.h"
+
+namespace {
+
+enum Result { success = 0, invalid_value = 1, invalid_image = 200, not_found = 500, launch_failed = 719 };
+enum Attribute { multiprocessors = 16, capability_major = 75, capability_minor = 76 };
+
+std::recursive_mutex mutex;
+std::string message;                        // of the last failure
+std::deque<std::function<Result()>> queued;  // while work is held back
+std::vector<void*> streams;                  // that work was queued in
+bool held = false;
+int capability = 75;
+int context;  // whose address is the only context
+thread_local void* current = nullptr;
+
+Result fail(Result result, std::string why) {
+  message = std::move(why);
+  return result;
+}
+
+// Does it now, or when it is no longer held back.
+Result queue(void* stream, std::function<Result()> work) {
+  const std::lock_guard<std::recursive_mutex> lock(mutex);
+  streams.push_back(stream);
+  if (!held) return work();
+  queued.push_back(std::move(work));
+  return success;
+}
+
+}  // namespace
+
+extern "C" {
+
+// For tests.
+void emulator_seed(unsigned number) { emulator::seed(number); }
+void emulator_capability(int number) { capability = number; }
+void emulator_hold() { held = true; }
+
+int emulator_release() {
+  held = false;
+  for (; !queued.empty(); queued.pop_front()) {
+    const Result result = queued.front()();
+    if (result != success) return result;
+  }
+  return success;
+}
+
+// How many of the last launches, copies and fills, since this was last asked, were in a stream.
+std::size_t emulator_queued(void* stream) {
+  std::size_t count = 0;
+  for (void* const one : streams) count += one == stream;
+  streams.clear();
+  return count;
+}
+
+Result cuInit(unsigned) { return success; }
+
+Result cuGetErrorString(Result, const char** text) {
+  *text = message.c_str();
+  return success;
+}
+
+Result cuDeviceGet(int* device, int number) {
+  *device = number;
+  return number == 0 ? success : fail(invalid_value, "there is one device");
+}
+
+Result cuDeviceGetAttribute(int* value, Attribute which, int) {
+  *value = which == multiprocessors ? 3 : which == capability_major ? capability / 10 : capability % 10;
+  return success;
+}
+
+Result cuDevicePrimaryCtxRetain(void** made, int) {
+  *made = &context;
+  return success;
+}
+
+Result cuCtxGetCurrent(void** which) {
+  *which = current;
+  return success;
+}
+
+Result cuCtxSetCurrent(void* which) {
+  current = which;
+  return success;
+}
+
+Result cuCtxGetDevice(int* device) {
+  *device = 0;
+  return current != nullptr ? success : fail(invalid_value, "no context is current");
+}
+
+Result cuModuleLoadData(void** module, const void* image) {
+  Elf64_Ehdr header;
+  std::memcpy(&header, image, sizeof(header));
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return fail(invalid_image, "no image of a module");
+  const std::size_t bytes = header.e_shoff + std::size_t{header.e_shnum} * header.e_shentsize;
+  const int file = memfd_create("module", 0);
+  if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return fail(invalid_image, "no room for a module");
+  *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  close(file);
+  return *module != nullptr ? success : fail(invalid_image, dlerror());
+}
+
+Result cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = dlsym(module, ("emulated_" + std::string(name)).c_str());
+  return *function != nullptr ? success : fail(not_found, "the module has no such kernel");
+}
+
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, std::size_t) {
+  *blocks = 2;
+  return success;
+}
+
+Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
+                      unsigned threads_z, unsigned shared, void* stream, void** parameters, void** extra) {
+  const auto& kernel = *static_cast<const emulator::Kernel*>(function);
+  if (y * z * threads_y * threads_z != 1 || shared != 0 || extra != nullptr) {
+    return fail(invalid_value, "grids have one dimension, and no other shared memory");
+  }
+  std::vector<std::vector<char>> copies;  // a driver takes the parameters at once
+  for (std::size_t i = 0; i < kernel.parameters; ++i) {
+    const char* const from = static_cast<const char*>(parameters[i]);
+    copies.emplace_back(from, from + kernel.sizes[i]);
+  }
+  return queue(stream, [&kernel, x, threads, copies]() mutable {
+    std::vector<void*> addresses;
+    for (std::vector<char>& copy : copies) addresses.push_back(copy.data());
+    const std::string error = emulator::launch(kernel, x, threads, addresses.data());
+    return error.empty() ? success : fail(launch_failed, error);
+  });
+}
+
+Result cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, std::size_t bytes, void* stream) {
+  return queue(stream, [=] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return success;
+  });
+}
+
+Result cuMemsetD8Async(unsigned long long at, unsigned char value, std::size_t bytes, void* stream) {
+  return queue(stream, [=] {
+    std::memset(reinterpret_cast<void*>(at), value, bytes);
+    return success;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,87 @@
+"""Builds the emulator of emulator.cpp: a stand-in for the driver, and modules of the kernel sources."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from gluon_gc import kernels
+
+HERE = Path(__file__).resolve().parent
+OPERATORS = HERE.parents[1] / "operators"
+SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/compressors/*.cu"))}
+COMPRESSORS = tuple(SOURCES)
+"""Those that have kernels for CUDA."""
+
+DRIVER = "libcuda.so.1"
+COMPILE = ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-ffp-contract=off"]
+
+_kernel = re.compile(r"^GLUON_GC_KERNEL (\w+)\(", re.M)
+_images = []  # what the library has taken stays where it is
+
+
+def kernels_of(source: Path) -> list:
+    """The names of a source's kernels."""
+    return _kernel.findall(source.read_text())
+
+
+def compile_module(source: Path, folder: Path, operators: Path = OPERATORS) -> Path:
+    """A kernel source as a module of the emulator; `operators` has the headers."""
+    main, module = folder / f"{source.stem}.cpp", folder / f"{source.stem}.so"
+    lines = ['#include "emulator.h"', f'#include "{source}"']
+    lines += [f"EMULATED({name})" for name in kernels_of(source)]
+    main.write_text("\n".join(lines) + "\n")
+    flags = ["-fvisibility=default", "-Wno-unknown-pragmas", f"-I{HERE}", f"-I{operators}"]
+    subprocess.run([*COMPILE, *flags, "-o", module, main], check=True)
+    return module
+
+
+def compile_driver(folder: Path) -> Path:
+    """The stand-in for libcuda.so.1."""
+    driver = folder / DRIVER
+    sources = [HERE / "emulator.cpp", HERE / "driver.cpp"]
+    flags = [f"-Wl,-soname,{DRIVER}", "-ldl"]
+    subprocess.run([*COMPILE, "-o", driver, *sources, *flags], check=True)
+    return driver
+
+
+def use(driver: Path) -> Any:
+    """Load the stand-in, which is found from then on as the driver. Returns its functions."""
+    return ctypes.CDLL(str(driver), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.lru_cache(maxsize=None)
+def build() -> Path:
+    """A folder with the stand-in, and the modules of all compressors that have kernels for CUDA."""
+    folder = Path(tempfile.mkdtemp(prefix="emulator"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(compile_driver, folder)]
+        made += [pool.submit(compile_module, source, folder) for source in SOURCES.values()]
+    for one in made:
+        one.result()
+    return folder
+
+
+@functools.lru_cache(maxsize=None)
+def start() -> Any:
+    """Let this process's codecs run in the emulator. Returns the stand-in's functions."""
+    functions = use(build() / DRIVER)
+    for name in COMPRESSORS:
+        give(build() / f"{name}.so")
+    return functions
+
+
+def give(module: Path) -> None:
+    """Have the library take a compressor's kernels from a module."""
+    image = ctypes.create_string_buffer(module.read_bytes())
+    _images.append(image)
+    kernels.library.gluon_gc_cuda_code(module.stem.encode(), image)
