@@ -19,7 +19,6 @@ import pytest
 from hypothesis import strategies as st
 
 from gluon_gc import kernels
-
 from tests.cuda import emulator
 
 from . import arrays
@@ -33,7 +32,7 @@ each_compressor = pytest.mark.parametrize("name", kernels.names())
 
 
 def isas_of(name: str) -> Tuple[str, ...]:
-    """Where a compressor runs: the instruction sets, and on the GPU's emulator if it has kernels."""
+    """Where a compressor runs: the instruction sets, and the emulated GPU if it has kernels."""
     return (*kernels.isas(), *["cuda"] * (name in emulator.COMPRESSORS))
 
 

@@ -1,4 +1,4 @@
-"""Builds the emulator of emulator.cpp: a stand-in for the driver, and modules of the kernel sources."""
+"""Builds the emulator: a stand-in for the driver, and modules of the kernel sources."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ COMPRESSORS = tuple(SOURCES)
 
 DRIVER = "libcuda.so.1"
 COMPILE = ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-ffp-contract=off"]
+TRAPS = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]  # values not aligned, too
 
 _kernel = re.compile(r"^GLUON_GC_KERNEL (\w+)\(", re.M)
 _images = []  # what the library has taken stays where it is
@@ -39,7 +40,7 @@ def compile_module(source: Path, folder: Path, operators: Path = OPERATORS) -> P
     lines = ['#include "emulator.h"', f'#include "{source}"']
     lines += [f"EMULATED({name})" for name in kernels_of(source)]
     main.write_text("\n".join(lines) + "\n")
-    flags = ["-fvisibility=default", "-Wno-unknown-pragmas", f"-I{HERE}", f"-I{operators}"]
+    flags = [*TRAPS, "-Wno-unknown-pragmas", f"-I{HERE}", f"-I{operators}"]
     subprocess.run([*COMPILE, *flags, "-o", module, main], check=True)
     return module
 

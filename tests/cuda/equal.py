@@ -1,0 +1,88 @@
+"""Checks that a compressor's codecs on the GPU and the CPU do the same, to the bit."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Iterator, Mapping
+
+import numpy as np
+
+from gluon_gc import kernels
+from tests.core import arrays
+from tests.core.compressors import START, copy_of, options_of, poison, same_states
+
+SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
+RATIOS = (1.0, 0.5, 1.0, 2.0, 0.5)
+
+
+def options(name: str) -> Iterator[Mapping[str, Any]]:
+    """A compressor's example options, with every kind of feedback, with and without momentum."""
+    for own, ef, mu in itertools.product(
+        options_of(name)[:2], (None, "vanilla", "corrected"), (None, 0.9)
+    ):
+        yield {**own, **({"ef": ef} if ef else {}), **({"mu": mu} if mu else {})}
+
+
+def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0) -> None:
+    """Compare all that codecs do in some steps; a value of the third one is not finite."""
+    guarded = arrays.Guarded(seed % 3)
+    cpu, gpu = (kernels.Codec(name, given, n, dtype, isa) for isa in (None, "cuda"))
+    workspace = poison(gpu, 0xA5)
+    state = cpu.state()
+    theirs = kernels.State(
+        None if state.momentum is None else guarded.copy(state.momentum),
+        tuple(guarded.copy(array) for array in state.memory),
+    )
+    stride = cpu.payload_bytes + seed % 5
+    rows = np.zeros((2, stride), np.uint8)
+    for step, ratio in enumerate(RATIOS):
+        values = arrays.awkward(n, dtype, seed + step)
+        if step == 2 and n:
+            values[seed % n] = (np.nan, np.inf, -np.inf)[seed % 3]
+        where = kernels.position(START, step * cpu.draws)
+        how = dict(scale=0.75, ratio=ratio)
+        ours, expected = cpu.compress(values, state, where, **how)
+        room = guarded.empty(cpu.payload_bytes, np.uint8)
+        made, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **how)
+        used = int(expected.bytes)
+        assert np.array_equal(made[:used], ours[:used]), f"step {step}: another payload"
+        assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
+        assert same_states(theirs, state), f"step {step}: another state"
+        rows[step % 2, : cpu.payload_bytes] = ours
+        if state.memory:
+            residual = cpu.residual(state)
+            assert arrays.same_bits(gpu.residual(theirs), residual), "another residual"
+            if step == 1:
+                again = copy_of(theirs)
+                gpu.restore(again, residual)
+                expected_again = copy_of(state)
+                cpu.restore(expected_again, residual)
+                assert same_states(again, expected_again), "restored to another state"
+    start = arrays.awkward(n, dtype, seed + 9)
+    payloads = guarded.copy(rows.ravel()).reshape(rows.shape)
+    for count, add in ((0, False), (1, False), (1, True), (2, False), (2, True)):
+        out, expected = guarded.copy(start), start.copy()
+        with np.errstate(invalid="ignore"):
+            _, here = cpu.decompress(rows[:count], where, out=expected, add=add)
+        _, there = gpu.decompress(payloads[:count], where, out=out, add=add)
+        assert arrays.same_bits(out, expected), f"{count} payloads decode to something else"
+        assert (there.bytes, there.finite) == (here.bytes, here.finite), "another status of a sum"
+    made, status = gpu.aggregate(payloads, theirs, where)
+    ours, expected = cpu.aggregate(rows, state, where)
+    used = int(expected.bytes)
+    assert np.array_equal(made[:used], ours[:used]), "another aggregate"
+    assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
+    assert same_states(theirs, state), "another state of the aggregator"
+    guarded.check()
+    workspace.check()
+
+
+def check_all(name: str, turn: int = 0) -> None:
+    """Compare codecs of all options and sizes, of a dtype each, in the next turn the other one."""
+    cases = itertools.product(enumerate(options(name)), enumerate(SIZES))
+    for seed, ((i, given), (j, n)) in enumerate(cases):
+        dtype = (np.float32, np.float64)[(i + j + turn) % 2]
+        try:
+            check(name, given, n, dtype, seed + turn)
+        except (AssertionError, ValueError) as error:
+            raise AssertionError(f"{name} {given}, {n} of {np.dtype(dtype)}: {error}") from error

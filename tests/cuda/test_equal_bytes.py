@@ -1,0 +1,68 @@
+"""Every compressor that has kernels for CUDA gives the CPU's bytes, and calls only queue work."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from gluon_gc import kernels
+from tests.core.compressors import options_of, positions
+
+from . import emulator, equal
+
+each_compressor = pytest.mark.parametrize("name", emulator.COMPRESSORS)
+
+
+def test_the_library_knows_which_compressors_have_kernels_for_cuda():
+    found = {name for name, traits in kernels.compressors().items() if traits.cuda}
+    assert found == set(emulator.COMPRESSORS)
+
+
+@each_compressor
+@pytest.mark.parametrize("turn", range(2))
+def test_the_bytes_are_those_of_the_cpu(gpu, name, turn):
+    gpu.emulator_seed(turn)
+    equal.check_all(name, turn)
+
+
+@each_compressor
+def test_a_million_elements_are_summed_in_several_levels_as_on_the_cpu(name):
+    equal.check(name, {**options_of(name)[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+
+
+@each_compressor
+def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compute(gpu, name):
+    options, n, stream = {**options_of(name)[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
+    cpu = kernels.Codec(name, options, n)
+    codec = kernels.Codec(name, options, n, isa="cuda", stream=stream)
+    values = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)
+    state, expected = codec.state(), cpu.state()
+    rows = np.full((2, codec.payload_bytes), 0xA5, np.uint8)
+    out = np.zeros(n, np.float32)
+
+    gpu.emulator_queued(ctypes.c_void_p(stream))
+    gpu.emulator_hold()
+    kept = [
+        codec.compress(x, state, position, ratio=0.5, payload=row)
+        for row, x, position in zip(rows, values, positions(codec, 2))
+    ]
+    kept.append(codec.decompress(rows, out=out))
+    untouched = (rows == 0xA5).all() and not out.any()
+    released = gpu.emulator_release()
+
+    assert untouched and released == 0
+    assert all(status.finite and status.bytes for _, status in kept)
+    assert gpu.emulator_queued(ctypes.c_void_p(stream)) >= 3
+    for row, x, position in zip(rows, values, positions(cpu, 2)):
+        payload, status = cpu.compress(x, expected, position, ratio=0.5)
+        assert np.array_equal(row[: status.bytes], payload[: status.bytes])
+    assert np.array_equal(out, cpu.decompress(rows)[0])
+
+
+def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):
+    codec = kernels.Codec("onebit", {"ef": "vanilla", "mu": 0.9}, 5000, isa="cuda", stream=7)
+    gpu.emulator_queued(ctypes.c_void_p(7))
+    payload, _ = codec.compress(np.ones(5000, np.float32), codec.state())
+    assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
+    codec.decompress(np.stack([payload, payload]))
+    assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1

@@ -1,0 +1,143 @@
+"""The tests of the kernels find what is wrong with them: each mutant of a source is caught."""
+
+import faulthandler
+import multiprocessing
+import shutil
+import signal
+from typing import NamedTuple
+
+import pytest
+
+from . import emulator, equal
+
+fork = multiprocessing.get_context("fork")  # which has imported all that is needed
+
+
+class Mutant(NamedTuple):
+    """A file of operators/cuda, a part of it and what is there instead, and what tests say."""
+
+    file: str
+    part: str
+    instead: str
+    said: str
+
+
+OUT_OF_BOUNDS = "SIGSEGV"
+MUTANTS = {
+    "reads past the end": Mutant(
+        "correction.cuh", "i < n ? from[i] : T{0}", "from[i]", OUT_OF_BOUNDS
+    ),
+    "writes past the end": Mutant(
+        "compressors/onebit.cu", "if (i < call.n) call.out[i]", "call.out[i]", OUT_OF_BOUNDS
+    ),
+    "writes words past the end": Mutant(
+        "compressors/onebit.cu", "if (word < word_count(call.n)) write", "write", OUT_OF_BOUNDS
+    ),
+    "the tail counts": Mutant(
+        "compressors/onebit.cu", "if (i >= call.n) p = 0;", "", "another payload"
+    ),
+    "another butterfly": Mutant(
+        "sums.cuh",
+        "int half = warp_lanes / 2; half != 0; half /= 2",
+        "int half = 1; half != warp_lanes; half *= 2",
+        "another payload",
+    ),
+    "a butterfly too short": Mutant("sums.cuh", "half != 0;", "half > 1;", "another payload"),
+    "tiles in another order": Mutant(
+        "sums.cuh",
+        "t * tile + row * warp_lanes + lane()",
+        "t * tile + lane() * rows + row",
+        "another payload",
+    ),
+    "no barrier after the ticket": Mutant(
+        "grid.cuh",
+        "gridDim.x - 1;  // after which it is 0\n  __syncthreads();",
+        "gridDim.x - 1;",
+        "",
+    ),
+    "no barrier before the ticket": Mutant(
+        "grid.cuh", "__threadfence();\n  __syncthreads();", "__threadfence();", "without a fence"
+    ),
+    "no barrier between the levels of a sum": Mutant("sums.cuh", "__syncthreads();", "", ""),
+    "no fence": Mutant(
+        "grid.cuh", "__threadfence();\n  __syncthreads();", "__syncthreads();", "without a fence"
+    ),
+    "all blocks go on": Mutant(
+        "compressors/onebit.cu",
+        "if (!last_block(call.ticket)) return;",
+        "last_block(call.ticket);",
+        "another",
+    ),
+    "the ticket stays": Mutant(
+        "grid.cuh", "atomicInc(ticket, gridDim.x - 1)", "atomicAdd(ticket, 1)", "another payload"
+    ),
+    "a thread leaves before a barrier": Mutant(
+        "grid.cuh",
+        "__threadfence();\n  __syncthreads();",
+        "__threadfence();\n  if (threadIdx.x == 77) return false;\n  __syncthreads();",
+        "not all threads of a block come",
+    ),
+    "the state is kept": Mutant("settle.cuh", "if (!finite) {", "if (false) {", "another state"),
+    "unaligned words": Mutant("bytes.cuh", "if (aligned<Value>(to))", "if (true)", "SIGILL"),
+    "the ratio of the call": Mutant(
+        "correction.cuh",
+        "call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio",
+        "call.ratio",
+        "another aggregate",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def operators(tmp_path_factory):
+    """A copy of the headers and sources of kernels."""
+    copy = tmp_path_factory.mktemp("operators")
+    shutil.copytree(emulator.OPERATORS / "cuda", copy / "cuda")
+    return copy
+
+
+def try_kernels(module, words):
+    """Send what the tests say of a module."""
+    faulthandler.disable()
+    emulator.give(module)
+    try:
+        equal.check_all(module.stem)
+    except AssertionError as error:
+        words.send(str(error))
+    else:
+        words.send("nothing")
+
+
+def verdict_of(module):
+    """What the tests say of a module, in a process that may crash, or the signal that ended it."""
+    words, ours = fork.Pipe(duplex=False)
+    process = fork.Process(target=try_kernels, args=(module, ours))
+    process.start()
+    ours.close()
+    try:
+        said = words.recv() if words.poll(60) else "too slow"
+    except EOFError:
+        said = None
+    process.terminate()
+    process.join()
+    return said or signal.Signals(-process.exitcode).name
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(operators, tmp_path, name):
+    file, part, instead, said = MUTANTS[name]
+    path = operators / "cuda" / file
+    original = path.read_text()
+    assert original.count(part) == 1
+    path.write_text(original.replace(part, instead))
+    try:
+        source = operators / "cuda/compressors/onebit.cu"
+        module = emulator.compile_module(source, tmp_path, operators)
+    finally:
+        path.write_text(original)
+    verdict = verdict_of(module)
+    assert verdict != "nothing" and said in verdict
+
+
+def test_what_is_no_mutant_is_left_alone():
+    assert verdict_of(emulator.build() / "onebit.so") == "nothing"
