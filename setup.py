@@ -31,6 +31,7 @@ class CMakeBuild(build_ext):
             build,
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DMXNET_DIR={Path(mxnet.origin).parent}",
+            f"-DPYTHON={sys.executable}",
         )
         self._cmake("--build", build, "--parallel")
         self._cmake("--install", build, "--prefix", prefix)

@@ -2,8 +2,8 @@
 
     python compile.py IMAGES SOURCE...
 
-writes IMAGES, a C++ file that has the machine code of all sources in it (images.h), and that code beside it. NVRTC
-comes with pip install nvidia-cuda-nvrtc-cu11.
+writes IMAGES, a C++ file that has the machine code of all sources in it (images.h), and that code
+beside it. NVRTC comes with pip install nvidia-cuda-nvrtc-cu11.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 OPERATORS = Path(__file__).resolve().parents[1]
 CAPABILITIES = (50, 60, 70, 75, 80, 86, 89, 90)
@@ -24,6 +24,7 @@ OPTIONS = (
     "-ftz=false",
     "-prec-div=true",
     "-prec-sqrt=true",
+    "--ptxas-options=-v",  # says what each kernel takes
     f"-I{OPERATORS}",
 )
 
@@ -55,8 +56,8 @@ def library() -> Optional[ctypes.CDLL]:
     return ctypes.CDLL(str(next(folder.glob("libnvrtc.so*"))))
 
 
-def compile_image(nvrtc: ctypes.CDLL, image: Image) -> bytes:
-    """Compile a source.
+def compile_image(nvrtc: ctypes.CDLL, image: Image) -> Tuple[bytes, str]:
+    """Compile a source. Returns the code, and what the compiler says of it.
 
     Raises
     ------
@@ -70,15 +71,20 @@ def compile_image(nvrtc: ctypes.CDLL, image: Image) -> bytes:
     words = [*OPTIONS, f"-arch={kind}_{image.capability}"]
     options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
     failed = nvrtc.nvrtcCompileProgram(program, len(words), options)
-    what = "ProgramLog" if failed else "PTX" if image.ptx else "CUBIN"
-    size = ctypes.c_size_t()
-    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-    result = ctypes.create_string_buffer(size.value)
-    getattr(nvrtc, f"nvrtcGet{what}")(program, result)
+
+    def get(what: str) -> bytes:
+        size = ctypes.c_size_t()
+        getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        getattr(nvrtc, f"nvrtcGet{what}")(program, text)
+        return text.raw
+
+    log = get("ProgramLog").rstrip(b"\0").decode()
+    code = b"" if failed else get("PTX" if image.ptx else "CUBIN")
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     if failed:
-        raise RuntimeError(f"{image.file}: {result.value.decode()}")
-    return result.raw
+        raise RuntimeError(f"{image.file}: {log}")
+    return code, log
 
 
 def images_of(source: Path) -> List[Image]:
@@ -86,18 +92,23 @@ def images_of(source: Path) -> List[Image]:
     return [*(Image(source, number) for number in CAPABILITIES), Image(source, 90, ptx=True)]
 
 
-def table(images: List[Image]) -> str:
-    """The C++ file that embeds the images' files, which are beside it."""
+def table(images: List[Image], folder: Path) -> str:
+    """The C++ file that embeds the images' files, which are in a folder."""
     code = ['#include "cuda/images.h"', "", 'asm(".section .rodata\\n"']
     for i, image in enumerate(images):
-        code.append(rf'    ".balign 64\ngluon_gc_image_{i}: .incbin \"{image.file}\"\n.byte 0\n"')
+        file = rf"\"{folder / image.file}\""
+        code.append(rf'    ".balign 64\ngluon_gc_image_{i}: .incbin {file}\n.byte 0\n"')
     code += ['    ".previous\\n");', "", 'extern "C" {']
     hidden = '__attribute__((visibility("hidden")))'
-    code += [f"extern const unsigned char gluon_gc_image_{i}[] {hidden};" for i in range(len(images))]
+    code += [
+        f"extern const unsigned char gluon_gc_image_{i}[] {hidden};" for i in range(len(images))
+    ]
     code += ["}", "", "const gluon_gc::cuda::Image gluon_gc::cuda::images[] = {"]
     for i, image in enumerate(images):
         ptx = "true" if image.ptx else "false"
-        code.append(f'    {{"{image.source.stem}", {image.capability}, {ptx}, gluon_gc_image_{i}}},')
+        code.append(
+            f'    {{"{image.source.stem}", {image.capability}, {ptx}, gluon_gc_image_{i}}},'
+        )
     return "\n".join([*code, "    {nullptr, 0, false, nullptr},", "};", ""])
 
 
@@ -107,9 +118,10 @@ def main(made: Path, sources: List[Path]) -> None:
         sys.exit("GLUON_GC_WITH_CUDA needs NVRTC: pip install nvidia-cuda-nvrtc-cu11")
     images = [image for source in sources for image in images_of(source)]
     with ThreadPoolExecutor() as pool:
-        for image, code in zip(images, pool.map(lambda one: compile_image(nvrtc, one), images)):
+        made_of = pool.map(lambda image: compile_image(nvrtc, image), images)
+        for image, (code, _) in zip(images, made_of):
             (made.parent / image.file).write_bytes(code)
-    made.write_text(table(images))
+    made.write_text(table(images, made.resolve().parent))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,9 @@ Result cuCtxGetDevice(int* device) {
 Result cuModuleLoadData(void** module, const void* image) {
   Elf64_Ehdr header;
   std::memcpy(&header, image, sizeof(header));
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return fail(invalid_image, "no image of a module");
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) {
+    return fail(invalid_image, "this is no module: " + std::string(static_cast<const char*>(image), 16));
+  }
   const std::size_t bytes = header.e_shoff + std::size_t{header.e_shnum} * header.e_shentsize;
   const int file = memfd_create("module", 0);
   if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return fail(invalid_image, "no room for a module");

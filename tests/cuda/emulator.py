@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gluon_gc import kernels
+from gluon_gc.kernels.library import check
 
 HERE = Path(__file__).resolve().parent
 OPERATORS = HERE.parents[1] / "operators"
@@ -85,4 +86,4 @@ def give(module: Path) -> None:
     """Have the library take a compressor's kernels from a module."""
     image = ctypes.create_string_buffer(module.read_bytes())
     _images.append(image)
-    kernels.library.gluon_gc_cuda_code(module.stem.encode(), image)
+    check(kernels.library.gluon_gc_cuda_code(module.stem.encode(), image))

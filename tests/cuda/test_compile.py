@@ -1,0 +1,82 @@
+"""The kernels compile for every GPU, spill no registers and round as on the CPU."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gluon_gc.variables import cores
+
+from . import emulator
+
+_spec = importlib.util.spec_from_file_location("compile", emulator.OPERATORS / "cuda/compile.py")
+compiling = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(compiling)
+
+EM_CUDA = 190
+MOST_REGISTERS = 128  # two blocks of 256 threads on each multiprocessor
+NVCC_CAPABILITIES = (75, 90)  # which every nvcc from 11.8 to 13 knows
+
+_took = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+                   r".*?Used (\d+) registers", re.S)  # fmt: skip
+
+
+def check_log(log, source):
+    """What the assembler says: each kernel, no spills, few registers."""
+    took = {name: [int(number) for number in rest] for name, *rest in _took.findall(log)}
+    assert took.keys() == set(emulator.kernels_of(source))
+    for name, (stores, loads, registers) in took.items():
+        assert stores == loads == 0, f"{name} spills"
+        assert registers <= MOST_REGISTERS, f"{name} takes {registers} registers"
+
+
+@pytest.mark.skipif(compiling.library() is None, reason="nvidia-cuda-nvrtc-cu11 is not installed")
+@pytest.mark.parametrize("name", emulator.COMPRESSORS)
+def test_nvrtc_compiles_for_every_gpu(name):
+    source, nvrtc = emulator.SOURCES[name], compiling.library()
+    images = compiling.images_of(source)
+    with ThreadPoolExecutor(cores()) as pool:
+        made = list(pool.map(lambda image: compiling.compile_image(nvrtc, image), images))
+    for image, (code, log) in zip(images, made):
+        if image.ptx:
+            assert f".target sm_{image.capability}".encode() in code
+            assert not re.search(rb"\bfma\b", code), "a product and a sum are one operation"
+            assert not re.search(rb"\.(ftz|approx)\b", code), "an operation is not IEEE's"
+        else:
+            assert code[:4] == b"\x7fELF" and code[18] == EM_CUDA
+            check_log(log, source)
+        for kernel in emulator.kernels_of(source):
+            assert kernel.encode() in code
+
+
+@pytest.mark.skipif(compiling.library() is None, reason="nvidia-cuda-nvrtc-cu11 is not installed")
+def test_what_the_compiler_refuses_is_said(tmp_path):
+    source = tmp_path / "wrong.cu"
+    source.write_text("__global__ void wrong() { nothing(); }")
+    with pytest.raises(RuntimeError, match=r'wrong_75.cubin: (.|\n)*"nothing" is undefined'):
+        compiling.compile_image(compiling.library(), compiling.Image(source, 75))
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+@pytest.mark.parametrize("capability", NVCC_CAPABILITIES)
+@pytest.mark.parametrize("name", emulator.COMPRESSORS)
+def test_nvcc_compiles_the_same_source_without_spills(tmp_path, name, capability):
+    options = ["-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", f"-I{emulator.OPERATORS}"]
+    command = [
+        "nvcc",
+        *options,
+        f"-arch=sm_{capability}",
+        "-Xptxas",
+        "-v",
+        "-Werror",
+        "all-warnings",
+    ]
+    source = emulator.SOURCES[name]
+    done = subprocess.run(
+        [*command, "-cubin", "-o", tmp_path / "cubin", source], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    check_log(done.stderr, source)

@@ -1,0 +1,96 @@
+"""What is said where there is no GPU or no code for it, and which code a GPU is given."""
+
+import ctypes
+import ctypes.util
+import subprocess
+import sys
+
+import pytest
+
+from gluon_gc import kernels
+
+from . import emulator
+from .test_compile import compiling
+
+OPERATORS = emulator.OPERATORS
+PARTS = ("cuda/driver.cpp", "cuda/queue.cpp", "core/options.cpp")
+
+
+def said_of(code):
+    """What Python prints, in a process without the emulator."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+ASK = """
+from gluon_gc import kernels
+{first}
+try:
+    kernels.Codec("{name}", {{"k": 1}}, 10, isa="cuda")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_compressor_without_kernels_for_cuda_is_refused_by_name():
+    assert not kernels.compressors()["topk"].cuda
+    with pytest.raises(ValueError, match="^topk has no kernels for CUDA$"):
+        kernels.Codec("topk", {"k": 1}, 10, isa="cuda")
+    assert kernels.library.gluon_gc_cuda_code(b"topk", None) == b"topk has no kernels for CUDA"
+
+
+def test_a_library_without_code_for_gpus_or_a_machine_without_a_driver_says_so():
+    built = "gluon_gc was built without code for GPUs: build it with GLUON_GC_WITH_CUDA=1"
+    driver = "a codec for CUDA needs the NVIDIA driver: libcuda.so.1: cannot open"
+    said = said_of(ASK.format(name="onebit", first=""))
+    assert said.startswith((built, driver)) or ctypes.util.find_library("cuda")
+    if not ctypes.util.find_library("cuda"):
+        give = 'kernels.library.gluon_gc_cuda_code(b"onebit", b"")'
+        assert said_of(ASK.format(name="onebit", first=give)).startswith(driver)
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    """Launches a kernel of a library whose images are their own names, which is no module."""
+    folder = tmp_path_factory.mktemp("images")
+    images = compiling.images_of(emulator.SOURCES["onebit"])
+    for image in images:
+        (folder / image.file).write_text(image.file)
+    (folder / "images.cpp").write_text(compiling.table(images, folder))
+    sources = [*(OPERATORS / part for part in PARTS), folder / "images.cpp"]
+    library = folder / "choose.so"
+    command = [*emulator.COMPILE, "-O0", f"-I{OPERATORS}", "-o", library, *sources]
+    subprocess.run([*command, emulator.HERE / "choose.cpp", "-ldl"], check=True)
+    return library
+
+
+@pytest.mark.parametrize(
+    "capability, image",
+    [
+        (50, "onebit_50.cubin"),
+        (52, "onebit_50.cubin"),
+        (62, "onebit_60.cubin"),
+        (70, "onebit_70.cubin"),
+        (75, "onebit_75.cubin"),
+        (87, "onebit_86.cubin"),
+        (89, "onebit_89.cubin"),
+        (90, "onebit_90.cubin"),
+        (100, "onebit_90.ptx"),
+        (120, "onebit_90.ptx"),
+        (37, None),
+    ],
+)
+def test_a_gpu_is_given_the_nearest_machine_code_and_later_ones_ptx(gpu, launch, capability, image):
+    function = ctypes.CDLL(str(launch)).launch
+    function.restype = ctypes.c_char_p
+    gpu.emulator_capability(capability)
+    try:
+        said = function().decode()
+    finally:
+        gpu.emulator_capability(75)
+    if image is None:
+        assert said == "onebit has no machine code for GPUs of compute capability 3.7"
+    else:
+        assert said.startswith("CUDA error 200 while loading the kernels of onebit: ")
+        assert said.endswith(f"this is no module: {image}")
