@@ -53,7 +53,8 @@ def run(tmp_path_factory):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    others = {f"{name}{end}" for name in registry if name != BESIDE for end in (".py", ".cpp", ".cu")}
+    ends = (".py", ".cpp", ".cu")
+    others = {f"{name}{end}" for name in registry if name != BESIDE for end in ends}
     left_out = shutil.ignore_patterns("*.so", "__pycache__", *others)
     for folder in ("operators", "gluon_gc", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=left_out)

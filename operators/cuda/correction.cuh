@@ -15,36 +15,33 @@ __device__ inline T ratio_of(const Encoding<T>& call) {
   return static_cast<T>(call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
 }
 
-// What p of `ahead` rows is made of, loaded before any of it is used, so that many loads are under way. Elements
-// that are not there are zeros.
-template <typename T, int ahead>
+// What p is made of, in some rows of a column, loaded before any of it is used. Elements that are not there are
+// zeros.
+template <typename T>
 struct Loaded {
-  __device__ Loaded(const Encoding<T>& call, Size first) {
-    load(call.gradient, first, call.n, gradient);
-    if (call.momentum != nullptr) load(call.momentum, first, call.n, momentum);
-    if (call.memory[0] != nullptr) load(call.memory[0], first, call.n, kept);
+  __device__ Loaded(const Encoding<T>& call, const Column& column) {
+    load(call.gradient, column, gradient);
+    if (call.momentum != nullptr) load(call.momentum, column, momentum);
+    if (call.memory[0] != nullptr) load(call.memory[0], column, kept);
   }
 
-  __device__ static void load(const T* from, Size first, Size n, T (&to)[ahead]) {
+  __device__ static void load(const T* from, const Column& column, T (&to)[rows_ahead<T>]) {
 #pragma unroll
-    for (int row = 0; row < ahead; ++row) {
-      const Size i = first + row * warp_lanes;
-      to[row] = i < n ? from[i] : T{0};
-    }
+    for (int row = 0; row < rows_ahead<T>; ++row) to[row] = column.has(row) ? from[column[row]] : T{0};
   }
 
-  T gradient[ahead], momentum[ahead] = {}, kept[ahead] = {};
+  T gradient[rows_ahead<T>], momentum[rows_ahead<T>] = {}, kept[rows_ahead<T>] = {};
 };
 
-// p of element i, whose parts are in a row of `loaded`; its momentum is updated. residual(kept) is the residual
-// that memory[0] stands for.
-template <typename T, int ahead, typename Residual>
-__device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T, ahead>& loaded, int row, Size i,
+// p of a row of a column that is loaded; its momentum is updated. residual(kept) is the residual that memory[0]
+// stands for.
+template <typename T, typename Residual>
+__device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& loaded, const Column& column, int row,
                             Residual residual) {
   T p = loaded.gradient[row] * call.gradient_scale;
   if (call.momentum != nullptr) {
     const T m = call.mu * loaded.momentum[row] + p;
-    if (i < call.n) call.momentum[i] = m;
+    if (column.has(row)) call.momentum[column[row]] = m;
     p = p + call.mu * m;
   }
   if (call.memory[0] != nullptr) p = p + ratio * residual(loaded.kept[row]);

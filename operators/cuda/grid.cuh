@@ -32,6 +32,28 @@ __device__ inline void for_each_element(Size n, Step step) {
   for (Size i = Size{blockIdx.x} * block_threads + threadIdx.x; i < n; i += threads) step(i);
 }
 
+// Rows of a column that are loaded before any is used, so that many loads are under way: 32 bytes a lane.
+template <typename T>
+constexpr int rows_ahead = 32 / sizeof(T);
+
+// This lane's elements of tile `t` of n elements, one in each row from a row on.
+class Column {
+ public:
+  __device__ Column(Size t, int row, Size n)
+      : first_(t * tile + row * warp_lanes + lane()),
+        left_(static_cast<int>(n - t * tile < tile ? n - t * tile : tile) - row * warp_lanes - lane()) {}
+
+  // Whether there is one in a row.
+  __device__ bool has(int row) const { return row * warp_lanes < left_; }
+
+  // Its number.
+  __device__ Size operator[](int row) const { return first_ + row * warp_lanes; }
+
+ private:
+  const Size first_;
+  const int left_;  // elements from the first one to the end of the tile
+};
+
 // Whether this block is the last one of the grid that comes here. All its threads call it; what other blocks
 // wrote before they came can then be read with `published`.
 __device__ inline bool last_block(uint32* ticket) {

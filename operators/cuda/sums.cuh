@@ -19,12 +19,10 @@ __device__ inline double sum_tiles(double* sums, Size count) {
   while (count > 1) {
     double* const above = sums + count;
     for (Size t = warp(); t < tiles_of(count); t += warps) {
+      const Column column(t, 0, count);
       double chain = 0;
 #pragma unroll 8
-      for (int row = 0; row < rows; ++row) {
-        const Size i = t * tile + row * warp_lanes + lane();
-        chain += i < count ? published(sums + i) : 0;
-      }
+      for (int row = 0; row < rows; ++row) chain += column.has(row) ? published(sums + column[row]) : 0;
       chain = butterfly(chain);
       if (lane() == 0) above[t] = chain;
     }

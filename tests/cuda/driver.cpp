@@ -113,10 +113,9 @@ Result cuModuleLoadData(void** module, const void* image) {
     return fail(invalid_image, "this is no module: " + std::string(static_cast<const char*>(image), 16));
   }
   const std::size_t bytes = header.e_shoff + std::size_t{header.e_shnum} * header.e_shentsize;
-  const int file = memfd_create("module", 0);
+  const int file = memfd_create("module", 0);  // stays open: dlopen knows a library again by its name
   if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return fail(invalid_image, "no room for a module");
   *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
-  close(file);
   return *module != nullptr ? success : fail(invalid_image, dlerror());
 }
 

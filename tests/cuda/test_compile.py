@@ -17,7 +17,7 @@ compiling = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(compiling)
 
 EM_CUDA = 190
-MOST_REGISTERS = 128  # two blocks of 256 threads on each multiprocessor
+MOST_REGISTERS = 64  # four blocks of 256 threads on each multiprocessor
 NVCC_CAPABILITIES = (75, 90)  # which every nvcc from 11.8 to 13 knows
 
 _took = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"

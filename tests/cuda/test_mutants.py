@@ -25,16 +25,19 @@ class Mutant(NamedTuple):
 OUT_OF_BOUNDS = "SIGSEGV"
 MUTANTS = {
     "reads past the end": Mutant(
-        "correction.cuh", "i < n ? from[i] : T{0}", "from[i]", OUT_OF_BOUNDS
+        "correction.cuh",
+        "column.has(row) ? from[column[row]] : T{0}",
+        "from[column[row]]",
+        OUT_OF_BOUNDS,
     ),
     "writes past the end": Mutant(
-        "compressors/onebit.cu", "if (i < call.n) call.out[i]", "call.out[i]", OUT_OF_BOUNDS
+        "compressors/onebit.cu", "if (column.has(r)) call.out", "call.out", OUT_OF_BOUNDS
     ),
     "writes words past the end": Mutant(
         "compressors/onebit.cu", "if (word < word_count(call.n)) write", "write", OUT_OF_BOUNDS
     ),
     "the tail counts": Mutant(
-        "compressors/onebit.cu", "if (i >= call.n) p = 0;", "", "another payload"
+        "compressors/onebit.cu", "if (!column.has(r)) p = 0;", "", "another payload"
     ),
     "another butterfly": Mutant(
         "sums.cuh",
@@ -45,8 +48,8 @@ MUTANTS = {
     "a butterfly too short": Mutant("sums.cuh", "half != 0;", "half > 1;", "another payload"),
     "tiles in another order": Mutant(
         "sums.cuh",
-        "t * tile + row * warp_lanes + lane()",
-        "t * tile + lane() * rows + row",
+        "published(sums + column[row])",
+        "published(sums + t * tile + lane() * rows + row)",
         "another payload",
     ),
     "no barrier after the ticket": Mutant(

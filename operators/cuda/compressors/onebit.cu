@@ -11,7 +11,7 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-constexpr int word_elements = 32, rows_ahead = 8;
+constexpr int word_elements = 32;
 
 constexpr Size word_count(Size n) { return n / word_elements + (n % word_elements != 0); }
 
@@ -38,15 +38,14 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
     double magnitudes = 0;
     uint32 signs = 0;
 #pragma unroll 1
-    for (int row = 0; row < rows; row += rows_ahead) {
-      const Size first = t * tile + row * warp_lanes + lane();
-      const Loaded<T, rows_ahead> loaded(call, first);
+    for (int row = 0; row < rows; row += rows_ahead<T>) {
+      const Column column(t, row, call.n);
+      const Loaded<T> loaded(call, column);
 #pragma unroll
-      for (int r = 0; r < rows_ahead; ++r) {
-        const Size i = first + r * warp_lanes;
-        T p = correct(call, ratio, loaded, r, i, residual);
-        if (i >= call.n) p = 0;
-        if (feedback && i < call.n) call.memory[0][i] = p;
+      for (int r = 0; r < rows_ahead<T>; ++r) {
+        T p = correct(call, ratio, loaded, column, r, residual);
+        if (!column.has(r)) p = 0;
+        if (feedback && column.has(r)) call.memory[0][column[r]] = p;
         magnitudes += fabs(static_cast<double>(p));
         const uint32 word = __ballot_sync(all_lanes, p < 0);
         if (lane() == row + r) signs = word;
@@ -73,26 +72,29 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
 template <typename T>
 __device__ void decompress(const Decoding<T>& call) {
   for_each_tile(call.n, [&](Size t) {
-    const Size first = t * tile + lane(), word = t * rows + lane();
-    T sum[rows];
+    const Size word = t * rows + lane();
+#pragma unroll 1
+    for (int row = 0; row < rows; row += rows_ahead<T>) {
+      const Column column(t, row, call.n);
+      T sum[rows_ahead<T>];
 #pragma unroll
-    for (int row = 0; row < rows; ++row) {
-      const Size i = first + row * warp_lanes;
-      sum[row] = call.add && i < call.n ? call.out[i] : call.count == 0 ? T{0} : T{-0.0};
-    }
-    for (Size k = 0; k < call.count; ++k) {
-      const uint8* const payload = call.payloads + k * call.stride;
-      const T scale = read_scale<T>(payload, call.n);
-      const uint32 signs = word < word_count(call.n) ? read<uint32>(payload, word) : 0;
-#pragma unroll
-      for (int row = 0; row < rows; ++row) {
-        sum[row] = sum[row] + (__shfl_sync(all_lanes, signs, row) >> lane() & 1 ? -scale : scale);
+      for (int r = 0; r < rows_ahead<T>; ++r) {
+        sum[r] = call.add && column.has(r) ? call.out[column[r]] : call.count == 0 ? T{0} : T{-0.0};
       }
-    }
+#pragma unroll 1
+      for (Size k = 0; k < call.count; ++k) {
+        const uint8* const payload = call.payloads + k * call.stride;
+        const T scale = read_scale<T>(payload, call.n);
+        const uint32 signs = word < word_count(call.n) ? read<uint32>(payload, word) : 0;
 #pragma unroll
-    for (int row = 0; row < rows; ++row) {
-      const Size i = first + row * warp_lanes;
-      if (i < call.n) call.out[i] = sum[row];
+        for (int r = 0; r < rows_ahead<T>; ++r) {
+          sum[r] = sum[r] + (__shfl_sync(all_lanes, signs, row + r) >> lane() & 1 ? -scale : scale);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < rows_ahead<T>; ++r) {
+        if (column.has(r)) call.out[column[r]] = sum[r];
+      }
     }
   });
   if (call.status == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
