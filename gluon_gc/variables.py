@@ -170,6 +170,12 @@ TABLE = (
     ),
     # For development, and what is set for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),
+    Variable(
+        "GLUON_GC_WITH_CUDA",
+        False,
+        "flag",
+        "1 while gluon_gc is built: the library has the kernels for GPUs",
+    ),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
     *(
         Variable(

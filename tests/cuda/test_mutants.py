@@ -48,8 +48,8 @@ MUTANTS = {
     "a butterfly too short": Mutant("sums.cuh", "half != 0;", "half > 1;", "another payload"),
     "tiles in another order": Mutant(
         "sums.cuh",
-        "published(sums + column[row])",
-        "published(sums + t * tile + lane() * rows + row)",
+        "column.has(row) ? published(sums + column[row])",
+        "lane() * rows + row < count ? published(sums + lane() * rows + row)",
         "another payload",
     ),
     "no barrier after the ticket": Mutant(
