@@ -8,6 +8,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from .library import (
+    CUDA,
     Call,
     Needs,
     Position,
@@ -106,11 +107,8 @@ class Codec:
         handle = ctypes.c_void_p()
         text = as_text(options).encode()
         size = _ITEMSIZES[self.dtype.name]
-        check(
-            library.gluon_gc_new(
-                name.encode(), text, n, size, isa_number(isa), ctypes.byref(handle)
-            )
-        )
+        number = CUDA if isa == "cuda" else isa_number(isa)
+        check(library.gluon_gc_new(name.encode(), text, n, size, number, ctypes.byref(handle)))
         self._handle, self._stream, self.isa = handle, stream, isa
         needs = Needs()
         library.gluon_gc_need(handle, ctypes.byref(needs))

@@ -14,7 +14,8 @@ from .. import env
 
 _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
-_CUDA = 16
+CUDA = 16
+"""gluon_gc_cuda, in the place of an instruction set."""
 
 
 class Needs(ctypes.Structure):
@@ -164,12 +165,10 @@ def isas() -> Tuple[str, ...]:
 
 
 def isa_number(name: Optional[str]) -> int:
-    """What the library calls an instruction set, by default the best, or "cuda"."""
+    """What the library calls an instruction set, by default the best."""
     available = isas()
     if name is None:
         return len(available) - 1
-    if name == "cuda":
-        return _CUDA
     if name not in available:
         raise ValueError(f"isa must be one of {available} on this machine, got {name!r}")
     return available.index(name)

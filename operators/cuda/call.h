@@ -33,7 +33,7 @@ struct Encoding {
   uint8* payload;
   Size bytes;               // of a message
   Status* status;           // or null
-  uint32* ticket;           // zero, and zero again afterwards: last_block.cuh
+  uint32* ticket;           // zero, and zero again afterwards: grid.cuh
   void* workspace;
 };
 
