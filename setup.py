@@ -1,6 +1,7 @@
 """Builds libgluon_gc.so with CMake and puts it inside the package; pyproject.toml has the rest."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ class CMakeBuild(build_ext):
             build,
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DMXNET_DIR={Path(mxnet.origin).parent}",
+            f"-DGLUON_GC_WITH_CUDA={os.environ.get('GLUON_GC_WITH_CUDA', '')}",
             f"-DPYTHON={sys.executable}",
         )
         self._cmake("--build", build, "--parallel")
