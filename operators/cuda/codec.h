@@ -77,6 +77,26 @@ constexpr Compressor compressor_of(const char* name) {
   extern const Compressor name;              \
   constexpr Compressor name = compressor_of<Kind>(#name);
 
+// Base of a compressor of n elements whose memory is the residual.
+struct KeepsResidual {
+  template <typename T>
+  void residual(const Queue& queue, T* const* memory, T* out) const {
+    copy(queue, memory[0], out);
+  }
+
+  template <typename T>
+  void restore(const Queue& queue, const T* residual, T* const* memory) const {
+    copy(queue, residual, memory[0]);
+  }
+
+  template <typename T>
+  void copy(const Queue& queue, const T* from, T* to) const {
+    if (from != to) queue.copy(to, from, n * sizeof(T));
+  }
+
+  Size n;
+};
+
 // A codec of n elements, on the GPU.
 class Codec {
  public:

@@ -67,7 +67,10 @@ __device__ inline bool last_block(uint32* ticket) {
 }
 
 // What another block, or another thread of this one, wrote to global memory: not from a cache of old values.
-__device__ inline double published(const double* value) { return *static_cast<const volatile double*>(value); }
+template <typename Value>
+__device__ inline Value published(const Value* value) {
+  return *static_cast<const volatile Value*>(value);
+}
 
 }  // namespace
 }  // namespace cuda

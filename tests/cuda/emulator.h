@@ -141,5 +141,7 @@ inline unsigned atomicAdd(unsigned* at, unsigned more) {
   return old;
 }
 
+inline int __float_as_int(float x) { return static_cast<int>(emulator::bits_of(x)); }
+inline long long __double_as_longlong(double x) { return static_cast<long long>(emulator::bits_of(x)); }
 inline float __int_as_float(int bits) { return emulator::value_of<float>(static_cast<std::uint32_t>(bits)); }
 inline double __longlong_as_double(long long bits) { return emulator::value_of<double>(bits); }

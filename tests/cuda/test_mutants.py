@@ -82,6 +82,21 @@ MUTANTS = {
     ),
     "the state is kept": Mutant("settle.cuh", "if (!finite) {", "if (false) {", "another state"),
     "unaligned words": Mutant("bytes.cuh", "if (aligned<Value>(to))", "if (true)", "SIGILL"),
+    "a value that is not finite counts": Mutant(
+        "compressors/bytegrad.cu", "{x, x, x - x == 0}", "{x, x, true}", "another payload"
+    ),
+    "warps without a tile": Mutant(
+        "compressors/bytegrad.cu",
+        "lane() == 0 && number < tiles_of(call.n)",
+        "lane() == 0",
+        OUT_OF_BOUNDS,
+    ),
+    "no barrier between the ranges of warps": Mutant(
+        "compressors/bytegrad.cu", "__syncthreads();", "", ""
+    ),
+    "steps from the wrong end": Mutant(
+        "compressors/bytegrad.cu", "(lower ? low : high)", "(lower ? high : low)", "another state"
+    ),
     "the ratio of the call": Mutant(
         "correction.cuh",
         "call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio",
@@ -134,7 +149,7 @@ def test_a_mutant_is_caught(operators, tmp_path, name):
     assert original.count(part) == 1
     path.write_text(original.replace(part, instead))
     try:
-        source = operators / "cuda/compressors/onebit.cu"
+        source = path if path.suffix == ".cu" else path.parent / "compressors/onebit.cu"
         module = emulator.compile_module(source, tmp_path, operators)
     finally:
         path.write_text(original)
