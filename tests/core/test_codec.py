@@ -259,7 +259,8 @@ def test_random_bytes_are_refused_or_stay_in_bounds(name, data, noise):
     if at is not None and data.draw(st.booleans()):
         length = data.draw(st.integers(0, payload.size))
         payload[at : at + 4] = np.array([length], np.uint32).view(np.uint8)[: payload.size - at]
-    decoded_between_fences(case, codec, payload)
+    if case.isa != "cuda" or codec.valid(payload):  # it is checked before it goes to a GPU
+        decoded_between_fences(case, codec, payload)
 
 
 @each_compressor

@@ -95,7 +95,10 @@ MUTANTS = {
         "compressors/bytegrad.cu", "__syncthreads();", "", ""
     ),
     "steps from the wrong end": Mutant(
-        "compressors/bytegrad.cu", "(lower ? low : high)", "(lower ? high : low)", "another state"
+        "compressors/bytegrad.cu",
+        "(lower ? low : high)",
+        "(lower ? high : low)",
+        "decode to something",
     ),
     "the ratio of the call": Mutant(
         "correction.cuh",
