@@ -113,6 +113,7 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
         factor: Optional[NDArray] = None,
+        step: int = 0,
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and feedback.
 
@@ -131,6 +132,8 @@ class MessageCodec:
             Where to write.
         factor : NDArray, optional
             Multiplies the gradients too; float64, shape (1,).
+        step : int
+            Number of the exchange, from 1, with which the meter has it; 0: of none.
         """
         positions = self._positions()
         if self._alike:
@@ -143,6 +146,7 @@ class MessageCodec:
             out,
             scale=repr(float(scale)),
             ratio=repr(float(ratio)),
+            step=step,
             **self._options,
             **self._told("compress", how, len(gradients), places),
             **positions,

@@ -26,7 +26,9 @@ check_call(_LIB.MXLoadLib(str(kernels.PATH).encode(), 0))
 
 METER = ("calls", "sent_bytes", "received_bytes")
 METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_seconds", "nonfinite")
-"""What the elements of a meter are: operators/mxnet/meter.h."""
+"""What the first elements of a meter are: operators/mxnet/meter.h."""
+KEPT_SPANS = 64
+"""Of how many of the latest steps it then has number, begin and end."""
 
 Places = Tuple[Tuple[int, int], ...]
 """For each chunk or slice of a message, which gradient it is of and where it begins in it."""
@@ -92,12 +94,18 @@ def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> 
 
 def new_meter() -> NDArray:
     """A meter that says that nothing was done."""
-    return mx.nd.zeros(len(METER), dtype="float64")
+    return mx.nd.zeros(len(METER) + 3 * KEPT_SPANS, dtype="float64")
 
 
 def read_meter(meter: NDArray) -> Dict[str, float]:
     """What a meter says, by the names of METER; waits until all that updates it is done."""
-    return dict(zip(METER, meter.asnumpy().tolist()))
+    return dict(zip(METER, meter.asnumpy()[: len(METER)].tolist()))
+
+
+def read_spans(meter: NDArray) -> List[Tuple[float, float, float]]:
+    """Of the latest steps in order their number, and when they began and ended, in seconds."""
+    spans = meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
+    return sorted(map(tuple, spans[spans[:, 0] > 0].tolist()))
 
 
 def listed(numbers: Iterable[int]) -> str:
