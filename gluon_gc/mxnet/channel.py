@@ -157,9 +157,8 @@ class Channel(Metered):
         meters = () if step is None else (self._meter,)
         factors = () if factor is None else (factor,)
         how = dict(sizes, metered=len(meters), clipped=len(factors))
-        told = self._told("fuse", how, len(arrays), places)
-        inputs = (*meters, *arrays, *factors)
-        return operators.call("fuse", inputs, out, scale=repr(float(scale)), step=step, **told)
+        told = self._told("fuse", how, len(arrays), places, scale=float(scale), step=step)
+        return operators.call("fuse", (*meters, *arrays, *factors), out, **told)
 
     def deliver(
         self,

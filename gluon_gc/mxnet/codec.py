@@ -140,15 +140,13 @@ class MessageCodec:
             self._drawn_alike = positions
         factors = () if factor is None else (factor,)
         how = dict(states=len(self._state), clipped=len(factors), **framing or {})
+        now = dict(scale=float(scale), ratio=float(ratio), step=step)
         return operators.call(
             "compress",
             (*self._state, self.meter, *gradients, *factors),
             out,
-            scale=repr(float(scale)),
-            ratio=repr(float(ratio)),
-            step=step,
             **self._options,
-            **self._told("compress", how, len(gradients), places),
+            **self._told("compress", how, len(gradients), places, **now),
             **positions,
         )
 

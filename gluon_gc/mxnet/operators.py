@@ -50,9 +50,10 @@ def _handle(name: str) -> int:
 
 
 class Told:
-    """What operators are told of a message that stays the same from call to call.
+    """What operators are told of a message.
 
-    It is one attribute, which costs less, and made once for each way in which it is asked for.
+    It is one attribute, which costs less. What stays the same from call to call is made once for
+    each way in which it is asked for.
 
     Parameters
     ----------
@@ -62,20 +63,31 @@ class Told:
 
     def __init__(self, **shared: Any) -> None:
         self._shared = shared
-        self._made: Dict[Any, Dict[str, str]] = {}
+        self._made: Dict[Any, str] = {}
 
     def __call__(
-        self, operator: str, how: Mapping[str, Any], gradients: int = 0, places: Places = ()
+        self,
+        operator: str,
+        how: Mapping[str, Any],
+        gradients: int = 0,
+        places: Places = (),
+        **now: Any,
     ) -> Dict[str, str]:
-        """What is shared, how, and where the chunks are in so many gradients, as an attribute."""
+        """What is shared, how, and where the chunks are in so many gradients, as an attribute.
+
+        `now` is what changes from call to call.
+        """
         key = operator, gradients, places, *how.values()
         if key not in self._made:
             fields = {"gradients": gradients, **how, **self._shared}
             if places:
                 fields["tensors"], fields["begins"] = map(listed, zip(*places))
-            lines = (f"{name}={value}\n" for name, value in fields.items())
-            self._made[key] = {"message": "".join(lines)}
-        return self._made[key]
+            self._made[key] = _lines(fields)
+        return {"message": _lines(now) + self._made[key]}
+
+
+def _lines(fields: Mapping[str, Any]) -> str:
+    return "".join([f"{name}={value}\n" for name, value in fields.items()])
 
 
 def refusing(names: Sequence[str]) -> Dict[str, str]:
