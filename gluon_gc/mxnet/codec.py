@@ -113,6 +113,7 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
         factor: Optional[NDArray] = None,
+        step: int = 0,
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and feedback.
 
@@ -131,20 +132,21 @@ class MessageCodec:
             Where to write.
         factor : NDArray, optional
             Multiplies the gradients too; float64, shape (1,).
+        step : int
+            Number of the exchange, from 1, with which the meter has it; 0: of none.
         """
         positions = self._positions()
         if self._alike:
             self._drawn_alike = positions
         factors = () if factor is None else (factor,)
         how = dict(states=len(self._state), clipped=len(factors), **framing or {})
+        now = dict(scale=float(scale), ratio=float(ratio), step=step)
         return operators.call(
             "compress",
             (*self._state, self.meter, *gradients, *factors),
             out,
-            scale=repr(float(scale)),
-            ratio=repr(float(ratio)),
             **self._options,
-            **self._told("compress", how, len(gradients), places),
+            **self._told("compress", how, len(gradients), places, **now),
             **positions,
         )
 

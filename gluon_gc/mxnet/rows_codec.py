@@ -94,6 +94,7 @@ class RowsCodec:
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
         factor: Optional[NDArray] = None,
+        step: int = 0,
     ) -> NDArray:
         """Make a message of scale * the gradient's rows, after feedback.
 
@@ -112,9 +113,8 @@ class RowsCodec:
             "rows_compress",
             (*self._residual, self.meter, *gradients, *factors),
             out,
-            scale=repr(float(scale)),
             **self._options,
-            **self._told("rows_compress", how),
+            **self._told("rows_compress", how, scale=float(scale), step=step),
             **position,
         )
 
