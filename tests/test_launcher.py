@@ -62,18 +62,20 @@ def launch(tmp_path):
 @pytest.fixture
 def stand_in(tmp_path):
     """Writes what the server and scheduler do after they have noted what they are in a file."""
-    package = tmp_path / "gluon_gc"
-    (package / "mxnet").mkdir(parents=True)
-    for folder in (package, package / "mxnet"):
-        (folder / "__init__.py").touch()
-    for part in (ROOT / "gluon_gc").iterdir():
-        if part.name not in ("__init__.py", "mxnet"):
-            (package / part.name).symlink_to(part)
+    package, original = tmp_path / "gluon_gc", ROOT / "gluon_gc"
+    for folder in ("launch", "mxnet"):
+        (package / folder).mkdir(parents=True)
+    for folder in ("", "launch", "mxnet"):
+        (package / folder / "__init__.py").touch()
+    for part in (*original.iterdir(), *(original / "launch").iterdir()):
+        if part.name not in ("__init__.py", "mxnet", "launch", "scheduler.py"):
+            (package / part.relative_to(original)).symlink_to(part)
 
     def write(source):
         note = "print(sys.argv[1], sorted(n for n in os.environ if n[:4] == 'DMLC'), flush=True)"
-        start = "import os, sys\ndef main(role): pass"  # it is done once it is imported
-        (package / "mxnet" / "server.py").write_text(f"{start}\n{note}\n{source}")
+        start = "import os, sys\ndef serve(): pass"  # it is done once it is imported
+        for service in ("launch/scheduler.py", "mxnet/server.py"):
+            (package / service).write_text(f"{start}\n{note}\n{source}")
 
     write(UNTIL_WORKERS_ARE_DONE)
     return write
