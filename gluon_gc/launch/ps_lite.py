@@ -37,9 +37,9 @@ def library() -> ctypes.CDLL:
         MXNet is not installed.
     """
     mxnet = importlib.util.find_spec("mxnet")
-    if mxnet is None:
+    path = mxnet and Path(mxnet.origin).with_name("libinfo.py")
+    if path is None or not path.exists():
         import_module("gluon_gc.mxnet")  # an error, which says what to install
-    path = Path(mxnet.origin).with_name("libinfo.py")
     spec = importlib.util.spec_from_file_location("mxnet_libinfo", path)
     libinfo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(libinfo)
