@@ -198,9 +198,10 @@ def test_the_table_of_stats_fits_whatever_the_numbers():
     values.update(bits_per_element=32.0, compress_seconds=1.0, wait_seconds=100.0)
     values["decompress_seconds"] = 10.0
     names = [f"resnet0_stage{i}_a_long_name_of_a_block_weight" for i in range(3)]
-    text = stats_table({"tensors": dict.fromkeys(names, values), "total": values})
+    total = {**values, "exposed_seconds": 10.0}
+    text = stats_table({"tensors": dict.fromkeys(names, values), "total": total})
     assert max(map(len, text.splitlines())) <= 100
-    assert "100000.00" in text
+    assert "100000.00" in text and "Exposed: 10000.00 ms" in text
 
 
 @pytest.mark.timeout(110)

@@ -298,4 +298,6 @@ def test_a_cluster_without_an_engine_says_so_in_a_line(environment, tmp_path):
     said = "gluon_gc needs MXNet 1.9.1 (none): install gluon_gc with pip install '.[mxnet]'"
     lines = out.splitlines()
     assert lines and "Traceback" not in err
-    assert all(re.match(r"\[(scheduler|server) ?\d?\] \1: " + re.escape(said), x) for x in lines)
+    assert all(
+        re.match(r"\[(scheduler|server) ?\d?\] gluon_gc: \1: " + re.escape(said), x) for x in lines
+    )

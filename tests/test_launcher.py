@@ -62,18 +62,20 @@ def launch(tmp_path):
 @pytest.fixture
 def stand_in(tmp_path):
     """Writes what the server and scheduler do after they have noted what they are in a file."""
-    package = tmp_path / "gluon_gc"
-    (package / "mxnet").mkdir(parents=True)
-    for folder in (package, package / "mxnet"):
-        (folder / "__init__.py").touch()
-    for part in (ROOT / "gluon_gc").iterdir():
-        if part.name not in ("__init__.py", "mxnet"):
-            (package / part.name).symlink_to(part)
+    package, original = tmp_path / "gluon_gc", ROOT / "gluon_gc"
+    for folder in ("launch", "mxnet"):
+        (package / folder).mkdir(parents=True)
+    for folder in ("", "launch", "mxnet"):
+        (package / folder / "__init__.py").touch()
+    for part in (*original.iterdir(), *(original / "launch").iterdir()):
+        if part.name not in ("__init__.py", "mxnet", "launch", "scheduler.py"):
+            (package / part.relative_to(original)).symlink_to(part)
 
     def write(source):
         note = "print(sys.argv[1], sorted(n for n in os.environ if n[:4] == 'DMLC'), flush=True)"
-        start = "import os, sys\ndef main(role): pass"  # it is done once it is imported
-        (package / "mxnet" / "server.py").write_text(f"{start}\n{note}\n{source}")
+        start = "import os, sys\ndef serve(): pass"  # it is done once it is imported
+        for service in ("launch/scheduler.py", "mxnet/server.py"):
+            (package / service).write_text(f"{start}\n{note}\n{source}")
 
     write(UNTIL_WORKERS_ARE_DONE)
     return write
@@ -290,6 +292,63 @@ def test_variables_in_front_are_the_workers(launch, tmp_path):
 )
 def test_what_only_a_shell_can_read_a_shell_reads(launch, words, out):
     assert finish(launch(*words, **worker()))[:2] == (0, out)
+
+
+SHOW = [*PYTHON, "import sys; print(sys.argv[1:]); print('err', file=sys.stderr)"]
+
+
+@pytest.mark.parametrize(
+    "words, shown",
+    [
+        ([*SHOW, "a b", "$HOME", "*", "|", "cat", ">", "a log"], "['a b', '$HOME', '*']\n"),
+        ([*SHOW, ">", "a log", "2>", "/dev/null"], "[]\n"),
+        ([*SHOW, "|&", ">", "a log", "2>&1"], "['|&']\nerr\n"),
+        ([*SHOW, "&>", "a log"], "[]\nerr\n"),
+        (["cat", "<", "in put", ">>", "a log"], "in\n"),
+        (["false", "&&", "echo", "a", "||", "echo", ";", ">", "a log"], ""),
+        (["true", "&&", "A=a b", "printenv", "A", ">", "a log"], "a b\n"),
+        (["A=$HOME", "printenv", "A", "|", "sed", "s/$/ ;/", ">", "a log"], "$HOME ;\n"),
+    ],
+)
+def test_a_word_that_is_an_operator_of_a_shell_is_one(launch, tmp_path, words, shown):
+    (tmp_path / "in put").write_text("in\n")
+    assert finish(launch(*words, **worker()))[0] == 0
+    assert (tmp_path / "a log").read_text() == shown
+
+
+def test_without_bash_there_is_sh(launch, tmp_path):
+    words = [*PYTHON, "print('a b')", "|", "/bin/cat"]
+    assert finish(launch(*words, **worker(PATH=str(tmp_path))))[:2] == (0, "a b\n")
+
+
+@pytest.mark.parametrize("words", [["exit 3 | cat"], ["sh", "-c", "exit 3", "|", "cat"]])
+@pytest.mark.parametrize("size", ["1", "2"])
+def test_a_program_that_fails_in_front_of_a_pipe_has_failed(launch, words, size):
+    code, _, err = finish(launch(*words, **worker(BYTEPS_LOCAL_SIZE=size)))
+    assert code == 3 and err.endswith(" exited with code 3\n")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_reaches_programs_that_a_shell_runs_and_they_may_take_their_time(
+    launch, tmp_path, size
+):
+    source = f"""{NOTE_PID}
+import os, signal, sys, time
+def save(*_):
+    time.sleep(0.3)
+    open(f"saved.{{os.getpid()}}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open(f"ready.{{os.getpid()}}", "w").close()
+time.sleep(1000)"""
+    words = [*PYTHON, source, "|", *PYTHON, NOTE_PID + FOREVER, "&&", "touch", "went-on"]
+    process = launch(*words, **worker(BYTEPS_LOCAL_SIZE=str(size)))
+    wait_for(lambda: len(list(tmp_path.glob("ready.*"))) == size)
+    wait_for(lambda: len(pids(tmp_path)) == 2 * size)
+    process.terminate()
+    assert finish(process)[0] == 128 + signal.SIGTERM
+    assert len(list(tmp_path.glob("saved.*"))) == size and not (tmp_path / "went-on").exists()
+    assert not any(map(alive, pids(tmp_path)))
 
 
 # A job of one machine.

@@ -56,6 +56,8 @@ def test_only_rows_are_counted_as_sent():
     total = trainer.compression_stats()["total"]
     assert total["pushed_bytes"] == total["pulled_bytes"] == 2 * (4 * WIDTH + 12 + 4)
     assert total["raw_bytes"] == 4 * ROWS * WIDTH
+    seconds = ("compress_seconds", "wait_seconds", "decompress_seconds", "exposed_seconds")
+    assert min(total[name] for name in seconds) > 0
 
 
 def test_a_compressor_that_accumulates_leaves_them_as_they_are():

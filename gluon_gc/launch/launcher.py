@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List, Mapping, NoReturn, Optional, Sequence
 
@@ -18,7 +19,7 @@ from .. import env
 from ..log import warn_of_misspelt
 from ..version import __version__
 from . import census, supervisor
-from .command import runnable
+from .command import keeps_shell, runnable
 from .supervisor import Task
 
 _NODES = Path("/sys/devices/system/node")
@@ -191,7 +192,10 @@ def _start(arguments: argparse.Namespace) -> int:
         tasks = worker_tasks(arguments.command)
         if len(tasks) > 1:
             return supervisor.run(tasks)
-        _become(tasks[0].command, tasks[0].environ)
+        (task,) = tasks
+        if keeps_shell(task.command):  # which would not pass signals on
+            return supervisor.run([replace(task, bare=True)])
+        _become(task.command, task.environ)
     warn_of_misspelt()
     if env.one_machine():
         _say(

@@ -37,11 +37,10 @@ def library() -> ctypes.CDLL:
         MXNet is not installed.
     """
     mxnet = importlib.util.find_spec("mxnet")
-    if mxnet is None or mxnet.origin is None:
-        import_module("gluon_gc.mxnet")  # which says what to install
-        raise ImportError("MXNet has no library here")
-    origin = Path(mxnet.origin).with_name("libinfo.py")
-    spec = importlib.util.spec_from_file_location("mxnet_libinfo", origin)
+    path = mxnet and Path(mxnet.origin).with_name("libinfo.py")
+    if path is None or not path.exists():
+        import_module("gluon_gc.mxnet")  # an error, which says what to install
+    spec = importlib.util.spec_from_file_location("mxnet_libinfo", path)
     libinfo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(libinfo)
     loaded = ctypes.CDLL(libinfo.find_lib_path()[0])

@@ -9,6 +9,7 @@ from .watch import Watch
 
 def serve() -> None:
     """Serve until all nodes have left."""
+    ps_lite.library()  # or an error, before others wait for this node
     nodes = census.hold(env.cluster("scheduler"))
     timeout = env.heartbeat_timeout()
 

@@ -25,6 +25,7 @@ LEAVE = 10.0
 """Seconds that servers and scheduler have to leave once the workers are done."""
 _TAIL = 20
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PREFIXED = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -44,12 +45,15 @@ class Task:
     service : bool
         A server or scheduler: it leaves by itself, with code 0, once every worker has disconnected,
         which may be long before the workers end.
+    bare : bool
+        It reads and writes what this process does, and nothing is prefixed.
     """
 
     name: str
     command: Sequence[str]
     environ: Mapping[str, str]
     service: bool = False
+    bare: bool = False
 
 
 class _Child:
@@ -68,18 +72,18 @@ class _Child:
             if os.getppid() != launcher:
                 os._exit(1)
 
+        streams = {} if task.bare else _PREFIXED
         self._process = subprocess.Popen(
             task.command,
             env={"PYTHONUNBUFFERED": "1", **task.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             bufsize=0,
             start_new_session=True,
             preexec_fn=die_with_launcher,  # safe: this process has one thread
+            **streams,
         )
         self.pipe = self._process.stdout
-        os.set_blocking(self.pipe.fileno(), False)
+        if self.pipe is not None:
+            os.set_blocking(self.pipe.fileno(), False)
 
     def signal(self, number: int) -> None:
         if self.code is None:
@@ -87,13 +91,14 @@ class _Child:
 
     def read(self) -> bool:
         """Pass on what there is to read; False at the end of the output."""
-        while True:
+        while self.pipe is not None:
             data = self.pipe.read(65536)
             if data is None:
                 return True
             if not data:
                 return False
             self._show(self._splitter.feed(data))
+        return False
 
     def reap(self) -> bool:
         """Note the exit code if the process has ended, and end what it left in its group."""
@@ -144,7 +149,8 @@ class _Supervisor:
     def start(self, task: Task) -> None:
         child = _Child(task, self._output)
         self.children.append(child)
-        self._selector.register(child.pipe, selectors.EVENT_READ, child)
+        if child.pipe is not None:
+            self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def poll(self, timeout: Optional[float]) -> None:
         """Sleep until something happens, then take in all of it."""

@@ -23,29 +23,30 @@ class Metered:
     Parameters
     ----------
     meter : NDArray
-    counts : bool
-        Whether it counts more than what is not finite.
     """
 
-    def __init__(self, meter: NDArray, counts: bool = True) -> None:
-        self._meter, self._counts = meter, counts
+    def __init__(self, meter: NDArray) -> None:
+        self._meter = meter
         self._before: Dict[str, float] = {}  # what `done` leaves out
 
     def done(self) -> Dict[str, float]:
-        """What was done since `count_again`, if that is counted; waits until it is."""
-        so_far = self._read()
+        """What was done since `count_again`; waits until it is."""
+        so_far = operators.read_meter(self._meter)
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
 
     def count_again(self) -> None:
         """Let `done` begin at zero; the meter goes on, since errors say its number of the step."""
-        self._before = self._read()
+        self._before = operators.read_meter(self._meter)
+
+    def spans(self) -> Dict[int, Tuple[float, float]]:
+        """When the latest steps since `count_again` began and ended here, by their number."""
+        spans = operators.read_spans(self._meter)
+        before = len(spans) - int(self.done()["calls"])
+        return {int(step): (begin, end) for step, begin, end in spans[max(0, before) :]}
 
     def nonfinite(self) -> int:
         """How often something that came back was not finite; waits until all is back."""
         return int(operators.read_meter(self._meter)["nonfinite"])
-
-    def _read(self) -> Dict[str, float]:
-        return operators.read_meter(self._meter) if self._counts else {}
 
 
 class Channel(Metered):
@@ -104,7 +105,7 @@ class Channel(Metered):
             meter = self.codec.meter
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
-        super().__init__(meter, counts=self.codec is not None)
+        super().__init__(meter)
 
     @property
     def framed(self) -> bool:
@@ -120,19 +121,20 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
         factor: Optional[NDArray] = None,
+        step: int = 0,
     ) -> NDArray:
         """What travels: payloads as `MessageCodec.compress` makes them, or values.
 
         `values` are those of the chunks, if they are not the gradients'. A `factor`, float64 of
-        shape (1,), multiplies them as `scale` does.
+        shape (1,), multiplies them as `scale` does. `spans` has it as of `step`, from 1.
         """
         if values is None:
             arrays, places = self._arrays(gradients, "own")
         else:
             arrays, places = values, tuple((i, 0) for i in range(len(values)))
         if self.codec is None:
-            return self._fused(arrays, places, self._sizes, scale, out, factor)
-        return self.codec.compress(arrays, places, scale, ratio, framing, out, factor)
+            return self._fused(arrays, places, self._sizes, scale, out, factor, step)
+        return self.codec.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
     def copied(
         self, gradients: Gradients, to: Sequence[NDArray], factor: Optional[NDArray]
@@ -153,10 +155,14 @@ class Channel(Metered):
         scale: float,
         out: Optional[NDArray],
         factor: Optional[NDArray],
+        step: Optional[int] = None,
     ) -> NDArray:
+        """The slices side by side, times scale and factor; the meter has it if it is of a step."""
+        meters = () if step is None else (self._meter,)
         factors = () if factor is None else (factor,)
-        told = self._told("fuse", dict(sizes, clipped=len(factors)), len(arrays), places)
-        return operators.call("fuse", (*arrays, *factors), out, scale=repr(float(scale)), **told)
+        how = dict(sizes, metered=len(meters), clipped=len(factors))
+        told = self._told("fuse", how, len(arrays), places, scale=float(scale), step=step)
+        return operators.call("fuse", (*meters, *arrays, *factors), out, **told)
 
     def deliver(
         self,

@@ -36,6 +36,36 @@ class Part:
     refused: str = ""
 
 
+class Stream:
+    """Where in its random stream a part draws.
+
+    Parameters
+    ----------
+    start : tuple of two int, optional
+        The state that the stream starts from.
+    """
+
+    def __init__(self, start: Optional[Tuple[int, int]]) -> None:
+        self._start, self._drawn = start or START, 0
+
+    def take(self, draws: int) -> Tuple[int, int, int]:
+        """The position of an operator's call that takes so many draws; it moves on by them."""
+        position = (*self._start, self._drawn)
+        self._drawn += draws
+        return position
+
+    def state(self) -> np.ndarray:
+        """The stream's state, for a checkpoint; shape (2,), uint64."""
+        state = np.array(self._start, np.uint64)
+        kernels.jump(state, self._drawn)
+        return state
+
+    def load_state(self, state: np.ndarray) -> None:
+        """Go on from what `state` returned."""
+        first, second = state.tolist()
+        self._start, self._drawn = (first, second), 0
+
+
 class MessageCodec:
     """Compresses, aggregates and decodes the chunks of a message, step after step.
 
@@ -54,8 +84,7 @@ class MessageCodec:
     def __init__(self, params: CompressionParams, dtype: str, parts: Sequence[Part]) -> None:
         self._params, self._dtype, self.parts = params, dtype, tuple(parts)
         self._epoch: Optional[int] = None
-        self._starts = [part.start or START for part in parts]
-        self._draws = [0] * len(parts)
+        self._streams = [Stream(part.start) for part in parts]
         self._drawn_alike: Dict[str, str] = {}
         self.meter = operators.new_meter()
         self._configure()
@@ -93,11 +122,8 @@ class MessageCodec:
         """Where the chunks draw; they move on."""
         if not self._params.compressor.traits.draws:
             return {}
-        text = operators.listed(
-            word for start, draws in zip(self._starts, self._draws) for word in (*start, draws)
-        )
-        self._draws = [draws + codec.draws for draws, codec in zip(self._draws, self.codecs)]
-        return {"positions": text}
+        taken = (stream.take(codec.draws) for stream, codec in zip(self._streams, self.codecs))
+        return {"positions": operators.listed(word for position in taken for word in position)}
 
     def set_epoch(self, epoch: int) -> None:
         """Compress as in an epoch, counted from 0."""
@@ -113,6 +139,7 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
         factor: Optional[NDArray] = None,
+        step: int = 0,
     ) -> NDArray:
         """Make a message of scale * gradients, after momentum and feedback.
 
@@ -131,20 +158,21 @@ class MessageCodec:
             Where to write.
         factor : NDArray, optional
             Multiplies the gradients too; float64, shape (1,).
+        step : int
+            Number of the exchange, from 1, with which the meter has it; 0: of none.
         """
         positions = self._positions()
         if self._alike:
             self._drawn_alike = positions
         factors = () if factor is None else (factor,)
         how = dict(states=len(self._state), clipped=len(factors), **framing or {})
+        now = dict(scale=float(scale), ratio=float(ratio), step=step)
         return operators.call(
             "compress",
             (*self._state, self.meter, *gradients, *factors),
             out,
-            scale=repr(float(scale)),
-            ratio=repr(float(ratio)),
             **self._options,
-            **self._told("compress", how, len(gradients), places),
+            **self._told("compress", how, len(gradients), places, **now),
             **positions,
         )
 
@@ -192,8 +220,7 @@ class MessageCodec:
         for i, (codec, kept) in enumerate(zip(self.codecs, self._parts_of(arrays))):
             state = {}
             if self._params.compressor.traits.draws:
-                state["stream"] = np.array(self._starts[i], np.uint64)
-                kernels.jump(state["stream"], self._draws[i])
+                state["stream"] = self._streams[i].state()
             if codec.memory:
                 state["residual"] = codec.residual(kept)
             if codec.momentum:
@@ -207,8 +234,7 @@ class MessageCodec:
         parts = self._parts_of(arrays)
         for i, (codec, kept, state) in enumerate(zip(self.codecs, parts, states)):
             if self._params.compressor.traits.draws:
-                first, second = state["stream"].tolist()
-                self._starts[i], self._draws[i] = (first, second), 0
+                self._streams[i].load_state(state["stream"])
             if codec.memory:
                 codec.restore(kept, np.ascontiguousarray(state["residual"]))
             if codec.momentum:

@@ -81,6 +81,7 @@ class CompressingKVStore(KVStoreBase):
         self.channels: List[Union[Channel, SparseChannel]] = []
         self._entropy = b""
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
+        self._step = 0  # number of that exchange
 
     # What a backend supplies
 
@@ -114,9 +115,9 @@ class CompressingKVStore(KVStoreBase):
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         """Bytes that this worker pushes and pulls in a channel in a step, so far on average.
 
-        `done` is its meter, empty without one.
+        `done` is its meter.
         """
-        if not done.get("calls"):
+        if not done["calls"]:
             return channel.message_bytes, channel.message_bytes
         return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
 
@@ -236,6 +237,7 @@ class CompressingKVStore(KVStoreBase):
         A `factor`, float64 of shape (1,), multiplies what this worker pushes.
         """
         self._factor = factor
+        self._step += 1
         channels = self.channels_of(gradients)
         dense = [channel for channel in channels if isinstance(channel, Channel)]
         self._exchange(dense, gradients, priority)
@@ -243,7 +245,7 @@ class CompressingKVStore(KVStoreBase):
             if isinstance(channel, SparseChannel):
                 (name,) = channel.tensors
                 gradient = gradients[name]
-                channel.encode(gradient, self.gradient_scale, factor)
+                channel.encode(gradient, self.gradient_scale, factor, self._step)
                 rows, lists = self._exchange_rows(channel, gradient, priority - number)
                 channel.deliver(rows, gradient, lists)
         for gradient in gradients.values():
@@ -312,7 +314,7 @@ class CompressingKVStore(KVStoreBase):
         """What travels in a channel."""
         scale, ratio = self.gradient_scale, self.learning_rate_ratio
         factor = self._factor if how.get("values") is None else None  # values have it already
-        return channel.encode(gradients, scale, ratio, factor=factor, **how)
+        return channel.encode(gradients, scale, ratio, factor=factor, step=self._step, **how)
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
         """What aggregates a channel's messages."""

@@ -26,7 +26,9 @@ check_call(_LIB.MXLoadLib(str(kernels.PATH).encode(), 0))
 
 METER = ("calls", "sent_bytes", "received_bytes")
 METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_seconds", "nonfinite")
-"""What the elements of a meter are: operators/mxnet/meter.h."""
+"""What the first elements of a meter are: operators/mxnet/meter.h."""
+KEPT_SPANS = 64
+"""Of how many of the latest steps it then has number, begin and end."""
 
 Places = Tuple[Tuple[int, int], ...]
 """For each chunk or slice of a message, which gradient it is of and where it begins in it."""
@@ -48,9 +50,10 @@ def _handle(name: str) -> int:
 
 
 class Told:
-    """What operators are told of a message that stays the same from call to call.
+    """What operators are told of a message.
 
-    It is one attribute, which costs less, and made once for each way in which it is asked for.
+    It is one attribute, which costs less. What stays the same from call to call is made once for
+    each way in which it is asked for.
 
     Parameters
     ----------
@@ -60,20 +63,31 @@ class Told:
 
     def __init__(self, **shared: Any) -> None:
         self._shared = shared
-        self._made: Dict[Any, Dict[str, str]] = {}
+        self._made: Dict[Any, str] = {}
 
     def __call__(
-        self, operator: str, how: Mapping[str, Any], gradients: int = 0, places: Places = ()
+        self,
+        operator: str,
+        how: Mapping[str, Any],
+        gradients: int = 0,
+        places: Places = (),
+        **now: Any,
     ) -> Dict[str, str]:
-        """What is shared, how, and where the chunks are in so many gradients, as an attribute."""
+        """What is shared, how, and where the chunks are in so many gradients, as an attribute.
+
+        `now` is what changes from call to call.
+        """
         key = operator, gradients, places, *how.values()
         if key not in self._made:
             fields = {"gradients": gradients, **how, **self._shared}
             if places:
                 fields["tensors"], fields["begins"] = map(listed, zip(*places))
-            lines = (f"{name}={value}\n" for name, value in fields.items())
-            self._made[key] = {"message": "".join(lines)}
-        return self._made[key]
+            self._made[key] = _lines(fields)
+        return {"message": _lines(now) + self._made[key]}
+
+
+def _lines(fields: Mapping[str, Any]) -> str:
+    return "".join([f"{name}={value}\n" for name, value in fields.items()])
 
 
 def refusing(names: Sequence[str]) -> Dict[str, str]:
@@ -92,12 +106,18 @@ def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> 
 
 def new_meter() -> NDArray:
     """A meter that says that nothing was done."""
-    return mx.nd.zeros(len(METER), dtype="float64")
+    return mx.nd.zeros(len(METER) + 3 * KEPT_SPANS, dtype="float64")
 
 
 def read_meter(meter: NDArray) -> Dict[str, float]:
     """What a meter says, by the names of METER; waits until all that updates it is done."""
-    return dict(zip(METER, meter.asnumpy().tolist()))
+    return dict(zip(METER, meter.asnumpy()[: len(METER)].tolist()))
+
+
+def read_spans(meter: NDArray) -> List[Tuple[float, float, float]]:
+    """Of the latest steps in order their number, and when they began and ended, in seconds."""
+    spans = meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
+    return sorted(map(tuple, spans[spans[:, 0] > 0].tolist()))
 
 
 def listed(numbers: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from .. import kernels
 from ..compression import CompressionParams
 from ..plan import rows_bytes
 from . import operators
-from .codec import START, Part
+from .codec import Part, Stream
 from .operators import MessageRows, Places
 
 
@@ -56,7 +56,7 @@ class RowsCodec:
         whole = params.codec(part.size, "float32")
         shape = rows, part.size // rows
         self._params, self._shape = params, shape
-        self._start, self._drawn, self._draws = part.start or START, 0, whole.draws
+        self._stream, self._draws = Stream(part.start), whole.draws
         self._drawn_alike: Dict[str, str] = {}
         self._residual = [mx.nd.zeros(shape)] if params.ef else []
         self.meter = operators.new_meter()
@@ -81,9 +81,7 @@ class RowsCodec:
         """Where it draws; it moves on."""
         if not self._params.compressor.traits.draws:
             return {}
-        text = operators.listed((*self._start, self._drawn))
-        self._drawn += self._draws
-        return {"positions": text}
+        return {"positions": operators.listed(self._stream.take(self._draws))}
 
     def compress(
         self,
@@ -94,6 +92,7 @@ class RowsCodec:
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
         factor: Optional[NDArray] = None,
+        step: int = 0,
     ) -> NDArray:
         """Make a message of scale * the gradient's rows, after feedback.
 
@@ -112,9 +111,8 @@ class RowsCodec:
             "rows_compress",
             (*self._residual, self.meter, *gradients, *factors),
             out,
-            scale=repr(float(scale)),
             **self._options,
-            **self._told("rows_compress", how),
+            **self._told("rows_compress", how, scale=float(scale), step=step),
             **position,
         )
 
@@ -143,8 +141,7 @@ class RowsCodec:
         """What a checkpoint keeps, as `MessageCodec.state` has it of a chunk."""
         state = {}
         if self._params.compressor.traits.draws:
-            state["stream"] = np.array(self._start, np.uint64)
-            kernels.jump(state["stream"], self._drawn)
+            state["stream"] = self._stream.state()
         for residual in self._residual:
             state["residual"] = residual.asnumpy().ravel()
         return [state]
@@ -153,7 +150,6 @@ class RowsCodec:
         """Go on from what `state` returned."""
         (state,) = states
         if self._params.compressor.traits.draws:
-            first, second = state["stream"].tolist()
-            self._start, self._drawn = (first, second), 0
+            self._stream.load_state(state["stream"])
         for residual in self._residual:
             residual[:] = state["residual"].reshape(self._shape)

@@ -49,11 +49,13 @@ class SparseChannel(Metered):
         super().__init__(operators.new_meter())
         self._how = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
 
-    def encode(self, gradient: Gradient, scale: float, factor: Optional[NDArray]) -> None:
-        """Make `sent` of the gradient's rows, times scale and factor."""
+    def encode(
+        self, gradient: Gradient, scale: float, factor: Optional[NDArray], step: int
+    ) -> None:
+        """Make `sent` of the gradient's rows, times scale and factor; `spans` has the step."""
         factors = () if factor is None else (factor,)
         inputs = (gradient.own, self._meter, *factors)
-        how = dict(scale=repr(float(scale)), clipped=len(factors))
+        how = dict(scale=repr(float(scale)), clipped=len(factors), step=step)
         operators.call("rows_scaled", inputs, self.sent, **how)
 
     def listed(self, gradient: Gradient) -> NDArray:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Mapping
+from typing import Any, Collection, Dict, Iterable, Mapping
 
 from ..plan import Tensor
+from .channel import Metered
 from .exchange import CompressingKVStore
+from .operators import KEPT_SPANS
 
 _BYTES = ("pushed_bytes", "pulled_bytes")
 _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
@@ -26,7 +28,7 @@ def of_step(
         Whether the next averages are of later steps alone.
     """
     names = {tensor.name for tensor in tensors.values()}
-    measured = _measured(store, names)
+    measured, exposed = _measured(store, names), _exposed_seconds(store.channels_of(names))
     fields = {called: measured[tensor.name] for called, tensor in tensors.items()}
     if reset:
         for channel in store.channels_of(names):
@@ -40,7 +42,7 @@ def of_step(
         "total": _with_ratios(
             sum(tensor.num_bytes for tensor in tensors.values()),
             sum(tensor.size for tensor in tensors.values()),
-            total,
+            {**total, "exposed_seconds": exposed},
         ),
     }
 
@@ -50,7 +52,7 @@ def _measured(store: CompressingKVStore, names: Collection[str]) -> Dict[str, Di
     measured: Dict[str, Dict[str, float]] = {}
     for channel in store.channels_of(names):
         done = channel.done()
-        steps = done.get("calls", 0)
+        steps = done["calls"]
         fields = dict(zip(_BYTES, store.message_bytes(channel, done)))
         fields.update((field, done[field] / steps if steps else 0.0) for field in _SECONDS)
         for name, share in channel.shares():
@@ -58,6 +60,17 @@ def _measured(store: CompressingKVStore, names: Collection[str]) -> Dict[str, Di
             for field, value in fields.items():
                 tensor[field] += share * value
     return measured
+
+
+def _exposed_seconds(channels: Iterable[Metered]) -> float:
+    """Of a step on average: after the last gradient was handed over, until all were back."""
+    spans = [channel.spans() for channel in channels]
+    kept_from = max((min(of) for of in spans if len(of) == KEPT_SPANS), default=0)
+    exposed = []
+    for step in {step for of in spans for step in of if step >= kept_from}:
+        begins, ends = zip(*(of[step] for of in spans if step in of))
+        exposed.append(max(ends) - max(begins))
+    return sum(exposed) / len(exposed) if exposed else 0.0
 
 
 def _with_ratios(raw_bytes: int, size: int, fields: Mapping[str, float]) -> Dict[str, float]:

@@ -377,6 +377,13 @@ class DistributedTrainer(Trainer):
         decompress_seconds: averages of the steps so far. Chunks are at work at the same time, so
         the seconds add up to more than a step takes. Waits until all steps are done.
 
+        "total" has exposed_seconds too, which is the most that training waits for: the time from
+        when the last gradient of a step begins to be compressed, or copied if it travels
+        uncompressed, until all averages are written to the gradients. What is done before, backward
+        hides; the next step's forward may begin with those parameters that are updated already.
+        With `max_grad_norm` nothing begins before all gradients are made, and hierarchical ones
+        begin when they are summed over their node. An average of the steps so far, 64 at most.
+
         Parameters
         ----------
         reset : bool

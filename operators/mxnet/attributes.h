@@ -1,5 +1,5 @@
 // The attributes of an operator call, which MXNet hands over as strings, as typed values. Each costs Python time,
-// so those that stay the same from call to call come in one, `message`, as lines "name=value".
+// so most come in one, `message`, as lines "name=value".
 #pragma once
 
 #include <charconv>

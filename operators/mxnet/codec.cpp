@@ -8,7 +8,7 @@
 // values.
 //
 // gluon_gc_compress(state, ..., meter, gradient, ..., [factor]) -> message, of gradient * `scale`, and with
-//     `clipped` * factor, which is float64 (1,); `ratio`: of learning rates
+//     `clipped` * factor, which is float64 (1,); `ratio`: of learning rates; `step`: the meter's
 // gluon_gc_aggregate(messages, state, ...) -> message: of the sum of `count` messages, on `threads` threads;
 //     without row_words, messages have the shape (count, payload_bytes)
 // gluon_gc_decompress(messages, ..., gradient, ...) -> meter, which must be given as `out`. Writes the sum of
@@ -128,7 +128,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
       check(gluon_gc_compress(chunk.codec.get(), &call));
     };
     const std::size_t bytes = write_payloads(a, chunks, message, *outputs, resource, compress_chunk);
-    meter(inputs->at(state_count)).compressed(started, bytes);
+    meter(inputs->at(state_count)).compressed(started, bytes, a.size("step"));
   });
 }
 

@@ -1,5 +1,5 @@
 // What the operators of one message did so far, in a float64 array that they update and
-// gluon_gc/mxnet/operators.py reads.
+// gluon_gc/mxnet/operators.py reads. Times are on the steady clock.
 #pragma once
 
 #include <chrono>
@@ -10,21 +10,32 @@
 
 namespace gluon_gc {
 
+// What is done uncompressed, as by fuse and defuse, is called compress and decompress as well.
 struct Meter {
-  double calls;                             // of compress, or checks: the number of the step
+  // The message's part in one step, from the start of compress to the end of decompress.
+  struct Span {
+    double step, begin, end;
+  };
+
+  static constexpr std::size_t kept_spans = 64;
+
+  double calls;                             // of compress: the number of the step
   double sent_bytes, received_bytes;        // as they travel: framed, or what is in use of payloads
-  double compress_seconds, compressed_at;   // the latter on the steady clock
+  double compress_seconds, compressed_at;   // the latter the end of the latest
   double wait_seconds;                      // from the end of compress to the start of decompress
   double decompress_seconds;
   double nonfinite;                         // results that had a NaN or an infinity
+  Span spans[kept_spans];                   // of the latest steps; that of a call is at its number
 
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
-  void compressed(double started, std::size_t bytes) {
+  // `step` is the exchange's number; 0: of none that is counted.
+  void compressed(double started, std::size_t bytes, std::size_t step) {
     compressed_at = now();
     calls += 1;
+    latest() = {static_cast<double>(step), started, started};
     sent_bytes += static_cast<double>(bytes);
     compress_seconds += compressed_at - started;
   }
@@ -32,13 +43,17 @@ struct Meter {
   void decompressed(double started, std::size_t bytes) {
     received_bytes += static_cast<double>(bytes);
     wait_seconds += started - compressed_at;
-    decompress_seconds += now() - started;
+    latest().end = now();
+    decompress_seconds += latest().end - started;
   }
 
   // What an error says of a result that had a NaN or an infinity.
   std::string refusal(const std::string& called) const {
     return called + " has a NaN or an infinity in step " + std::to_string(static_cast<std::size_t>(calls));
   }
+
+ private:
+  Span& latest() { return spans[static_cast<std::size_t>(calls) % kept_spans]; }
 };
 
 constexpr std::size_t meter_fields = sizeof(Meter) / sizeof(double);

@@ -3,8 +3,8 @@
 // `tensors`, `begins` and `sizes` list the slices, one after the other in the message: of which gradient each
 // is, where it begins in it, and how many elements it has. Values are rounded once, when they are stored.
 //
-// gluon_gc_fuse(gradient, ..., [factor]) -> values of `dtype`: the gradients' slices times `scale`, and with
-//     `clipped` times factor, which is float64 (1,)
+// gluon_gc_fuse([meter], gradient, ..., [factor]) -> values of `dtype`: the gradients' slices times `scale`, and
+//     with `clipped` times factor, which is float64 (1,). With `metered` the meter has it, as of `step`.
 // gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
 //     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
 //     are an error where `refused` has a line for the slice, which says what to call it; else they are
@@ -80,11 +80,23 @@ struct Slices {
   std::size_t total = 0;
 };
 
+std::size_t bytes_of(const MXTensor& values) {
+  std::size_t bytes = 0;
+  with_values(values, [&](const auto* data) { bytes = static_cast<std::size_t>(values.size()) * sizeof(*data); });
+  return bytes;
+}
+
 MXReturnValue fuse_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     const Attributes a(map);
-    *inputs = static_cast<int>(a.size("gradients") + a.flag("clipped"));
+    *inputs = static_cast<int>(a.flag("metered") + a.size("gradients") + a.flag("clipped"));
     *outputs = 1;
+  });
+}
+
+MXReturnValue fuse_mutates(const Map& map, std::vector<int>* indices) {
+  return guarded([&] {
+    if (Attributes(map).flag("metered")) indices->push_back(0);
   });
 }
 
@@ -105,18 +117,21 @@ MXReturnValue fuse_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>
 
 MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource&) {
   return guarded([&] {
+    const double started = Meter::now();
     const Attributes a(map);
-    const Slices slices(a, *inputs, 0);
+    const std::size_t first = a.flag("metered");
+    const Slices slices(a, *inputs, first);
     const double scale = a.number("scale") * (a.flag("clipped") ? inputs->back().data<double>()[0] : 1);
     std::size_t at = 0;
     for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
-      with_values(inputs->at(slices.tensors[i]), [&](const auto* gradient) {
+      with_values(inputs->at(first + slices.tensors[i]), [&](const auto* gradient) {
         with_values(outputs->at(0), [&](auto* values) {
           convert(gradient + slices.begins[i], slices.sizes[i], scale, values + at);
         });
       });
       at += slices.sizes[i];
     }
+    if (a.flag("metered")) meter(inputs->at(0)).compressed(started, bytes_of(outputs->at(0)), a.size("step"));
   });
 }
 
@@ -142,13 +157,12 @@ bool finite(MXTensor& values, std::size_t begin, std::size_t size) {
 
 MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource&) {
   return guarded([&] {
+    const double started = Meter::now();
     const Attributes a(map);
     const Slices slices(a, *inputs, 1);
     const std::vector<std::size_t> checked = a.list("checked");
     MXTensor& values = inputs->at(0);
     require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
-    Meter& m = meter(outputs->at(0));
-    m.calls += 1;
     std::vector<std::size_t> found;
     std::size_t at = 0;
     for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
@@ -160,6 +174,8 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
       });
       at += slices.sizes[i];
     }
+    Meter& m = meter(outputs->at(0));
+    m.decompressed(started, bytes_of(values));
     m.nonfinite += !found.empty();
     const std::vector<std::string> refused = a.lines("refused");
     for (const std::size_t i : found) {
@@ -170,6 +186,7 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
 
 const auto& fuse_operator = add_operator("gluon_gc_fuse")
                                 .setParseAttrs(fuse_arity)
+                                .setMutateInputs(fuse_mutates)
                                 .setInferType(fuse_type)
                                 .setInferShape(fuse_shape)
                                 .setForward(fuse, "cpu");

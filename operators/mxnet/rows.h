@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "operator.h"
+#include "message.h"
 
 namespace gluon_gc {
 
@@ -22,6 +22,9 @@ struct Rows {
 
   std::size_t count() const { return static_cast<std::size_t>(sparse.indices_len); }
   const float* at(std::size_t i) const { return static_cast<const float*>(sparse.data) + i * width; }
+
+  // The bytes of so many with their numbers, in the array and in the list.
+  std::size_t traffic(std::size_t rows) const { return rows * (width * sizeof(float) + row_key_bytes + id_bytes); }
 
   const MXSparse& sparse;
   std::size_t width;

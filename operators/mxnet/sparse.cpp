@@ -4,7 +4,8 @@
 // the number of each row as a uint32, which ascend. Where a gradient has no rows, it has one of zeros instead,
 // row 0, since MXNet's engines know no arrays without rows.
 //
-// gluon_gc_rows_scaled(gradient, meter, [factor]) -> row_sparse: gradient * `scale`, with `clipped` * factor
+// gluon_gc_rows_scaled(gradient, meter, [factor]) -> row_sparse: gradient * `scale`, with `clipped` * factor;
+//     `step`: the meter's
 // gluon_gc_rows_listed(gradient) -> its list
 // gluon_gc_rows_of_any(lists (count, 4 + 4 R)) -> int64 (R,): the rows that are in any list, the last repeated
 // gluon_gc_rows_received(rows, meter, [lists]) -> row_sparse: those of the rows that are in any list, or with
@@ -65,17 +66,16 @@ MXReturnValue scaled_arity(const Map& map, int* inputs, int* outputs) {
 
 MXReturnValue scaled(const Map& map, Tensors* inputs, Tensors*, const OpResource& resource) {
   return guarded([&] {
+    const double started = Meter::now();
     const Attributes a(map);
     const Rows rows(inputs->at(0));
-    Meter& m = meter(inputs->at(1));
     const double factor = a.flag("clipped") ? inputs->back().data<double>()[0] : 1;
     const auto scale = static_cast<float>(a.number("scale") * factor);
-    m.calls += 1;
-    m.sent_bytes += static_cast<double>(rows.count() * (rows.width * sizeof(float) + row_key_bytes + id_bytes));
     const Ids ids(rows.sparse.indices, rows.sparse.indices + rows.count());
     write_rows(ids, rows.width, resource, [&](std::size_t i, float* row) {
       for (std::size_t j = 0; j < rows.width; ++j) row[j] = rows.at(i)[j] * scale;
     });
+    meter(inputs->at(1)).compressed(started, rows.traffic(rows.count()), a.size("step"));
   });
 }
 
@@ -120,9 +120,9 @@ MXReturnValue received_arity(const Map& map, int* inputs, int* outputs) {
 
 MXReturnValue received(const Map& map, Tensors* inputs, Tensors*, const OpResource& resource) {
   return guarded([&] {
+    const double started = Meter::now();
     const Attributes a(map);
     const Rows rows(inputs->at(0));
-    Meter& m = meter(inputs->at(1));
     const std::int64_t *const first = rows.sparse.indices, *const last = first + rows.count();
     const Ids ids = a.flag("lists") ? listed_in(inputs->at(2)) : Ids(first, last);
     bool finite = true;
@@ -133,7 +133,8 @@ MXReturnValue received(const Map& map, Tensors* inputs, Tensors*, const OpResour
       std::copy(values, values + rows.width, row);
       finite = finite && values_finite(values, rows.width);
     });
-    m.received_bytes += static_cast<double>(ids.size() * (rows.width * sizeof(float) + row_key_bytes + id_bytes));
+    Meter& m = meter(inputs->at(1));
+    m.decompressed(started, rows.traffic(ids.size()));
     if (finite || !a.flag("checked")) return;
     m.nonfinite += 1;
     require(!a.has("refused"), m.refusal(a.text("refused")));

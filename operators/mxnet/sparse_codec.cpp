@@ -9,8 +9,8 @@
 //   shape: rows and their width, of the gradient
 //
 // gluon_gc_rows_compress([residual], meter, gradient, [factor]) -> message, of gradient * `scale`, and with
-//     `clipped` * factor; `ratio`: of learning rates. With `feedback`, residual is dense: that of a row waits
-//     until the row is in a gradient again.
+//     `clipped` * factor; `step`: the meter's. With `feedback`, residual is dense: that of a row waits until the
+//     row is in a gradient again.
 // gluon_gc_rows_decompress(messages, ..., meter) -> row_sparse: the sum of `count` messages, in `arrays` arrays.
 //     With `refused` the operator fails if one is not finite, and calls it so.
 #include "calls.h"
@@ -122,7 +122,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     write_number(length, message);
     const std::size_t sent =
         framed_bytes ? frame_message(layout, framed, layout.begin() + length, a.size("row"), resource) : length;
-    meter(inputs->at(feedback)).compressed(started, sent);
+    meter(inputs->at(feedback)).compressed(started, sent, a.size("step"));
   });
 }
 

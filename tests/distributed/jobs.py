@@ -325,7 +325,10 @@ def equal_gradients(arguments):
 
 
 def delayed(arguments):
-    """A step while the server is stopped: says when it has returned, then waits for the result."""
+    """A step while the server is stopped: says when it has returned, then waits for the result.
+
+    What is compressed has been by then.
+    """
     folder = Path(arguments["folder"])
     (param,) = params = _parameters([(1000,)])
     trainer = bps.DistributedTrainer(
@@ -334,13 +337,20 @@ def delayed(arguments):
     _backward(params, [np.ones(1000, np.float32)])
     trainer.step(1)
     mx.nd.waitall()
+    trainer.compression_stats(reset=True)
     (folder / "ready").touch()
     while not (folder / "stopped").exists():
         pass
     _backward(params, [np.ones(1000, np.float32)])
+    started = time.monotonic()
     trainer.step(1)
+    for channel in default_kvstore().channels_of(trainer._names()):
+        if channel.codec is not None:
+            channel.codec.state()
     (folder / "returned").touch()
-    return {"w": param.data().asnumpy()}
+    exposed = trainer.compression_stats()["total"]["exposed_seconds"]
+    took = time.monotonic() - started
+    return {"w": param.data().asnumpy(), "exposed": np.array(exposed), "took": np.array(took)}
 
 
 def broadcast(arguments):

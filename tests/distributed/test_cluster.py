@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
+HELD = 0.5
 
 
 @pytest.mark.parametrize("params", [ONEBIT, None], ids=["onebit", "uncompressed"])
@@ -24,10 +26,13 @@ def test_step_returns_while_the_server_stands_still(tmp_path, params):
         os.kill(server, signal.SIGSTOP)
         (tmp_path / "stopped").touch()
         cluster.wait_for(tmp_path / "returned", timeout=8)
+        time.sleep(HELD)
         assert not cluster.result_file(0).exists()
         os.kill(server, signal.SIGCONT)
         (result,) = cluster.results()
         np.testing.assert_array_equal(result["w"], np.full(1000, -1, np.float32))
+        known = HELD if params is ONEBIT else 0  # of a message that was ready by then
+        assert known < result["exposed"] <= result["took"]
     finally:
         cluster.stop()
 

@@ -26,7 +26,7 @@ def _port(nodes):
     ids=["two workers with one number", "machines with different numbers of workers"],
 )
 def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, said):
-    nodes = cluster(workers, 1)
+    nodes = cluster(workers, 1, GLUON_GC_CONNECT_TIMEOUT=12)  # for those who never come
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
     nodes.start_worker(1, "push_pull", **second)

@@ -1,0 +1,132 @@
+"""The exposed seconds of compression_stats(): what training waits for after its last gradient."""
+
+import threading
+import time
+
+import mxnet as mx
+import pytest
+from mxnet.gluon import Parameter
+
+import gluon_gc as bps
+from gluon_gc.mxnet.kvstore.local import GluonGCLocal
+from gluon_gc.mxnet.operators import KEPT_SPANS
+
+TIMEOUT = 60
+HELD = 0.2
+
+
+class Gate:
+    """Holds what comes to it until it is opened."""
+
+    def __init__(self):
+        self.came, self.opened = threading.Semaphore(0), threading.Event()
+
+    def pass_through(self):
+        self.came.release()
+        assert self.opened.wait(TIMEOUT)
+
+    def wait_for(self, count):
+        for _ in range(count):
+            assert self.came.acquire(timeout=TIMEOUT)
+
+
+gates = {}
+
+
+class Held(mx.operator.CustomOp):
+    def __init__(self, gate):
+        super().__init__()
+        self._gate = gate
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self._gate.pass_through()
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("held")
+class HeldProperty(mx.operator.CustomOpProp):
+    def __init__(self, gate):
+        super().__init__()
+        self._gate = gates[gate]
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Held(self._gate)
+
+
+class HeldNetwork(GluonGCLocal):
+    """The store of one process, whose messages come to the gate "network"."""
+
+    def _encode(self, *args, **kwargs):
+        return mx.nd.Custom(super()._encode(*args, **kwargs), op_type="held", gate="network")
+
+
+@pytest.fixture
+def backward_and_network():
+    gates.update(backward=Gate(), network=Gate())
+    yield gates["backward"], gates["network"]
+    for gate in gates.values():
+        gate.opened.set()
+    mx.nd.waitall()
+    gates.clear()
+
+
+def parameters(sizes):
+    params = [Parameter(f"p{i}", shape=(size,)) for i, size in enumerate(sizes)]
+    for param in params:
+        param.initialize()
+    return params
+
+
+def backward(params):
+    with mx.autograd.record():
+        losses = [(param.data() * 2).sum() for param in params]
+    mx.autograd.backward(losses)
+
+
+def exposed_seconds(trainer, **kwargs):
+    return trainer.compression_stats(**kwargs)["total"]["exposed_seconds"]
+
+
+@pytest.mark.parametrize("compression_params", [{"compressor": "onebit"}, None])
+def test_neither_backward_nor_what_it_hides_is_exposed(
+    monkeypatch, backward_and_network, compression_params
+):
+    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")  # two messages
+    made, network = backward_and_network
+    params = parameters([4000, 4000])
+    params[1].compression_params = None
+    trainer = bps.DistributedTrainer(
+        params, "sgd", compression_params=compression_params, kvstore=HeldNetwork()
+    )
+    backward(params)
+    last = params[0].grad()
+    last[:] = mx.nd.Custom(last, op_type="held", gate="backward")
+    trainer.step(1)
+    time.sleep(HELD)
+    made_at = time.monotonic()
+    made.opened.set()
+    network.wait_for(2)
+    held_from = time.monotonic()
+    time.sleep(HELD)
+    held_until = time.monotonic()
+    network.opened.set()
+    mx.nd.waitall()
+    assert held_until - held_from <= exposed_seconds(trainer) <= time.monotonic() - made_at
+
+
+def test_exposed_seconds_are_the_average_of_the_latest_steps():
+    params = parameters([4000, 10])
+    trainer = bps.DistributedTrainer(params, "sgd", kvstore="local")
+    assert exposed_seconds(trainer) == 0
+    took = []
+    for _ in range(KEPT_SPANS + 1):
+        backward(params)
+        mx.nd.waitall()
+        start = time.monotonic()
+        trainer.step(1)
+        mx.nd.waitall()
+        took.append(time.monotonic() - start)
+        kept = took[-KEPT_SPANS:]
+        assert 0 < exposed_seconds(trainer) <= sum(kept) / len(kept)
+    exposed_seconds(trainer, reset=True)
+    assert exposed_seconds(trainer) == 0
