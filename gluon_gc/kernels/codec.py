@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..log import logger
 from .library import (
     CUDA,
     Call,
@@ -37,6 +39,17 @@ class State(NamedTuple):
 
     momentum: Optional[np.ndarray] = None
     memory: Tuple[np.ndarray, ...] = ()
+
+
+@lru_cache(maxsize=None)
+def runs_on_gpu(name: str) -> bool:
+    """Whether this process can compress on a GPU; if not, the log says why, once."""
+    try:
+        check(library.gluon_gc_cuda_ready(name.encode()))
+    except ValueError as why:
+        logger.warning("gradients on a GPU are copied to the CPU to be compressed: %s", why)
+        return False
+    return True
 
 
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:

@@ -65,6 +65,8 @@ class Channel(Metered):
     ----------
     codec : MessageCodec, RowsCodec or None
         None: values travel as they are.
+    gpu : Context or None
+        Where gradients are compressed; None: on the CPU.
     paths : list of str
         With a codec: how the name of what a checkpoint has of a chunk begins.
     """
@@ -103,6 +105,7 @@ class Channel(Metered):
             else:
                 self.codec = MessageCodec(self.params, self.dtype, parts)
             meter = self.codec.meter
+        self.gpu: Optional[mx.Context] = None
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
         super().__init__(meter)
@@ -111,6 +114,17 @@ class Channel(Metered):
     def framed(self) -> bool:
         """Whether payloads travel, rather than values that an engine sums."""
         return self.aggregated or self.gathered
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        """Whether gradients can be compressed on the GPU that they are on."""
+        return isinstance(self.codec, MessageCodec) and self.codec.runs_on_gpu
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Compress on a GPU that `runs_on_gpu` allows, or on the CPU."""
+        if gpu != self.gpu:
+            self.codec.move_to(gpu)
+            self.gpu = gpu
 
     def encode(
         self,
@@ -128,10 +142,12 @@ class Channel(Metered):
         `values` are those of the chunks, if they are not the gradients'. A `factor`, float64 of
         shape (1,), multiplies them as `scale` does. `spans` has it as of `step`, from 1.
         """
-        if values is None:
-            arrays, places = self._arrays(gradients, "own")
-        else:
+        if values is not None:
             arrays, places = values, tuple((i, 0) for i in range(len(values)))
+        elif self.gpu is not None:
+            arrays, places = _together(self._on_gpu(gradients, "sum_on"))
+        else:
+            arrays, places = self._arrays(gradients, "own")
         if self.codec is None:
             return self._fused(arrays, places, self._sizes, scale, out, factor, step)
         return self.codec.compress(arrays, places, scale, ratio, framing, out, factor, step)
@@ -172,6 +188,13 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Write what came back to the gradients."""
+        if self.gpu is not None:
+            rooms = self._on_gpu(gradients, "room_on")
+            self.codec.decompress(received, *_together(rooms), count, framing)
+            for piece, (array, begin) in zip(self.slices, rooms):
+                if piece.tensor in gradients:
+                    gradients[piece.tensor].spread(array, begin, piece)
+            return
         arrays, places = self._arrays(gradients, "result")
         if self.codec is not None:
             self.codec.decompress(received, arrays, places, count, framing)
@@ -195,11 +218,21 @@ class Channel(Metered):
                 arrays.append(self._nothing(piece.size, which))
         return arrays, tuple(places)
 
+    def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
+        """For each slice an array on the GPU, and where the slice begins in it."""
+        return [
+            getattr(gradients[piece.tensor], which)(self.gpu, piece)
+            if piece.tensor in gradients
+            else (self._nothing(piece.size, which), 0)
+            for piece in self.slices
+        ]
+
     def _nothing(self, size: int, which: str) -> NDArray:
         """Zeros to send, or room for what is not wanted."""
-        name = f"{which} {size}"
+        context = self.gpu or mx.cpu()
+        name = f"{which} {size} {context}"
         if name not in self._absent:
-            self._absent[name] = mx.nd.zeros(size, dtype=self.dtype)
+            self._absent[name] = mx.nd.zeros(size, context, dtype=self.dtype)
         return self._absent[name]
 
     def shares(self) -> List[Tuple[str, float]]:
@@ -210,3 +243,10 @@ class Channel(Metered):
             sizes = [piece.size for piece in self.slices]
         total = sum(sizes)
         return [(piece.tensor, size / total) for piece, size in zip(self.slices, sizes)]
+
+
+def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Places]:
+    """The arrays that slices are of, each once; for each slice which one, and where it begins."""
+    arrays = {id(array): array for array, _ in slices}
+    numbers = {key: number for number, key in enumerate(arrays)}
+    return list(arrays.values()), tuple((numbers[id(array)], begin) for array, begin in slices)

@@ -45,11 +45,10 @@ Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_
           {}};
 }
 
-// The same, of the GPU.
-std::unique_ptr<const cuda::Codec> on_gpu(const char* name, const Options& options, const Plan& plan) {
+const cuda::Compressor& on_gpu(const char* name) {
   const cuda::Compressor* const compressor = registered(name).cuda;
   if (compressor == nullptr) refuse("%s has no kernels for CUDA", name);
-  return std::make_unique<const cuda::Codec>(*compressor, options, plan);
+  return *compressor;
 }
 
 }  // namespace
@@ -57,7 +56,7 @@ std::unique_ptr<const cuda::Codec> on_gpu(const char* name, const Options& optio
 struct gluon_gc_codec : Plan {
   gluon_gc_codec(const char* name, const Options& options, std::size_t n, gluon_gc_dtype dtype, int isa)
       : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], options, n, dtype) {
-    if (isa == gluon_gc_cuda) gpu = on_gpu(name, options, *this);
+    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), options, *this);
   }
 
   gluon_gc_codec(const Compressor& compressor, const Options& options, std::size_t n, gluon_gc_dtype dtype)
@@ -115,7 +114,7 @@ struct gluon_gc_codec : Plan {
   }
 
   template <typename T>
-  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+  void check_payloads(const gluon_gc_call& call) const {
     if (call.count > 1 && call.stride < payload_bytes()) {
       refuse("payloads of %zu elements take %zu bytes, not %zu", n, payload_bytes(), call.stride);
     }
@@ -124,6 +123,11 @@ struct gluon_gc_codec : Plan {
         refuse("payload %zu is not one of %zu elements", i, n);
       }
     }
+  }
+
+  template <typename T>
+  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+    check_payloads<T>(call);
     of<T>().decompress(self, {call.payloads + header, call.stride, call.count, stream(call.position), out, add,
                               workspace, call.threads});
   }
@@ -202,11 +206,12 @@ const char* gluon_gc_compressor(std::size_t i, gluon_gc_traits* traits) {
 
 int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
+const char* gluon_gc_cuda_ready(const char* name) {
+  return guarded([=] { cuda::require(on_gpu(name).name); });
+}
+
 const char* gluon_gc_cuda_code(const char* name, const void* image) {
-  return guarded([=] {
-    if (registered(name).cuda == nullptr) refuse("%s has no kernels for CUDA", name);
-    cuda::replace(name, image);
-  });
+  return guarded([=] { cuda::replace(on_gpu(name).name, image); });
 }
 
 const char* gluon_gc_compress(const gluon_gc_codec* codec, const gluon_gc_call* call) {
@@ -257,6 +262,16 @@ int gluon_gc_valid(const gluon_gc_codec* codec, const std::uint8_t* payload, std
     valid = codec->of<decltype(zero)>().valid(codec->self, payload + codec->header, capacity - codec->header);
   });
   return valid;
+}
+
+const char* gluon_gc_inspect(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+  return guarded([=] {
+    codec->with_dtype([=](auto zero) {
+      using T = decltype(zero);
+      codec->check_payloads<T>(*call);
+      *call->status = codec->status<T>(*call);
+    });
+  });
 }
 
 const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* call) {

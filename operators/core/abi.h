@@ -78,7 +78,7 @@ typedef struct {
 
    A codec for CUDA gives the same bytes. All that its calls are given is memory of the GPU, the status too. They
    queue kernels in the stream, on the context that is current, and return; so payloads are not checked: have
-   gluon_gc_valid do it before they are copied to the GPU. The workspace is of one stream: its first 64 bytes are
+   gluon_gc_inspect do it before they are copied to the GPU. The workspace is of one stream: its first 64 bytes are
    zeros before the first call, and no call leaves others. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
@@ -88,6 +88,9 @@ GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* nee
 /* Number `i` of the compressors: its name and traits; NULL if there are not so many. */
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
 GLUON_GC_API int gluon_gc_best_isa(void);
+
+/* NULL if this library and this machine can run a compressor on a GPU, else why not. */
+GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
 
 /* Takes a compressor's kernels for CUDA from this image (a cubin, a fat binary, or PTX as text), which stays where
    it is, rather than from the library. Not while codecs run. */
@@ -106,6 +109,10 @@ GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_codec* codec, const 
 
 /* Whether a payload can be decoded; `capacity` bytes can be read. */
 GLUON_GC_API int gluon_gc_valid(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
+
+/* Checks payloads and writes the status, as decompress does, and no more. The payloads and the status are in the
+   host's memory, also of a codec for CUDA. */
+GLUON_GC_API const char* gluon_gc_inspect(const gluon_gc_codec* codec, const gluon_gc_call* call);
 
 /* values = what feedback will add to the next p, from memory; and back. */
 GLUON_GC_API const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* call);
