@@ -17,6 +17,7 @@ API_PAGES := build/docs
 CORE_VENV := .venv-core
 CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
+GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
 CORE_TESTS := tests/core $(addprefix tests/test_,compression.py env.py imports.py launcher.py plan.py)
 
@@ -25,12 +26,13 @@ REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core lint sanitize wheel docs clean
+.PHONY: help demo test test-core test-gpu lint sanitize wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
 	@echo "make test      run all tests"
 	@echo "make test-core run the tests that need no framework, where there is none"
+	@echo "make test-gpu  run the kernels on this machine's GPU, and compare with the CPU"
 	@echo "make lint      check the Python files with ruff"
 	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
 	@echo "make wheel     make the wheel for any Python in dist/"
@@ -52,6 +54,14 @@ test-core: $(CORE_VENV)/.installed
 	$(CORE_PY) -m cmake --build $(CORE) --parallel
 	@echo "== Running the tests that need no framework"
 	GLUON_GC_LIBRARY="$(CURDIR)/$(CORE)/libgluon_gc.so" $(CORE_PY) -m pytest -q $(CORE_TESTS)
+
+# A GPU's machine may have neither network nor this make: docs/gpu.md says what to carry there.
+test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
+	@echo "== Building the library with code for GPUs, without MXNet's operators"
+	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda.txt
+	$(CORE_PY) -m cmake -S operators -B $(GPU) -DGLUON_GC_WITH_CUDA=ON -DPYTHON="$(abspath $(CORE_PY))"
+	$(CORE_PY) -m cmake --build $(GPU) --parallel
+	PYTHON="$(abspath $(CORE_PY))" GLUON_GC_LIBRARY="$(CURDIR)/$(GPU)/libgluon_gc.so" tests/cuda/on_gpu.sh
 
 lint: $(VENV)/.installed
 	@echo "== Checking the Python files"

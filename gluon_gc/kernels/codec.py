@@ -316,8 +316,11 @@ class Codec:
             stream=self._stream,
             **fields,
         )
-        check(getattr(library, "gluon_gc_" + function)(self._handle, ctypes.byref(call)))
+        self._invoke(function, call)
         return status
+
+    def _invoke(self, function: str, call: Call) -> None:
+        check(getattr(library, "gluon_gc_" + function)(self._handle, ctypes.byref(call)))
 
 
 def as_text(options: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -23,10 +23,26 @@ def options(name: str) -> Iterator[Mapping[str, Any]]:
         yield {**own, **({"ef": ef} if ef else {}), **({"mu": mu} if mu else {})}
 
 
-def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0) -> None:
+MakeCodec = Callable[..., kernels.Codec]
+"""Makes a codec of (name, options, n, dtype) on a GPU."""
+
+
+def emulated(*codec: Any) -> kernels.Codec:
+    """One whose GPU reaches all memory of this process."""
+    return kernels.Codec(*codec, isa="cuda")
+
+
+def check(
+    name: str,
+    given: Mapping[str, Any],
+    n: int,
+    dtype: Any,
+    seed: int = 0,
+    make: MakeCodec = emulated,
+) -> None:
     """Compare all that codecs do in some steps; a value of the third one is not finite."""
     guarded = arrays.Guarded(seed % 3)
-    cpu, gpu = (kernels.Codec(name, given, n, dtype, isa) for isa in (None, "cuda"))
+    cpu, gpu = kernels.Codec(name, given, n, dtype), make(name, given, n, dtype)
     workspace = poison(gpu, 0xA5)
     state = cpu.state()
     theirs = kernels.State(
@@ -77,12 +93,12 @@ def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0
     workspace.check()
 
 
-def check_all(name: str, turn: int = 0) -> None:
+def check_all(name: str, turn: int = 0, make: MakeCodec = emulated) -> None:
     """Compare codecs of all options and sizes, of a dtype each, in the next turn the other one."""
     cases = itertools.product(enumerate(options(name)), enumerate(SIZES))
     for seed, ((i, given), (j, n)) in enumerate(cases):
         dtype = (np.float32, np.float64)[(i + j + turn) % 2]
         try:
-            check(name, given, n, dtype, seed + turn)
+            check(name, given, n, dtype, seed + turn, make)
         except (AssertionError, ValueError) as error:
             raise AssertionError(f"{name} {given}, {n} of {np.dtype(dtype)}: {error}") from error
