@@ -77,6 +77,7 @@ class Call(ctypes.Structure):
     """gluon_gc_call."""
 
     _fields_ = [
+        ("codec", _pointer),
         ("values", _pointer),
         ("scale", ctypes.c_double),
         ("ratio", ctypes.c_double),
@@ -92,6 +93,7 @@ class Call(ctypes.Structure):
         ("status", ctypes.POINTER(Status)),
         ("threads", _integer),
         ("stream", _pointer),
+        ("ticket", _pointer),
     ]
 
 
@@ -103,7 +105,7 @@ if not PATH.exists():
     )
 library = ctypes.CDLL(str(PATH))
 
-_message, _call = ctypes.c_char_p, (_pointer, ctypes.POINTER(Call))
+_message, _calls = ctypes.c_char_p, (ctypes.POINTER(Call), _size)
 _FUNCTIONS = {
     "new": (_message, _message, _message, _size, _integer, _integer, ctypes.POINTER(_pointer)),
     "free": (None, _pointer),
@@ -111,12 +113,12 @@ _FUNCTIONS = {
     "compressor": (_message, _size, ctypes.POINTER(_Traits)),
     "best_isa": (_integer,),
     "cuda_code": (_message, _message, _pointer),
-    "compress": (_message, *_call),
-    "aggregate": (_message, *_call),
-    "decompress": (_message, *_call),
+    "compress": (_message, *_calls),
+    "aggregate": (_message, *_calls),
+    "decompress": (_message, *_calls),
     "valid": (_integer, _pointer, _pointer, _size),
-    "residual": (_message, *_call),
-    "restore": (_message, *_call),
+    "residual": (_message, *_calls),
+    "restore": (_message, *_calls),
     "draw": (None, Position, _size, _pointer),
     "jump": (None, _pointer, ctypes.c_uint64),
     "jump_to_worker": (None, _pointer, ctypes.c_uint64),

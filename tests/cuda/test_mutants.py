@@ -100,6 +100,16 @@ MUTANTS = {
         "(lower ? high : low)",
         "decode to something",
     ),
+    "another call of the batch": Mutant(
+        "grid.cuh", "calls.call[blockIdx.y]", "calls.call[blockIdx.y / 2]", "another payload"
+    ),
+    "one ticket for all calls": Mutant(
+        "grid.cuh",
+        "__device__ inline bool last_block(uint32* ticket) {",
+        "__device__ uint32 all_calls;\n"
+        "__device__ inline bool last_block(uint32* ticket) {\n  ticket = &all_calls;",
+        "many at once",
+    ),
     "the ratio of the call": Mutant(
         "correction.cuh",
         "call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio",
@@ -123,6 +133,7 @@ def try_kernels(module, words):
     emulator.give(module)
     try:
         equal.check_all(module.stem)
+        equal.check_all_together(module.stem)
     except AssertionError as error:
         words.send(str(error))
     else:
