@@ -127,7 +127,7 @@ def compressed(
 
 @contextmanager
 def together(function: str) -> Iterator[None]:
-    """Calls of this function of the C interface are held back, and made in one when all are there."""
+    """Hold back calls of this function of the C interface, and make them in one at the end."""
     name, held = "gluon_gc_" + function, []
     real = getattr(library, name)
     setattr(library, name, lambda call, count: held.append(call._obj))
