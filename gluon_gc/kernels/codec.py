@@ -9,6 +9,7 @@ import numpy as np
 
 from .library import (
     CUDA,
+    TICKET_BYTES,
     Call,
     Needs,
     Position,
@@ -121,7 +122,7 @@ class Codec:
         self.length_at = needs.length_at if needs.length_at >= 0 else None
         self.workspace_bytes = needs.workspace_bytes
         self._workspace: Optional[np.ndarray] = None  # made when first used
-        self._ticket = np.zeros(1, np.uint32)
+        self._ticket = np.zeros(TICKET_BYTES, np.uint8)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):

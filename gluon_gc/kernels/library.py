@@ -16,6 +16,8 @@ _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
 CUDA = 16
 """gluon_gc_cuda, in the place of an instruction set."""
+TICKET_BYTES = 64
+"""gluon_gc_ticket_bytes, of each call of a codec for CUDA."""
 
 
 class Needs(ctypes.Structure):

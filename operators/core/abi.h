@@ -18,7 +18,8 @@ typedef struct gluon_gc_codec gluon_gc_codec;
 
 enum gluon_gc_dtype { gluon_gc_float32 = 4, gluon_gc_float64 = 8 };
 
-enum { gluon_gc_cuda = 16 }; /* for `isa`: the GPU */
+enum { gluon_gc_cuda = 16 };         /* for `isa`: the GPU */
+enum { gluon_gc_ticket_bytes = 64 }; /* with which the blocks of a kernel tell each other how far they are */
 
 /* What is true of all codecs of a compressor. */
 typedef struct {
@@ -70,7 +71,7 @@ typedef struct {
   gluon_gc_status* status; /* or NULL */
   int threads;             /* at most so many */
   void* stream;            /* of a codec for CUDA: a CUstream or cudaStream_t */
-  uint32_t* ticket;        /* of a codec for CUDA: 0 before its first call, and 0 again after each */
+  void* ticket;            /* of a codec for CUDA: gluon_gc_ticket_bytes, zeros before its first call and after each */
 } gluon_gc_call;
 
 /* Makes a codec. Options are lines "name=value": those of the compressor, and

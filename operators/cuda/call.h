@@ -33,7 +33,7 @@ struct Encoding {
   uint8* payload;
   Size bytes;               // of a message
   Status* status;           // or null
-  uint32* ticket;           // of this call alone; zero, and zero again afterwards: grid.cuh
+  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh
   void* workspace;
 };
 

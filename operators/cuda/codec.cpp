@@ -44,7 +44,7 @@ Encoding<T> encoding_of(const Job& job) {
   encoding.payload = call.payload + plan.header;
   encoding.bytes = plan.payload_bytes();
   encoding.status = status_of(call);
-  encoding.ticket = call.ticket;
+  encoding.ticket = static_cast<uint32*>(call.ticket);
   encoding.workspace = static_cast<char*>(call.workspace) + plan.sum_bytes();
   return encoding;
 }

@@ -89,7 +89,7 @@ MUTANTS = {
         "compressors/bytegrad.cu",
         "lane() == 0 && number < tiles_of(call.n)",
         "lane() == 0",
-        OUT_OF_BOUNDS,
+        "written before the start of an array",
     ),
     "no barrier between the ranges of warps": Mutant(
         "compressors/bytegrad.cu", "__syncthreads();", "", ""
