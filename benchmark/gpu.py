@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gluon_gc import kernels  # noqa: E402
-from gluon_gc.kernels.library import Call, Status  # noqa: E402
+from gluon_gc.kernels.library import TICKET_BYTES, Call, Status  # noqa: E402
 from tests.cuda.device import Device, Memory  # noqa: E402
 
 SIZES = (2**20, 2**26)
@@ -107,16 +107,18 @@ class Bound:
         momentum = Memory(device, 4 * codec.momentum) if codec.momentum else None
         workspace = Memory(device, codec.workspace_bytes)
         self._kept = [Memory(device, 4 * n), Memory(device, codec.payload_bytes), workspace]
-        self._kept += [Memory(device, ctypes.sizeof(Status)), *memory, momentum]
-        gradient, payload, _, status = self._kept[:4]
+        self._kept += [Memory(device, ctypes.sizeof(Status)), Memory(device, TICKET_BYTES)]
+        gradient, payload, _, status, ticket = self._kept
+        self._kept += [*memory, momentum]
         for kept in (*memory, *([momentum] if momentum else ())):
             zeros = np.zeros(n, np.float32)
             kept.write(zeros.ctypes.data)
-        ticket = np.zeros(codec.workspace_bytes, np.uint8)
-        workspace.write(ticket.ctypes.data)
+        zeros = np.zeros(TICKET_BYTES, np.uint8)
+        ticket.write(zeros.ctypes.data)
         gradient.write(values.ctypes.data)
         addresses = [one.address for one in memory] + [None] * (2 - len(memory))
         self._call = Call(
+            codec=codec._handle,
             values=gradient.address,
             scale=1.0,
             ratio=1.0,
@@ -128,6 +130,7 @@ class Bound:
             stride=codec.payload_bytes,
             count=1,
             workspace=workspace.address,
+            ticket=ticket.address,
             status=ctypes.cast(status.address, ctypes.POINTER(Status)),
         )
 

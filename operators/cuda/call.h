@@ -33,7 +33,7 @@ struct Encoding {
   uint8* payload;
   Size bytes;               // of a message
   Status* status;           // or null
-  uint32* ticket;           // zero, and zero again afterwards: grid.cuh
+  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh
   void* workspace;
 };
 
@@ -50,8 +50,25 @@ struct Decoding {
   Status* status;  // or null
 };
 
-// Threads of a block, and the elements that a warp of it takes at a time.
-constexpr int block_threads = 256, tile = 1024;
+// What residual and restore are given.
+template <typename T>
+struct Keeping {
+  Size n;
+  T* memory[2];
+  T* residual;
+};
+
+// What a kernel is given: a call for each y of its grid, as many as fit in the 4 KB of its parameters, where there is
+// some room left for what is alike for all.
+template <typename Call>
+struct Batch {
+  static constexpr Size most = 4000 / sizeof(Call);
+  Call call[most];
+};
+
+// Threads of a block, how many blocks a multiprocessor is to run at a time, for which a thread has 64 registers, and
+// the elements that a warp takes at a time.
+constexpr int block_threads = 256, blocks_together = 4, tile = 1024;
 
 constexpr Size tiles_of(Size n) { return n / tile + (n % tile != 0); }
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/options.h"
-#include "cuda/call.h"
 #include "cuda/images.h"
 
 namespace gluon_gc {
@@ -103,18 +102,22 @@ void replace(const char* compressor, const void* image) {
 Queue::Queue(const char* compressor, Stream stream)
     : compressor_(compressor), stream_(stream), context_(current_context()) {}
 
-void Queue::launch(const char* name, std::size_t itemsize, std::size_t tiles, void** parameters) const {
+void Queue::launch(const char* name, std::size_t itemsize, std::size_t tiles, std::size_t calls,
+                   void** parameters) const {
   const std::string typed = std::string(name) + (itemsize == sizeof(float) ? "_float32" : "_float64");
   const Kernel kernel = kernel_of(compressor_, typed, context_);
   constexpr std::size_t tiles_of_block = block_threads / 32;
   const std::size_t needed = tiles / tiles_of_block + 1;
   const auto blocks = static_cast<unsigned>(needed < kernel.blocks ? needed : kernel.blocks);
-  check(driver().cuLaunchKernel(kernel.function, blocks, 1, 1, block_threads, 1, 1, 0, stream_, parameters, nullptr),
+  check(driver().cuLaunchKernel(kernel.function, blocks, static_cast<unsigned>(calls), 1, block_threads, 1, 1, 0,
+                                stream_, parameters, nullptr),
         "launching ", typed.c_str());
 }
 
 void Queue::copy(void* to, const void* from, std::size_t bytes) const {
-  if (bytes != 0) check(driver().cuMemcpyDtoDAsync(address(to), address(from), bytes, stream_), "copying");
+  if (bytes != 0 && to != from) {
+    check(driver().cuMemcpyDtoDAsync(address(to), address(from), bytes, stream_), "copying");
+  }
 }
 
 void Queue::fill_with_zeros(void* at, std::size_t bytes) const {

@@ -1,8 +1,11 @@
 // Where a call's kernels and copies are queued. Nothing waits for them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <vector>
 
+#include "cuda/call.h"
 #include "cuda/driver.h"
 
 namespace gluon_gc {
@@ -21,19 +24,26 @@ class Queue {
   // asked for, which may take long.
   Queue(const char* compressor, Stream stream);
 
-  // Queues kernel NAME_float32 or NAME_float64, of as many blocks as the device runs at a time, or fewer if there
-  // are fewer tiles. The parameters must be of just the kernel's types.
-  template <typename T, typename... Parameters>
-  void launch(const char* name, std::size_t tiles, const Parameters&... parameters) const {
-    void* addresses[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
-    launch(name, sizeof(T), tiles, addresses);
+  // Queues kernel NAME_float32 or NAME_float64, whose parameters are a Batch<Call> and what is alike for all calls, of
+  // just these types: once for as many calls as a batch takes. For each call there are as many blocks as the device
+  // runs at a time, or fewer if the first call of the batch, which has the most elements, has fewer tiles.
+  template <typename T, typename Call, typename... Alike>
+  void launch(const char* name, const std::vector<Call>& calls, const Alike&... alike) const {
+    for (auto from = calls.begin(); from != calls.end();) {
+      Batch<Call> batch;
+      const std::size_t count = std::min<std::size_t>(calls.end() - from, Batch<Call>::most);
+      std::copy_n(from, count, batch.call);
+      void* parameters[] = {&batch, const_cast<void*>(static_cast<const void*>(&alike))...};
+      launch(name, sizeof(T), tiles_of(from->n), count, parameters);
+      from += count;
+    }
   }
 
   void copy(void* to, const void* from, std::size_t bytes) const;
   void fill_with_zeros(void* at, std::size_t bytes) const;
 
  private:
-  void launch(const char* name, std::size_t itemsize, std::size_t tiles, void** parameters) const;
+  void launch(const char* name, std::size_t itemsize, std::size_t tiles, std::size_t calls, void** parameters) const;
 
   const char* const compressor_;
   const Stream stream_;

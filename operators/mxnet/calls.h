@@ -23,6 +23,7 @@ inline gluon_gc_call common_call(const Attributes& a, void* workspace) {
 }
 
 inline gluon_gc_call call_for(const Chunk& chunk, gluon_gc_call common, gluon_gc_status* status) {
+  common.codec = chunk.codec.get();
   common.position = chunk.position;
   common.status = status;
   return common;

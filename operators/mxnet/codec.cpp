@@ -95,7 +95,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
       }
       call.payload = to;
       states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_compress(chunk.codec.get(), &call));
+      check(gluon_gc_compress(&call, 1));
     };
     const std::size_t bytes = write_payloads(a, chunks, message, *outputs, resource, compress_chunk);
     meter(inputs->at(state_count)).compressed(started, bytes, a.size("step"));
@@ -140,7 +140,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
       call.count = count;
       call.payload = to;
       states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_aggregate(chunk.codec.get(), &call));
+      check(gluon_gc_aggregate(&call, 1));
     };
     write_payloads(a, chunks, message, *outputs, resource, compress_sum);
   });
@@ -193,7 +193,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       call.payloads = slots + chunk.slot;
       call.stride = chunks.payload_bytes;
       call.count = count;
-      check(gluon_gc_decompress(chunk.codec.get(), &call));
+      check(gluon_gc_decompress(&call, 1));
       if (slices.is_half(i)) {
         half_from_float(converted, chunk.n, 1, static_cast<std::uint16_t*>(slices.at(i)));
       }

@@ -81,11 +81,12 @@ MXReturnValue unpack(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     for (std::size_t i = 0; i < chunks.all.size(); ++i) {
       gluon_gc_status status{};
       gluon_gc_call call{};
+      call.codec = chunks.all[i].codec.get();
       call.payloads = slots + chunks.all[i].slot;
       call.stride = chunks.payload_bytes;
       call.count = count;
       call.status = &status;
-      check(gluon_gc_inspect(chunks.all[i].codec.get(), &call));
+      check(gluon_gc_inspect(&call, 1));
       bytes += status.bytes;
       if (status.finite == 0) nonfinite.push_back(i);
     }

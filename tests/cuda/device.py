@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 import numpy as np
 
 from gluon_gc import kernels
-from gluon_gc.kernels.library import Call, Status
+from gluon_gc.kernels.library import TICKET_BYTES, Call, Status
 
 _GUARD, _PATTERN = 512, 0xA5  # bytes around each piece of memory, so that it stays aligned
 _CAPABILITY = {"major": 75, "minor": 76}
@@ -134,6 +134,7 @@ class DeviceCodec(kernels.Codec):
         call.payload = stage(call.payload, self.payload_bytes, odd)
         call.payloads = stage(call.payloads, call.stride * call.count, odd)
         call.workspace = stage(call.workspace, self.workspace_bytes)
+        call.ticket = stage(call.ticket, TICKET_BYTES)
         status = ctypes.addressof(call.status.contents)
         on_gpu = stage(status, ctypes.sizeof(Status))
         call.status = ctypes.cast(on_gpu, ctypes.POINTER(Status))

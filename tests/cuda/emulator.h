@@ -13,14 +13,14 @@
 
 #define __global__
 #define __device__
-#define __launch_bounds__(threads)
-// All of a module's are in one section, so that each block can have its own.
-#define __shared__ static __attribute__((section("emulated_shared")))
+#define __launch_bounds__(threads, blocks)
+// The linker puts all of a module's side by side, so that each block can be given its own.
+#define __shared__ static thread_local
 
 namespace emulator {
 
 struct Index {
-  unsigned x;
+  unsigned x, y;
 };
 
 // Of the thread that runs.
@@ -49,7 +49,7 @@ struct Kernel {
   std::size_t parameters;          // their number
   const std::size_t* sizes;        // of each, in bytes
   void (*run)(void** parameters);  // one thread
-  char *shared, *shared_end;
+  const char* (*shared)();         // an address in shared memory, for the system to make room for it
 };
 
 template <typename Value>
@@ -88,9 +88,9 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 
 }  // namespace emulator
 
-extern "C" {
-extern char __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
-extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
+static const char* emulated_shared() {
+  __shared__ char first;
+  return &first;
 }
 
 // Makes the stand-in for the driver find a kernel.
@@ -98,7 +98,7 @@ extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")))
   extern "C" const emulator::Kernel emulated_##name;                                          \
   const emulator::Kernel emulated_##name = {                                                  \
       decltype(emulator::launch_of(name))::count, decltype(emulator::launch_of(name))::sizes, \
-      decltype(emulator::launch_of(name))::run<name>, __start_emulated_shared, __stop_emulated_shared};
+      decltype(emulator::launch_of(name))::run<name>, emulated_shared};
 
 #define threadIdx emulator::thread
 #define blockIdx emulator::block

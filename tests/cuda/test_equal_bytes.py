@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_gc import kernels
-from tests.core.compressors import options_of, positions
+from tests.core.compressors import options_of, positions, together
 
 from . import emulator, equal
 
@@ -28,6 +28,42 @@ def test_the_bytes_are_those_of_the_cpu(gpu, name, turn):
 @each_compressor
 def test_a_million_elements_are_summed_in_several_levels_as_on_the_cpu(name):
     equal.check(name, {**options_of(name)[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+
+
+@each_compressor
+def test_calls_for_many_sizes_that_are_made_together_give_the_bytes_of_the_cpu(name):
+    equal.check_all_together(name)
+
+
+@each_compressor
+def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
+    def launches(count):
+        options = {**options_of(name)[0], "mu": 0.9}
+        codecs = [kernels.Codec(name, options, n, isa="cuda", stream=7) for n in range(count)]
+        gpu.emulator_queued(ctypes.c_void_p(7))
+        states = [codec.state() for codec in codecs]
+        with together("compress"):
+            made = [
+                codec.compress(np.ones(codec.n, np.float32), state)[0]
+                for codec, state in zip(codecs, states)
+            ]
+        compress = gpu.emulator_queued(ctypes.c_void_p(7))
+        with together("decompress"):
+            for codec, payload in zip(codecs, made):
+                codec.decompress(payload)
+        return compress, gpu.emulator_queued(ctypes.c_void_p(7))
+
+    assert launches(16) == launches(1)
+    one, many = np.array(launches(1)), np.array(launches(64))
+    assert (one < many).all() and (many <= 4 * one).all()
+
+
+def test_calls_that_are_made_together_are_queued_in_one_stream():
+    codecs = [kernels.Codec("onebit", {}, 5, isa="cuda", stream=stream) for stream in (7, 8)]
+    with pytest.raises(ValueError, match="queued together must be given one stream"):
+        with together("compress"):
+            for codec in codecs:
+                codec.compress(np.ones(5, np.float32))
 
 
 @each_compressor

@@ -242,9 +242,9 @@ __device__ void decompress(const Decoding<T>& call) {
 
 using namespace gluon_gc::cuda;
 
-GLUON_GC_KERNEL bytegrad_range_float32(Encoding<float> call) { find_range(call); }
-GLUON_GC_KERNEL bytegrad_range_float64(Encoding<double> call) { find_range(call); }
-GLUON_GC_KERNEL bytegrad_quantise_float32(Encoding<float> call) { quantise(call); }
-GLUON_GC_KERNEL bytegrad_quantise_float64(Encoding<double> call) { quantise(call); }
-GLUON_GC_KERNEL bytegrad_decompress_float32(Decoding<float> call) { decompress(call); }
-GLUON_GC_KERNEL bytegrad_decompress_float64(Decoding<double> call) { decompress(call); }
+GLUON_GC_KERNEL bytegrad_range_float32(Batch<Encoding<float>> calls) { find_range(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_range_float64(Batch<Encoding<double>> calls) { find_range(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_quantise_float32(Batch<Encoding<float>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_quantise_float64(Batch<Encoding<double>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_decompress_float32(Batch<Decoding<float>> calls) { decompress(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_decompress_float64(Batch<Decoding<double>> calls) { decompress(mine(calls)); }
