@@ -104,8 +104,8 @@ class Gradient:
         """An array on a GPU that has the sum of a slice, and where in it that begins."""
         if self.contexts == (gpu,):
             return self._arrays[0], piece.begin
-        copies = [_part(array, piece).as_in_context(gpu) for array in self._arrays]
-        return mx.nd.add_n(*copies) if len(copies) > 1 else copies[0], 0
+        first, *others = (_part(array, piece).as_in_context(gpu) for array in self._arrays)
+        return sum(others, first), 0
 
     def room_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
         """An array on a GPU for the result of a slice, for `spread`, and where in it to write."""
