@@ -13,6 +13,7 @@
 #include "core/codec.h"
 #include "core/plan.h"
 #include "cuda/codec.h"
+#include "cuda/convert.h"
 
 using namespace gluon_gc;
 
@@ -241,9 +242,15 @@ int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
 const char* gluon_gc_cuda_code(const char* name, const void* image) {
   return guarded([=] {
-    if (registered(name).cuda == nullptr) refuse("%s has no kernels for CUDA", name);
+    if (std::strcmp(name, "convert") != 0 && registered(name).cuda == nullptr) {
+      refuse("%s has no kernels for CUDA", name);
+    }
     cuda::replace(name, image);
   });
+}
+
+const char* gluon_gc_convert(const gluon_gc_conversion* conversions, std::size_t count, void* stream) {
+  return guarded([=] { cuda::convert(conversions, count, stream); });
 }
 
 const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {
