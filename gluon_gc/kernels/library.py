@@ -99,6 +99,21 @@ class Call(ctypes.Structure):
     ]
 
 
+class Conversion(ctypes.Structure):
+    """gluon_gc_conversion."""
+
+    _fields_ = [
+        ("from_", _pointer),
+        ("to", _pointer),
+        ("n", _size),
+        ("from_itemsize", _integer),
+        ("to_itemsize", _integer),
+        ("scale", ctypes.c_double),
+        ("factor", _pointer),
+        ("nonfinite", _pointer),
+    ]
+
+
 PATH = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
 if not PATH.exists():
     raise ImportError(
@@ -123,6 +138,7 @@ _FUNCTIONS = {
     "valid": (_integer, _pointer, _pointer, _size),
     "residual": (_message, *_calls),
     "restore": (_message, *_calls),
+    "convert": (_message, ctypes.POINTER(Conversion), _size, _pointer),
     "draw": (None, Position, _size, _pointer),
     "jump": (None, _pointer, ctypes.c_uint64),
     "jump_to_worker": (None, _pointer, ctypes.c_uint64),

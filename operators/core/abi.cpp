@@ -13,6 +13,7 @@
 #include "core/codec.h"
 #include "core/plan.h"
 #include "cuda/codec.h"
+#include "cuda/convert.h"
 
 using namespace gluon_gc;
 
@@ -248,7 +249,13 @@ const char* gluon_gc_cuda_ready(const char* name) {
 }
 
 const char* gluon_gc_cuda_code(const char* name, const void* image) {
-  return guarded([=] { cuda::replace(on_gpu(name).name, image); });
+  return guarded([=] {
+    cuda::replace(std::strcmp(name, "convert") == 0 ? "convert" : on_gpu(name).name, image);
+  });
+}
+
+const char* gluon_gc_convert(const gluon_gc_conversion* conversions, std::size_t count, void* stream) {
+  return guarded([=] { cuda::convert(conversions, count, stream); });
 }
 
 const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {

@@ -94,8 +94,8 @@ GLUON_GC_API int gluon_gc_best_isa(void);
 /* NULL if this library and this machine can run a compressor on a GPU, else why not. */
 GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
 
-/* Takes a compressor's kernels for CUDA from this image (a cubin, a fat binary, or PTX as text), which stays where
-   it is, rather than from the library. Not while codecs run. */
+/* Takes a compressor's kernels for CUDA, or with "convert" those of gluon_gc_convert, from this image (a cubin, a fat
+   binary, or PTX as text), which stays where it is, rather than from the library. Not while codecs run. */
 GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
 
 /* The functions below take `count` calls of codecs that differ in n alone, such as those of all chunks of a message.
@@ -123,6 +123,20 @@ GLUON_GC_API const char* gluon_gc_inspect(const gluon_gc_call* calls, size_t cou
 /* values = what feedback will add to the next p, from memory; and back. */
 GLUON_GC_API const char* gluon_gc_residual(const gluon_gc_call* calls, size_t count);
 GLUON_GC_API const char* gluon_gc_restore(const gluon_gc_call* calls, size_t count);
+
+/* to = from * scale, of n values of a dtype each, and rounded: float16, float32 or float64, as the itemsize says. */
+typedef struct {
+  const void* from;
+  void* to;
+  size_t n;
+  int from_itemsize, to_itemsize;
+  double scale;
+  const double* factor; /* multiplies the scale, if not NULL */
+  uint64_t* nonfinite;  /* becomes 1, if not NULL, when a value of `from` is a NaN or infinite */
+} gluon_gc_conversion;
+
+/* Queues conversions in a stream of the GPU, on the context that is current: a launch for every 71 of them. */
+GLUON_GC_API const char* gluon_gc_convert(const gluon_gc_conversion* conversions, size_t count, void* stream);
 
 /* The random stream: xorshift128+. */
 GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* draws);

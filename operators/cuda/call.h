@@ -1,4 +1,4 @@
-// What the kernels of every compressor are given. For host and device: NVRTC has no header of the standard
+// What kernels are given. For host and device: NVRTC has no header of the standard
 // library, hence the names of integers.
 #pragma once
 
@@ -56,6 +56,17 @@ struct Keeping {
   Size n;
   T* memory[2];
   T* residual;
+};
+
+// gluon_gc_conversion: to = from * scale * factor.
+struct Conversion {
+  const void* from;
+  void* to;
+  Size n;
+  int from_itemsize, to_itemsize;
+  double scale;
+  const double* factor;  // or null: 1
+  uint64* nonfinite;     // or null
 };
 
 // What a kernel is given: a call for each y of its grid, as many as fit in the 4 KB of its parameters, where there is

@@ -3,8 +3,6 @@
 // The workspace is the sum that aggregate compresses, and the compressor's own.
 #include "cuda/codec.h"
 
-#include <algorithm>
-
 namespace gluon_gc {
 namespace cuda {
 namespace {
@@ -70,7 +68,7 @@ Keeping<T> keeping_of(const Job& job) {
 template <typename Make>
 auto calls_of(const Jobs& jobs, Make make) {
   auto calls = each(jobs, make);
-  std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.n > b.n; });
+  largest_first(calls);
   return calls;
 }
 

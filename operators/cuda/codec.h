@@ -32,18 +32,6 @@
 namespace gluon_gc {
 namespace cuda {
 
-// Of codecs that differ in n alone, the largest n first.
-template <typename Call>
-using Calls = std::vector<Call>;
-
-// make(call) of each, for kernels that need more than a call.
-template <typename Call, typename Make>
-auto each(const Calls<Call>& calls, Make make) {
-  Calls<decltype(make(calls[0]))> made;
-  for (const Call& call : calls) made.push_back(make(call));
-  return made;
-}
-
 template <typename T>
 struct Functions {
   std::size_t (*workspace_bytes)(const void* self, std::size_t n);

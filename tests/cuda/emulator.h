@@ -88,7 +88,7 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 
 }  // namespace emulator
 
-static const char* emulated_shared() {
+[[maybe_unused]] static const char* emulated_shared() {
   __shared__ char first;
   return &first;
 }
