@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from .. import kernels
 from ..plan import Chunk, Tensor
 from . import operators
 from .codec import MessageCodec, Part
@@ -93,8 +95,12 @@ class Channel(Metered):
             meter = operators.new_meter()
             self._sizes = dict(sizes=operators.listed(piece.size for piece in self.slices))
             checked = [tensors[piece.tensor].checked for piece in self.slices]
-            self._values = dict(self._sizes, checked=operators.listed(map(int, checked)))
+            listed = operators.listed(map(int, checked))
+            self._values = dict(self._sizes, checked=listed, metered=1)
             self._refused = operators.refusing(refused)
+            self._floating = all(tensors[piece.tensor].floating for piece in self.slices)
+            begins = (0, *itertools.accumulate(piece.size for piece in self.slices))
+            self._side_by_side = tuple((0, begin) for begin in begins[:-1])
         else:
             self.paths = [
                 f"{tensors[piece.tensor].index}/{piece.begin}-{piece.end}" for piece in self.slices
@@ -106,6 +112,7 @@ class Channel(Metered):
                 self.codec = MessageCodec(self.params, self.dtype, parts)
             meter = self.codec.meter
         self.gpu: Optional[mx.Context] = None
+        self._host: Optional[NDArray] = None
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
         super().__init__(meter)
@@ -117,13 +124,16 @@ class Channel(Metered):
 
     @property
     def runs_on_gpu(self) -> bool:
-        """Whether gradients can be compressed on the GPU that they are on."""
+        """Whether gradients can be made into messages on the GPU that they are on."""
+        if self.codec is None:
+            return self._floating and kernels.runs_on_gpu("convert")
         return isinstance(self.codec, MessageCodec) and self.codec.runs_on_gpu
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
-        """Compress on a GPU that `runs_on_gpu` allows, or on the CPU."""
+        """Have gradients on a GPU from now on, if it `runs_on_gpu`, or on the CPU."""
         if gpu != self.gpu:
-            self.codec.move_to(gpu)
+            if self.codec is not None:
+                self.codec.move_to(gpu)
             self.gpu = gpu
 
     def encode(
@@ -148,6 +158,12 @@ class Channel(Metered):
             arrays, places = _together(self._on_gpu(gradients, "sum_on"))
         else:
             arrays, places = self._arrays(gradients, "own")
+        if self.codec is None and self.gpu is not None:
+            on_gpu = self._fused(arrays, places, self._sizes, scale, None, factor)
+            host = self._pinned(on_gpu.dtype)
+            on_gpu.copyto(host)
+            sizes = dict(sizes=operators.listed([self.size]))
+            return self._fused([host], ((0, 0),), sizes, 1.0, out, None, step)
         if self.codec is None:
             return self._fused(arrays, places, self._sizes, scale, out, factor, step)
         return self.codec.compress(arrays, places, scale, ratio, framing, out, factor, step)
@@ -190,7 +206,11 @@ class Channel(Metered):
         """Write what came back to the gradients."""
         if self.gpu is not None:
             rooms = self._on_gpu(gradients, "room_on")
-            self.codec.decompress(received, *_together(rooms), count, framing)
+            arrays, places = _together(rooms)
+            if self.codec is not None:
+                self.codec.decompress(received, arrays, places, count, framing)
+            else:
+                self._defuse_on_gpu(received, arrays, places)
             for piece, (array, begin) in zip(self.slices, rooms):
                 if piece.tensor in gradients:
                     gradients[piece.tensor].spread(array, begin, piece)
@@ -199,8 +219,30 @@ class Channel(Metered):
         if self.codec is not None:
             self.codec.decompress(received, arrays, places, count, framing)
             return
+        self._defuse(received, arrays, places)
+
+    def _defuse(
+        self, received: Sequence[NDArray], arrays: Sequence[NDArray], places: Places
+    ) -> None:
+        """Write values to the slices; the meter has them."""
         told = self._told("defuse", self._values, len(arrays), places)
         operators.call("defuse", (*received, *arrays), self._meter, **told, **self._refused)
+
+    def _defuse_on_gpu(
+        self, received: Sequence[NDArray], arrays: Sequence[NDArray], places: Places
+    ) -> None:
+        """Write values to slices on the GPU; the meter has them when they are still on the CPU."""
+        (values,) = received
+        host = self._pinned(values.dtype)
+        self._defuse(received, [host], self._side_by_side)
+        told = self._told("defuse", dict(self._sizes, metered=0), len(arrays), places)
+        operators.call("defuse", (host.as_in_context(self.gpu), *arrays), **told)
+
+    def _pinned(self, dtype: Any) -> NDArray:
+        """Memory for values that a GPU copies to and from by itself."""
+        if self._host is None:
+            self._host = mx.nd.empty(self.size, mx.cpu_pinned(), dtype)
+        return self._host
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
         """The arrays that the slices are of, and for each which one and where it begins."""

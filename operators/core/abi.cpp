@@ -53,6 +53,11 @@ const cuda::Compressor& on_gpu(const char* name) {
   return *compressor;
 }
 
+// Of a compressor, or "convert".
+const char* kernels_on_gpu(const char* name) {
+  return std::strcmp(name, "convert") == 0 ? "convert" : on_gpu(name).name;
+}
+
 // Such as "onebit of float32 with scaling=True ef=vanilla".
 std::string kind_of(const char* name, std::string options, gluon_gc_dtype dtype, int isa) {
   std::replace(options.begin(), options.end(), '\n', ' ');
@@ -245,13 +250,11 @@ const char* gluon_gc_compressor(std::size_t i, gluon_gc_traits* traits) {
 int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
 const char* gluon_gc_cuda_ready(const char* name) {
-  return guarded([=] { cuda::require(on_gpu(name).name); });
+  return guarded([=] { cuda::require(kernels_on_gpu(name)); });
 }
 
 const char* gluon_gc_cuda_code(const char* name, const void* image) {
-  return guarded([=] {
-    cuda::replace(std::strcmp(name, "convert") == 0 ? "convert" : on_gpu(name).name, image);
-  });
+  return guarded([=] { cuda::replace(kernels_on_gpu(name), image); });
 }
 
 const char* gluon_gc_convert(const gluon_gc_conversion* conversions, std::size_t count, void* stream) {

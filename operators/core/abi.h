@@ -91,7 +91,8 @@ GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* nee
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
 GLUON_GC_API int gluon_gc_best_isa(void);
 
-/* NULL if this library and this machine can run a compressor on a GPU, else why not. */
+/* NULL if this library and this machine can run a compressor, or with "convert" gluon_gc_convert, on a GPU, else why
+   not. */
 GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
 
 /* Takes a compressor's kernels for CUDA, or with "convert" those of gluon_gc_convert, from this image (a cubin, a fat

@@ -23,6 +23,11 @@ inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+// Throws what a function of the C interface answers.
+inline void check(const char* message) {
+  if (message != nullptr) throw std::invalid_argument(message);
+}
+
 // Runs the body of a callback; an exception becomes the operator's error in MXNet.
 template <typename Body>
 MXReturnValue guarded(Body&& body) {

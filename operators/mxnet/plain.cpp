@@ -9,10 +9,13 @@
 //     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
 //     are an error where `refused` has a line for the slice, which says what to call it; else they are
 //     counted.
+//
+// On a GPU all are floats, and nothing is metered or checked: fuse has no meter, and the output of defuse is uint8
+// (1,), to which nothing is written.
 #include "../core/finite.h"
 #include "../core/half.h"
+#include "../core/abi.h"
 #include "meter.h"
-#include "operator.h"
 
 namespace gluon_gc {
 namespace {
@@ -135,6 +138,59 @@ MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
   });
 }
 
+gluon_gc_conversion conversion(const MXTensor& from, std::size_t first, const MXTensor& to, std::size_t at,
+                               std::size_t n) {
+  const auto bytes_of_a_float = [](const MXTensor& array) {
+    switch (array.dtype) {
+      case mxnet::ext::kFloat16: return 2;
+      case mxnet::ext::kFloat32: return 4;
+      case mxnet::ext::kFloat64: return 8;
+      default: throw std::invalid_argument("an array on a GPU has a dtype that cannot be summed there");
+    }
+  };
+  const int size = bytes_of_a_float(from), other = bytes_of_a_float(to);
+  return {static_cast<const char*>(from.data_ptr) + first * size,
+          static_cast<char*>(to.data_ptr) + at * other,
+          n,
+          size,
+          other,
+          1,
+          nullptr,
+          nullptr};
+}
+
+MXReturnValue fuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    const Slices slices(a, *inputs, 0);
+    const double* const factor = a.flag("clipped") ? inputs->back().data<double>() : nullptr;
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const MXTensor& gradient = inputs->at(slices.tensors[i]);
+      all.push_back(conversion(gradient, slices.begins[i], outputs->at(0), at, slices.sizes[i]));
+      all.back().scale = a.number("scale");
+      all.back().factor = factor;
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
+  });
+}
+
+MXReturnValue defuse_on_gpu(const Map& map, Tensors* inputs, Tensors*, const OpResource& resource) {
+  return guarded([&] {
+    const Slices slices(Attributes(map), *inputs, 1);
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const MXTensor& gradient = inputs->at(1 + slices.tensors[i]);
+      all.push_back(conversion(inputs->at(0), at, gradient, slices.begins[i], slices.sizes[i]));
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
+  });
+}
+
 MXReturnValue defuse_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     *inputs = static_cast<int>(1 + Attributes(map).size("gradients"));
@@ -147,6 +203,17 @@ MXReturnValue defuse_mutates(const Map& map, std::vector<int>* indices) {
     const int count = static_cast<int>(Attributes(map).size("gradients"));
     for (int i = 1; i <= count; ++i) indices->push_back(i);
   });
+}
+
+MXReturnValue defuse_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = Attributes(map).flag("metered") ? mxnet::ext::kFloat64 : mxnet::ext::kUint8;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
+  if (Attributes(map).flag("metered")) return meter_shape(map, in, out);
+  out->at(0) = {1};
+  return mxnet::ext::MX_SUCCESS;
 }
 
 bool finite(MXTensor& values, std::size_t begin, std::size_t size) {
@@ -189,14 +256,16 @@ const auto& fuse_operator = add_operator("gluon_gc_fuse")
                                 .setMutateInputs(fuse_mutates)
                                 .setInferType(fuse_type)
                                 .setInferShape(fuse_shape)
-                                .setForward(fuse, "cpu");
+                                .setForward(fuse, "cpu")
+                                .setForward(fuse_on_gpu, "gpu");
 
 const auto& defuse_operator = add_operator("gluon_gc_defuse")
                                   .setParseAttrs(defuse_arity)
                                   .setMutateInputs(defuse_mutates)
-                                  .setInferType(output_type<mxnet::ext::kFloat64>)
-                                  .setInferShape(meter_shape)
-                                  .setForward(defuse, "cpu");
+                                  .setInferType(defuse_type)
+                                  .setInferShape(defuse_shape)
+                                  .setForward(defuse, "cpu")
+                                  .setForward(defuse_on_gpu, "gpu");
 
 }  // namespace
 }  // namespace gluon_gc
