@@ -79,6 +79,7 @@ class Call(ctypes.Structure):
     _fields_ = [
         ("values", _pointer),
         ("scale", ctypes.c_double),
+        ("factor", _pointer),
         ("ratio", ctypes.c_double),
         ("momentum", _pointer),
         ("memory", _pointer * 2),
@@ -110,6 +111,7 @@ _FUNCTIONS = {
     "need": (None, _pointer, ctypes.POINTER(Needs)),
     "compressor": (_message, _size, ctypes.POINTER(_Traits)),
     "best_isa": (_integer,),
+    "prepare": (_message, _pointer, _pointer),
     "cuda_code": (_message, _message, _pointer),
     "compress": (_message, *_call),
     "aggregate": (_message, *_call),

@@ -57,6 +57,7 @@ typedef struct {
 typedef struct {
   void* values;     /* n */
   double scale;     /* multiplies the values before all else */
+  const double* factor; /* multiplies the scale, if not NULL */
   double ratio;     /* previous learning rate over the current one; for feedback that is not vanilla */
   void* momentum;
   void* memory[2];
@@ -79,7 +80,7 @@ typedef struct {
    A codec for CUDA gives the same bytes. All that its calls are given is memory of the GPU, the status too. They
    queue kernels in the stream, on the context that is current, and return; so payloads are not checked: have
    gluon_gc_valid do it before they are copied to the GPU. The workspace is of one stream: its first 64 bytes are
-   zeros before the first call, and no call leaves others. */
+   zeros before the first compress or aggregate, as gluon_gc_prepare makes them, and no call leaves others. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -88,6 +89,9 @@ GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* nee
 /* Number `i` of the compressors: its name and traits; NULL if there are not so many. */
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
 GLUON_GC_API int gluon_gc_best_isa(void);
+
+/* Queues in a stream of the GPU that a workspace becomes ready for calls there. */
+GLUON_GC_API const char* gluon_gc_prepare(void* workspace, void* stream);
 
 /* Takes a compressor's kernels for CUDA from this image (a cubin, a fat binary, or PTX as text), which stays where
    it is, rather than from the library. Not while codecs run. */

@@ -29,7 +29,8 @@ template <typename T>
 Encoding<T> encoding_of(const Plan& plan, const gluon_gc_call& call) {
   Encoding<T> encoding{};
   encoding.n = plan.n;
-  encoding.gradient_scale = static_cast<T>(call.scale);
+  encoding.scale = call.scale;
+  encoding.factor = call.factor;
   encoding.momentum = plan.mu != 0 ? static_cast<T*>(call.momentum) : nullptr;
   encoding.mu = static_cast<T>(plan.mu);
   for (std::size_t i = 0; i < max_memory && plan.feedback; ++i) {
@@ -57,6 +58,8 @@ Decoding<T> decoding_of(const Plan& plan, const gluon_gc_call& call, T* out, boo
 }
 
 }  // namespace
+
+void prepare(void* workspace, Stream stream) { Queue(nullptr, stream).fill_with_zeros(workspace, ticket_bytes); }
 
 Codec::Codec(const Compressor& compressor, const Options& options, const Plan& plan)
     : compressor_(compressor), plan_(plan) {

@@ -97,6 +97,9 @@ struct KeepsResidual {
   Size n;
 };
 
+// Queues that a workspace becomes ready for calls.
+void prepare(void* workspace, Stream stream);
+
 // A codec of n elements, on the GPU.
 class Codec {
  public:

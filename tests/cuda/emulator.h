@@ -13,7 +13,7 @@
 
 #define __global__
 #define __device__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 // All of a module's are in one section, so that each block can have its own.
 #define __shared__ static __attribute__((section("emulated_shared")))
 
