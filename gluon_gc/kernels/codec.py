@@ -169,11 +169,12 @@ class Codec:
         position: Position = _START,
         *,
         scale: float = 1.0,
+        factor: Optional[np.ndarray] = None,
         ratio: float = 1.0,
         payload: Optional[np.ndarray] = None,
         threads: int = 1,
     ) -> Tuple[np.ndarray, Status]:
-        """Compress p, which is values * scale after momentum and error feedback.
+        """Compress p, which is values * (scale * factor) after momentum and error feedback.
 
         Parameters
         ----------
@@ -182,6 +183,8 @@ class Codec:
         position : Position
             Where it draws.
         scale : float
+        factor : array of float64, shape (1,), optional
+            It may be known only when the call is run, on a GPU.
         ratio : float
             Previous learning rate over the current one, for feedback that is not "vanilla".
         payload : array of uint8, shape (payload_bytes,), optional
@@ -199,6 +202,7 @@ class Codec:
             state,
             values=address_of("values", values, self.n, self.dtype),
             scale=scale,
+            factor=address_of("factor", factor, 1, np.float64),
             ratio=ratio,
             position=position,
             payload=payload.ctypes.data,

@@ -104,7 +104,7 @@ struct gluon_gc_codec : Plan {
   void compress(const gluon_gc_call& call, const T* values, double ratio, void* workspace) const {
     std::memcpy(call.payload, &ratio, header);
     Encoding<T> encoding{values,
-                         static_cast<T>(call.scale),
+                         static_cast<T>(call.factor != nullptr ? call.scale * *call.factor : call.scale),
                          mu != 0 ? static_cast<T*>(call.momentum) : nullptr,
                          static_cast<T>(mu),
                          {},
@@ -251,6 +251,10 @@ int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
 const char* gluon_gc_cuda_ready(const char* name) {
   return guarded([=] { cuda::require(kernels_on_gpu(name)); });
+}
+
+const char* gluon_gc_prepare(void* tickets, std::size_t count, void* stream) {
+  return guarded([=] { cuda::prepare(tickets, count, stream); });
 }
 
 const char* gluon_gc_cuda_code(const char* name, const void* image) {

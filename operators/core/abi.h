@@ -59,6 +59,7 @@ typedef struct {
   const gluon_gc_codec* codec;
   void* values;     /* n */
   double scale;     /* multiplies the values before all else */
+  const double* factor; /* multiplies the scale, if not NULL */
   double ratio;     /* previous learning rate over the current one; for feedback that is not vanilla */
   void* momentum;
   void* memory[2];
@@ -94,6 +95,9 @@ GLUON_GC_API int gluon_gc_best_isa(void);
 /* NULL if this library and this machine can run a compressor, or with "convert" gluon_gc_convert, on a GPU, else why
    not. */
 GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
+
+/* Queues in a stream of the GPU that so many tickets, side by side, become zeros. */
+GLUON_GC_API const char* gluon_gc_prepare(void* tickets, size_t count, void* stream);
 
 /* Takes a compressor's kernels for CUDA, or with "convert" those of gluon_gc_convert, from this image (a cubin, a fat
    binary, or PTX as text), which stays where it is, rather than from the library. Not while codecs run. */

@@ -16,12 +16,13 @@ struct Status {
   uint64 bytes, finite;
 };
 
-// What compress is given: p is g = gradient * gradient_scale after momentum and feedback.
+// What compress is given: p is g = gradient * scale_of (correction.cuh) after momentum and feedback.
 template <typename T>
 struct Encoding {
   Size n;
   const T* gradient;
-  T gradient_scale;
+  double scale;
+  const double* factor;     // multiplies the scale, if not null
   T* momentum;              // n, or null
   T mu;
   T* memory[2];             // or null: no feedback

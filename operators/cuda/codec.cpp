@@ -29,7 +29,8 @@ Encoding<T> encoding_of(const Job& job) {
   const gluon_gc_call& call = job.call;
   Encoding<T> encoding{};
   encoding.n = plan.n;
-  encoding.gradient_scale = static_cast<T>(call.scale);
+  encoding.scale = call.scale;
+  encoding.factor = call.factor;
   encoding.momentum = plan.mu != 0 ? static_cast<T*>(call.momentum) : nullptr;
   encoding.mu = static_cast<T>(plan.mu);
   for (std::size_t i = 0; i < max_memory && plan.feedback; ++i) {
@@ -73,6 +74,10 @@ auto calls_of(const Jobs& jobs, Make make) {
 }
 
 }  // namespace
+
+void prepare(void* tickets, std::size_t count, Stream stream) {
+  Queue(nullptr, stream).fill_with_zeros(tickets, count * gluon_gc_ticket_bytes);
+}
 
 Codec::Codec(const Compressor& compressor, const Options& options) : compressor_(compressor) {
   require(compressor.name);

@@ -100,6 +100,9 @@ struct Job {
 };
 using Jobs = std::vector<Job>;
 
+// Queues that tickets become zeros.
+void prepare(void* tickets, std::size_t count, Stream stream);
+
 // What queues the calls of codecs that differ in n alone.
 class Codec {
  public:

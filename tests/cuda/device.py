@@ -128,6 +128,7 @@ class DeviceCodec(kernels.Codec):
         backs: Dict[Memory, int] = {}
         itemsize, odd = self.dtype.itemsize, self._calls % 5
         call.values = stage(call.values, self.n * itemsize)
+        call.factor = stage(call.factor, ctypes.sizeof(ctypes.c_double))
         call.momentum = stage(call.momentum, self.momentum * itemsize)
         for i, size in enumerate(self.memory):
             call.memory[i] = stage(call.memory[i], size * itemsize)

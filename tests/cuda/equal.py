@@ -67,6 +67,8 @@ def check(
         where = kernels.position(START, step * cpu.draws)
         how = dict(scale=0.75, ratio=ratio)
         ours, expected = cpu.compress(values, state, where, **how)
+        if step % 2:
+            how.update(scale=3.0, factor=guarded.copy(np.array([0.25])))
         room = guarded.empty(cpu.payload_bytes, np.uint8)
         made, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **how)
         used = int(expected.bytes)

@@ -95,6 +95,14 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
     assert np.array_equal(out, cpu.decompress(rows)[0])
 
 
+def test_tickets_become_zeros_in_the_stream(gpu):
+    tickets = np.full(256, 0xA5, np.uint8)
+    gpu.emulator_queued(ctypes.c_void_p(7))
+    assert kernels.library.gluon_gc_prepare(tickets.ctypes.data, 3, 7) is None
+    assert not tickets[:192].any() and (tickets[192:] == 0xA5).all()
+    assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
+
+
 def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):
     codec = kernels.Codec("onebit", {"ef": "vanilla", "mu": 0.9}, 5000, isa="cuda", stream=7)
     gpu.emulator_queued(ctypes.c_void_p(7))

@@ -160,9 +160,9 @@ __device__ void find_range(const Encoding<T>& call) {
 
 // p once more, after the first sweep.
 template <typename T>
-__device__ inline T corrected(const Encoding<T>& call, Size i) {
+__device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
   if (call.memory[0] != nullptr) return call.memory[0][i];
-  const T g = call.gradient[i] * call.gradient_scale;
+  const T g = call.gradient[i] * scale;
   return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
 }
 
@@ -176,6 +176,7 @@ __device__ void quantise(const Encoding<T>& call) {
     return;
   }
   const Steps<T> steps(range);
+  const T scale = scale_of(call);
   uint8* const bytes = call.payload + header_bytes<T>;
   for_each_tile(call.n, [&](Size t) {
 #pragma unroll 1
@@ -183,7 +184,7 @@ __device__ void quantise(const Encoding<T>& call) {
       const Column column(t, row, call.n);
       T p[rows_ahead<T>];
 #pragma unroll
-      for (int r = 0; r < rows_ahead<T>; ++r) p[r] = column.has(r) ? corrected(call, column[r]) : T{0};
+      for (int r = 0; r < rows_ahead<T>; ++r) p[r] = column.has(r) ? corrected(call, scale, column[r]) : T{0};
 #pragma unroll
       for (int r = 0; r < rows_ahead<T>; ++r) {
         if (!column.has(r)) continue;
