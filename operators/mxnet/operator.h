@@ -37,11 +37,12 @@ MXReturnValue guarded(Body&& body) {
 
 // Memory for the time of a call, which can ask for it once; aligned to 64 bytes. MXNet counts its bytes in an
 // int.
-inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t bytes) {
+inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t bytes, bool on_gpu = false) {
   constexpr std::size_t alignment = 64, most = std::numeric_limits<int>::max() - alignment;
   require(bytes <= most, "the memory of a call must be at most " + std::to_string(most) + " bytes, got " +
                              std::to_string(bytes) + "; see BYTEPS_PARTITION_BYTES");
-  const auto begin = reinterpret_cast<std::uintptr_t>(resource.alloc_cpu(static_cast<int>(bytes + alignment)));
+  const int wanted = static_cast<int>(bytes + alignment);
+  const auto begin = reinterpret_cast<std::uintptr_t>(on_gpu ? resource.alloc_gpu(wanted) : resource.alloc_cpu(wanted));
   return reinterpret_cast<std::uint8_t*>((begin + alignment - 1) / alignment * alignment);
 }
 
