@@ -42,21 +42,22 @@ MXReturnValue guarded(Body&& body) {
 
 // Memory for the time of a call, which can ask for it once; aligned to 64 bytes. MXNet counts its bytes in an
 // int.
-inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t bytes) {
+inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t bytes, bool on_gpu = false) {
   constexpr std::size_t alignment = 64, most = std::numeric_limits<int>::max() - alignment;
   require(bytes <= most, "the memory of a call must be at most " + std::to_string(most) + " bytes, got " +
                              std::to_string(bytes) + "; see BYTEPS_PARTITION_BYTES");
-  const auto begin = reinterpret_cast<std::uintptr_t>(resource.alloc_cpu(static_cast<int>(bytes + alignment)));
+  const int wanted = static_cast<int>(bytes + alignment);
+  const auto begin = reinterpret_cast<std::uintptr_t>(on_gpu ? resource.alloc_gpu(wanted) : resource.alloc_cpu(wanted));
   return reinterpret_cast<std::uint8_t*>((begin + alignment - 1) / alignment * alignment);
 }
 
 // One memory cut into pieces, each aligned.
 class Arena {
  public:
-  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes) {
+  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes, bool on_gpu = false) {
     std::size_t bytes = 0;
     for (const std::size_t size : sizes) bytes += rounded(size);
-    at_ = temporary_memory(resource, bytes);
+    at_ = temporary_memory(resource, bytes, on_gpu);
   }
 
   std::uint8_t* take(std::size_t bytes) {
@@ -65,9 +66,9 @@ class Arena {
     return taken;
   }
 
- private:
   static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+ private:
   std::uint8_t* at_;
 };
 

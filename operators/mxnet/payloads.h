@@ -47,10 +47,16 @@ std::size_t write_payloads(const Attributes& a, const Chunks& chunks, std::uint8
   return chunks.framed ? frame_message(chunks.layout, message, length, a.size("row"), resource) : used;
 }
 
-// Lets the meter know of messages that came, of so many bytes in use, and of the chunks in them that are not finite.
-// Where `refused` has a line for one of these, that is an error which calls it so.
-inline void count_received(const Attributes& a, const Chunks& chunks, double started, std::size_t used,
-                           const std::vector<std::size_t>& nonfinite, std::size_t rows, Meter& meter) {
+// Lets the meter know of messages that came, framed in so many rows if they are, by the status of each chunk. Where
+// `refused` has a line for one that is not finite, that is an error which calls it so.
+inline void count_received(const Attributes& a, const Chunks& chunks, double started,
+                           const std::vector<gluon_gc_status>& statuses, std::size_t rows, Meter& meter) {
+  std::size_t used = 0;
+  std::vector<std::size_t> nonfinite;
+  for (std::size_t i = 0; i < statuses.size(); ++i) {
+    used += statuses[i].bytes;
+    if (statuses[i].finite == 0) nonfinite.push_back(i);
+  }
   meter.decompressed(started, chunks.framed ? chunks.layout.traffic(rows) : used);
   meter.nonfinite += static_cast<double>(nonfinite.size());
   if (nonfinite.empty() || !a.has("refused")) return;

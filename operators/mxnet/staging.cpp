@@ -76,22 +76,18 @@ MXReturnValue unpack(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     } else {
       std::memcpy(slots, slots_in(chunks, inputs->at(0), count), count * chunks.payload_bytes);
     }
-    std::size_t bytes = 0;
-    std::vector<std::size_t> nonfinite;
-    for (std::size_t i = 0; i < chunks.all.size(); ++i) {
-      gluon_gc_status status{};
-      gluon_gc_call call{};
-      call.codec = chunks.all[i].codec.get();
-      call.payloads = slots + chunks.all[i].slot;
-      call.stride = chunks.payload_bytes;
-      call.count = count;
-      call.status = &status;
-      check(gluon_gc_inspect(&call, 1));
-      bytes += status.bytes;
-      if (status.finite == 0) nonfinite.push_back(i);
+    std::vector<gluon_gc_status> statuses(chunks.all.size());
+    std::vector<gluon_gc_call> calls(chunks.all.size());
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      calls[i].codec = chunks.all[i].codec.get();
+      calls[i].payloads = slots + chunks.all[i].slot;
+      calls[i].stride = chunks.payload_bytes;
+      calls[i].count = count;
+      calls[i].status = &statuses[i];
     }
+    check(gluon_gc_inspect(calls.data(), calls.size()));
     const std::size_t rows = chunks.framed ? rows_in(*inputs, arrays) : 0;
-    count_received(a, chunks, started, bytes, nonfinite, rows, meter(inputs->at(arrays)));
+    count_received(a, chunks, started, statuses, rows, meter(inputs->at(arrays)));
   });
 }
 
