@@ -7,7 +7,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_gc import kernels
+from gluon_gc import kernels, plan
+from gluon_gc.compression import parse
+from gluon_gc.log import logger
 from gluon_gc.mxnet import carried
 from gluon_gc.mxnet.codec import MessageCodec
 from gluon_gc.mxnet.gradient import Gradient
@@ -17,24 +19,33 @@ from tests.compressors import COMPRESSORS
 
 DEVICES = (mx.cpu(1), mx.cpu(2))
 SIZES = {"a": 1000, "b": 70, "c": 9000, "d": 1}
-each_compressor = pytest.mark.parametrize("name", COMPRESSORS)
+each = pytest.mark.parametrize("name", [*COMPRESSORS, "none", "fp16"])
 
 
 @pytest.fixture
-def devices(monkeypatch):
+def cut(monkeypatch):
+    """Have several messages, of parts of tensors and of several of them."""
+    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")
+    monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "0")
+    monkeypatch.setattr(plan, "SMALL_BYTES", 300)
+
+
+@pytest.fixture
+def devices(cut, monkeypatch):
     """Take them for GPUs."""
     gpus = property(lambda gradient: gradient.contexts)
     monkeypatch.setattr(Gradient, "gpus", gpus)
     monkeypatch.setattr(MessageCodec, "runs_on_gpu", True)
+    monkeypatch.setattr(kernels, "runs_on_gpu", lambda name: True)
     monkeypatch.setattr(mx, "cpu_pinned", mx.cpu)
-    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")
-    monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "0")
+
+
+PLAIN = {"none": {}, "fp16": {"fp16": True}}
 
 
 def store_of(name, dtype):
-    from gluon_gc.compression import parse
-
-    params = parse({**COMPRESSORS[name], "ef": "vanilla", "momentum": "nesterov"}, 0.9)
+    fed = {"ef": "vanilla", "momentum": "nesterov"}
+    params = parse(PLAIN[name] if name in PLAIN else {**COMPRESSORS[name], **fed}, 0.9)
     store = GluonGCLocal()
     store.declare(Tensor(t, n, dtype, params, i) for i, (t, n) in enumerate(SIZES.items()))
     return store
@@ -71,7 +82,7 @@ def assert_same(a, b):
         assert np.array_equal(a[key], b[key]), key
 
 
-@each_compressor
+@each
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_results_and_states_are_those_of_the_cpu(devices, name, dtype, count):
@@ -88,10 +99,8 @@ def test_results_and_states_are_those_of_the_cpu(devices, name, dtype, count):
 
 
 @pytest.fixture
-def ordinary(monkeypatch):
-    """Nothing is taken for a GPU."""
-    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")
-    monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "0")
+def ordinary(cut):
+    """What comes of it where nothing is taken for a GPU."""
     return [train(store_of("onebit", "float32"), DEVICES, "float32", **how) for how in WAYS]
 
 
@@ -104,16 +113,14 @@ def test_copies_of_two_devices_are_summed_and_spread_as_on_the_cpu(ordinary, dev
 
 
 def test_states_move_with_the_gradients(devices):
-    expected = train(store_of("onebit", "float32"), [mx.cpu()], "float32")
-    store = store_of("onebit", "float32")
-    made = {}
-    for contexts in ([mx.cpu()], DEVICES[:1], DEVICES[1:], [mx.cpu()]):
-        ((name, n),) = list(SIZES.items())[:1]
-        value = mx.nd.array(np.arange(n), contexts[0])
-        store.pushpull(name, value)
-        made[str(contexts)] = value.asnumpy()
-        assert all(array.context == contexts[0] for array in store.channels[0].codec._state)
-    assert len(made) == 3 and expected
+    made = []
+    for moves in (True, False):
+        store = store_of("onebit", "float32")
+        for step, device in enumerate((*DEVICES, mx.cpu(), DEVICES[0])):
+            value = mx.nd.array(np.arange(SIZES["a"]), device if moves else mx.cpu())
+            store.pushpull("a", value * (step + 1))
+        made.append(carried.state(store, ["a"]))
+    assert_same(*made)
 
 
 def test_a_slice_is_spread_to_targets_elsewhere_and_leaves_the_rest_alone():
@@ -134,8 +141,6 @@ def test_a_slice_is_spread_to_targets_elsewhere_and_leaves_the_rest_alone():
 def test_a_library_without_kernels_for_the_gpu_says_so_once(caplog, monkeypatch):
     monkeypatch.setattr(kernels.library, "gluon_gc_cuda_ready", lambda name: b"no GPU here")
     kernels.runs_on_gpu.cache_clear()
-    from gluon_gc.log import logger
-
     said = []
     monkeypatch.setattr(logger, "warning", lambda text, *args: said.append(text % args))
     try:

@@ -5,13 +5,13 @@
 //
 // gluon_gc_fuse([meter], gradient, ..., [factor]) -> values of `dtype`: the gradients' slices times `scale`, and
 //     with `clipped` times factor, which is float64 (1,). With `metered` the meter has it, as of `step`.
-// gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
+// gluon_gc_defuse(values, gradient, ...) -> with `metered` the meter, which must be given as `out`: writes the values to the
 //     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
 //     are an error where `refused` has a line for the slice, which says what to call it; else they are
 //     counted.
 //
-// On a GPU all are floats, and nothing is metered or checked: fuse has no meter, and the output of defuse is uint8
-// (1,), to which nothing is written.
+// Without `metered`, as always on a GPU, defuse checks nothing, and its output is uint8 (1,), to which nothing is
+// written. On a GPU all arrays are of floats.
 #include "../core/finite.h"
 #include "../core/half.h"
 #include "../core/abi.h"
@@ -227,7 +227,8 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     const double started = Meter::now();
     const Attributes a(map);
     const Slices slices(a, *inputs, 1);
-    const std::vector<std::size_t> checked = a.list("checked");
+    const bool metered = a.flag("metered");
+    const std::vector<std::size_t> checked = metered ? a.list("checked") : std::vector<std::size_t>(slices.sizes.size());
     MXTensor& values = inputs->at(0);
     require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
     std::vector<std::size_t> found;
@@ -241,6 +242,7 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
       });
       at += slices.sizes[i];
     }
+    if (!metered) return;
     Meter& m = meter(outputs->at(0));
     m.decompressed(started, bytes_of(values));
     m.nonfinite += !found.empty();
