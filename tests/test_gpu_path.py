@@ -12,8 +12,9 @@ from gluon_gc.compression import parse
 from gluon_gc.log import logger
 from gluon_gc.mxnet import carried
 from gluon_gc.mxnet.codec import MessageCodec
-from gluon_gc.mxnet.gradient import Gradient
+from gluon_gc.mxnet.gradient import Gradient, sums_of
 from gluon_gc.mxnet.kvstore.local import GluonGCLocal
+from gluon_gc.mxnet.operators import clip_factor
 from gluon_gc.plan import Slice, Tensor
 from tests.compressors import COMPRESSORS
 
@@ -51,7 +52,7 @@ def store_of(name, dtype):
     return store
 
 
-def train(store, contexts, dtype, missing=(), out_of_place=False):
+def train(store, contexts, dtype, missing=(), out_of_place=False, max_norm=None):
     """The averages of some steps, by step, tensor and context, and what is carried over."""
     results = {}
     for step in range(4):
@@ -64,7 +65,13 @@ def train(store, contexts, dtype, missing=(), out_of_place=False):
                 values[t] = [mx.nd.array(x, c, dtype) for x, c in zip(made, contexts)]
                 outs[t] = [x.copy() for x in values[t]] if out_of_place else values[t]
         before = {t: [x.asnumpy() for x in arrays] for t, arrays in values.items()}
-        store.pushpull(list(values), list(values.values()), list(outs.values()))
+        if max_norm is None:
+            store.pushpull(list(values), list(values.values()), list(outs.values()))
+        else:
+            gradients = {t: store.gradient(t, values[t], outs[t]) for t in values}
+            factor = clip_factor(sums_of(list(gradients.values())), 1.0, max_norm)
+            assert factor.asscalar() < 1
+            store.exchange(gradients, factor=factor)
         for t, arrays in outs.items():
             results.update({f"{step}/{t}/{i}": x.asnumpy() for i, x in enumerate(arrays)})
             if out_of_place:
@@ -104,12 +111,20 @@ def ordinary(cut):
     return [train(store_of("onebit", "float32"), DEVICES, "float32", **how) for how in WAYS]
 
 
-WAYS = ({}, {"missing": ("b", "d")}, {"out_of_place": True})
+WAYS = ({}, {"missing": ("b", "d")}, {"out_of_place": True}, {"max_norm": 2.0})
 
 
 def test_copies_of_two_devices_are_summed_and_spread_as_on_the_cpu(ordinary, devices):
     for how, expected in zip(WAYS, ordinary):
         assert_same(train(store_of("onebit", "float32"), DEVICES, "float32", **how), expected)
+
+
+def test_a_gradient_on_one_device_is_clipped_there(cut, devices):
+    made = [
+        train(store_of("onebit", "float32"), [context], "float32", max_norm=2.0)
+        for context in (mx.cpu(), DEVICES[0])
+    ]
+    assert_same(*made)
 
 
 def test_states_move_with_the_gradients(devices):

@@ -115,6 +115,24 @@ class Conversion(ctypes.Structure):
     ]
 
 
+class Values(ctypes.Structure):
+    """gluon_gc_values."""
+
+    _fields_ = [("x", _pointer), ("n", _size), ("itemsize", _integer)]
+
+
+class Clipping(ctypes.Structure):
+    """gluon_gc_clipping."""
+
+    _fields_ = [
+        ("scale", ctypes.c_double),
+        ("max_norm", ctypes.c_double),
+        ("factor", _pointer),
+        ("workspace", _pointer),
+        ("stream", _pointer),
+    ]
+
+
 PATH = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
 if not PATH.exists():
     raise ImportError(
@@ -141,6 +159,8 @@ _FUNCTIONS = {
     "residual": (_message, *_calls),
     "restore": (_message, *_calls),
     "convert": (_message, ctypes.POINTER(Conversion), _size, _pointer),
+    "clip_workspace": (_size, ctypes.POINTER(Values), _size),
+    "clip": (_message, ctypes.POINTER(Values), _size, ctypes.POINTER(Clipping)),
     "draw": (None, Position, _size, _pointer),
     "jump": (None, _pointer, ctypes.c_uint64),
     "jump_to_worker": (None, _pointer, ctypes.c_uint64),

@@ -191,7 +191,7 @@ class Channel(Metered):
     ) -> NDArray:
         """The slices side by side, times scale and factor; the meter has it if it is of a step."""
         meters = () if step is None else (self._meter,)
-        factors = () if factor is None else (factor,)
+        factors = () if factor is None else (factor.as_in_context(arrays[0].context),)
         how = dict(sizes, metered=len(meters), clipped=len(factors))
         told = self._told("fuse", how, len(arrays), places, scale=float(scale), step=step)
         return operators.call("fuse", (*meters, *arrays, *factors), out, **told)

@@ -167,7 +167,7 @@ class MessageCodec:
         if self._alike:
             self._drawn_alike = positions
         meters = () if self._gpu else (self.meter,)
-        factors = () if factor is None else (factor.as_in_context(self._gpu or factor.context),)
+        factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
         framing = framing or {}
         how = dict(states=len(self._state), metered=len(meters), clipped=len(factors))
         how.update({} if self._gpu else framing)

@@ -7,6 +7,7 @@ from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from .. import kernels
 from ..plan import Slice
 
 
@@ -49,6 +50,7 @@ class Gradient:
         self._stype = stype
         self.contexts = tuple(array.context for array in self._arrays)
         self._on_cpu: Optional[Tuple[NDArray, NDArray]] = None
+        self._wanted = False  # whether the result is written there
         (first, *others), (context, *_) = self._arrays, self.contexts
         in_place = any(target is first for target in self._targets)
         alone = not others and context.device_type == "cpu" and first.stype == stype
@@ -68,6 +70,7 @@ class Gradient:
     @property
     def result(self) -> NDArray:
         """Where the result is written, for `finish`."""
+        self._wanted = True
         return self._made()[1]
 
     def _made(self) -> Tuple[NDArray, NDArray]:
@@ -84,13 +87,19 @@ class Gradient:
 
     def finish(self) -> None:
         """Copy the result, if it was asked for, to every target."""
-        if self._on_cpu is None:
+        if not self._wanted:
             return
         for target in self._targets:
             if target is not self.result:
                 _with_storage(self.result, target.stype).copyto(target)
 
     # On a GPU
+
+    @property
+    def only(self) -> NDArray:
+        """The one copy that there is."""
+        (array,) = self._arrays
+        return array
 
     @property
     def gpus(self) -> Tuple[mx.Context, ...]:
@@ -132,6 +141,15 @@ def _empty(like: NDArray, context: mx.Context) -> NDArray:
 def _alike(a: NDArray, b: NDArray) -> bool:
     properties = [(x.stype, x.context, x.shape, x.dtype) for x in (a, b)]
     return properties[0] == properties[1]
+
+
+def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:
+    """The worker's own sums, for `clip_factor`: on the one GPU that all are on, or on the CPU."""
+    gpus = {gradient.gpus for gradient in gradients}
+    on_one = len(gpus) == 1 and len(next(iter(gpus))) == 1
+    if on_one and kernels.runs_on_gpu("clip"):
+        return [gradient.only for gradient in gradients]
+    return [gradient.own for gradient in gradients]
 
 
 Gradients = Mapping[str, Gradient]

@@ -12,6 +12,7 @@
 
 #include "core/codec.h"
 #include "core/plan.h"
+#include "cuda/clip.h"
 #include "cuda/codec.h"
 #include "cuda/convert.h"
 
@@ -53,9 +54,12 @@ const cuda::Compressor& on_gpu(const char* name) {
   return *compressor;
 }
 
-// Of a compressor, or "convert".
+// The source of a compressor's kernels, or another one of operators/cuda.
 const char* kernels_on_gpu(const char* name) {
-  return std::strcmp(name, "convert") == 0 ? "convert" : on_gpu(name).name;
+  for (const char* const source : {"clip", "convert"}) {
+    if (std::strcmp(name, source) == 0) return source;
+  }
+  return on_gpu(name).name;
 }
 
 // Such as "onebit of float32 with scaling=True ef=vanilla".
@@ -263,6 +267,14 @@ const char* gluon_gc_cuda_code(const char* name, const void* image) {
 
 const char* gluon_gc_convert(const gluon_gc_conversion* conversions, std::size_t count, void* stream) {
   return guarded([=] { cuda::convert(conversions, count, stream); });
+}
+
+std::size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, std::size_t count) {
+  return cuda::clip_workspace(arrays, count);
+}
+
+const char* gluon_gc_clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping* how) {
+  return guarded([=] { cuda::clip(arrays, count, *how); });
 }
 
 const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {

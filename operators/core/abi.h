@@ -92,14 +92,14 @@ GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* nee
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
 GLUON_GC_API int gluon_gc_best_isa(void);
 
-/* NULL if this library and this machine can run a compressor, or with "convert" gluon_gc_convert, on a GPU, else why
-   not. */
+/* NULL if this library and this machine can run a compressor, or with "convert" or "clip" gluon_gc_convert or
+   gluon_gc_clip, on a GPU, else why not. */
 GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
 
 /* Queues in a stream of the GPU that so many tickets, side by side, become zeros. */
 GLUON_GC_API const char* gluon_gc_prepare(void* tickets, size_t count, void* stream);
 
-/* Takes a compressor's kernels for CUDA, or with "convert" those of gluon_gc_convert, from this image (a cubin, a fat
+/* Takes a compressor's kernels for CUDA, or with "convert" or "clip" those of gluon_gc_convert or gluon_gc_clip, from this image (a cubin, a fat
    binary, or PTX as text), which stays where it is, rather than from the library. Not while codecs run. */
 GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
 
@@ -142,6 +142,26 @@ typedef struct {
 
 /* Queues conversions in a stream of the GPU, on the context that is current: a launch for every 71 of them. */
 GLUON_GC_API const char* gluon_gc_convert(const gluon_gc_conversion* conversions, size_t count, void* stream);
+
+/* Values of the GPU whose norm is to be clipped: float16, float32 or float64. */
+typedef struct {
+  const void* x;
+  size_t n;
+  int itemsize;
+} gluon_gc_values;
+
+typedef struct {
+  double scale;    /* multiplies all values */
+  double max_norm;
+  double* factor;  /* becomes that by which to multiply them too, so that the l2 norm of all is at most max_norm; as
+                      operators/mxnet/clip.cpp has it */
+  void* workspace; /* of gluon_gc_clip_workspace bytes, uninitialised, aligned to 64 bytes */
+  void* stream;
+} gluon_gc_clipping;
+
+/* Queues that in a stream of the GPU, on the context that is current. */
+GLUON_GC_API size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, size_t count);
+GLUON_GC_API const char* gluon_gc_clip(const gluon_gc_values* arrays, size_t count, const gluon_gc_clipping* how);
 
 /* The random stream: xorshift128+. */
 GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* draws);

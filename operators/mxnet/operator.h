@@ -86,6 +86,16 @@ void with_dtype(int dtype, Body&& body) {
   throw std::invalid_argument("the dtype must be float32 or float64");
 }
 
+// Of an array of floats on a GPU.
+inline int bytes_of_float(const MXTensor& array) {
+  switch (array.dtype) {
+    case mxnet::ext::kFloat16: return 2;
+    case mxnet::ext::kFloat32: return 4;
+    case mxnet::ext::kFloat64: return 8;
+    default: throw std::invalid_argument("an array on a GPU has a dtype that is not summed there");
+  }
+}
+
 inline int dtype_named(const std::string& name) {
   if (name == "float32") return mxnet::ext::kFloat32;
   if (name == "float64") return mxnet::ext::kFloat64;

@@ -140,15 +140,7 @@ MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
 
 gluon_gc_conversion conversion(const MXTensor& from, std::size_t first, const MXTensor& to, std::size_t at,
                                std::size_t n) {
-  const auto bytes_of_a_float = [](const MXTensor& array) {
-    switch (array.dtype) {
-      case mxnet::ext::kFloat16: return 2;
-      case mxnet::ext::kFloat32: return 4;
-      case mxnet::ext::kFloat64: return 8;
-      default: throw std::invalid_argument("an array on a GPU has a dtype that cannot be summed there");
-    }
-  };
-  const int size = bytes_of_a_float(from), other = bytes_of_a_float(to);
+  const int size = bytes_of_float(from), other = bytes_of_float(to);
   return {static_cast<const char*>(from.data_ptr) + first * size,
           static_cast<char*>(to.data_ptr) + at * other,
           n,

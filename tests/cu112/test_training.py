@@ -38,7 +38,9 @@ def ways(name, contexts):
                 "dtype": dtype,
             }
         )
-    return made
+    clipped = {**made[1], "trainer": {"max_grad_norm": 5.0}}
+    plain = {**made[0], "compression_params": {"fp16": True}}
+    return [*made, clipped, plain]
 
 
 def assert_equal(gpu, cpu):
