@@ -153,13 +153,19 @@ def test_a_slice_is_spread_to_targets_elsewhere_and_leaves_the_rest_alone():
         assert array.asnumpy().tolist() == [0, 1, 2, 1, 1, 1, 1, 7, 8, 9]
 
 
-def test_a_library_without_kernels_for_the_gpu_says_so_once(caplog, monkeypatch):
-    monkeypatch.setattr(kernels.library, "gluon_gc_cuda_ready", lambda name: b"no GPU here")
-    kernels.runs_on_gpu.cache_clear()
+def test_a_library_without_kernels_for_the_gpu_says_so_once(monkeypatch):
     said = []
+    monkeypatch.setattr(kernels.library, "gluon_gc_cuda_ready", lambda name: b"no GPU here")
     monkeypatch.setattr(logger, "warning", lambda text, *args: said.append(text % args))
-    try:
-        assert not kernels.runs_on_gpu("onebit") and not kernels.runs_on_gpu("onebit")
-    finally:
-        kernels.runs_on_gpu.cache_clear()
+    for source in ("onebit", "topk", "onebit"):
+        assert not kernels.runs_on_gpu(source)
     assert said == ["gradients on a GPU are copied to the CPU to be compressed: no GPU here"]
+
+
+def test_dithering_is_in_fixed_width_where_gradients_are_on_a_gpu():
+    params = parse({"compressor": "dithering", "k": 2}, None)
+    assert params.on_gpu.options() == {**params.options(), "fixed_width": True}
+    assert params.identity() != params.on_gpu.identity()
+    assert parse(params.on_gpu.describe(), None) == params.on_gpu
+    onebit = parse({"compressor": "onebit"}, None)
+    assert onebit.on_gpu == onebit and parse({}, None).on_gpu == parse({}, None)

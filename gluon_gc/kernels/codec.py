@@ -42,15 +42,17 @@ class State(NamedTuple):
     memory: Tuple[np.ndarray, ...] = ()
 
 
+def runs_on_gpu(source: str) -> bool:
+    """Whether this process can run kernels of operators/cuda; if not, the log says why, once."""
+    return _none(library.gluon_gc_cuda_ready(source.encode()))
+
+
 @lru_cache(maxsize=None)
-def runs_on_gpu(name: str) -> bool:
-    """Whether this process can compress on a GPU; if not, the log says why, once."""
-    try:
-        check(library.gluon_gc_cuda_ready(name.encode()))
-    except ValueError as why:
-        logger.warning("gradients on a GPU are copied to the CPU to be compressed: %s", why)
-        return False
-    return True
+def _none(why_not: Optional[bytes]) -> bool:
+    if why_not is not None:
+        text = "gradients on a GPU are copied to the CPU to be compressed: %s"
+        logger.warning(text, why_not.decode())
+    return why_not is None
 
 
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:

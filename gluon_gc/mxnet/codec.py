@@ -227,9 +227,10 @@ class MessageCodec:
 
     @property
     def runs_on_gpu(self) -> bool:
-        """Whether `move_to` a GPU is possible; if not, the log says once why."""
-        name = self._params.compressor.name
-        return self.codecs[0].traits.cuda and kernels.runs_on_gpu(name)
+        """Whether `move_to` a GPU is possible; if kernels are not there, the log says why, once."""
+        compressor = self._params.compressor
+        fits = compressor.traits.cuda and compressor == compressor.on_gpu()
+        return fits and kernels.runs_on_gpu(compressor.name)
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
         """Have gradients on a GPU from now on, or on the CPU."""

@@ -28,7 +28,7 @@ from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
 from .channel import Channel
 from .codec import MessageCodec, Part
-from .gradient import Gradient, Gradients, legacy
+from .gradient import Gradient, Gradients, legacy, params_for
 from .sparse import SparseChannel
 
 Arrays = Union[NDArray, Sequence[NDArray]]
@@ -172,7 +172,8 @@ class CompressingKVStore(KVStoreBase):
             dtype = np.dtype(value.dtype).name
             index, called = len(self._tensors), f"the gradient of key {key}"
             on_nonfinite = "propagate" if self._params.compressor is None else "raise"
-            tensor = Tensor(str(key), value.size, dtype, self._params, index, called, on_nonfinite)
+            params = params_for(value, self._params)
+            tensor = Tensor(str(key), value.size, dtype, params, index, called, on_nonfinite)
             self.declare([tensor])
 
     def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:

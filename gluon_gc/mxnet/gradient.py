@@ -8,12 +8,18 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import kernels
+from ..compression import CompressionParams
 from ..plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
     """The same arrays, without a copy, for operators that know none of mxnet.numpy."""
     return [array.as_nd_ndarray() for array in arrays]
+
+
+def params_for(array: NDArray, params: CompressionParams) -> CompressionParams:
+    """How a gradient that is on the device of this array is compressed, of what was asked for."""
+    return params.on_gpu if array.context.device_type == "gpu" else params
 
 
 def _with_storage(array: NDArray, stype: str) -> NDArray:

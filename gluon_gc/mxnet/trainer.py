@@ -20,7 +20,7 @@ from ..plan import Tensor, travels_compressed
 from . import runtime, saving, stats, summary
 from .amp import AgreedLossScaler
 from .exchange import CompressingKVStore
-from .gradient import Gradient, sums_of
+from .gradient import Gradient, params_for, sums_of
 from .momentum import Momentum, momentum_of, switched_off
 from .operators import clip_factor
 from .optimizer import DistributedOptimizer
@@ -315,7 +315,7 @@ class DistributedTrainer(Trainer):
         tensors = []
         for i in new:
             grad = self._params[i].list_grad()[0]
-            params = self._overrides.get(i, self._compression)
+            params = params_for(grad, self._overrides.get(i, self._compression))
             dense = params.compressor is not None and params.compressor.traits.accumulates
             in_rows = grad.stype == "row_sparse" and grad.dtype == np.float32 and grad.ndim == 2
             if in_rows:

@@ -1,4 +1,4 @@
-"""The factor that clips arrays on the GPU has the bits of the one that MXNet's operator makes on the CPU."""
+"""The factor that clips arrays has the bits of the one that MXNet's operator makes on the CPU."""
 
 import ctypes
 
