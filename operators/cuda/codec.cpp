@@ -3,6 +3,8 @@
 // The workspace is the kernels' ticket, the sum that aggregate compresses, and the compressor's own.
 #include "cuda/codec.h"
 
+#include "core/stream.h"
+
 namespace gluon_gc {
 namespace cuda {
 namespace {
@@ -24,6 +26,18 @@ void with_dtype(const Plan& plan, Body body) {
   plan.itemsize == sizeof(float) ? body(float{}) : body(double{});
 }
 
+RandomStream stream_of(const gluon_gc_call& call) {
+  gluon_gc::Stream stream{{call.position.state[0], call.position.state[1]}};
+  jump(stream, call.position.draws);
+  return {{stream.state[0], stream.state[1]}};
+}
+
+// What the blocks of a kernel tell each other with, and the compressor's own workspace.
+uint32* ticket_of(const gluon_gc_call& call) { return static_cast<uint32*>(call.workspace); }
+void* workspace_of(const Plan& plan, const gluon_gc_call& call) {
+  return static_cast<char*>(call.workspace) + ticket_bytes + plan.sum_bytes();
+}
+
 // What compress is given, but for the values, the ratio and where the workspace begins that is its own.
 template <typename T>
 Encoding<T> encoding_of(const Plan& plan, const gluon_gc_call& call) {
@@ -42,8 +56,9 @@ Encoding<T> encoding_of(const Plan& plan, const gluon_gc_call& call) {
   encoding.payload = call.payload + plan.header;
   encoding.bytes = plan.payload_bytes();
   encoding.status = status_of(call);
-  encoding.ticket = static_cast<uint32*>(call.workspace);
-  encoding.workspace = static_cast<char*>(call.workspace) + ticket_bytes + plan.sum_bytes();
+  encoding.stream = stream_of(call);
+  encoding.ticket = ticket_of(call);
+  encoding.workspace = workspace_of(plan, call);
   return encoding;
 }
 
@@ -52,8 +67,17 @@ Decoding<T> decoding_of(const Plan& plan, const gluon_gc_call& call, T* out, boo
   if (call.count > 1 && call.stride < plan.payload_bytes()) {
     refuse("payloads of %zu elements take %zu bytes, not %zu", plan.n, plan.payload_bytes(), call.stride);
   }
-  return {plan.n, call.payloads + plan.header, call.stride, call.count, out, add, call.count * plan.payload_bytes(),
-          status};
+  return {plan.n,
+          call.payloads + plan.header,
+          call.stride,
+          call.count,
+          out,
+          add,
+          call.count * plan.payload_bytes(),
+          status,
+          stream_of(call),
+          ticket_of(call),
+          workspace_of(plan, call)};
 }
 
 }  // namespace

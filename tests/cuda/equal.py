@@ -60,19 +60,21 @@ def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0
                 assert same_states(again, expected_again), "restored to another state"
     start = arrays.awkward(n, dtype, seed + 9)
     payloads = guarded.copy(rows.ravel()).reshape(rows.shape)
-    for count, add in ((0, False), (1, False), (1, True), (2, False), (2, True)):
+    counts = (1,) if cpu.traits.summable else (0, 1, 2)
+    for count, add in itertools.product(counts, (False, True)):
         out, expected = guarded.copy(start), start.copy()
         with np.errstate(invalid="ignore"):
             _, here = cpu.decompress(rows[:count], where, out=expected, add=add)
         _, there = gpu.decompress(payloads[:count], where, out=out, add=add)
         assert arrays.same_bits(out, expected), f"{count} payloads decode to something else"
         assert (there.bytes, there.finite) == (here.bytes, here.finite), "another status of a sum"
-    made, status = gpu.aggregate(payloads, theirs, where)
-    ours, expected = cpu.aggregate(rows, state, where)
-    used = int(expected.bytes)
-    assert np.array_equal(made[:used], ours[:used]), "another aggregate"
-    assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
-    assert same_states(theirs, state), "another state of the aggregator"
+    if not cpu.traits.summable:
+        made, status = gpu.aggregate(payloads, theirs, where)
+        ours, expected = cpu.aggregate(rows, state, where)
+        used = int(expected.bytes)
+        assert np.array_equal(made[:used], ours[:used]), "another aggregate"
+        assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
+        assert same_states(theirs, state), "another state of the aggregator"
     guarded.check()
     workspace.check()
 

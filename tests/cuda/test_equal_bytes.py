@@ -46,7 +46,8 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
         codec.compress(x, state, position, ratio=0.5, payload=row)
         for row, x, position in zip(rows, values, positions(codec, 2))
     ]
-    kept.append(codec.decompress(rows, out=out))
+    count = 1 if codec.traits.summable else 2
+    kept.append(codec.decompress(rows[:count], *positions(codec, 1), out=out))
     untouched = (rows == 0xA5).all() and not out.any()
     released = gpu.emulator_release()
 
@@ -56,7 +57,7 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
     for row, x, position in zip(rows, values, positions(cpu, 2)):
         payload, status = cpu.compress(x, expected, position, ratio=0.5)
         assert np.array_equal(row[: status.bytes], payload[: status.bytes])
-    assert np.array_equal(out, cpu.decompress(rows)[0])
+    assert np.array_equal(out, cpu.decompress(rows[:count], *positions(cpu, 1))[0])
 
 
 def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):
