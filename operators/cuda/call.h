@@ -16,6 +16,11 @@ struct Status {
   uint64 bytes, finite;
 };
 
+// The random stream, core/stream.h, from where a call draws.
+struct RandomStream {
+  uint64 state[2];
+};
+
 // What compress is given: p is g = gradient * gradient_scale after momentum and feedback.
 template <typename T>
 struct Encoding {
@@ -33,7 +38,8 @@ struct Encoding {
   uint8* payload;
   Size bytes;               // of a message
   Status* status;           // or null
-  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh
+  RandomStream stream;
+  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh, settle.cuh
   void* workspace;
 };
 
@@ -46,8 +52,11 @@ struct Decoding {
   Size stride, count;
   T* out;
   bool add;
-  Size bytes;      // of all messages
-  Status* status;  // or null
+  Size bytes;           // of all messages
+  Status* status;       // or null
+  RandomStream stream;  // as compress had it
+  uint32* ticket;       // as compress has it
+  void* workspace;
 };
 
 // What residual and restore are given.

@@ -3,6 +3,8 @@
 // The workspace is the sum that aggregate compresses, and the compressor's own.
 #include "cuda/codec.h"
 
+#include "core/stream.h"
+
 namespace gluon_gc {
 namespace cuda {
 namespace {
@@ -21,6 +23,16 @@ template <typename Body>
 void with_dtype(const Plan& plan, Body body) {
   plan.itemsize == sizeof(float) ? body(float{}) : body(double{});
 }
+
+RandomStream stream_of(const gluon_gc_call& call) {
+  gluon_gc::Stream stream{{call.position.state[0], call.position.state[1]}};
+  jump(stream, call.position.draws);
+  return {{stream.state[0], stream.state[1]}};
+}
+
+// What the blocks of a kernel tell each other with, and the compressor's own workspace.
+uint32* ticket_of(const gluon_gc_call& call) { return static_cast<uint32*>(call.ticket); }
+void* workspace_of(const Job& job) { return static_cast<char*>(job.call.workspace) + job.plan.sum_bytes(); }
 
 // What compress is given, but for the values and the ratio.
 template <typename T>
@@ -42,8 +54,9 @@ Encoding<T> encoding_of(const Job& job) {
   encoding.payload = call.payload + plan.header;
   encoding.bytes = plan.payload_bytes();
   encoding.status = status_of(call);
-  encoding.ticket = static_cast<uint32*>(call.ticket);
-  encoding.workspace = static_cast<char*>(call.workspace) + plan.sum_bytes();
+  encoding.stream = stream_of(call);
+  encoding.ticket = ticket_of(call);
+  encoding.workspace = workspace_of(job);
   return encoding;
 }
 
@@ -54,8 +67,17 @@ Decoding<T> decoding_of(const Job& job, T* out, bool add, Status* status) {
   if (call.count > 1 && call.stride < plan.payload_bytes()) {
     refuse("payloads of %zu elements take %zu bytes, not %zu", plan.n, plan.payload_bytes(), call.stride);
   }
-  return {plan.n, call.payloads + plan.header, call.stride, call.count, out, add, call.count * plan.payload_bytes(),
-          status};
+  return {plan.n,
+          call.payloads + plan.header,
+          call.stride,
+          call.count,
+          out,
+          add,
+          call.count * plan.payload_bytes(),
+          status,
+          stream_of(call),
+          ticket_of(call),
+          workspace_of(job)};
 }
 
 template <typename T>

@@ -48,6 +48,14 @@ __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& l
   return p;
 }
 
+// p once more, after a sweep that stored it where the residual was.
+template <typename T>
+__device__ inline T corrected(const Encoding<T>& call, Size i) {
+  if (call.memory[0] != nullptr) return call.memory[0][i];
+  const T g = call.gradient[i] * call.gradient_scale;
+  return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace gluon_gc

@@ -13,6 +13,7 @@
 
 #define __global__
 #define __device__
+#define __constant__
 #define __launch_bounds__(threads, blocks)
 // The linker puts all of a module's side by side, so that each block can be given its own.
 #define __shared__ static thread_local
@@ -104,10 +105,12 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 #define blockIdx emulator::block
 #define gridDim emulator::blocks
 #define __syncthreads() emulator::block_barrier({__FILE__, __LINE__})
+#define __syncwarp() emulator::exchange("warp barrier", 0xffffffff, 0)
 #define __threadfence() emulator::fence()
 
 using std::copysign;
 using std::fabs;
+using std::sqrt;
 
 inline unsigned __ballot_sync(unsigned lanes, bool predicate) {
   const std::uint64_t* const all = emulator::exchange("ballot", lanes, predicate);
@@ -141,6 +144,9 @@ inline unsigned atomicAdd(unsigned* at, unsigned more) {
   return old;
 }
 
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline int __float_as_int(float x) { return static_cast<int>(emulator::bits_of(x)); }
 inline long long __double_as_longlong(double x) { return static_cast<long long>(emulator::bits_of(x)); }
 inline float __int_as_float(int bits) { return emulator::value_of<float>(static_cast<std::uint32_t>(bits)); }

@@ -39,7 +39,9 @@ def test_calls_for_many_sizes_that_are_made_together_give_the_bytes_of_the_cpu(n
 def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
     def launches(count):
         options = {**options_of(name)[0], "mu": 0.9}
-        codecs = [kernels.Codec(name, options, n, isa="cuda", stream=7) for n in range(count)]
+        codecs = [
+            kernels.Codec(name, options, n, isa="cuda", stream=7) for n in range(1, count + 1)
+        ]
         gpu.emulator_queued(ctypes.c_void_p(7))
         states = [codec.state() for codec in codecs]
         with together("compress"):
@@ -82,7 +84,8 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
         codec.compress(x, state, position, ratio=0.5, payload=row)
         for row, x, position in zip(rows, values, positions(codec, 2))
     ]
-    kept.append(codec.decompress(rows, out=out))
+    count = 1 if codec.traits.summable else 2
+    kept.append(codec.decompress(rows[:count], *positions(codec, 1), out=out))
     untouched = (rows == 0xA5).all() and not out.any()
     released = gpu.emulator_release()
 
@@ -92,7 +95,7 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
     for row, x, position in zip(rows, values, positions(cpu, 2)):
         payload, status = cpu.compress(x, expected, position, ratio=0.5)
         assert np.array_equal(row[: status.bytes], payload[: status.bytes])
-    assert np.array_equal(out, cpu.decompress(rows)[0])
+    assert np.array_equal(out, cpu.decompress(rows[:count], *positions(cpu, 1))[0])
 
 
 def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):
