@@ -9,6 +9,7 @@ import numpy as np
 
 from .library import (
     CUDA,
+    TICKET_BYTES,
     Call,
     Needs,
     Position,
@@ -121,6 +122,7 @@ class Codec:
         self.length_at = needs.length_at if needs.length_at >= 0 else None
         self.workspace_bytes = needs.workspace_bytes
         self._workspace: Optional[np.ndarray] = None  # made when first used
+        self._ticket = np.zeros(TICKET_BYTES, np.uint8)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -297,17 +299,19 @@ class Codec:
             for i, (array, size) in enumerate(zip(state.memory, self.memory)):
                 memory[i] = address_of("memory", array, size, self.dtype, writes=True)
         if self._workspace is None:
-            self._workspace = np.zeros(self.workspace_bytes + 64, np.uint8)
+            self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)
         start = self._workspace.ctypes.data
         call = Call(
+            codec=self._handle,
             momentum=momentum,
             memory=memory,
             workspace=start + -start % 64,
             status=ctypes.pointer(status),
             stream=self._stream,
+            ticket=self._ticket.ctypes.data,
             **fields,
         )
-        check(getattr(library, "gluon_gc_" + function)(self._handle, ctypes.byref(call)))
+        check(getattr(library, "gluon_gc_" + function)(ctypes.byref(call), 1))
         return status
 
 

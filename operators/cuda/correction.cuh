@@ -11,7 +11,7 @@ namespace {
 // What the gradient of a call is multiplied with.
 template <typename T>
 __device__ inline T scale_of(const Encoding<T>& call) {
-  return static_cast<T>(call.factor != nullptr ? call.scale * *call.factor : call.scale);
+  return static_cast<T>(call.scale_by != nullptr ? call.scale * *call.scale_by : call.scale);
 }
 
 // What the residual of a call is multiplied with.
@@ -54,6 +54,14 @@ __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& l
   }
   if (call.memory[0] != nullptr) p = p + ratio * residual(loaded.kept[row]);
   return p;
+}
+
+// p once more, after a sweep that stored it where the residual was.
+template <typename T>
+__device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
+  if (call.memory[0] != nullptr) return call.memory[0][i];
+  const T g = call.gradient[i] * scale;
+  return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// How a grid shares the work. Every kernel takes any number of blocks, of block_threads threads each.
+// How a grid shares the work. Every kernel takes any number of blocks, of block_threads threads each, along x; along y
+// there are as many as there are calls, and each works for its own.
 //
 // A warp takes tiles of 1,024 elements, 32 rows of 32: lane j has element j of each row, so that a warp's loads
 // and stores are of neighbours, and a ballot over a row is a word of 32 bits.
@@ -6,8 +7,8 @@
 
 #include "cuda/call.h"
 
-// So that four blocks fit on a multiprocessor: at most 64 registers a thread.
-#define GLUON_GC_KERNEL extern "C" __global__ void __launch_bounds__(gluon_gc::cuda::block_threads, 4)
+#define GLUON_GC_KERNEL \
+  extern "C" __global__ void __launch_bounds__(gluon_gc::cuda::block_threads, gluon_gc::cuda::blocks_together)
 
 namespace gluon_gc {
 namespace cuda {
@@ -19,6 +20,12 @@ constexpr uint32 all_lanes = 0xffffffff;
 
 __device__ inline int lane() { return threadIdx.x % warp_lanes; }
 __device__ inline int warp() { return threadIdx.x / warp_lanes; }
+
+// The call that this block works for.
+template <typename Call>
+__device__ inline const Call& mine(const Batch<Call>& calls) {
+  return calls.call[blockIdx.y];
+}
 
 // Calls step(number of a tile) for each tile of n elements, each by one warp of the grid.
 template <typename Step>
@@ -55,7 +62,7 @@ class Column {
   const int left_;  // elements from the first one to the end of the tile
 };
 
-// Whether this block is the last one of the grid that comes here. All its threads call it; what other blocks
+// Whether this block is the last one of its call that comes here. All its threads call it; what other blocks
 // wrote before they came can then be read with `published`.
 __device__ inline bool last_block(uint32* ticket) {
   __shared__ bool last;

@@ -78,9 +78,10 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     States states(chunks, *inputs, state_count);
     const Slices slices(a, chunks, *inputs, state_count + metered(a));
     const std::size_t message_bytes = chunks.message_bytes();
-    Arena arena(resource, {message_bytes, slices.converted_bytes, chunks.workspace_bytes});
+    const std::size_t converted_bytes = slices.most_converted_bytes();
+    Arena arena(resource, {message_bytes, converted_bytes, chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);
-    auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
+    auto* const converted = reinterpret_cast<float*>(arena.take(converted_bytes));
     void* const workspace = arena.take(chunks.workspace_bytes);
     gluon_gc_call common = common_call(a, workspace);
     if (a.flag("clipped")) common.factor = inputs->back().data<double>();
@@ -93,7 +94,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
       }
       call.payload = to;
       states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_compress(chunk.codec.get(), &call));
+      check(gluon_gc_compress(&call, 1));
     };
     const std::size_t bytes = write_payloads(a, chunks, message, *outputs, resource, compress_chunk);
     if (metered(a)) meter(inputs->at(state_count)).compressed(started, bytes, a.size("step"));
@@ -140,7 +141,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
       call.count = count;
       call.payload = to;
       states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_aggregate(chunk.codec.get(), &call));
+      check(gluon_gc_aggregate(&call, 1));
     };
     write_payloads(a, chunks, message, *outputs, resource, compress_sum);
   });
@@ -171,11 +172,12 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
     const Slices slices(a, chunks, *inputs, arrays);
     const std::size_t received_bytes = count * chunks.payload_bytes;
     const std::size_t message_bytes = chunks.message_bytes();
-    Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, slices.converted_bytes,
+    const std::size_t converted_bytes = slices.most_converted_bytes();
+    Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, converted_bytes,
                            chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);
     std::uint8_t* slots = arena.take(chunks.framed ? received_bytes : 0);
-    auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
+    auto* const converted = reinterpret_cast<float*>(arena.take(converted_bytes));
     void* const workspace = arena.take(chunks.workspace_bytes);
     if (chunks.framed) {
       read_messages(chunks, *inputs, arrays, count, message, slots);
@@ -195,7 +197,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       call.payloads = slots + chunk.slot;
       call.stride = chunks.payload_bytes;
       call.count = count;
-      check(gluon_gc_decompress(chunk.codec.get(), &call));
+      check(gluon_gc_decompress(&call, 1));
       if (slices.is_half(i)) {
         half_from_float(converted, chunk.n, 1, static_cast<std::uint16_t*>(slices.at(i)));
       }

@@ -1,7 +1,4 @@
 // Codecs on GPUs as MXNet operators: codec.cpp says what they are given and make.
-//
-// A message's chunks are queued in one stream, so that they share a workspace, which MXNet hands out with anything
-// in it.
 #include "gpu.h"
 
 #include "slices.h"
@@ -18,38 +15,91 @@ Chunks chunks_on_gpu(const Attributes& a) {
   return Chunks(a, gluon_gc_cuda);
 }
 
-// Of arrays of gradients, float16 ones excepted.
-Slices slices_on_gpu(const Attributes& a, const Chunks& chunks, Tensors& inputs, std::size_t first) {
-  Slices slices(a, chunks, inputs, first);
-  require(slices.converted_bytes == 0, "a gradient is float16, which is not compressed on a GPU");
-  return slices;
-}
-
-// What calls for all chunks have alike, with a workspace that is ready for them.
-gluon_gc_call common_call_on_gpu(const Attributes& a, const Chunks& chunks, const OpResource& resource) {
-  gluon_gc_call common = common_call(a, temporary_memory(resource, chunks.workspace_bytes, true));
-  common.stream = resource.get_cuda_stream();
-  check(gluon_gc_prepare(common.workspace, common.stream));
-  return common;
-}
-
 std::uint8_t* bytes_of(MXTensor& array) { return static_cast<std::uint8_t*>(array.data_ptr); }
 
-// `count` messages, as payloads that are side by side.
-const std::uint8_t* received(const Chunks& chunks, MXTensor& messages, std::size_t count) {
-  const std::size_t itemsize = messages.dtype == mxnet::ext::kUint8 ? 1 : chunks.dtype;
-  require(static_cast<std::size_t>(messages.size()) * itemsize == count * chunks.payload_bytes,
-          "the payloads are not of the length that their chunks need");
-  return bytes_of(messages);
-}
+// The calls for all chunks of a message, which are queued together in MXNet's stream, with what they take of its
+// temporary memory.
+class Calls {
+ public:
+  Calls(const Attributes& a, const Chunks& chunks, const OpResource& resource,
+        const std::vector<std::size_t>& converted_bytes)
+      : chunks_(chunks), stream_(resource.get_cuda_stream()) {
+    const std::size_t count = chunks.all.size();
+    std::vector<std::size_t> sizes{count * gluon_gc_ticket_bytes};
+    for (const Chunk& chunk : chunks.all) sizes.push_back(chunk.needs.workspace_bytes);
+    sizes.insert(sizes.end(), converted_bytes.begin(), converted_bytes.end());
+    Arena arena(resource, sizes, true);
+    std::uint8_t* ticket = arena.take(count * gluon_gc_ticket_bytes);
+    check(gluon_gc_clear(ticket, count * gluon_gc_ticket_bytes, stream_));
+    for (const Chunk& chunk : chunks.all) {
+      gluon_gc_call call = call_for(chunk, common_call(a, arena.take(chunk.needs.workspace_bytes)), nullptr);
+      call.stream = stream_;
+      call.ticket = ticket;
+      ticket += gluon_gc_ticket_bytes;
+      all.push_back(call);
+    }
+    for (const std::size_t bytes : converted_bytes) converted_.push_back(arena.take(bytes));
+  }
 
-// Has a call read a chunk's payload of each of `count` messages.
-void give_payloads(const Chunks& chunks, const Chunk& chunk, const std::uint8_t* messages, std::size_t count,
-                   gluon_gc_call& call) {
-  call.payloads = messages + chunk.slot;
-  call.stride = chunks.payload_bytes;
-  call.count = count;
-}
+  Calls(const Attributes& a, const Chunks& chunks, const OpResource& resource, const Slices& slices)
+      : Calls(a, chunks, resource, slices.converted_bytes) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i].values = slices.is_half(i) ? converted_[i] : slices.at(i);
+      if (slices.is_half(i)) halves_.push_back({slices.at(i), converted_[i], chunks.all[i].n});
+    }
+  }
+
+  // Has each call read its chunk's payload of each of `count` messages.
+  void read_from(MXTensor& messages, std::size_t count) {
+    const std::size_t itemsize = messages.dtype == mxnet::ext::kUint8 ? 1 : chunks_.dtype;
+    require(static_cast<std::size_t>(messages.size()) * itemsize == count * chunks_.payload_bytes,
+            "the payloads are not of the length that their chunks need");
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i].payloads = bytes_of(messages) + chunks_.all[i].slot;
+      all[i].stride = chunks_.payload_bytes;
+      all[i].count = count;
+    }
+  }
+
+  // Has each call write its payload to a message, with its part of the state.
+  void write_to(MXTensor& message, States states) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i].payload = bytes_of(message) + chunks_.all[i].slot;
+      states.give(chunks_.all[i], chunks_.dtype, all[i]);
+    }
+  }
+
+  // Queues that the values of calls are made of gradients of float16.
+  void read_halves() const {
+    std::vector<gluon_gc_conversion> all;
+    for (const Half& half : halves_) all.push_back({half.gradient, half.values, half.n, 2, 4, 1, nullptr, nullptr});
+    convert(all);
+  }
+
+  // Queues that gradients of float16 are made of the values of calls.
+  void write_halves() const {
+    std::vector<gluon_gc_conversion> all;
+    for (const Half& half : halves_) all.push_back({half.values, half.gradient, half.n, 4, 2, 1, nullptr, nullptr});
+    convert(all);
+  }
+
+  std::vector<gluon_gc_call> all;
+
+ private:
+  struct Half {
+    void *gradient, *values;
+    std::size_t n;
+  };
+
+  void convert(const std::vector<gluon_gc_conversion>& all) const {
+    if (!all.empty()) check(gluon_gc_convert(all.data(), all.size(), stream_));
+  }
+
+  const Chunks& chunks_;
+  void* const stream_;
+  std::vector<void*> converted_;
+  std::vector<Half> halves_;
+};
 
 }  // namespace
 
@@ -58,18 +108,12 @@ MXReturnValue compress_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs,
     const Attributes a(map);
     const Chunks chunks = chunks_on_gpu(a);
     const std::size_t state_count = a.size("states");
-    States states(chunks, *inputs, state_count);
-    const Slices slices = slices_on_gpu(a, chunks, *inputs, state_count);
-    gluon_gc_call common = common_call_on_gpu(a, chunks, resource);
-    if (a.flag("clipped")) common.factor = inputs->back().data<double>();
-    for (std::size_t i = 0; i < chunks.all.size(); ++i) {
-      const Chunk& chunk = chunks.all[i];
-      gluon_gc_call call = call_for(chunk, common, nullptr);
-      call.values = slices.at(i);
-      call.payload = bytes_of(outputs->at(0)) + chunk.slot;
-      states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_compress(chunk.codec.get(), &call));
-    }
+    Calls calls(a, chunks, resource, Slices(a, chunks, *inputs, state_count));
+    calls.write_to(outputs->at(0), States(chunks, *inputs, state_count));
+    const double* const factor = a.flag("clipped") ? inputs->back().data<double>() : nullptr;
+    for (gluon_gc_call& call : calls.all) call.factor = factor;
+    calls.read_halves();
+    check(gluon_gc_compress(calls.all.data(), calls.all.size()));
   });
 }
 
@@ -77,18 +121,11 @@ MXReturnValue aggregate_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs
   return guarded([&] {
     const Attributes a(map);
     const Chunks chunks = chunks_on_gpu(a);
-    const std::size_t count = a.size("count");
-    const std::uint8_t* const messages = received(chunks, inputs->at(0), count);
+    Calls calls(a, chunks, resource, std::vector<std::size_t>{});
+    calls.read_from(inputs->at(0), a.size("count"));
     Tensors state_arrays(inputs->begin() + 1, inputs->end());
-    States states(chunks, state_arrays, state_arrays.size());
-    const gluon_gc_call common = common_call_on_gpu(a, chunks, resource);
-    for (const Chunk& chunk : chunks.all) {
-      gluon_gc_call call = call_for(chunk, common, nullptr);
-      give_payloads(chunks, chunk, messages, count, call);
-      call.payload = bytes_of(outputs->at(0)) + chunk.slot;
-      states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_aggregate(chunk.codec.get(), &call));
-    }
+    calls.write_to(outputs->at(0), States(chunks, state_arrays, state_arrays.size()));
+    check(gluon_gc_aggregate(calls.all.data(), calls.all.size()));
   });
 }
 
@@ -96,18 +133,12 @@ MXReturnValue decompress_on_gpu(const Map& map, Tensors* inputs, Tensors* output
   return guarded([&] {
     const Attributes a(map);
     const Chunks chunks = chunks_on_gpu(a);
-    const std::size_t count = optional(a, "count", 1);
-    const std::uint8_t* const messages = received(chunks, inputs->at(0), count);
-    const Slices slices = slices_on_gpu(a, chunks, *inputs, 1);
-    gluon_gc_status* const statuses = statuses_in(outputs->at(0));
-    const gluon_gc_call common = common_call_on_gpu(a, chunks, resource);
-    for (std::size_t i = 0; i < chunks.all.size(); ++i) {
-      const Chunk& chunk = chunks.all[i];
-      gluon_gc_call call = call_for(chunk, common, statuses + i);
-      give_payloads(chunks, chunk, messages, count, call);
-      call.values = slices.at(i);
-      check(gluon_gc_decompress(chunk.codec.get(), &call));
-    }
+    Calls calls(a, chunks, resource, Slices(a, chunks, *inputs, 1));
+    calls.read_from(inputs->at(0), optional(a, "count", 1));
+    gluon_gc_status* status = statuses_in(outputs->at(0));
+    for (gluon_gc_call& call : calls.all) call.status = status++;
+    check(gluon_gc_decompress(calls.all.data(), calls.all.size()));
+    calls.write_halves();
   });
 }
 

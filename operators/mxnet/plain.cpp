@@ -8,11 +8,13 @@
 // gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
 //     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
 //     are an error where `refused` has a line for the slice, which says what to call it; else they are
-//     counted.
+//     counted. With `metered=0` -> int64 for each slice, 1 where they were found.
+//
+// On a GPU there is no meter, and arrays are float16, float32 or float64.
 #include "../core/finite.h"
 #include "../core/half.h"
+#include "calls.h"
 #include "meter.h"
-#include "operator.h"
 
 namespace gluon_gc {
 namespace {
@@ -174,6 +176,12 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
       });
       at += slices.sizes[i];
     }
+    if (!metered(a)) {
+      auto* const flags = outputs->at(0).data<std::int64_t>();
+      std::fill(flags, flags + slices.sizes.size(), 0);
+      for (const std::size_t i : found) flags[i] = 1;
+      return;
+    }
     Meter& m = meter(outputs->at(0));
     m.decompressed(started, bytes_of(values));
     m.nonfinite += !found.empty();
@@ -184,19 +192,100 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
   });
 }
 
+MXReturnValue defuse_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  return guarded([&] { out->at(0) = metered(Attributes(map)) ? mxnet::ext::kFloat64 : mxnet::ext::kInt64; });
+}
+
+MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
+  return guarded([&] {
+    const Attributes a(map);
+    if (metered(a)) {
+      meter_shape(map, in, out);
+    } else {
+      out->at(0) = {static_cast<unsigned int>(a.list("sizes").size())};
+    }
+  });
+}
+
+// Some values of an array on a GPU.
+struct Piece {
+  Piece(const MXTensor& array, std::size_t begin) : itemsize(itemsize_of(array.dtype)) {
+    at = static_cast<char*>(array.data_ptr) + begin * itemsize;
+  }
+
+  static std::size_t itemsize_of(int dtype) {
+    switch (dtype) {
+      case mxnet::ext::kFloat16: return sizeof(Half);
+      case mxnet::ext::kFloat32: return sizeof(float);
+      case mxnet::ext::kFloat64: return sizeof(double);
+      default: throw std::invalid_argument("an array on a GPU must be float16, float32 or float64");
+    }
+  }
+
+  std::size_t itemsize;
+  void* at;
+};
+
+gluon_gc_conversion conversion(const Piece& from, const Piece& to, std::size_t n) {
+  return {from.at, to.at, n, static_cast<int>(from.itemsize), static_cast<int>(to.itemsize), 1, nullptr, nullptr};
+}
+
+MXReturnValue fuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    require(!a.flag("metered"), "there is no meter on a GPU: metered must be 0");
+    const Slices slices(a, *inputs, 0);
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const Piece gradient(inputs->at(slices.tensors[i]), slices.begins[i]);
+      all.push_back(conversion(gradient, Piece(outputs->at(0), at), slices.sizes[i]));
+      all.back().scale = a.number("scale");
+      if (a.flag("clipped")) all.back().factor = inputs->back().data<double>();
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
+  });
+}
+
+MXReturnValue defuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    require(!metered(a), "there is no meter on a GPU: metered must be 0");
+    const Slices slices(a, *inputs, 1);
+    const std::vector<std::size_t> checked = a.list("checked");
+    MXTensor& values = inputs->at(0);
+    require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
+    auto* const flags = reinterpret_cast<std::uint64_t*>(outputs->at(0).data<std::int64_t>());
+    void* const stream = resource.get_cuda_stream();
+    check(gluon_gc_clear(flags, slices.sizes.size() * sizeof(*flags), stream));
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const Piece gradient(inputs->at(1 + slices.tensors[i]), slices.begins[i]);
+      all.push_back(conversion(Piece(values, at), gradient, slices.sizes[i]));
+      if (checked.at(i) != 0) all.back().nonfinite = flags + i;
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), stream));
+  });
+}
+
 const auto& fuse_operator = add_operator("gluon_gc_fuse")
                                 .setParseAttrs(fuse_arity)
                                 .setMutateInputs(fuse_mutates)
                                 .setInferType(fuse_type)
                                 .setInferShape(fuse_shape)
-                                .setForward(fuse, "cpu");
+                                .setForward(fuse, "cpu")
+                                .setForward(fuse_on_gpu, "gpu");
 
 const auto& defuse_operator = add_operator("gluon_gc_defuse")
                                   .setParseAttrs(defuse_arity)
                                   .setMutateInputs(defuse_mutates)
-                                  .setInferType(output_type<mxnet::ext::kFloat64>)
-                                  .setInferShape(meter_shape)
-                                  .setForward(defuse, "cpu");
+                                  .setInferType(defuse_type)
+                                  .setInferShape(defuse_shape)
+                                  .setForward(defuse, "cpu")
+                                  .setForward(defuse_on_gpu, "gpu");
 
 }  // namespace
 }  // namespace gluon_gc

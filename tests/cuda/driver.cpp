@@ -150,18 +150,18 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, std:
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                       unsigned threads_z, unsigned shared, void* stream, void** parameters, void** extra) {
   const auto& kernel = *static_cast<const emulator::Kernel*>(function);
-  if (y * z * threads_y * threads_z != 1 || shared != 0 || extra != nullptr) {
-    return fail(invalid_value, "grids have one dimension, and no other shared memory");
+  if (z * threads_y * threads_z != 1 || shared != 0 || extra != nullptr) {
+    return fail(invalid_value, "grids have two dimensions, blocks one, and no other shared memory");
   }
   std::vector<std::vector<char>> copies;  // a driver takes the parameters at once
   for (std::size_t i = 0; i < kernel.parameters; ++i) {
     const char* const from = static_cast<const char*>(parameters[i]);
     copies.emplace_back(from, from + kernel.sizes[i]);
   }
-  return queue(stream, [&kernel, x, threads, copies]() mutable {
+  return queue(stream, [&kernel, x, y, threads, copies]() mutable {
     std::vector<void*> addresses;
     for (std::vector<char>& copy : copies) addresses.push_back(copy.data());
-    const std::string error = emulator::launch(kernel, x, threads, addresses.data());
+    const std::string error = emulator::launch(kernel, {x, y}, threads, addresses.data());
     return error.empty() ? success : fail(launch_failed, error);
   });
 }

@@ -13,14 +13,15 @@
 
 #define __global__
 #define __device__
-#define __launch_bounds__(...)
-// All of a module's are in one section, so that each block can have its own.
-#define __shared__ static __attribute__((section("emulated_shared")))
+#define __constant__
+#define __launch_bounds__(threads, blocks)
+// The linker puts all of a module's side by side, so that each block can be given its own.
+#define __shared__ static thread_local
 
 namespace emulator {
 
 struct Index {
-  unsigned x;
+  unsigned x, y;
 };
 
 // Of the thread that runs.
@@ -49,7 +50,7 @@ struct Kernel {
   std::size_t parameters;          // their number
   const std::size_t* sizes;        // of each, in bytes
   void (*run)(void** parameters);  // one thread
-  char *shared, *shared_end;
+  const char* (*shared)();         // an address in shared memory, for the system to make room for it
 };
 
 template <typename Value>
@@ -88,9 +89,9 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 
 }  // namespace emulator
 
-extern "C" {
-extern char __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
-extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
+[[maybe_unused]] static const char* emulated_shared() {
+  __shared__ char first;
+  return &first;
 }
 
 // Makes the stand-in for the driver find a kernel.
@@ -98,16 +99,18 @@ extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")))
   extern "C" const emulator::Kernel emulated_##name;                                          \
   const emulator::Kernel emulated_##name = {                                                  \
       decltype(emulator::launch_of(name))::count, decltype(emulator::launch_of(name))::sizes, \
-      decltype(emulator::launch_of(name))::run<name>, __start_emulated_shared, __stop_emulated_shared};
+      decltype(emulator::launch_of(name))::run<name>, emulated_shared};
 
 #define threadIdx emulator::thread
 #define blockIdx emulator::block
 #define gridDim emulator::blocks
 #define __syncthreads() emulator::block_barrier({__FILE__, __LINE__})
+#define __syncwarp() emulator::exchange("warp barrier", 0xffffffff, 0)
 #define __threadfence() emulator::fence()
 
 using std::copysign;
 using std::fabs;
+using std::sqrt;
 
 inline unsigned __ballot_sync(unsigned lanes, bool predicate) {
   const std::uint64_t* const all = emulator::exchange("ballot", lanes, predicate);
@@ -141,6 +144,9 @@ inline unsigned atomicAdd(unsigned* at, unsigned more) {
   return old;
 }
 
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline int __float_as_int(float x) { return static_cast<int>(emulator::bits_of(x)); }
 inline long long __double_as_longlong(double x) { return static_cast<long long>(emulator::bits_of(x)); }
 inline float __int_as_float(int bits) { return emulator::value_of<float>(static_cast<std::uint32_t>(bits)); }

@@ -15,8 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 OPERATORS = HERE.parents[1] / "operators"
-SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/compressors/*.cu"))}
-COMPRESSORS = tuple(SOURCES)
+SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/**/*.cu"))}
+COMPRESSORS = tuple(name for name, path in SOURCES.items() if path.parent.name == "compressors")
 """Those that have kernels for CUDA."""
 
 DRIVER = "libcuda.so.1"
@@ -59,7 +59,7 @@ def use(driver: Path) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def build() -> Path:
-    """A folder with the stand-in, and the modules of all compressors that have kernels for CUDA."""
+    """A folder with the stand-in, and the modules of all kernel sources."""
     folder = Path(tempfile.mkdtemp(prefix="emulator"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with ThreadPoolExecutor(2) as pool:
@@ -74,13 +74,13 @@ def build() -> Path:
 def start() -> Any:
     """Let this process's codecs run in the emulator. Returns the stand-in's functions."""
     functions = use(build() / DRIVER)
-    for name in COMPRESSORS:
+    for name in SOURCES:
         give(build() / f"{name}.so")
     return functions
 
 
 def give(module: Path) -> None:
-    """Have the library take a compressor's kernels from a module."""
+    """Have the library take a source's kernels from a module."""
     from gluon_gc import kernels  # which there need not be to build modules
     from gluon_gc.kernels.library import check
 

@@ -9,10 +9,19 @@ import numpy as np
 
 from gluon_gc import kernels
 from tests.core import arrays
-from tests.core.compressors import START, copy_of, options_of, poison, same_states
+from tests.core.compressors import (
+    START,
+    copy_of,
+    options_of,
+    poison,
+    positions,
+    same_states,
+    together,
+)
 
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
 RATIOS = (1.0, 0.5, 1.0, 2.0, 0.5)
+MANY = (5, 0, 70000, 1024, 1, 1023, 1025, *range(31, 300, 7))
 
 
 def options(name: str) -> Iterator[Mapping[str, Any]]:
@@ -62,19 +71,21 @@ def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0
                 assert same_states(again, expected_again), "restored to another state"
     start = arrays.awkward(n, dtype, seed + 9)
     payloads = guarded.copy(rows.ravel()).reshape(rows.shape)
-    for count, add in ((0, False), (1, False), (1, True), (2, False), (2, True)):
+    counts = (1,) if cpu.traits.summable else (0, 1, 2)
+    for count, add in itertools.product(counts, (False, True)):
         out, expected = guarded.copy(start), start.copy()
         with np.errstate(invalid="ignore"):
             _, here = cpu.decompress(rows[:count], where, out=expected, add=add)
         _, there = gpu.decompress(payloads[:count], where, out=out, add=add)
         assert arrays.same_bits(out, expected), f"{count} payloads decode to something else"
         assert (there.bytes, there.finite) == (here.bytes, here.finite), "another status of a sum"
-    made, status = gpu.aggregate(payloads, theirs, where)
-    ours, expected = cpu.aggregate(rows, state, where)
-    used = int(expected.bytes)
-    assert np.array_equal(made[:used], ours[:used]), "another aggregate"
-    assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
-    assert same_states(theirs, state), "another state of the aggregator"
+    if not cpu.traits.summable:
+        made, status = gpu.aggregate(payloads, theirs, where)
+        ours, expected = cpu.aggregate(rows, state, where)
+        used = int(expected.bytes)
+        assert np.array_equal(made[:used], ours[:used]), "another aggregate"
+        assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
+        assert same_states(theirs, state), "another state of the aggregator"
     guarded.check()
     workspace.check()
 
@@ -88,3 +99,66 @@ def check_all(name: str, turn: int = 0) -> None:
             check(name, given, n, dtype, seed + turn)
         except (AssertionError, ValueError) as error:
             raise AssertionError(f"{name} {given}, {n} of {np.dtype(dtype)}: {error}") from error
+
+
+def check_together(name: str, given: Mapping[str, Any], dtype: Any) -> None:
+    """Compare calls for many sizes at once, of which one has a value that is not finite."""
+    cpu, gpu = ([kernels.Codec(name, given, n, dtype, isa) for n in MANY] for isa in (None, "cuda"))
+    workspaces = [poison(codec, 0xA5) for codec in gpu]
+    states, expected = ([codec.state() for codec in codecs] for codecs in (gpu, cpu))
+    messages = [np.zeros((2, codec.payload_bytes), np.uint8) for codec in gpu]
+    for step in range(2):
+        values = [arrays.awkward(n, dtype, step + i) for i, n in enumerate(MANY)]
+        if step == 1:
+            values[3][77] = np.nan
+        where = [positions(codec, 2)[step] for codec in gpu]
+        with together("compress"):
+            made = [
+                codec.compress(x, state, position, payload=rows[step])
+                for codec, x, state, position, rows in zip(gpu, values, states, where, messages)
+            ]
+        for i, (payload, status) in enumerate(made):
+            ours, wrote = cpu[i].compress(values[i], expected[i], where[i])
+            assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes]), "another payload"
+            assert status.finite == wrote.finite, "another status"
+            assert same_states(states[i], expected[i]), "another state"
+    if gpu[0].memory:
+        kept = [codec.state() for codec in gpu]
+        with together("residual"):
+            residuals = [codec.residual(state) for codec, state in zip(gpu, states)]
+        with together("restore"):
+            for codec, state, residual in zip(gpu, kept, residuals):
+                codec.restore(state, residual)
+        for codec, state, residual in zip(cpu, kept, residuals):
+            assert arrays.same_bits(codec.residual(state), residual), "another residual"
+    if gpu[0].traits.summable:
+        messages = [rows[1] for rows in messages]
+    outs = [arrays.awkward(n, dtype, i) for i, n in enumerate(MANY)]
+    totals = [out.copy() for out in outs]
+    with together("decompress"):
+        for i, codec in enumerate(gpu):
+            codec.decompress(messages[i], where[i], out=outs[i], add=bool(i % 2))
+    for i, codec in enumerate(cpu):
+        with np.errstate(invalid="ignore"):
+            codec.decompress(messages[i], where[i], out=totals[i], add=bool(i % 2))
+        assert arrays.same_bits(outs[i], totals[i]), "payloads decode to something else"
+    if not gpu[0].traits.summable:
+        with together("aggregate"):
+            answers = [
+                codec.aggregate(*given) for codec, *given in zip(gpu, messages, states, where)
+            ]
+        for i, (payload, status) in enumerate(answers):
+            ours, wrote = cpu[i].aggregate(messages[i], expected[i], where[i])
+            assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes]), "another aggregate"
+            assert same_states(states[i], expected[i]), "another state of the aggregator"
+    for workspace in workspaces:
+        workspace.check()
+
+
+def check_all_together(name: str) -> None:
+    """The same, with some options and both dtypes."""
+    for i, given in enumerate(list(options(name))[::5]):
+        try:
+            check_together(name, given, (np.float32, np.float64)[i % 2])
+        except (AssertionError, ValueError) as error:
+            raise AssertionError(f"{name} {given}, many at once: {error}") from error

@@ -44,13 +44,16 @@ GLUON_GC_KERNEL operations(uint32* out) {
   out[2 * block_threads + threadIdx.x] = static_cast<uint32>(2 * sent);
 }
 
-GLUON_GC_KERNEL order(uint32* out) { out[++out[0]] = blockIdx.x * block_threads + threadIdx.x; }
+GLUON_GC_KERNEL order(uint32* out) {
+  out[++out[0]] = (blockIdx.y * gridDim.x + blockIdx.x) * block_threads + threadIdx.x;
+}
 
 GLUON_GC_KERNEL grid(uint32* out) { *out = gridDim.x; }
 
 // Counts threads that see other shared memory than their block's, and blocks that find zeros in it.
-GLUON_GC_KERNEL shared_memory(uint32* out) {
-  __shared__ uint32 mine[2];
+template <typename Value>
+__device__ void share(Value* out) {
+  __shared__ Value mine[2];
   if (threadIdx.x == 0) {
     if (mine[0] == 0 || mine[1] == 0) ++out[1];
     mine[0] = mine[1] = blockIdx.x;
@@ -60,3 +63,5 @@ GLUON_GC_KERNEL shared_memory(uint32* out) {
     if (mine[0] != blockIdx.x || mine[1] != blockIdx.x) ++out[0];
   }
 }
+
+GLUON_GC_KERNEL shared_memory(uint32* out) { share(out); }

@@ -4,6 +4,7 @@ import faulthandler
 import multiprocessing
 import shutil
 import signal
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,12 +15,16 @@ fork = multiprocessing.get_context("fork")  # which has imported all that is nee
 
 
 class Mutant(NamedTuple):
-    """A file of operators/cuda, a part of it and what is there instead, and what tests say."""
+    """A file of operators/cuda, a part of it and what is there instead, and what tests say.
+
+    They say it of the compressor whose file it is, or of the one that is named.
+    """
 
     file: str
     part: str
     instead: str
     said: str
+    compressor: str = "onebit"
 
 
 OUT_OF_BOUNDS = "SIGSEGV"
@@ -89,7 +94,7 @@ MUTANTS = {
         "compressors/bytegrad.cu",
         "lane() == 0 && number < tiles_of(call.n)",
         "lane() == 0",
-        OUT_OF_BOUNDS,
+        "written before the start of an array",
     ),
     "no barrier between the ranges of warps": Mutant(
         "compressors/bytegrad.cu", "__syncthreads();", "", ""
@@ -100,11 +105,60 @@ MUTANTS = {
         "(lower ? high : low)",
         "decode to something",
     ),
+    "another call of the batch": Mutant(
+        "grid.cuh", "calls.call[blockIdx.y]", "calls.call[blockIdx.y / 2]", "another payload"
+    ),
+    "one ticket for all calls": Mutant(
+        "grid.cuh",
+        "__device__ inline bool last_block(uint32* ticket) {",
+        "__device__ uint32 all_calls;\n"
+        "__device__ inline bool last_block(uint32* ticket) {\n  ticket = &all_calls;",
+        "many at once",
+    ),
     "the ratio of the call": Mutant(
         "correction.cuh",
         "call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio",
         "call.ratio",
         "another aggregate",
+    ),
+    "lanes a segment too far": Mutant(
+        "stream.cuh",
+        "segment = t * (tile / stream_segment) + lane()",
+        "segment = t * (tile / stream_segment) + lane() + 1",
+        "another payload",
+        "randomk",
+    ),
+    "a wrong jump from tile to tile": Mutant(
+        "stream.cuh",
+        "product(of[i][base - 1], one_step);\n    }",
+        "product(of[i][base - 2], one_step);\n    }",
+        "another payload",
+        "randomk",
+    ),
+    "half a jump": Mutant("stream.cuh", "word < 2", "word < 1", "another payload", "randomk"),
+    "a remainder that is no remainder": Mutant(
+        "stream.cuh", "remainder < n ? remainder : remainder - n", "remainder", "", "randomk"
+    ),
+    "what was not finite is remembered": Mutant(
+        "settle.cuh", "if (threadIdx.x == 0) ticket[1] = 0;", "", "another payload", "randomk"
+    ),
+    "no barrier before that is forgotten": Mutant(
+        "settle.cuh", "__syncthreads();", "", "", "randomk"
+    ),
+    "an element that is drawn again is sent as zero": Mutant(
+        "compressors/randomk.cu",
+        "if (call.indices != nullptr)",
+        "if (call.indices != nullptr) call.memory[0][indices[j]] = 0;\n if (call.indices != nullptr)",
+        "another payload",
+    ),
+    "an element that is drawn again is added to again": Mutant(
+        "compressors/randomk.cu",
+        "call.sums[first + j] = before",
+        "call.out[indices[j]] = call.sums[first + j] = before",
+        "decode to something",
+    ),
+    "draws past the last one": Mutant(
+        "compressors/randomk.cu", "here = first + j < call.k", "here = true", OUT_OF_BOUNDS
     ),
 }
 
@@ -112,9 +166,7 @@ MUTANTS = {
 @pytest.fixture(scope="module")
 def operators(tmp_path_factory):
     """A copy of the headers and sources of kernels."""
-    copy = tmp_path_factory.mktemp("operators")
-    shutil.copytree(emulator.OPERATORS / "cuda", copy / "cuda")
-    return copy
+    return Path(shutil.copytree(emulator.OPERATORS, tmp_path_factory.mktemp("copy") / "operators"))
 
 
 def try_kernels(module, words):
@@ -123,6 +175,7 @@ def try_kernels(module, words):
     emulator.give(module)
     try:
         equal.check_all(module.stem)
+        equal.check_all_together(module.stem)
     except AssertionError as error:
         words.send(str(error))
     else:
@@ -146,13 +199,13 @@ def verdict_of(module):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(operators, tmp_path, name):
-    file, part, instead, said = MUTANTS[name]
+    file, part, instead, said, compressor = MUTANTS[name]
     path = operators / "cuda" / file
     original = path.read_text()
     assert original.count(part) == 1
     path.write_text(original.replace(part, instead))
     try:
-        source = path if path.suffix == ".cu" else path.parent / "compressors/onebit.cu"
+        source = path if path.suffix == ".cu" else path.parent / f"compressors/{compressor}.cu"
         module = emulator.compile_module(source, tmp_path, operators)
     finally:
         path.write_text(original)

@@ -158,14 +158,6 @@ __device__ void find_range(const Encoding<T>& call) {
   settle(call, call.bytes - unused<T>(call.n, length), range.finite);
 }
 
-// p once more, after the first sweep.
-template <typename T>
-__device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
-  if (call.memory[0] != nullptr) return call.memory[0][i];
-  const T g = call.gradient[i] * scale;
-  return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
-}
-
 // The second sweep: writes the bytes of p and, if there is a residual, what they lose.
 template <typename T>
 __device__ void quantise(const Encoding<T>& call) {
@@ -243,9 +235,9 @@ __device__ void decompress(const Decoding<T>& call) {
 
 using namespace gluon_gc::cuda;
 
-GLUON_GC_KERNEL bytegrad_range_float32(Encoding<float> call) { find_range(call); }
-GLUON_GC_KERNEL bytegrad_range_float64(Encoding<double> call) { find_range(call); }
-GLUON_GC_KERNEL bytegrad_quantise_float32(Encoding<float> call) { quantise(call); }
-GLUON_GC_KERNEL bytegrad_quantise_float64(Encoding<double> call) { quantise(call); }
-GLUON_GC_KERNEL bytegrad_decompress_float32(Decoding<float> call) { decompress(call); }
-GLUON_GC_KERNEL bytegrad_decompress_float64(Decoding<double> call) { decompress(call); }
+GLUON_GC_KERNEL bytegrad_range_float32(Batch<Encoding<float>> calls) { find_range(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_range_float64(Batch<Encoding<double>> calls) { find_range(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_quantise_float32(Batch<Encoding<float>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_quantise_float64(Batch<Encoding<double>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_decompress_float32(Batch<Decoding<float>> calls) { decompress(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_decompress_float64(Batch<Decoding<double>> calls) { decompress(mine(calls)); }
