@@ -15,8 +15,9 @@
 #define __device__
 #define __constant__
 #define __launch_bounds__(threads)
-// All of a module's are in one section, so that each block can have its own.
-#define __shared__ static __attribute__((section("emulated_shared")))
+// All of a module's are in .bss, with nothing that matters beside them, so that each block can have its own. They
+// cannot be in a section of their own: GCC puts none there that is in a template.
+#define __shared__ static
 
 namespace emulator {
 
@@ -90,8 +91,8 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 }  // namespace emulator
 
 extern "C" {
-extern char __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
-extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
+extern char __bss_start[] __attribute__((visibility("hidden")));
+extern char _end[] __attribute__((visibility("hidden")));
 }
 
 // Makes the stand-in for the driver find a kernel.
@@ -99,7 +100,7 @@ extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")))
   extern "C" const emulator::Kernel emulated_##name;                                          \
   const emulator::Kernel emulated_##name = {                                                  \
       decltype(emulator::launch_of(name))::count, decltype(emulator::launch_of(name))::sizes, \
-      decltype(emulator::launch_of(name))::run<name>, __start_emulated_shared, __stop_emulated_shared};
+      decltype(emulator::launch_of(name))::run<name>, __bss_start, _end};
 
 #define threadIdx emulator::thread
 #define blockIdx emulator::block

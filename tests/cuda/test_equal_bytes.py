@@ -27,12 +27,12 @@ def test_the_bytes_are_those_of_the_cpu(gpu, name, turn):
 
 @each_compressor
 def test_a_million_elements_are_summed_in_several_levels_as_on_the_cpu(name):
-    equal.check(name, {**options_of(name)[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+    equal.check(name, {**options_of(name, "cuda")[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
 
 
 @each_compressor
 def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compute(gpu, name):
-    options, n, stream = {**options_of(name)[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
+    options, n, stream = {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
     cpu = kernels.Codec(name, options, n)
     codec = kernels.Codec(name, options, n, isa="cuda", stream=stream)
     values = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)
