@@ -21,15 +21,17 @@ __device__ inline T ratio_of(const Encoding<T>& call) {
   return static_cast<T>(call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
 }
 
-// What p is made of, in some rows of a column, loaded before any of it is used. Elements that are not there are
-// zeros.
+// What p is made of, in some rows of a column, loaded before any of it is used: the gradient is scaled. Elements that
+// are not there are zeros.
 template <typename T>
 struct Loaded {
   __device__ Loaded(const Encoding<T>& call, const Column& column) {
-    scale = scale_of(call);
     load(call.gradient, column, gradient);
     if (call.momentum != nullptr) load(call.momentum, column, momentum);
     if (call.memory[0] != nullptr) load(call.memory[0], column, kept);
+    const T scale = scale_of(call);
+#pragma unroll
+    for (int row = 0; row < rows_ahead<T>; ++row) gradient[row] *= scale;
   }
 
   __device__ static void load(const T* from, const Column& column, T (&to)[rows_ahead<T>]) {
@@ -37,7 +39,6 @@ struct Loaded {
     for (int row = 0; row < rows_ahead<T>; ++row) to[row] = column.has(row) ? from[column[row]] : T{0};
   }
 
-  T scale;
   T gradient[rows_ahead<T>], momentum[rows_ahead<T>] = {}, kept[rows_ahead<T>] = {};
 };
 
@@ -46,7 +47,7 @@ struct Loaded {
 template <typename T, typename Residual>
 __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& loaded, const Column& column, int row,
                             Residual residual) {
-  T p = loaded.gradient[row] * loaded.scale;
+  T p = loaded.gradient[row];
   if (call.momentum != nullptr) {
     const T m = call.mu * loaded.momentum[row] + p;
     if (column.has(row)) call.momentum[column[row]] = m;

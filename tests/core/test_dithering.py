@@ -32,6 +32,11 @@ each_kind = pytest.mark.parametrize("natural, l2", KINDS)
 START = kernels.position((3, 3))
 
 
+def on_cuda(options):
+    """Elias codes are not for GPUs."""
+    return options["fixed_width"]
+
+
 def sent(x, config, isa=None, position=START):
     """What an array decodes to, and the norm."""
     codec = kernels.Codec("dithering", config.options, x.size, x.dtype, isa)

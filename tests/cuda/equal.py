@@ -22,12 +22,14 @@ from tests.core.compressors import (
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
 RATIOS = (1.0, 0.5, 1.0, 2.0, 0.5)
 MANY = (5, 0, 70000, 1024, 1, 1023, 1025, *range(31, 300, 7))
+OPTIONS = 4
+"""At most so many of a compressor's example options are compared."""
 
 
 def options(name: str) -> Iterator[Mapping[str, Any]]:
     """A compressor's example options, with every kind of feedback, with and without momentum."""
     for own, ef, mu in itertools.product(
-        options_of(name)[:2], (None, "vanilla", "corrected"), (None, 0.9)
+        options_of(name, "cuda")[:OPTIONS], (None, "vanilla", "corrected"), (None, 0.9)
     ):
         yield {**own, **({"ef": ef} if ef else {}), **({"mu": mu} if mu else {})}
 

@@ -27,7 +27,7 @@ def test_the_bytes_are_those_of_the_cpu(gpu, name, turn):
 
 @each_compressor
 def test_a_million_elements_are_summed_in_several_levels_as_on_the_cpu(name):
-    equal.check(name, {**options_of(name)[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+    equal.check(name, {**options_of(name, "cuda")[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
 
 
 @each_compressor
@@ -38,7 +38,7 @@ def test_calls_for_many_sizes_that_are_made_together_give_the_bytes_of_the_cpu(n
 @each_compressor
 def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
     def launches(count):
-        options = {**options_of(name)[0], "mu": 0.9}
+        options = {**options_of(name, "cuda")[0], "mu": 0.9}
         codecs = [
             kernels.Codec(name, options, n, isa="cuda", stream=7) for n in range(1, count + 1)
         ]
@@ -70,7 +70,7 @@ def test_calls_that_are_made_together_are_queued_in_one_stream():
 
 @each_compressor
 def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compute(gpu, name):
-    options, n, stream = {**options_of(name)[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
+    options, n, stream = {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
     cpu = kernels.Codec(name, options, n)
     codec = kernels.Codec(name, options, n, isa="cuda", stream=stream)
     values = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)

@@ -148,7 +148,8 @@ MUTANTS = {
     "an element that is drawn again is sent as zero": Mutant(
         "compressors/randomk.cu",
         "if (call.indices != nullptr)",
-        "if (call.indices != nullptr) call.memory[0][indices[j]] = 0;\n if (call.indices != nullptr)",
+        "if (call.indices != nullptr) call.memory[0][indices[j]] = 0;\n"
+        "      if (call.indices != nullptr)",
         "another payload",
     ),
     "an element that is drawn again is added to again": Mutant(

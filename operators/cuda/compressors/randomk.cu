@@ -16,11 +16,9 @@ namespace cuda {
 namespace {
 
 // Draws whose elements are loaded before any is used.
-template <typename T>
-constexpr int draws_ahead = 32 / sizeof(T);
+constexpr int draws_ahead = 4;
 
-template <typename T>
-using Indices = Size[draws_ahead<T>];
+using Indices = Size[draws_ahead];
 
 // Updates momentum and residual (to p), and says whether a p is not finite.
 template <typename T>
@@ -50,14 +48,14 @@ template <typename T>
 __device__ void send(const RandomkEncoding<T>& call) {
   const T scale = scale_of(call);
   bool finite = true;
-  for_each_draw<draws_ahead<T>>(call.stream, call.n, call.k, [&](Size first, const Indices<T>& indices) {
-    T values[draws_ahead<T>];
+  for_each_draw<draws_ahead>(call.stream, call.n, call.k, [&](Size first, const Indices& indices) {
+    T values[draws_ahead];
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
+    for (int j = 0; j < draws_ahead; ++j) {
       values[j] = first + j < call.k ? corrected(call, scale, indices[j]) * call.factor : T{0};
     }
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
+    for (int j = 0; j < draws_ahead; ++j) {
       finite = finite && values[j] - values[j] == 0;
       if (first + j >= call.k) continue;
       write(call.payload, first + j, values[j]);
@@ -89,16 +87,16 @@ __device__ void empty(const RandomkDecoding<T>& call) {
 template <typename T>
 __device__ void decompress(const RandomkDecoding<T>& call) {
   bool finite = true;
-  for_each_draw<draws_ahead<T>>(call.stream, call.n, call.k, [&](Size first, const Indices<T>& indices) {
-    T values[draws_ahead<T>], before[draws_ahead<T>] = {};
+  for_each_draw<draws_ahead>(call.stream, call.n, call.k, [&](Size first, const Indices& indices) {
+    T values[draws_ahead], before[draws_ahead] = {};
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
+    for (int j = 0; j < draws_ahead; ++j) {
       const bool here = first + j < call.k;
       values[j] = here ? read<T>(call.payloads, first + j) : T{0};
       if (here && call.add) before[j] = call.out[indices[j]];
     }
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
+    for (int j = 0; j < draws_ahead; ++j) {
       finite = finite && values[j] - values[j] == 0;
       if (first + j >= call.k) continue;
       if (call.add) {
