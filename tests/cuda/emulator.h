@@ -14,8 +14,9 @@
 #define __global__
 #define __device__
 #define __launch_bounds__(threads)
-// All of a module's are in one section, so that each block can have its own.
-#define __shared__ static __attribute__((section("emulated_shared")))
+// A module has no other variables, so that all of its .bss is shared memory, of which each block has its own. (GCC
+// leaves out attributes of a section in templates.)
+#define __shared__ static
 
 namespace emulator {
 
@@ -89,8 +90,8 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 }  // namespace emulator
 
 extern "C" {
-extern char __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
-extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
+extern char __bss_start[] __attribute__((visibility("hidden")));
+extern char _end[] __attribute__((visibility("hidden")));
 }
 
 // Makes the stand-in for the driver find a kernel.
@@ -98,7 +99,7 @@ extern char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")))
   extern "C" const emulator::Kernel emulated_##name;                                          \
   const emulator::Kernel emulated_##name = {                                                  \
       decltype(emulator::launch_of(name))::count, decltype(emulator::launch_of(name))::sizes, \
-      decltype(emulator::launch_of(name))::run<name>, __start_emulated_shared, __stop_emulated_shared};
+      decltype(emulator::launch_of(name))::run<name>, __bss_start, _end};
 
 #define threadIdx emulator::thread
 #define blockIdx emulator::block
@@ -127,6 +128,15 @@ Value __shfl_xor_sync(unsigned lanes, Value value, int mask) {
   return emulator::value_of<Value>(emulator::exchange("butterfly", lanes, emulator::bits_of(value))[from % 32]);
 }
 
+template <typename Value>
+Value __shfl_up_sync(unsigned lanes, Value value, int by) {
+  const int lane = static_cast<int>(threadIdx.x % 32), from = lane < by ? lane : lane - by;
+  return emulator::value_of<Value>(emulator::exchange("shift", lanes, emulator::bits_of(value))[from]);
+}
+
+inline void __syncwarp() { emulator::exchange("warp's barrier", 0xffffffff, 0); }
+
+// A ticket: it tells others that what was written before is there. atomicAdd only counts.
 inline unsigned atomicInc(unsigned* at, unsigned most) {
   emulator::publishing();
   const unsigned old = *at;
@@ -135,11 +145,13 @@ inline unsigned atomicInc(unsigned* at, unsigned most) {
 }
 
 inline unsigned atomicAdd(unsigned* at, unsigned more) {
-  emulator::publishing();
   const unsigned old = *at;
   *at = old + more;
   return old;
 }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 inline int __float_as_int(float x) { return static_cast<int>(emulator::bits_of(x)); }
 inline long long __double_as_longlong(double x) { return static_cast<long long>(emulator::bits_of(x)); }

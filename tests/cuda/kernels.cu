@@ -49,8 +49,9 @@ GLUON_GC_KERNEL order(uint32* out) { out[++out[0]] = blockIdx.x * block_threads 
 GLUON_GC_KERNEL grid(uint32* out) { *out = gridDim.x; }
 
 // Counts threads that see other shared memory than their block's, and blocks that find zeros in it.
-GLUON_GC_KERNEL shared_memory(uint32* out) {
-  __shared__ uint32 mine[2];
+template <typename Value>
+__device__ void use_shared_memory(Value* out) {
+  __shared__ Value mine[2];
   if (threadIdx.x == 0) {
     if (mine[0] == 0 || mine[1] == 0) ++out[1];
     mine[0] = mine[1] = blockIdx.x;
@@ -60,3 +61,5 @@ GLUON_GC_KERNEL shared_memory(uint32* out) {
     if (mine[0] != blockIdx.x || mine[1] != blockIdx.x) ++out[0];
   }
 }
+
+GLUON_GC_KERNEL shared_memory(uint32* out) { use_shared_memory(out); }
