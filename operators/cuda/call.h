@@ -28,6 +28,7 @@ struct Encoding {
   Size memory_elements[2];
   double ratio;
   const uint8* ratio_from;  // where the ratio is, if not null; at any address
+  uint64 stream[2];         // the random stream, where it draws
   bool corrected;           // whether the ratio multiplies the residual
   uint8* message;           // the ratio, if `payload` does not begin here, and the payload; at any address
   uint8* payload;

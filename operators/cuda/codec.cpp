@@ -37,6 +37,9 @@ Encoding<T> encoding_of(const Plan& plan, const gluon_gc_call& call) {
     encoding.memory_elements[i] = plan.needs.memory[i];
   }
   encoding.ratio = 1;
+  gluon_gc::Stream stream{{call.position.state[0], call.position.state[1]}};
+  if (plan.needs.draws != 0) jump(stream, call.position.draws);
+  for (int i = 0; i < 2; ++i) encoding.stream[i] = stream.state[i];
   encoding.corrected = plan.corrected;
   encoding.message = call.payload;
   encoding.payload = call.payload + plan.header;

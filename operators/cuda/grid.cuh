@@ -6,7 +6,7 @@
 
 #include "cuda/call.h"
 
-#define GLUON_GC_KERNEL extern "C" __global__ void __launch_bounds__(gluon_gc::cuda::block_threads)
+#define GLUON_GC_KERNEL extern "C" __global__ void __launch_bounds__(gluon_gc::cuda::block_threads, 4)
 
 namespace gluon_gc {
 namespace cuda {

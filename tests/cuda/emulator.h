@@ -13,7 +13,7 @@
 
 #define __global__
 #define __device__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 // A module has no other variables, so that all of its .bss is shared memory, of which each block has its own. (GCC
 // leaves out attributes of a section in templates.)
 #define __shared__ static
@@ -109,6 +109,7 @@ extern char _end[] __attribute__((visibility("hidden")));
 
 using std::copysign;
 using std::fabs;
+using std::sqrt;
 
 inline unsigned __ballot_sync(unsigned lanes, bool predicate) {
   const std::uint64_t* const all = emulator::exchange("ballot", lanes, predicate);

@@ -35,7 +35,8 @@ __device__ void sweep(const TopkEncoding<T>& topk) {
 template <typename T>
 __device__ void narrow(const TopkEncoding<T>& topk) {
   const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
-  narrow_to_largest(topk.search, memory, topk.digit, topk.n, topk.ticket, [&](Size i) { return corrected(topk, i); });
+  narrow_to_largest(topk.search, memory, topk.search.k, topk.digit, topk.n, topk.ticket,
+                    [&](Size i) { return corrected(topk, i); });
 }
 
 template <typename T>

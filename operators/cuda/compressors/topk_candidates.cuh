@@ -62,10 +62,10 @@ __device__ inline bool are_listed(const Search& search, const SearchState<T>& st
 
 // The next digit of the magnitude of number k.
 template <typename T, typename P>
-__device__ void narrow_to_largest(const Search& search, const SearchMemory<T>& memory, int number, Size n,
+__device__ void narrow_to_largest(const Search& search, const SearchMemory<T>& memory, uint32 k, int number, Size n,
                                   uint32* ticket, P p_at) {
   SearchState<T>& state = *memory.state;
-  const bool listed = are_listed(search, state, state.threshold) && state.found >= search.k;
+  const bool listed = are_listed(search, state, state.threshold) && state.found >= k;
   narrow(state, number, listed ? state.found : n, memory.histogram, ticket,
          [&](Size i) { return listed ? memory.values[i] : p_at(i); });
 }
