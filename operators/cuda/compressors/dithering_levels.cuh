@@ -1,6 +1,7 @@
 // How dithering rounds to levels, and what they stand for: core/compressors/dithering_levels.h for one element.
 #pragma once
 
+#include "cuda/bits.cuh"
 #include "cuda/compressors/dithering.h"
 #include "cuda/grid.cuh"
 
@@ -8,13 +9,6 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-__device__ inline uint32 bits_of(float x) { return __float_as_int(x); }
-__device__ inline uint64 bits_of(double x) { return __double_as_longlong(x); }
-__device__ inline float of_bits(uint32 bits) { return __int_as_float(bits); }
-__device__ inline double of_bits(uint64 bits) { return __longlong_as_double(bits); }
-
-template <typename T>
-using Bits = decltype(bits_of(T{}));
 template <typename T>
 constexpr int mantissa_bits = sizeof(T) == 4 ? 23 : 52;
 template <typename T>
