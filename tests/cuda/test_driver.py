@@ -40,6 +40,15 @@ def test_a_compressor_without_kernels_for_cuda_is_refused_by_name():
     assert kernels.library.gluon_gc_cuda_code(b"topk", None) == b"topk has no kernels for CUDA"
 
 
+def test_dithering_of_another_width_than_a_fixed_one_is_refused():
+    said = (
+        "dithering for CUDA has payloads of fixed width only: all nodes must have fixed_width=True"
+    )
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        kernels.Codec("dithering", {"k": 2}, 10, isa="cuda")
+    assert kernels.Codec("dithering", {"k": 2, "fixed_width": True}, 10, isa="cuda").draws == 10
+
+
 def test_a_library_without_code_for_gpus_or_a_machine_without_a_driver_says_so():
     built = "gluon_gc was built without code for GPUs: build it with GLUON_GC_WITH_CUDA=1"
     driver = "a codec for CUDA needs the NVIDIA driver: libcuda.so.1: cannot open"
