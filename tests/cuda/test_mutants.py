@@ -163,12 +163,6 @@ MUTANTS = {
     "draws are used before they are there": Mutant(
         "compressors/dithering.cu", ">> 32);\n      __syncwarp();", ">> 32);", "another payload"
     ),
-    "draws are replaced before they are used": Mutant(
-        "compressors/dithering.cu",
-        "      __syncwarp();\n    }\n  });",
-        "    }\n  });",
-        "another payload",
-    ),
     "no barrier between the largest of warps": Mutant(
         "compressors/dithering.cu", "  __syncthreads();\n", "", ""
     ),
