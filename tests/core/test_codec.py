@@ -252,7 +252,7 @@ def decoded_between_fences(case, codec, payload):
     room[: payload.size] = payload
     poison(codec, 0xFF)
     if not codec.valid(room):
-        if case.isa != "cuda":  # for which it is checked before it goes there
+        if codec.isa != "cuda":  # which is given what is valid
             with pytest.raises(ValueError, match=f"payload 0 is not one of {case.n} elements"):
                 codec.decompress(room, position)
         return False

@@ -10,6 +10,8 @@ from tests.core.compressors import options_of, positions, together
 
 from . import emulator, equal
 
+START = kernels.position((2**63 + 12345, 987654321), 5)
+
 each_compressor = pytest.mark.parametrize("name", emulator.COMPRESSORS)
 
 
@@ -50,6 +52,14 @@ def test_all_options_of_dgc_give_the_bytes_of_the_cpu(options):
 @each_compressor
 def test_a_million_elements_are_summed_in_several_levels_as_on_the_cpu(name):
     equal.check(name, {**options_of(name, "cuda")[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+
+
+def test_dithering_draws_for_longer_segments_of_larger_arrays_what_the_cpu_draws():
+    n, options = 2**21 + 4321, {"k": 5, "fixed_width": True}
+    values = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    codecs = [kernels.Codec("dithering", options, n, isa=isa) for isa in (None, "cuda")]
+    (cpu, _), (gpu, _) = (codec.compress(values, position=START) for codec in codecs)
+    assert np.array_equal(cpu, gpu)
 
 
 @each_compressor

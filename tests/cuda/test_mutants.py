@@ -256,6 +256,37 @@ MUTANTS = {
     "draws past the last one": Mutant(
         "compressors/randomk.cu", "here = first + j < call.k", "here = true", OUT_OF_BOUNDS
     ),
+    "all lanes draw for the same segment": Mutant(
+        "compressors/dithering.cu", "lane() * (call.segment", "1 * (call.segment", "another payload"
+    ),
+    "chunks begin a segment too far": Mutant(
+        "compressors/dithering.cu",
+        "c * (chunk_of(call.segment) / stream_segment)",
+        "c * (chunk_of(call.segment) / stream_segment) + 1",
+        "another payload",
+    ),
+    "draws are used before they are there": Mutant(
+        "compressors/dithering.cu", ">> 32);\n      __syncwarp();", ">> 32);", "another payload"
+    ),
+    "no barrier between the largest of warps": Mutant(
+        "compressors/dithering.cu", "  __syncthreads();\n", "", ""
+    ),
+    "planes of groups past the end": Mutant(
+        "compressors/dithering.cu", "if (first < call.n) write", "write", OUT_OF_BOUNDS
+    ),
+    "the last bytes are left as they are": Mutant(
+        "compressors/dithering.cu", "if (end != bytes)", "if (false)", "another payload"
+    ),
+    "a symbol of zero has a sign": Mutant(
+        "compressors/dithering.cu", "p[r] < 0 && symbol != 0", "p[r] < 0", "another payload"
+    ),
+    "natural levels above one count twice": Mutant(
+        "compressors/dithering_levels.cuh",
+        "lesser(y, T{1}) * power",
+        "y * power",
+        "another payload",
+        "dithering",
+    ),
 }
 
 

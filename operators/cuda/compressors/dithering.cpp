@@ -7,9 +7,13 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// The fewest elements a lane draws for give the most warps; where there are enough of them, long segments make the
-// jump to each a small part of its work.
-constexpr uint32 segment_of(Size n) { return n < Size{1} << 23 ? 32 : 256; }
+// Short segments make many warps; where there are enough of them, long ones make the jump there a small part of what
+// a lane does.
+uint32 segment_of(Size n) {
+  uint32 segment = 32;
+  while (segment < 256 && chunks_of(n, segment) > 2048) segment *= 2;
+  return segment;
+}
 
 struct Dithering : Launcher {
   Dithering(const Options& options, std::size_t n)
