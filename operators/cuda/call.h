@@ -1,5 +1,5 @@
-// What kernels are given. For host and device: NVRTC has no header of the standard
-// library, hence the names of integers.
+// What kernels are given. For host and device: NVRTC has no header of the standard library, hence the names of
+// integers.
 #pragma once
 
 namespace gluon_gc {

@@ -32,12 +32,12 @@ RandomStream stream_of(const gluon_gc_call& call) {
 
 // What the blocks of a kernel tell each other with, and the compressor's own workspace.
 uint32* ticket_of(const gluon_gc_call& call) { return static_cast<uint32*>(call.ticket); }
-void* workspace_of(const Job& job) { return static_cast<char*>(job.call.workspace) + job.plan.sum_bytes(); }
+void* workspace_of(const Job& job) { return static_cast<char*>(job.call.workspace) + job.codec.plan.sum_bytes(); }
 
 // What compress is given, but for the values and the ratio.
 template <typename T>
 Encoding<T> encoding_of(const Job& job) {
-  const Plan& plan = job.plan;
+  const Plan& plan = job.codec.plan;
   const gluon_gc_call& call = job.call;
   Encoding<T> encoding{};
   encoding.n = plan.n;
@@ -63,7 +63,7 @@ Encoding<T> encoding_of(const Job& job) {
 
 template <typename T>
 Decoding<T> decoding_of(const Job& job, T* out, bool add, Status* status) {
-  const Plan& plan = job.plan;
+  const Plan& plan = job.codec.plan;
   const gluon_gc_call& call = job.call;
   if (call.count > 1 && call.stride < plan.payload_bytes()) {
     refuse("payloads of %zu elements take %zu bytes, not %zu", plan.n, plan.payload_bytes(), call.stride);
@@ -84,45 +84,45 @@ Decoding<T> decoding_of(const Job& job, T* out, bool add, Status* status) {
 template <typename T>
 Keeping<T> keeping_of(const Job& job) {
   const gluon_gc_call& call = job.call;
-  return {job.plan.n, {static_cast<T*>(call.memory[0]), static_cast<T*>(call.memory[1])}, static_cast<T*>(call.values)};
+  return {job.codec.plan.n, {static_cast<T*>(call.memory[0]), static_cast<T*>(call.memory[1])}, static_cast<T*>(call.values)};
 }
 
-// What kernels are given: make(job) of each, the largest first.
+// make(job) of each, with its launcher.
 template <typename Make>
-auto calls_of(const Jobs& jobs, Make make) {
-  auto calls = each(jobs, make);
-  largest_first(calls);
-  return calls;
-}
-
-}  // namespace
-
-Codec::Codec(const Compressor& compressor, const Options& options) : compressor_(compressor) {
-  require(compressor.name);
-  compressor.make(self_, options);
-}
-
-std::size_t Codec::workspace_bytes(const Plan& plan) const {
-  std::size_t bytes = plan.sum_bytes();
-  with_dtype(plan, [&](auto zero) { bytes += of<decltype(zero)>(compressor_).workspace_bytes(self_, plan.n); });
-  return bytes;
+auto tasks_of(const Jobs& jobs, Make make) {
+  return each(jobs, [&](const Job& job) { return Task<decltype(make(job))>{job.codec.launcher, make(job)}; });
 }
 
 // Calls body(functions of the dtype, queue, zero of the dtype).
 template <typename Body>
-void Codec::run(const Jobs& jobs, Body body) const {
+void run(const Jobs& jobs, Body body) {
+  const Codec& first = jobs[0].codec;
   const Stream stream = jobs[0].call.stream;
   for (const Job& job : jobs) {
     if (job.call.stream != stream) refuse("calls that are queued together must be given one stream");
   }
-  const Queue queue(compressor_.name, stream);
-  with_dtype(jobs[0].plan, [&](auto zero) { body(of<decltype(zero)>(compressor_), queue, zero); });
+  const Queue queue(first.compressor.name, stream);
+  with_dtype(first.plan, [&](auto zero) { body(of<decltype(zero)>(first.compressor), queue, zero); });
 }
 
-void Codec::compress(const Jobs& jobs) const {
+}  // namespace
+
+Codec::Codec(const Compressor& compressor, const Options& options, const Plan& plan)
+    : compressor(compressor), plan(plan) {
+  require(compressor.name);
+  compressor.make(launcher, options, plan.n);
+}
+
+std::size_t Codec::workspace_bytes() const {
+  std::size_t bytes = plan.sum_bytes();
+  with_dtype(plan, [&](auto zero) { bytes += of<decltype(zero)>(compressor).workspace_bytes(launcher); });
+  return bytes;
+}
+
+void compress(const Jobs& jobs) {
   run(jobs, [&](const auto& functions, const Queue& queue, auto zero) {
     using T = decltype(zero);
-    functions.compress(self_, queue, calls_of(jobs, [](const Job& job) {
+    functions.compress(queue, tasks_of(jobs, [](const Job& job) {
       Encoding<T> encoding = encoding_of<T>(job);
       encoding.gradient = static_cast<const T*>(job.call.values);
       encoding.ratio = job.call.ratio;
@@ -131,39 +131,39 @@ void Codec::compress(const Jobs& jobs) const {
   });
 }
 
-void Codec::aggregate(const Jobs& jobs) const {
+void aggregate(const Jobs& jobs) {
   run(jobs, [&](const auto& functions, const Queue& queue, auto zero) {
     using T = decltype(zero);
-    functions.decompress(self_, queue, calls_of(jobs, [](const Job& job) {
+    functions.decompress(queue, tasks_of(jobs, [](const Job& job) {
       return decoding_of<T>(job, static_cast<T*>(job.call.workspace), false, nullptr);
     }));
-    functions.compress(self_, queue, calls_of(jobs, [](const Job& job) {
+    functions.compress(queue, tasks_of(jobs, [](const Job& job) {
       Encoding<T> encoding = encoding_of<T>(job);
       encoding.gradient = static_cast<const T*>(job.call.workspace);
-      encoding.ratio_from = job.plan.header != 0 ? job.call.payloads : nullptr;
+      encoding.ratio_from = job.codec.plan.header != 0 ? job.call.payloads : nullptr;
       return encoding;
     }));
   });
 }
 
-void Codec::decompress(const Jobs& jobs) const {
+void decompress(const Jobs& jobs) {
   run(jobs, [&](const auto& functions, const Queue& queue, auto zero) {
     using T = decltype(zero);
-    functions.decompress(self_, queue, calls_of(jobs, [](const Job& job) {
+    functions.decompress(queue, tasks_of(jobs, [](const Job& job) {
       return decoding_of<T>(job, static_cast<T*>(job.call.values), job.call.add != 0, status_of(job.call));
     }));
   });
 }
 
-void Codec::residual(const Jobs& jobs) const {
+void residual(const Jobs& jobs) {
   run(jobs, [&](const auto& functions, const Queue& queue, auto zero) {
-    functions.residual(self_, queue, calls_of(jobs, keeping_of<decltype(zero)>));
+    functions.residual(queue, tasks_of(jobs, keeping_of<decltype(zero)>));
   });
 }
 
-void Codec::restore(const Jobs& jobs) const {
+void restore(const Jobs& jobs) {
   run(jobs, [&](const auto& functions, const Queue& queue, auto zero) {
-    functions.restore(self_, queue, calls_of(jobs, keeping_of<decltype(zero)>));
+    functions.restore(queue, tasks_of(jobs, keeping_of<decltype(zero)>));
   });
 }
 

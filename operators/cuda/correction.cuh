@@ -57,7 +57,15 @@ __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& l
   return p;
 }
 
-// p once more, after a sweep that stored it where the residual was.
+// p of element i, beforehand. Writes nothing.
+template <typename T>
+__device__ inline T preview(const Encoding<T>& call, T scale, T ratio, Size i) {
+  T p = call.gradient[i] * scale;
+  if (call.momentum != nullptr) p = p + call.mu * (call.mu * call.momentum[i] + p);
+  return call.memory[0] != nullptr ? p + ratio * call.memory[0][i] : p;
+}
+
+// p of element i once more, after a sweep that stored it where the residual was.
 template <typename T>
 __device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
   if (call.memory[0] != nullptr) return call.memory[0][i];

@@ -130,6 +130,13 @@ Value __shfl_xor_sync(unsigned lanes, Value value, int mask) {
   return emulator::value_of<Value>(emulator::exchange("butterfly", lanes, emulator::bits_of(value))[from % 32]);
 }
 
+template <typename Value>
+Value __shfl_up_sync(unsigned lanes, Value value, int by) {
+  const int lane = static_cast<int>(threadIdx.x % 32), from = lane < by ? lane : lane - by;
+  return emulator::value_of<Value>(emulator::exchange("shift", lanes, emulator::bits_of(value))[from]);
+}
+
+// A ticket: it tells others that what was written before is there. atomicAdd only counts.
 inline unsigned atomicInc(unsigned* at, unsigned most) {
   emulator::publishing();
   const unsigned old = *at;
@@ -138,7 +145,6 @@ inline unsigned atomicInc(unsigned* at, unsigned most) {
 }
 
 inline unsigned atomicAdd(unsigned* at, unsigned more) {
-  emulator::publishing();
   const unsigned old = *at;
   *at = old + more;
   return old;
@@ -147,6 +153,9 @@ inline unsigned atomicAdd(unsigned* at, unsigned more) {
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 inline int __float_as_int(float x) { return static_cast<int>(emulator::bits_of(x)); }
 inline long long __double_as_longlong(double x) { return static_cast<long long>(emulator::bits_of(x)); }
 inline float __int_as_float(int bits) { return emulator::value_of<float>(static_cast<std::uint32_t>(bits)); }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Tuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gluon_gc import kernels
 from tests.core import arrays
 from tests.core.compressors import (
     START,
+    accumulates,
     copy_of,
     options_of,
     poison,
@@ -18,23 +19,51 @@ from tests.core.compressors import (
     same_states,
     together,
 )
+from tests.core.distributions import DISTRIBUTIONS
 
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
 RATIOS = (1.0, 0.5, 1.0, 2.0, 0.5)
 MANY = (5, 0, 70000, 1024, 1, 1023, 1025, *range(31, 300, 7))
 OPTIONS = 4
 """At most so many of a compressor's example options are compared."""
+SAMPLED = {"topk": {"k": 0.01}, "dgc": {}}
+"""Those that look for elements by a sample if there are N_SAMPLED of them, and options for that."""
+
+N_SAMPLED = 20_011
+
+
+def large_where_sampled(random: np.random.Generator, n: int) -> np.ndarray:
+    """104 large ones where topk_threshold.cuh looks, so that it expects more than are sent."""
+    distance, values = n // 512, random.standard_normal(n)
+    for place in range(13):
+        start = place * distance + ((place * 2654435761 % 2**32) * (distance - 7) >> 32)
+        values[start : start + 8] += 100
+    return values
+
+
+MISLEADING = {**DISTRIBUTIONS, "large ones just in the sample": large_where_sampled}
 
 
 def options(name: str) -> Iterator[Mapping[str, Any]]:
     """A compressor's example options, with every kind of feedback, with and without momentum."""
-    for own, ef, mu in itertools.product(
-        options_of(name, "cuda")[:OPTIONS], (None, "vanilla", "corrected"), (None, 0.9)
-    ):
+    feedback = (None,) if accumulates(name) else (None, "vanilla", "corrected")
+    own_options = options_of(name, "cuda")[: 2 if name in SAMPLED else OPTIONS]
+    for own, ef, mu in itertools.product(own_options, feedback, (None, 0.9)):
         yield {**own, **({"ef": ef} if ef else {}), **({"mu": mu} if mu else {})}
 
 
-def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0) -> None:
+def sizes(name: str) -> Tuple[int, ...]:
+    return (*SIZES, N_SAMPLED) if name in SAMPLED else SIZES
+
+
+def check(
+    name: str,
+    given: Mapping[str, Any],
+    n: int,
+    dtype: Any,
+    seed: int = 0,
+    values_of: Callable[..., np.ndarray] = arrays.awkward,
+) -> None:
     """Compare all that codecs do in some steps; a value of the third one is not finite."""
     guarded = arrays.Guarded(seed % 3)
     cpu, gpu = (kernels.Codec(name, given, n, dtype, isa) for isa in (None, "cuda"))
@@ -47,7 +76,7 @@ def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0
     stride = cpu.payload_bytes + seed % 5
     rows = np.zeros((2, stride), np.uint8)
     for step, ratio in enumerate(RATIOS):
-        values = arrays.awkward(n, dtype, seed + step)
+        values = values_of(n, dtype, seed + step)
         if step == 2 and n:
             values[seed % n] = (np.nan, np.inf, -np.inf)[seed % 3]
         where = kernels.position(START, step * cpu.draws)
@@ -92,9 +121,27 @@ def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0
     workspace.check()
 
 
+def check_distribution(name: str, distribution: str, given: Mapping[str, Any]) -> None:
+    """The same for values that mislead a sample, with options beside those of SAMPLED."""
+
+    def values_of(n: int, dtype: Any, seed: int) -> np.ndarray:
+        values = MISLEADING[distribution](np.random.default_rng(seed), n)
+        return np.ascontiguousarray(values).astype(dtype)
+
+    given = {**options_of(name)[0], **SAMPLED[name], **given}
+    dtype = (np.float32, np.float64)[len(distribution) % 2]
+    try:
+        check(name, given, N_SAMPLED, dtype, len(distribution), values_of)
+    except (AssertionError, ValueError) as error:
+        raise AssertionError(f"{name} {given}, {distribution} of {dtype}: {error}") from error
+
+
 def check_all(name: str, turn: int = 0) -> None:
     """Compare codecs of all options and sizes, of a dtype each, in the next turn the other one."""
-    cases = itertools.product(enumerate(options(name)), enumerate(SIZES))
+    if name in SAMPLED:
+        for distribution in ("all equal", "few values", "large ones just in the sample"):
+            check_distribution(name, distribution, {})
+    cases = itertools.product(enumerate(options(name)), enumerate(sizes(name)))
     for seed, ((i, given), (j, n)) in enumerate(cases):
         dtype = (np.float32, np.float64)[(i + j + turn) % 2]
         try:

@@ -10,6 +10,8 @@ from tests.core.compressors import options_of, positions, together
 
 from . import emulator, equal
 
+START = kernels.position((2**63 + 12345, 987654321), 5)
+
 each_compressor = pytest.mark.parametrize("name", emulator.COMPRESSORS)
 
 
@@ -25,9 +27,39 @@ def test_the_bytes_are_those_of_the_cpu(gpu, name, turn):
     equal.check_all(name, turn)
 
 
+@pytest.mark.parametrize("distribution", equal.MISLEADING)
+@pytest.mark.parametrize("name", equal.SAMPLED)
+def test_no_distribution_defeats_the_sample(gpu, name, distribution):
+    gpu.emulator_seed(len(distribution))
+    equal.check_distribution(
+        name, distribution, {"topk": {"ef": "vanilla"}, "dgc": {"mu": 0.9}}[name]
+    )
+
+
+@pytest.mark.parametrize("k", [1, 7, 0.3, 0.9999, 10**6])
+@pytest.mark.parametrize("n", [1, 1025, equal.N_SAMPLED])
+def test_topk_sends_one_or_all_of_them(n, k):
+    equal.check("topk", {"k": k}, n, np.float32, n)
+    equal.check("topk", {"k": k, "ef": "corrected", "mu": 0.9}, n, np.float64, n)
+
+
+@pytest.mark.parametrize("options", options_of("dgc"), ids=str)
+def test_all_options_of_dgc_give_the_bytes_of_the_cpu(options):
+    equal.check("dgc", options, equal.N_SAMPLED, np.float32, 1)
+    equal.check("dgc", {**options, "mu": 0.9}, 5000, np.float64, 2)
+
+
 @each_compressor
 def test_a_million_elements_are_summed_in_several_levels_as_on_the_cpu(name):
     equal.check(name, {**options_of(name, "cuda")[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+
+
+def test_dithering_draws_for_longer_segments_of_larger_arrays_what_the_cpu_draws():
+    n, options = 2**21 + 4321, {"k": 5, "fixed_width": True}
+    values = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    codecs = [kernels.Codec("dithering", options, n, isa=isa) for isa in (None, "cuda")]
+    (cpu, _), (gpu, _) = (codec.compress(values, position=START) for codec in codecs)
+    assert np.array_equal(cpu, gpu)
 
 
 @each_compressor
@@ -113,3 +145,25 @@ def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
     codec.decompress(np.stack([payload, payload]))
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
+
+
+@pytest.mark.parametrize(
+    "name, options, launches",
+    [
+        ("topk", {"k": 0.01, "ef": "vanilla"}, 7),
+        ("dgc", {"max_adaptation_iters": 2}, 12),
+        ("dgc", {"max_adaptation_iters": 2, "resample": False, "gradient_clipping": 1.0}, 10),
+    ],
+)
+def test_how_many_launches_a_search_takes_does_not_depend_on_the_values(
+    gpu, name, options, launches
+):
+    n, stream = equal.N_SAMPLED, 7
+    options = {**options_of(name)[0], **options}
+    codec = kernels.Codec(name, options, n, isa="cuda", stream=stream)
+    gpu.emulator_queued(ctypes.c_void_p(stream))
+    for values in (np.ones(n, np.float32), np.arange(n, dtype=np.float32)):
+        payload, _ = codec.compress(values, codec.state())
+        assert gpu.emulator_queued(ctypes.c_void_p(stream)) == launches
+    codec.decompress(np.stack([payload] * 3))
+    assert gpu.emulator_queued(ctypes.c_void_p(stream)) == 1 + 3

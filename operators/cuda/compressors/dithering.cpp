@@ -7,13 +7,19 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// The fewest elements a lane draws for give the most warps; where there are enough of them, long segments make the
-// jump to each a small part of its work.
-constexpr uint32 segment_of(Size n) { return n < Size{1} << 23 ? 32 : 256; }
+// Short segments make many warps; where there are enough of them, long ones make the jump there a small part of what
+// a lane does.
+uint32 segment_of(Size n) {
+  uint32 segment = 32;
+  while (segment < 256 && chunks_of(n, segment) > 2048) segment *= 2;
+  return segment;
+}
 
-struct Dithering : KeepsResidual {
-  explicit Dithering(const Options& options)
-      : config{static_cast<uint32>(options.count("k")), 1, options.is("partition", "natural"),
+struct Dithering : Launcher {
+  Dithering(const Options& options, std::size_t n)
+      : n(n),
+        segment(segment_of(n)),
+        config{static_cast<uint32>(options.count("k")), 1, options.is("partition", "natural"),
                options.is("normalize", "l2")} {
     if (!options.flag("fixed_width")) {
       refuse("dithering for CUDA has payloads of fixed width only: all nodes must have fixed_width=True");
@@ -22,20 +28,21 @@ struct Dithering : KeepsResidual {
   }
 
   template <typename T>
-  std::size_t workspace_bytes(std::size_t n) const {
-    return chunks_of(n, segment_of(n)) * sizeof(RandomStream) + tree_size(n) * sizeof(double);
+  std::size_t workspace_bytes() const {
+    return chunks_of(n, segment) * sizeof(RandomStream) + tree_size(n) * sizeof(double);
+  }
+
+  using Launcher::given;
+  template <typename T>
+  DitheringEncoding<T> given(const Encoding<T>& call) const {
+    RandomStream* const streams = static_cast<RandomStream*>(call.workspace);
+    return {call, config, segment, streams, reinterpret_cast<double*>(streams + chunks_of(n, segment))};
   }
 
   template <typename T>
-  void compress(const Queue& queue, const Calls<Encoding<T>>& calls) const {
-    const auto encodings = each(calls, [&](const Encoding<T>& call) {
-      const uint32 segment = segment_of(call.n);
-      RandomStream* const streams = static_cast<RandomStream*>(call.workspace);
-      double* const sums = reinterpret_cast<double*>(streams + chunks_of(call.n, segment));
-      return DitheringEncoding<T>{call, config, segment, streams, sums};
-    });
-    queue.launch<T>("dithering_norm", encodings);
-    queue.launch<T>("dithering_quantise", encodings);
+  void compress(const Queue& queue, const Calls<DitheringEncoding<T>>& calls) const {
+    queue.launch<T>("dithering_norm", calls);
+    queue.launch<T>("dithering_quantise", calls);
   }
 
   template <typename T>
@@ -43,6 +50,8 @@ struct Dithering : KeepsResidual {
     queue.launch<T>("dithering_decompress", calls, config);
   }
 
+  Size n;
+  uint32 segment;
   DitheringConfig config;
 };
 

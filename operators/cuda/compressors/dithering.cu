@@ -182,12 +182,11 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
 #pragma unroll
         for (int r = 0; r < few_ahead<T>; ++r) {
           const int mine = segment + 2 * r + half;
-          const int sum = quantiser(p[r], draws[warp()][mine][place], [&] {
+          const uint32 symbol = quantiser(p[r], draws[warp()][mine][place], [&] {
             RandomStream from = streams[warp()][mine];
             for (int i = 0; i < place; ++i) draw(from);
             return draw(from);
           });
-          const uint32 symbol = static_cast<uint32>(sum) >> quantiser.fraction_bits;
           const bool negative = p[r] < 0 && symbol != 0;
           write_planes<T>(call, first + 2 * r * call.segment, negative, symbol);
           if (residual == nullptr) continue;
@@ -196,7 +195,7 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
           if (i < call.n) residual[i] = p[r] - (negative ? -level : level);
         }
       }
-      __syncwarp();
+      __syncwarp();  // a ballot is no fence
     }
   });
 

@@ -1,6 +1,7 @@
 // How dithering rounds to levels, and what they stand for: core/compressors/dithering_levels.h for one element.
 #pragma once
 
+#include "cuda/bits.cuh"
 #include "cuda/compressors/dithering.h"
 #include "cuda/grid.cuh"
 
@@ -8,13 +9,6 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-__device__ inline uint32 bits_of(float x) { return __float_as_int(x); }
-__device__ inline uint64 bits_of(double x) { return __double_as_longlong(x); }
-__device__ inline float of_bits(uint32 bits) { return __int_as_float(bits); }
-__device__ inline double of_bits(uint64 bits) { return __longlong_as_double(bits); }
-
-template <typename T>
-using Bits = decltype(bits_of(T{}));
 template <typename T>
 constexpr int mantissa_bits = sizeof(T) == 4 ? 23 : 52;
 template <typename T>
@@ -60,40 +54,43 @@ class Levels {
 template <typename T>
 class Quantiser {
  public:
-  __device__ Quantiser(T norm, const DitheringConfig& config)
-      : natural_(config.natural), fraction_bits(32 - config.planes) {
+  __device__ Quantiser(T norm, const DitheringConfig& config) : config_(config) {
     constexpr int far = sizeof(T) == 4 ? 64 : 512;
-    top_ = natural_ ? power_of_two<T>(static_cast<int>(config.levels) - 1)
-                    : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits);
+    top_ = config.natural ? power_of_two<T>(static_cast<int>(config.levels) - 1)
+                    : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits());
     unit_ = norm < power_of_two<T>(-far) ? power_of_two<T>(far)
             : norm > power_of_two<T>(far) ? power_of_two<T>(-far) : T{1};
     scale_ = norm > 0 && norm - norm == 0 ? top_ / (norm * unit_) : T{0};
   }
 
-  // The symbol, in the bits from fraction_bits on. `upper` is the upper half of a draw; draw() gives it whole.
+  // The symbol of p. `upper` is the upper half of a draw; draw() gives it whole.
   template <typename Draw>
-  __device__ int operator()(T p, uint32 upper, Draw draw) const {
-    const int fraction = (1 << fraction_bits) - 1;
+  __device__ uint32 operator()(T p, uint32 upper, Draw draw) const {
+    const int fraction = (1 << fraction_bits()) - 1;
     const T y = lesser(static_cast<T>(fabs(p)) * unit_ * scale_, top_);
-    const int difference = place(y) - static_cast<int>(upper >> (32 - fraction_bits));
-    return (difference & fraction) != 0 ? difference + fraction : exact(y, draw()) << fraction_bits;
+    const int difference = place(y) - static_cast<int>(upper >> (32 - fraction_bits()));
+    if ((difference & fraction) == 0) return exact(y, draw());
+    return static_cast<uint32>(difference + fraction) >> fraction_bits();
   }
 
  private:
+  // Of the place of an element between symbols.
+  __device__ int fraction_bits() const { return 32 - config_.planes; }
+
   __device__ int place(T y) const {
-    if (!natural_) return static_cast<int>(y);
-    const T below_one = lesser(y, T{1}) * power_of_two<T>(fraction_bits);
+    if (!config_.natural) return static_cast<int>(y);
+    const T below_one = lesser(y, T{1}) * power_of_two<T>(fraction_bits());
     const Bits<T> bits = bits_of(y), above = bits > bits_of_one<T> ? bits - bits_of_one<T> : 0;
-    const int shift = mantissa_bits<T> - fraction_bits;
+    const int shift = mantissa_bits<T> - fraction_bits();
     return static_cast<int>(below_one) + static_cast<int>(shift > 0 ? above >> shift : above << -shift);
   }
 
-  __device__ int exact(T y, uint64 draw) const {
+  __device__ uint32 exact(T y, uint64 draw) const {
     int whole = 0;
     T probability = y;
-    if (!natural_) {
-      whole = static_cast<int>(y) >> fraction_bits;
-      probability = y * power_of_two<T>(-fraction_bits) - static_cast<T>(whole);
+    if (!config_.natural) {
+      whole = static_cast<int>(y) >> fraction_bits();
+      probability = y * power_of_two<T>(-fraction_bits()) - static_cast<T>(whole);
     } else if (y >= 1) {
       const Bits<T> above = bits_of(y) - bits_of_one<T>;
       whole = 1 + static_cast<int>(above >> mantissa_bits<T>);
@@ -105,12 +102,7 @@ class Quantiser {
     return whole + (draw < floor || (draw == floor && static_cast<T>(floor) < bound));
   }
 
-  const bool natural_;
-
- public:
-  const int fraction_bits;
-
- private:
+  const DitheringConfig& config_;
   T top_, unit_, scale_;
 };
 

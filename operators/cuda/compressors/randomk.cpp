@@ -7,42 +7,44 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-struct Randomk : KeepsResidual {
-  explicit Randomk(const Options& options)
-      : k(options.number("k")), scaling(!options.has("scaling") || options.flag("scaling")) {}
+struct Randomk : Launcher {
+  Randomk(const Options& options, std::size_t n)
+      : k(element_count(options.number("k"), n)), scaling(!options.has("scaling") || options.flag("scaling")) {}
 
   template <typename T>
-  std::size_t workspace_bytes(std::size_t n) const {
-    return element_count(k, n) * (sizeof(Size) + sizeof(T));
+  std::size_t workspace_bytes() const {
+    return k * (sizeof(Size) + sizeof(T));
   }
 
   template <typename T>
-  void compress(const Queue& queue, const Calls<Encoding<T>>& calls) const {
-    const bool feedback = calls[0].memory[0] != nullptr, momentum = calls[0].momentum != nullptr;
-    const auto encodings = each(calls, [&](const Encoding<T>& call) {
-      const Size sent = element_count(k, call.n);
-      const bool scaled = scaling && !feedback && sent != 0;
-      return RandomkEncoding<T>{call, sent, scaled ? static_cast<T>(call.n) / static_cast<T>(sent) : T{1},
-                                feedback ? static_cast<Size*>(call.workspace) : nullptr};
-    });
-    if (feedback || momentum) queue.launch<T>("randomk_correct", encodings);
-    queue.launch<T>("randomk_send", encodings);
-    if (feedback) queue.launch<T>("randomk_clear", encodings);
+  RandomkEncoding<T> given(const Encoding<T>& call) const {
+    const bool feedback = call.memory[0] != nullptr, scaled = scaling && !feedback && k != 0;
+    return {call, k, scaled ? static_cast<T>(call.n) / static_cast<T>(k) : T{1},
+            feedback ? static_cast<Size*>(call.workspace) : nullptr};
   }
 
   template <typename T>
-  void decompress(const Queue& queue, const Calls<Decoding<T>>& calls) const {
-    const auto decodings = each(calls, [&](const Decoding<T>& call) {
-      const Size sent = element_count(k, call.n);
-      Size* const indices = static_cast<Size*>(call.workspace);
-      return RandomkDecoding<T>{call, sent, indices, reinterpret_cast<T*>(indices + sent)};
-    });
-    if (any(calls, [](const Decoding<T>& call) { return !call.add; })) queue.launch<T>("randomk_empty", decodings);
-    queue.launch<T>("randomk_decompress", decodings);
-    if (any(calls, [](const Decoding<T>& call) { return call.add; })) queue.launch<T>("randomk_store", decodings);
+  RandomkDecoding<T> given(const Decoding<T>& call) const {
+    Size* const indices = static_cast<Size*>(call.workspace);
+    return {call, k, indices, reinterpret_cast<T*>(indices + k)};
   }
 
-  double k;
+  template <typename T>
+  void compress(const Queue& queue, const Calls<RandomkEncoding<T>>& calls) const {
+    const bool feedback = calls[0].memory[0] != nullptr;
+    if (feedback || calls[0].momentum != nullptr) queue.launch<T>("randomk_correct", calls);
+    queue.launch<T>("randomk_send", calls);
+    if (feedback) queue.launch<T>("randomk_clear", calls);
+  }
+
+  template <typename T>
+  void decompress(const Queue& queue, const Calls<RandomkDecoding<T>>& calls) const {
+    if (any(calls, [](const Decoding<T>& call) { return !call.add; })) queue.launch<T>("randomk_empty", calls);
+    queue.launch<T>("randomk_decompress", calls);
+    if (any(calls, [](const Decoding<T>& call) { return call.add; })) queue.launch<T>("randomk_store", calls);
+  }
+
+  Size k;
   bool scaling;
 };
 
