@@ -1,16 +1,54 @@
 """Builds libgluon_gc.so with CMake and puts it inside the package; pyproject.toml has the rest."""
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Optional
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+NVRTC = "nvidia-cuda-nvrtc-cu11"
+ASKED = os.environ.get("GLUON_GC_WITH_CUDA", "")
+"""Whether to compile kernels for GPUs: "1", "0", or "" if something here runs on one."""
+
+
+def package(name: str) -> Optional[Path]:
+    """The folder of a package that is installed; it is found, not imported."""
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # what it is in
+        return None
+    return Path(next(iter(found.submodule_search_locations))) if found else None
+
+
+def runs_on_gpus() -> Optional[str]:
+    """What is installed that does, if anything."""
+    for distribution in importlib.metadata.distributions():
+        if re.match("mxnet[-_]cu[0-9]", distribution.metadata["Name"] or ""):
+            return distribution.metadata["Name"]
+    torch = package("torch")
+    version = torch / "version.py" if torch else ROOT / "none"
+    if version.exists() and re.search(r"^cuda\b.*= '", version.read_text(), re.M):
+        return "PyTorch for CUDA"
+    return None
+
+
+def with_cuda() -> bool:
+    """Whether to compile the kernels for GPUs."""
+    if ASKED:
+        return ASKED != "0"
+    user = runs_on_gpus()
+    if user and not package("nvidia.cuda_nvrtc"):
+        print(f"{user} is here, but not what compiles kernels for GPUs: pip install {NVRTC}")
+        return False
+    return user is not None
 
 
 class CMakeBuild(build_ext):
@@ -20,7 +58,7 @@ class CMakeBuild(build_ext):
         return str(Path(*fullname.split(".")).with_suffix(".so"))
 
     def build_extension(self, ext: Extension) -> None:
-        mxnet = importlib.util.find_spec("mxnet")  # found, not imported
+        mxnet = package("mxnet")
         if mxnet is None:
             raise SystemExit("setup.py: mxnet 1.9.1 must be installed to build gluon_gc")
         build = Path(self.build_temp).resolve()
@@ -31,8 +69,8 @@ class CMakeBuild(build_ext):
             "-B",
             build,
             "-DCMAKE_BUILD_TYPE=Release",
-            f"-DMXNET_DIR={Path(mxnet.origin).parent}",
-            f"-DGLUON_GC_WITH_CUDA={os.environ.get('GLUON_GC_WITH_CUDA', '')}",
+            f"-DMXNET_DIR={mxnet}",
+            f"-DGLUON_GC_WITH_CUDA={int(with_cuda())}",
             f"-DPYTHON={sys.executable}",
         )
         self._cmake("--build", build, "--parallel")
@@ -52,6 +90,7 @@ class AnyPythonWheel(bdist_wheel):
 
 
 setup(
+    setup_requires=[NVRTC] if ASKED not in ("", "0") else [],  # for pip, which builds apart
     ext_modules=[Extension("gluon_gc.libgluon_gc", [])],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
 )

@@ -174,7 +174,8 @@ TABLE = (
         "GLUON_GC_WITH_CUDA",
         False,
         "flag",
-        "1 while gluon_gc is built: the library has the kernels for GPUs",
+        "while gluon_gc is built: 1, the library has kernels for GPUs; unset, where mxnet-cu112 or "
+        "a PyTorch for CUDA is installed",
     ),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
     *(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.mxnet import carried
+from gluon_gc.mxnet import carried, operators
 from tests.compressors import COMPRESSORS
 from tests.distributed.standing import run, run_horovod
 from tests.test_trainer import backward, make
@@ -191,3 +191,11 @@ def test_all_workers_skip_what_one_of_them_has(params):
 def test_another_wish_is_refused():
     with pytest.raises(ValueError, match="on_nonfinite must be one of .*, got 'ignore'"):
         trained(None, "ignore")
+
+
+def test_without_a_meter_it_is_said_of_each_slice():
+    values, results = mx.nd.array([1, 2, np.nan, 4]), [mx.nd.zeros(3), mx.nd.zeros(1)]
+    where = dict(gradients=2, tensors="0,0,1,", begins="0,1,0,", sizes="1,2,1,")
+    flags = operators.call("defuse", (values, *results), metered=0, checked="1,1,1,", **where)
+    assert flags.dtype == np.int64 and flags.asnumpy().tolist() == [0, 1, 0]
+    assert results[0].asnumpy()[:2].tolist() == [1, 2] and results[1].asscalar() == 4

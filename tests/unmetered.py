@@ -21,10 +21,14 @@ class Node:
     ----------
     message : tests.test_message_codec.Message
     context : mx.Context
+    **more
+        Options of the codecs that compression_params do not have.
     """
 
-    def __init__(self, message: Any, context: mx.Context) -> None:
-        self.message, self.context, self.codecs = message, context, message.codecs()
+    def __init__(self, message: Any, context: mx.Context, **more: Any) -> None:
+        self.message, self.context, params = message, context, message.params
+        name, options = params.compressor.name, {**params.options(message.epoch), **more}
+        self.codecs = [kernels.Codec(name, options, n, message.work) for n in message.sizes]
         sizes = [[codec.momentum for codec in self.codecs]]
         sizes += zip(*(codec.memory for codec in self.codecs))
         self.states = [
@@ -33,16 +37,15 @@ class Node:
             if any(elements)
         ]
         self.count = sum(codec.payload_bytes for codec in self.codecs)
-        params = message.params
         self._told = operators.Told(
-            compressor=params.compressor.name,
+            compressor=name,
             dtype=message.work,
             sizes=operators.listed(message.sizes),
             payload_bytes=self.count,
             summable=self.codecs[0].traits.summable,
             metered=0,
         )
-        self._options = {"options": kernels.as_text(params.options(message.epoch))}
+        self._options = {"options": kernels.as_text(options)}
         self._drawn, self._positions = 0, {}
 
     def array(self, values: np.ndarray) -> mx.nd.NDArray:

@@ -149,7 +149,7 @@ _FUNCTIONS = {
     "compressor": (_message, _size, ctypes.POINTER(_Traits)),
     "best_isa": (_integer,),
     "cuda_ready": (_message, _message),
-    "prepare": (_message, _pointer, _size, _pointer),
+    "clear": (_message, _pointer, _size, _pointer),
     "cuda_code": (_message, _message, _pointer),
     "compress": (_message, *_calls),
     "aggregate": (_message, *_calls),

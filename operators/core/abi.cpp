@@ -76,7 +76,7 @@ struct gluon_gc_codec : Plan {
   gluon_gc_codec(const char* name, const char* options, std::size_t n, gluon_gc_dtype dtype, int isa)
       : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], Options(options), n, dtype) {
     kind = kind_of(name, options, dtype, isa);
-    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(options));
+    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(options), *this);
   }
 
   gluon_gc_codec(const Compressor& compressor, const Options& options, std::size_t n, gluon_gc_dtype dtype)
@@ -190,10 +190,9 @@ const char* guarded(Body body) {
   }
 }
 
-// Makes some calls: on the GPU by one function of their codec, on the CPU each by body(codec, call, zero of its dtype).
+// Makes some calls: on the GPU all by one function, on the CPU each by body(codec, call, zero of its dtype).
 template <typename Body>
-void run(const gluon_gc_call* calls, std::size_t count, void (cuda::Codec::*on_gpu)(const cuda::Jobs&) const,
-         Body body) {
+void run(const gluon_gc_call* calls, std::size_t count, void (*on_gpu)(const cuda::Jobs&), Body body) {
   cuda::Jobs jobs;
   for (std::size_t i = 0; i < count; ++i) {
     const gluon_gc_codec &codec = *calls[i].codec, &first = *calls[0].codec;
@@ -202,12 +201,12 @@ void run(const gluon_gc_call* calls, std::size_t count, void (cuda::Codec::*on_g
              codec.kind.c_str(), first.kind.c_str());
     }
     if (codec.gpu) {
-      jobs.push_back({codec, calls[i]});
+      jobs.push_back({*codec.gpu, calls[i]});
     } else {
       codec.with_dtype([&](auto zero) { body(codec, calls[i], zero); });
     }
   }
-  if (!jobs.empty()) (calls[0].codec->gpu.get()->*on_gpu)(jobs);
+  if (!jobs.empty()) on_gpu(jobs);
 }
 
 template <typename T>
@@ -238,7 +237,7 @@ void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* needs) {
   *needs = {codec->payload_bytes(),
             {own.memory[0], own.memory[1]},
             codec->mu != 0 ? codec->n : 0,
-            codec->gpu ? codec->gpu->workspace_bytes(*codec) : codec->sum_bytes() + own.workspace_bytes,
+            codec->gpu ? codec->gpu->workspace_bytes() : codec->sum_bytes() + own.workspace_bytes,
             own.draws,
             codec->compressor.traits.variable ? static_cast<int>(codec->header) : -1};
 }
@@ -257,8 +256,8 @@ const char* gluon_gc_cuda_ready(const char* name) {
   return guarded([=] { cuda::require(kernels_on_gpu(name)); });
 }
 
-const char* gluon_gc_prepare(void* tickets, std::size_t count, void* stream) {
-  return guarded([=] { cuda::prepare(tickets, count, stream); });
+const char* gluon_gc_clear(void* at, std::size_t bytes, void* stream) {
+  return guarded([=] { cuda::Queue("", stream).fill_with_zeros(at, bytes); });
 }
 
 const char* gluon_gc_cuda_code(const char* name, const void* image) {
@@ -279,7 +278,7 @@ const char* gluon_gc_clip(const gluon_gc_values* arrays, std::size_t count, cons
 
 const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
-    run(calls, count, &cuda::Codec::compress, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
+    run(calls, count, cuda::compress, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
       codec.compress(call, static_cast<const T*>(call.values), call.ratio, call.workspace);
     });
@@ -292,7 +291,7 @@ const char* gluon_gc_aggregate(const gluon_gc_call* calls, std::size_t count) {
       if (calls[i].codec->compressor.traits.summable) refuse("payloads that can be summed are not aggregated");
       if (calls[i].count == 0) refuse("there are no payloads to aggregate");
     }
-    run(calls, count, &cuda::Codec::aggregate, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
+    run(calls, count, cuda::aggregate, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
       T* const sum = static_cast<T*>(call.workspace);
       void* const workspace = static_cast<char*>(call.workspace) + codec.sum_bytes();
@@ -311,7 +310,7 @@ const char* gluon_gc_decompress(const gluon_gc_call* calls, std::size_t count) {
         refuse("payloads that can be summed are decompressed one at a time");
       }
     }
-    run(calls, count, &cuda::Codec::decompress, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
+    run(calls, count, cuda::decompress, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
       codec.decompress(call, static_cast<T*>(call.values), call.add != 0, call.workspace);
       if (call.status != nullptr) *call.status = codec.status<T>(call);
@@ -343,7 +342,7 @@ const char* gluon_gc_inspect(const gluon_gc_call* calls, std::size_t count) {
 const char* gluon_gc_residual(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
     require_feedback(calls, count);
-    run(calls, count, &cuda::Codec::residual, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
+    run(calls, count, cuda::residual, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
       codec.of<T>().residual(codec.self, memory_of<T>(call), static_cast<T*>(call.values));
     });
@@ -353,7 +352,7 @@ const char* gluon_gc_residual(const gluon_gc_call* calls, std::size_t count) {
 const char* gluon_gc_restore(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
     require_feedback(calls, count);
-    run(calls, count, &cuda::Codec::restore, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
+    run(calls, count, cuda::restore, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
       codec.of<T>().restore(codec.self, static_cast<const T*>(call.values), memory_of<T>(call));
     });

@@ -96,10 +96,10 @@ GLUON_GC_API int gluon_gc_best_isa(void);
    gluon_gc_clip, on a GPU, else why not. */
 GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
 
-/* Queues in a stream of the GPU that so many tickets, side by side, become zeros. */
-GLUON_GC_API const char* gluon_gc_prepare(void* tickets, size_t count, void* stream);
+/* Queues in a stream of the GPU that memory, such as tickets, becomes zeros. */
+GLUON_GC_API const char* gluon_gc_clear(void* at, size_t bytes, void* stream);
 
-/* Takes a compressor's kernels for CUDA, or with "convert" or "clip" those of gluon_gc_convert or gluon_gc_clip, from this image (a cubin, a fat
+/* Takes the kernels for CUDA that gluon_gc_cuda_ready asks for from this image (a cubin, a fat
    binary, or PTX as text), which stays where it is, rather than from the library. Not while codecs run. */
 GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
 

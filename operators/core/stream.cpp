@@ -1,40 +1,13 @@
 // Jumps in the stream. Not a kernel: compiled once.
-//
-// A step is linear over GF(2) and its characteristic polynomial p has degree 128, so that `count` steps are
-// x^count mod p evaluated at the step.
 #include "core/stream.h"
+
+#include "core/jump_polynomial.h"
 
 namespace gluon_gc {
 namespace {
 
-constexpr int degree = 128;
-
-// Coefficient i is bit i % 64 of word i / 64.
-struct Polynomial {
-  constexpr bool operator[](int i) const { return word[i / 64] >> i % 64 & 1; }
-  std::uint64_t word[2];
-};
-
-// p without x^128, from the Berlekamp-Massey algorithm on one bit of the state.
-constexpr Polynomial characteristic = {{0xbd82fd40e01730f9, 0x01f9f801f6fd0098}};
-
-constexpr Polynomial times_x(const Polynomial& a) {
-  const std::uint64_t carry = -(a.word[1] >> 63);
-  return {{a.word[0] << 1 ^ (carry & characteristic.word[0]),
-           (a.word[1] << 1 | a.word[0] >> 63) ^ (carry & characteristic.word[1])}};
-}
-
-// a b mod p
-constexpr Polynomial product(const Polynomial& a, const Polynomial& b) {
-  Polynomial sum = {};
-  for (int i = degree; i-- > 0;) {
-    sum = times_x(sum);
-    const std::uint64_t set = -std::uint64_t{a[i]};
-    sum.word[0] ^= set & b.word[0];
-    sum.word[1] ^= set & b.word[1];
-  }
-  return sum;
-}
+using Polynomial = JumpPolynomial;
+constexpr int degree = jump_degree;
 
 // x^(2^i) mod p for i < 128
 struct Powers {

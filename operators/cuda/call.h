@@ -1,5 +1,5 @@
-// What kernels are given. For host and device: NVRTC has no header of the standard
-// library, hence the names of integers.
+// What kernels are given. For host and device: NVRTC has no header of the standard library, hence the names of
+// integers.
 #pragma once
 
 namespace gluon_gc {
@@ -16,13 +16,18 @@ struct Status {
   uint64 bytes, finite;
 };
 
+// The random stream, core/stream.h, from where a call draws.
+struct RandomStream {
+  uint64 state[2];
+};
+
 // What compress is given: p is g = gradient * scale_of (correction.cuh) after momentum and feedback.
 template <typename T>
 struct Encoding {
   Size n;
   const T* gradient;
   double scale;
-  const double* factor;     // multiplies the scale, if not null
+  const double* scale_by;   // or null; it multiplies the scale
   T* momentum;              // n, or null
   T mu;
   T* memory[2];             // or null: no feedback
@@ -34,7 +39,8 @@ struct Encoding {
   uint8* payload;
   Size bytes;               // of a message
   Status* status;           // or null
-  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh
+  RandomStream stream;
+  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh, settle.cuh
   void* workspace;
 };
 
@@ -47,8 +53,11 @@ struct Decoding {
   Size stride, count;
   T* out;
   bool add;
-  Size bytes;      // of all messages
-  Status* status;  // or null
+  Size bytes;           // of all messages
+  Status* status;       // or null
+  RandomStream stream;  // as compress had it
+  uint32* ticket;       // as compress has it
+  void* workspace;
 };
 
 // What residual and restore are given.

@@ -1,4 +1,4 @@
-// The calls that kernels are launched for: those of codecs that differ in n alone, or other work that has an n.
+// The calls that kernels are launched for, each of n elements.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace cuda {
 template <typename Call>
 using Calls = std::vector<Call>;
 
-// make(call) of each, for kernels that need more than a call.
+// make(call) of each.
 template <typename Call, typename Make>
 auto each(const Calls<Call>& calls, Make make) {
   Calls<decltype(make(calls[0]))> made;
@@ -18,9 +18,15 @@ auto each(const Calls<Call>& calls, Make make) {
   return made;
 }
 
+// As Queue::launch wants them.
 template <typename Call>
 void largest_first(Calls<Call>& calls) {
   std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.n > b.n; });
+}
+
+template <typename Call, typename Predicate>
+bool any(const Calls<Call>& calls, Predicate is) {
+  return std::any_of(calls.begin(), calls.end(), is);
 }
 
 }  // namespace cuda

@@ -11,7 +11,7 @@ namespace {
 // What the gradient of a call is multiplied with.
 template <typename T>
 __device__ inline T scale_of(const Encoding<T>& call) {
-  return static_cast<T>(call.factor != nullptr ? call.scale * *call.factor : call.scale);
+  return static_cast<T>(call.scale_by != nullptr ? call.scale * *call.scale_by : call.scale);
 }
 
 // What the residual of a call is multiplied with.
@@ -21,15 +21,17 @@ __device__ inline T ratio_of(const Encoding<T>& call) {
   return static_cast<T>(call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
 }
 
-// What p is made of, in some rows of a column, loaded before any of it is used. Elements that are not there are
-// zeros.
+// What p is made of, in some rows of a column, loaded before any of it is used: the gradient is scaled. Elements that
+// are not there are zeros.
 template <typename T>
 struct Loaded {
   __device__ Loaded(const Encoding<T>& call, const Column& column) {
-    scale = scale_of(call);
     load(call.gradient, column, gradient);
     if (call.momentum != nullptr) load(call.momentum, column, momentum);
     if (call.memory[0] != nullptr) load(call.memory[0], column, kept);
+    const T scale = scale_of(call);
+#pragma unroll
+    for (int row = 0; row < rows_ahead<T>; ++row) gradient[row] *= scale;
   }
 
   __device__ static void load(const T* from, const Column& column, T (&to)[rows_ahead<T>]) {
@@ -37,7 +39,6 @@ struct Loaded {
     for (int row = 0; row < rows_ahead<T>; ++row) to[row] = column.has(row) ? from[column[row]] : T{0};
   }
 
-  T scale;
   T gradient[rows_ahead<T>], momentum[rows_ahead<T>] = {}, kept[rows_ahead<T>] = {};
 };
 
@@ -46,7 +47,7 @@ struct Loaded {
 template <typename T, typename Residual>
 __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& loaded, const Column& column, int row,
                             Residual residual) {
-  T p = loaded.gradient[row] * loaded.scale;
+  T p = loaded.gradient[row];
   if (call.momentum != nullptr) {
     const T m = call.mu * loaded.momentum[row] + p;
     if (column.has(row)) call.momentum[column[row]] = m;
@@ -54,6 +55,22 @@ __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& l
   }
   if (call.memory[0] != nullptr) p = p + ratio * residual(loaded.kept[row]);
   return p;
+}
+
+// p of element i, beforehand. Writes nothing.
+template <typename T>
+__device__ inline T preview(const Encoding<T>& call, T scale, T ratio, Size i) {
+  T p = call.gradient[i] * scale;
+  if (call.momentum != nullptr) p = p + call.mu * (call.mu * call.momentum[i] + p);
+  return call.memory[0] != nullptr ? p + ratio * call.memory[0][i] : p;
+}
+
+// p of element i once more, after a sweep that stored it where the residual was.
+template <typename T>
+__device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
+  if (call.memory[0] != nullptr) return call.memory[0][i];
+  const T g = call.gradient[i] * scale;
+  return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
 }
 
 }  // namespace

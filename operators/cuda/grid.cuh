@@ -27,10 +27,16 @@ __device__ inline const Call& mine(const Batch<Call>& calls) {
   return calls.call[blockIdx.y];
 }
 
+// Calls step(i) for `count` numbers, each by one warp of the grid.
+template <typename Step>
+__device__ inline void share_among_warps(Size count, Step step) {
+  for (Size i = Size{blockIdx.x} * warps + warp(); i < count; i += Size{gridDim.x} * warps) step(i);
+}
+
 // Calls step(number of a tile) for each tile of n elements, each by one warp of the grid.
 template <typename Step>
 __device__ inline void for_each_tile(Size n, Step step) {
-  for (Size t = Size{blockIdx.x} * warps + warp(); t < tiles_of(n); t += Size{gridDim.x} * warps) step(t);
+  share_among_warps(tiles_of(n), step);
 }
 
 // Calls step(i) for each of n elements, by one thread of the grid.

@@ -102,7 +102,7 @@ void replace(const char* source, const void* image) {
 Queue::Queue(const char* source, Stream stream)
     : source_(source), stream_(stream), context_(current_context()) {}
 
-void Queue::launch(const std::string& name, std::size_t tiles, std::size_t calls, void** parameters) const {
+void Queue::queue(const std::string& name, std::size_t tiles, std::size_t calls, void** parameters) const {
   const Kernel kernel = kernel_of(source_, name, context_);
   constexpr std::size_t tiles_of_block = block_threads / 32;
   const std::size_t needed = tiles / tiles_of_block + 1;

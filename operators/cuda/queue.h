@@ -36,14 +36,13 @@ class Queue {
   // for all calls, of just these types: once for as many calls as a batch takes. For each call there are as many blocks
   // as the device runs at a time, or fewer if the first call of the batch, which has the most elements, has fewer tiles.
   template <typename T, typename Call, typename... Alike>
-  void launch(const char* name, const Calls<Call>& calls, const Alike&... alike) const {
-    const std::string typed = std::string(name) + suffix<T>;
+  void launch(const std::string& name, const Calls<Call>& calls, const Alike&... alike) const {
     for (auto from = calls.begin(); from != calls.end();) {
       Batch<Call> batch;
       const std::size_t count = std::min<std::size_t>(calls.end() - from, Batch<Call>::most);
       std::copy_n(from, count, batch.call);
       void* parameters[] = {&batch, const_cast<void*>(static_cast<const void*>(&alike))...};
-      launch(typed, tiles_of(from->n), count, parameters);
+      queue(name + suffix<T>, tiles_of(from->n), count, parameters);
       from += count;
     }
   }
@@ -52,7 +51,7 @@ class Queue {
   void fill_with_zeros(void* at, std::size_t bytes) const;
 
  private:
-  void launch(const std::string& name, std::size_t tiles, std::size_t calls, void** parameters) const;
+  void queue(const std::string& kernel, std::size_t tiles, std::size_t calls, void** parameters) const;
 
   const char* const source_;
   const Stream stream_;

@@ -13,7 +13,7 @@ inline std::size_t optional(const Attributes& a, const char* name, std::size_t a
 }
 
 // Whether there is a meter (meter.h).
-inline bool metered(const Attributes& a) { return optional(a, "metered", 1) != 0; }
+inline bool metered(const Attributes& a) { return !a.has("metered") || a.flag("metered"); }
 
 constexpr std::size_t status_words = sizeof(gluon_gc_status) / sizeof(std::int64_t);
 

@@ -50,9 +50,10 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     States states(chunks, *inputs, state_count);
     const Slices slices(a, chunks, *inputs, state_count + metered(a));
     const std::size_t message_bytes = chunks.message_bytes();
-    Arena arena(resource, {message_bytes, slices.converted_bytes, chunks.workspace_bytes});
+    const std::size_t converted_bytes = slices.most_converted_bytes();
+    Arena arena(resource, {message_bytes, converted_bytes, chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);
-    auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
+    auto* const converted = reinterpret_cast<float*>(arena.take(converted_bytes));
     void* const workspace = arena.take(chunks.workspace_bytes);
     gluon_gc_call common = common_call(a, workspace);
     if (a.flag("clipped")) common.factor = inputs->back().data<double>();
@@ -141,11 +142,12 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
     const Slices slices(a, chunks, *inputs, arrays);
     const std::size_t received_bytes = count * chunks.payload_bytes;
     const std::size_t message_bytes = chunks.message_bytes();
-    Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, slices.converted_bytes,
+    const std::size_t converted_bytes = slices.most_converted_bytes();
+    Arena arena(resource, {message_bytes, chunks.framed ? received_bytes : 0, converted_bytes,
                            chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);
     std::uint8_t* slots = arena.take(chunks.framed ? received_bytes : 0);
-    auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
+    auto* const converted = reinterpret_cast<float*>(arena.take(converted_bytes));
     void* const workspace = arena.take(chunks.workspace_bytes);
     if (chunks.framed) {
       read_messages(chunks, *inputs, arrays, count, message, slots);

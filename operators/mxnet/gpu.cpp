@@ -1,10 +1,6 @@
 // Codecs on GPUs as MXNet operators: codec.cpp says what they are given and make.
-//
-// The calls for all chunks of a message are queued together, and each has a ticket and a workspace in the memory that
-// MXNet hands out for the time of an operator, with anything in it.
 #include "gpu.h"
 
-#include "payloads.h"
 #include "slices.h"
 
 namespace gluon_gc {
@@ -19,81 +15,90 @@ Chunks chunks_on_gpu(const Attributes& a) {
   return Chunks(a, gluon_gc_cuda);
 }
 
-std::size_t float_bytes(const Chunk& chunk) { return Arena::rounded(chunk.n * sizeof(float)); }
+std::uint8_t* bytes_of(MXTensor& array) { return static_cast<std::uint8_t*>(array.data_ptr); }
 
-// A call for each chunk of a message, and float32 copies of those of its gradients that are float16.
-class CallsOnGpu {
+// The calls for all chunks of a message, which are queued together in MXNet's stream, with what they take of its
+// temporary memory.
+class Calls {
  public:
-  // `slices`: where the values of the chunks are; null: they have none
-  CallsOnGpu(const Attributes& a, const Chunks& chunks, const Slices* slices, const OpResource& resource)
-      : all(chunks.all.size()), chunks_(chunks), stream_(resource.get_cuda_stream()) {
-    const std::size_t ticket_bytes = chunks.all.size() * gluon_gc_ticket_bytes;
-    std::size_t workspace_bytes = 0, copied_bytes = 0;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      workspace_bytes += Arena::rounded(chunks.all[i].needs.workspace_bytes);
-      if (slices != nullptr && slices->is_half(i)) copied_bytes += float_bytes(chunks.all[i]);
-    }
-    Arena arena(resource, {ticket_bytes, workspace_bytes, copied_bytes}, true);
-    std::uint8_t* ticket = arena.take(ticket_bytes);
-    std::uint8_t* workspace = arena.take(workspace_bytes);
-    std::uint8_t* copy = arena.take(copied_bytes);
-    check(gluon_gc_prepare(ticket, all.size(), stream_));
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const Chunk& chunk = chunks.all[i];
-      all[i] = call_for(chunk, common_call(a, workspace), nullptr);
-      all[i].stream = stream_;
-      all[i].ticket = ticket;
+  Calls(const Attributes& a, const Chunks& chunks, const OpResource& resource,
+        const std::vector<std::size_t>& converted_bytes)
+      : chunks_(chunks), stream_(resource.get_cuda_stream()) {
+    const std::size_t count = chunks.all.size();
+    std::vector<std::size_t> sizes{count * gluon_gc_ticket_bytes};
+    for (const Chunk& chunk : chunks.all) sizes.push_back(chunk.needs.workspace_bytes);
+    sizes.insert(sizes.end(), converted_bytes.begin(), converted_bytes.end());
+    Arena arena(resource, sizes, true);
+    std::uint8_t* ticket = arena.take(count * gluon_gc_ticket_bytes);
+    check(gluon_gc_clear(ticket, count * gluon_gc_ticket_bytes, stream_));
+    for (const Chunk& chunk : chunks.all) {
+      gluon_gc_call call = call_for(chunk, common_call(a, arena.take(chunk.needs.workspace_bytes)), nullptr);
+      call.stream = stream_;
+      call.ticket = ticket;
       ticket += gluon_gc_ticket_bytes;
-      workspace += Arena::rounded(chunk.needs.workspace_bytes);
-      if (slices == nullptr) continue;
-      all[i].values = slices->at(i);
-      if (slices->is_half(i)) {
-        halves_.push_back({slices->at(i), copy, chunk.n, sizeof(std::uint16_t), sizeof(float), 1, nullptr, nullptr});
-        all[i].values = copy;
-        copy += float_bytes(chunk);
-      }
+      all.push_back(call);
+    }
+    for (const std::size_t bytes : converted_bytes) converted_.push_back(arena.take(bytes));
+  }
+
+  Calls(const Attributes& a, const Chunks& chunks, const OpResource& resource, const Slices& slices)
+      : Calls(a, chunks, resource, slices.converted_bytes) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i].values = slices.is_half(i) ? converted_[i] : slices.at(i);
+      if (slices.is_half(i)) halves_.push_back({slices.at(i), converted_[i], chunks.all[i].n});
     }
   }
 
-  // Gives each call the payloads that are in `count` messages.
-  void read(MXTensor& messages, std::size_t count) {
-    const std::uint8_t* const slots = slots_in(chunks_, messages, count);
+  // Has each call read its chunk's payload of each of `count` messages.
+  void read_from(MXTensor& messages, std::size_t count) {
+    const std::size_t itemsize = messages.dtype == mxnet::ext::kUint8 ? 1 : chunks_.dtype;
+    require(static_cast<std::size_t>(messages.size()) * itemsize == count * chunks_.payload_bytes,
+            "the payloads are not of the length that their chunks need");
     for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i].payloads = slots + chunks_.all[i].slot;
+      all[i].payloads = bytes_of(messages) + chunks_.all[i].slot;
       all[i].stride = chunks_.payload_bytes;
       all[i].count = count;
     }
   }
 
-  // Lets each call write its payload to a message.
-  void write(MXTensor& message) {
-    std::uint8_t* const slots = slots_in(chunks_, message, 1);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i].payload = slots + chunks_.all[i].slot;
-  }
-
-  void keep_in(States& states) {
-    for (std::size_t i = 0; i < all.size(); ++i) states.give(chunks_.all[i], chunks_.dtype, all[i]);
-  }
-
-  // Queues that float16 gradients are copied to float32 arrays.
-  void widen() const { check(gluon_gc_convert(halves_.data(), halves_.size(), stream_)); }
-
-  // The other way round.
-  void narrow() const {
-    std::vector<gluon_gc_conversion> back;
-    for (const gluon_gc_conversion& half : halves_) {
-      back.push_back({half.to, const_cast<void*>(half.from), half.n, half.to_itemsize, half.from_itemsize, 1, nullptr,
-                      nullptr});
+  // Has each call write its payload to a message, with its part of the state.
+  void write_to(MXTensor& message, States states) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i].payload = bytes_of(message) + chunks_.all[i].slot;
+      states.give(chunks_.all[i], chunks_.dtype, all[i]);
     }
-    check(gluon_gc_convert(back.data(), back.size(), stream_));
+  }
+
+  // Queues that the values of calls are made of gradients of float16.
+  void read_halves() const {
+    std::vector<gluon_gc_conversion> all;
+    for (const Half& half : halves_) all.push_back({half.gradient, half.values, half.n, 2, 4, 1, nullptr, nullptr});
+    convert(all);
+  }
+
+  // Queues that gradients of float16 are made of the values of calls.
+  void write_halves() const {
+    std::vector<gluon_gc_conversion> all;
+    for (const Half& half : halves_) all.push_back({half.values, half.gradient, half.n, 4, 2, 1, nullptr, nullptr});
+    convert(all);
   }
 
   std::vector<gluon_gc_call> all;
 
  private:
+  struct Half {
+    void *gradient, *values;
+    std::size_t n;
+  };
+
+  void convert(const std::vector<gluon_gc_conversion>& all) const {
+    if (!all.empty()) check(gluon_gc_convert(all.data(), all.size(), stream_));
+  }
+
   const Chunks& chunks_;
   void* const stream_;
-  std::vector<gluon_gc_conversion> halves_;
+  std::vector<void*> converted_;
+  std::vector<Half> halves_;
 };
 
 }  // namespace
@@ -103,15 +108,11 @@ MXReturnValue compress_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs,
     const Attributes a(map);
     const Chunks chunks = chunks_on_gpu(a);
     const std::size_t state_count = a.size("states");
-    States states(chunks, *inputs, state_count);
-    const Slices slices(a, chunks, *inputs, state_count);
-    CallsOnGpu calls(a, chunks, &slices, resource);
-    calls.keep_in(states);
-    calls.write(outputs->at(0));
-    if (a.flag("clipped")) {
-      for (gluon_gc_call& call : calls.all) call.factor = inputs->back().data<double>();
-    }
-    calls.widen();
+    Calls calls(a, chunks, resource, Slices(a, chunks, *inputs, state_count));
+    calls.write_to(outputs->at(0), States(chunks, *inputs, state_count));
+    const double* const factor = a.flag("clipped") ? inputs->back().data<double>() : nullptr;
+    for (gluon_gc_call& call : calls.all) call.factor = factor;
+    calls.read_halves();
     check(gluon_gc_compress(calls.all.data(), calls.all.size()));
   });
 }
@@ -120,12 +121,10 @@ MXReturnValue aggregate_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs
   return guarded([&] {
     const Attributes a(map);
     const Chunks chunks = chunks_on_gpu(a);
+    Calls calls(a, chunks, resource, std::vector<std::size_t>{});
+    calls.read_from(inputs->at(0), a.size("count"));
     Tensors state_arrays(inputs->begin() + 1, inputs->end());
-    States states(chunks, state_arrays, state_arrays.size());
-    CallsOnGpu calls(a, chunks, nullptr, resource);
-    calls.keep_in(states);
-    calls.read(inputs->at(0), a.size("count"));
-    calls.write(outputs->at(0));
+    calls.write_to(outputs->at(0), States(chunks, state_arrays, state_arrays.size()));
     check(gluon_gc_aggregate(calls.all.data(), calls.all.size()));
   });
 }
@@ -134,13 +133,12 @@ MXReturnValue decompress_on_gpu(const Map& map, Tensors* inputs, Tensors* output
   return guarded([&] {
     const Attributes a(map);
     const Chunks chunks = chunks_on_gpu(a);
-    const Slices slices(a, chunks, *inputs, 1);
-    CallsOnGpu calls(a, chunks, &slices, resource);
-    calls.read(inputs->at(0), optional(a, "count", 1));
+    Calls calls(a, chunks, resource, Slices(a, chunks, *inputs, 1));
+    calls.read_from(inputs->at(0), optional(a, "count", 1));
     gluon_gc_status* status = statuses_in(outputs->at(0));
     for (gluon_gc_call& call : calls.all) call.status = status++;
     check(gluon_gc_decompress(calls.all.data(), calls.all.size()));
-    calls.narrow();
+    calls.write_halves();
   });
 }
 

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -54,7 +53,7 @@ inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t by
 // One memory cut into pieces, each aligned.
 class Arena {
  public:
-  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes, bool on_gpu = false) {
+  Arena(const OpResource& resource, const std::vector<std::size_t>& sizes, bool on_gpu = false) {
     std::size_t bytes = 0;
     for (const std::size_t size : sizes) bytes += rounded(size);
     at_ = temporary_memory(resource, bytes, on_gpu);

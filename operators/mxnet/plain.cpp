@@ -5,16 +5,15 @@
 //
 // gluon_gc_fuse([meter], gradient, ..., [factor]) -> values of `dtype`: the gradients' slices times `scale`, and
 //     with `clipped` times factor, which is float64 (1,). With `metered` the meter has it, as of `step`.
-// gluon_gc_defuse(values, gradient, ...) -> with `metered` the meter, which must be given as `out`: writes the values to the
+// gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
 //     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
 //     are an error where `refused` has a line for the slice, which says what to call it; else they are
-//     counted.
+//     counted. With `metered=0` -> int64 for each slice, 1 where they were found.
 //
-// Without `metered`, as always on a GPU, defuse checks nothing, and its output is uint8 (1,), to which nothing is
-// written. On a GPU all arrays are of floats.
+// On a GPU there is no meter, and arrays are float16, float32 or float64.
 #include "../core/finite.h"
 #include "../core/half.h"
-#include "../core/abi.h"
+#include "calls.h"
 #include "meter.h"
 
 namespace gluon_gc {
@@ -138,51 +137,6 @@ MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
   });
 }
 
-gluon_gc_conversion conversion(const MXTensor& from, std::size_t first, const MXTensor& to, std::size_t at,
-                               std::size_t n) {
-  const int size = bytes_of_float(from), other = bytes_of_float(to);
-  return {static_cast<const char*>(from.data_ptr) + first * size,
-          static_cast<char*>(to.data_ptr) + at * other,
-          n,
-          size,
-          other,
-          1,
-          nullptr,
-          nullptr};
-}
-
-MXReturnValue fuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
-  return guarded([&] {
-    const Attributes a(map);
-    const Slices slices(a, *inputs, 0);
-    const double* const factor = a.flag("clipped") ? inputs->back().data<double>() : nullptr;
-    std::vector<gluon_gc_conversion> all;
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
-      const MXTensor& gradient = inputs->at(slices.tensors[i]);
-      all.push_back(conversion(gradient, slices.begins[i], outputs->at(0), at, slices.sizes[i]));
-      all.back().scale = a.number("scale");
-      all.back().factor = factor;
-      at += slices.sizes[i];
-    }
-    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
-  });
-}
-
-MXReturnValue defuse_on_gpu(const Map& map, Tensors* inputs, Tensors*, const OpResource& resource) {
-  return guarded([&] {
-    const Slices slices(Attributes(map), *inputs, 1);
-    std::vector<gluon_gc_conversion> all;
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
-      const MXTensor& gradient = inputs->at(1 + slices.tensors[i]);
-      all.push_back(conversion(inputs->at(0), at, gradient, slices.begins[i], slices.sizes[i]));
-      at += slices.sizes[i];
-    }
-    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
-  });
-}
-
 MXReturnValue defuse_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     *inputs = static_cast<int>(1 + Attributes(map).size("gradients"));
@@ -197,17 +151,6 @@ MXReturnValue defuse_mutates(const Map& map, std::vector<int>* indices) {
   });
 }
 
-MXReturnValue defuse_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
-  out->at(0) = Attributes(map).flag("metered") ? mxnet::ext::kFloat64 : mxnet::ext::kUint8;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
-  if (Attributes(map).flag("metered")) return meter_shape(map, in, out);
-  out->at(0) = {1};
-  return mxnet::ext::MX_SUCCESS;
-}
-
 bool finite(MXTensor& values, std::size_t begin, std::size_t size) {
   if (values.dtype == mxnet::ext::kFloat16) return values_finite(values.data<Half>() + begin, size);
   if (values.dtype == mxnet::ext::kFloat32) return values_finite(values.data<float>() + begin, size);
@@ -219,8 +162,7 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     const double started = Meter::now();
     const Attributes a(map);
     const Slices slices(a, *inputs, 1);
-    const bool metered = a.flag("metered");
-    const std::vector<std::size_t> checked = metered ? a.list("checked") : std::vector<std::size_t>(slices.sizes.size());
+    const std::vector<std::size_t> checked = a.list("checked");
     MXTensor& values = inputs->at(0);
     require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
     std::vector<std::size_t> found;
@@ -234,7 +176,12 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
       });
       at += slices.sizes[i];
     }
-    if (!metered) return;
+    if (!metered(a)) {
+      auto* const flags = outputs->at(0).data<std::int64_t>();
+      std::fill(flags, flags + slices.sizes.size(), 0);
+      for (const std::size_t i : found) flags[i] = 1;
+      return;
+    }
     Meter& m = meter(outputs->at(0));
     m.decompressed(started, bytes_of(values));
     m.nonfinite += !found.empty();
@@ -242,6 +189,85 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     for (const std::size_t i : found) {
       if (i < refused.size() && !refused[i].empty()) throw std::invalid_argument(m.refusal(refused[i]));
     }
+  });
+}
+
+MXReturnValue defuse_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  return guarded([&] { out->at(0) = metered(Attributes(map)) ? mxnet::ext::kFloat64 : mxnet::ext::kInt64; });
+}
+
+MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
+  return guarded([&] {
+    const Attributes a(map);
+    if (metered(a)) {
+      meter_shape(map, in, out);
+    } else {
+      out->at(0) = {static_cast<unsigned int>(a.list("sizes").size())};
+    }
+  });
+}
+
+// Some values of an array on a GPU.
+struct Piece {
+  Piece(const MXTensor& array, std::size_t begin) : itemsize(itemsize_of(array.dtype)) {
+    at = static_cast<char*>(array.data_ptr) + begin * itemsize;
+  }
+
+  static std::size_t itemsize_of(int dtype) {
+    switch (dtype) {
+      case mxnet::ext::kFloat16: return sizeof(Half);
+      case mxnet::ext::kFloat32: return sizeof(float);
+      case mxnet::ext::kFloat64: return sizeof(double);
+      default: throw std::invalid_argument("an array on a GPU must be float16, float32 or float64");
+    }
+  }
+
+  std::size_t itemsize;
+  void* at;
+};
+
+gluon_gc_conversion conversion(const Piece& from, const Piece& to, std::size_t n) {
+  return {from.at, to.at, n, static_cast<int>(from.itemsize), static_cast<int>(to.itemsize), 1, nullptr, nullptr};
+}
+
+MXReturnValue fuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    require(!a.flag("metered"), "there is no meter on a GPU: metered must be 0");
+    const Slices slices(a, *inputs, 0);
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const Piece gradient(inputs->at(slices.tensors[i]), slices.begins[i]);
+      all.push_back(conversion(gradient, Piece(outputs->at(0), at), slices.sizes[i]));
+      all.back().scale = a.number("scale");
+      if (a.flag("clipped")) all.back().factor = inputs->back().data<double>();
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
+  });
+}
+
+MXReturnValue defuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    require(!metered(a), "there is no meter on a GPU: metered must be 0");
+    const Slices slices(a, *inputs, 1);
+    const std::vector<std::size_t> checked = a.list("checked");
+    MXTensor& values = inputs->at(0);
+    require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
+    auto* const flags = reinterpret_cast<std::uint64_t*>(outputs->at(0).data<std::int64_t>());
+    void* const stream = resource.get_cuda_stream();
+    check(gluon_gc_clear(flags, slices.sizes.size() * sizeof(*flags), stream));
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const Piece gradient(inputs->at(1 + slices.tensors[i]), slices.begins[i]);
+      all.push_back(conversion(Piece(values, at), gradient, slices.sizes[i]));
+      if (checked.at(i) != 0) all.back().nonfinite = flags + i;
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), stream));
   });
 }
 

@@ -19,7 +19,7 @@ class Slices {
               "a chunk ends behind its gradient");
       const bool wide = x.dtype == (itemsize_ == sizeof(double) ? mxnet::ext::kFloat64 : mxnet::ext::kFloat32);
       require(wide || is_half(i), "a gradient has another dtype than its chunks");
-      if (is_half(i)) converted_bytes = std::max(converted_bytes, chunks.all[i].n * sizeof(float));
+      converted_bytes.push_back(is_half(i) ? chunks.all[i].n * sizeof(float) : 0);
     }
   }
 
@@ -32,7 +32,11 @@ class Slices {
     return static_cast<char*>(inputs_[first_ + tensors_[i]].data_ptr) + begins_[i] * itemsize;
   }
 
-  std::size_t converted_bytes = 0;  // room for a chunk of float16 in float32
+  std::size_t most_converted_bytes() const {
+    return *std::max_element(converted_bytes.begin(), converted_bytes.end());
+  }
+
+  std::vector<std::size_t> converted_bytes;  // room for each chunk of float16 in float32
 
  private:
   const std::vector<std::size_t> tensors_, begins_;

@@ -5,6 +5,7 @@ Such a file has
     OPTIONS: a list of example options, each a dict as `kernels.Codec` takes it
     Replay: a `replay.Replay` that encodes as the compressor does
     PARAMS: if the first of OPTIONS will not do to train with, compression_params by a name for each
+    on_cuda: if a GPU does not take all of OPTIONS, a function that says whether it takes some
 
 and gets by that the tests of test_codec.py, and those of messages, trainers and clusters.
 """
@@ -43,9 +44,11 @@ def tests_of(name: str) -> Any:
     return importlib.import_module(f".test_{name}", __package__)
 
 
-def options_of(name: str) -> List[Dict[str, Any]]:
-    """Example options of a compressor."""
-    return tests_of(name).OPTIONS
+def options_of(name: str, isa: Optional[str] = None) -> List[Dict[str, Any]]:
+    """Example options of a compressor, which it takes where it is to run."""
+    tests = tests_of(name)
+    takes = getattr(tests, "on_cuda", None) if isa == "cuda" else None
+    return [options for options in tests.OPTIONS if takes is None or takes(options)]
 
 
 class Case(NamedTuple):
@@ -83,7 +86,8 @@ def accumulates(name: str) -> bool:
 @st.composite
 def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case:
     """Codecs of a compressor, with and without momentum and feedback; `fixed` are options."""
-    options = dict(draw(st.sampled_from(options_of(name))))
+    isa = draw(st.sampled_from(isas_of(name)))
+    options = dict(draw(st.sampled_from(options_of(name, isa))))
     alike = ["sparse"] if kernels.compressors()[name].draws_alike else []
     feedback = draw(st.sampled_from([None, "vanilla", "corrected", *alike]))
     mu = draw(st.sampled_from([None, 0.9]))
@@ -98,7 +102,7 @@ def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case
         options,
         draw(sizes),
         draw(arrays.dtypes),
-        draw(st.sampled_from(isas_of(name))),
+        isa,
         draw(arrays.threads),
         draw(arrays.seeds),
     )

@@ -1,5 +1,7 @@
 """dithering: what is true of it alone, besides that it is as its replay in NumPy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 
 from . import arrays, sums
+from .compressors import isas_of
 from .dithering_replay import Config, Replay
 
 __all__ = ["OPTIONS", "Replay"]
@@ -32,9 +35,23 @@ each_kind = pytest.mark.parametrize("natural, l2", KINDS)
 START = kernels.position((3, 3))
 
 
+def on_cuda(options):
+    """Elias codes are not for GPUs."""
+    return options["fixed_width"]
+
+
+each_isa = pytest.mark.parametrize("isa", isas_of("dithering"))
+
+
+def codec_of(config, n, dtype=np.float32, isa=None):
+    """A codec; that of a GPU has fixed width."""
+    options = {**config.options, **({"fixed_width": True} if isa == "cuda" else {})}
+    return kernels.Codec("dithering", options, n, dtype, isa)
+
+
 def sent(x, config, isa=None, position=START):
     """What an array decodes to, and the norm."""
-    codec = kernels.Codec("dithering", config.options, x.size, x.dtype, isa)
+    codec = codec_of(config, x.size, x.dtype, isa)
     payload, _ = codec.compress(x, position=position)
     return codec.decompress(payload)[0], payload[8 : 8 + x.itemsize].view(x.dtype)[0]
 
@@ -78,17 +95,25 @@ def test_the_mean_over_many_places_of_the_stream_is_the_element(natural, l2, lev
 
 
 # Small states put many of the first draws below 2^32, where the upper halves do not decide.
-@given(configs, st.integers(1, 5), st.integers(1, 300), arrays.dtypes, arrays.isas)
+@given(
+    configs,
+    st.integers(1, 5),
+    st.integers(1, 300),
+    arrays.dtypes,
+    st.sampled_from(isas_of("dithering")),
+)
 def test_draws_that_are_near_zero_are_compared_in_full(config, state, n, dtype, isa):
     x = np.random.default_rng(n).standard_normal(n).astype(dtype)
     start = (state, state)
-    codec = kernels.Codec("dithering", config.options, n, dtype, isa)
+    if isa == "cuda":
+        config = replace(config, fixed_width=True)
+    codec = codec_of(config, n, dtype, isa)
     payload, status = codec.compress(x, position=kernels.position(start))
     expected, _ = Replay(config.options, n, dtype, start).step(x)
     assert np.array_equal(payload[: status.bytes], expected)
 
 
-@arrays.each_isa
+@each_isa
 @arrays.each_dtype
 @pytest.mark.parametrize("n", [1023, 1024, 1025, 16_384, 2**20, 2**20 + 12_345])
 def test_the_l2_norm_is_by_the_fixed_tree_of_sums(isa, dtype, n):
@@ -100,14 +125,14 @@ def test_the_l2_norm_is_by_the_fixed_tree_of_sums(isa, dtype, n):
         assert payload[8 : 8 + x.itemsize].tobytes() == sums.l2_norm(x).tobytes()
 
 
-@arrays.each_isa
+@each_isa
 @each_kind
 def test_a_norm_of_zero_decodes_to_zeros(isa, natural, l2):
     out, norm = sent(np.array([0.0, -0.0] * 500, np.float32), Config(3, natural, l2), isa)
     assert norm == 0 and arrays.same_bits(out, np.zeros(1000, np.float32))
 
 
-@arrays.each_isa
+@each_isa
 @each_kind
 @arrays.each_dtype
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
@@ -120,7 +145,7 @@ def test_an_element_that_is_not_finite_is_the_one_that_decodes_so(isa, natural, 
     assert np.flatnonzero(~np.isfinite(out)).tolist() == [at]
 
 
-@arrays.each_isa
+@each_isa
 @each_kind
 def test_the_largest_floats_do_not_overflow_and_the_smallest_are_not_lost(isa, natural, l2):
     for value in 3e38, np.finfo(np.float32).max, 1e38, 1e-38, 1e-42, 1.4e-45:
@@ -144,14 +169,14 @@ def test_levels_that_cannot_be_are_refused(k, natural):
 
 
 # With one level, an element of half the norm is rounded up just if the draw is below 2^63.
-@arrays.each_isa
+@each_isa
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 2064, 2065, 66_048, 66_049, 200_000])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_sequence_is_drawn_side_by_side(isa, n, threads):
     x = np.full(n, 0.5, np.float32)
     x[0] = 1
     position = kernels.position((2020, 2020), 5)
-    codec = kernels.Codec("dithering", Config(1).options, n, isa=isa)
+    codec = codec_of(Config(1), n, isa=isa)
     payload, _ = codec.compress(x, position=position, threads=threads)
     up = codec.decompress(payload)[0] == 1
     assert np.array_equal(up[1:], kernels.draw(position, n)[1:] < 2**63)

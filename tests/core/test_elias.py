@@ -91,3 +91,13 @@ def test_a_code_that_reaches_past_n_or_the_levels_is_refused(isa):
     assert codec_of(last + 1, Config(5), isa).valid(payload)
     assert not codec_of(last, Config(5), isa).valid(payload)
     assert not codec_of(N, Config(4), isa).valid(payload)
+
+
+@arrays.each_isa
+def test_a_codec_of_fixed_width_takes_no_code(isa):
+    x = sparse(N, 1)
+    payload = compressed(x, Config(5))
+    assert coding_of(payload) == ELIAS and codec_of(N, Config(5), isa).valid(payload)
+    fixed_width = Config(5, fixed_width=True)
+    assert not codec_of(N, fixed_width, isa).valid(payload)
+    assert codec_of(N, fixed_width, isa).valid(compressed(x, fixed_width))

@@ -13,6 +13,7 @@
 
 #define __global__
 #define __device__
+#define __constant__
 #define __launch_bounds__(threads, blocks)
 // The linker puts all of a module's side by side, so that each block can be given its own.
 #define __shared__ static thread_local
@@ -104,10 +105,12 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 #define blockIdx emulator::block
 #define gridDim emulator::blocks
 #define __syncthreads() emulator::block_barrier({__FILE__, __LINE__})
+#define __syncwarp() emulator::exchange("warp barrier", 0xffffffff, 0)
 #define __threadfence() emulator::fence()
 
 using std::copysign;
 using std::fabs;
+using std::sqrt;
 
 inline unsigned __ballot_sync(unsigned lanes, bool predicate) {
   const std::uint64_t* const all = emulator::exchange("ballot", lanes, predicate);
@@ -127,6 +130,13 @@ Value __shfl_xor_sync(unsigned lanes, Value value, int mask) {
   return emulator::value_of<Value>(emulator::exchange("butterfly", lanes, emulator::bits_of(value))[from % 32]);
 }
 
+template <typename Value>
+Value __shfl_up_sync(unsigned lanes, Value value, int by) {
+  const int lane = static_cast<int>(threadIdx.x % 32), from = lane < by ? lane : lane - by;
+  return emulator::value_of<Value>(emulator::exchange("shift", lanes, emulator::bits_of(value))[from]);
+}
+
+// A ticket: it tells others that what was written before is there. atomicAdd only counts.
 inline unsigned atomicInc(unsigned* at, unsigned most) {
   emulator::publishing();
   const unsigned old = *at;
@@ -135,11 +145,16 @@ inline unsigned atomicInc(unsigned* at, unsigned most) {
 }
 
 inline unsigned atomicAdd(unsigned* at, unsigned more) {
-  emulator::publishing();
   const unsigned old = *at;
   *at = old + more;
   return old;
 }
+
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 inline int __float_as_int(float x) { return static_cast<int>(emulator::bits_of(x)); }
 inline long long __double_as_longlong(double x) { return static_cast<long long>(emulator::bits_of(x)); }

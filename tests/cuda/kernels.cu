@@ -52,7 +52,7 @@ GLUON_GC_KERNEL grid(uint32* out) { *out = gridDim.x; }
 
 // Counts threads that see other shared memory than their block's, and blocks that find zeros in it.
 template <typename Value>
-__device__ void share(Value* out) {
+__device__ void use_shared_memory(Value* out) {
   __shared__ Value mine[2];
   if (threadIdx.x == 0) {
     if (mine[0] == 0 || mine[1] == 0) ++out[1];
@@ -64,4 +64,4 @@ __device__ void share(Value* out) {
   }
 }
 
-GLUON_GC_KERNEL shared_memory(uint32* out) { share(out); }
+GLUON_GC_KERNEL shared_memory(uint32* out) { use_shared_memory(out); }

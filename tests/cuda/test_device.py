@@ -26,7 +26,7 @@ def test_the_bytes_are_those_of_the_cpu(make, on_gpu, name):
             equal.check_all(name, turn, make)
     else:  # a part, since other tests do it all
         equal.check(
-            name, {**options_of(name)[0], "ef": "corrected", "mu": 0.9}, 3000, np.float32, 1, make
+            name, {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9}, 3000, np.float32, 1, make
         )
 
 
@@ -36,7 +36,7 @@ def test_blocks_that_run_at_the_same_time_give_the_same_bytes_each_time(make, on
     for n in sizes:
         for seed in range(5 if on_gpu else 1):
             for dtype in (np.float32, np.float64):
-                given = {**options_of(name)[0], "ef": "vanilla", "mu": 0.9}
+                given = {**options_of(name, "cuda")[0], "ef": "vanilla", "mu": 0.9}
                 equal.check(name, given, n, dtype, seed, make)
 
 

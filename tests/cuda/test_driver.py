@@ -33,11 +33,19 @@ except ValueError as error:
 """
 
 
-def test_a_compressor_without_kernels_for_cuda_is_refused_by_name():
-    assert not kernels.compressors()["topk"].cuda
-    with pytest.raises(ValueError, match="^topk has no kernels for CUDA$"):
-        kernels.Codec("topk", {"k": 1}, 10, isa="cuda")
-    assert kernels.library.gluon_gc_cuda_code(b"topk", None) == b"topk has no kernels for CUDA"
+def test_every_compressor_has_kernels_for_cuda_and_nothing_else_takes_code():
+    assert all(traits.cuda for traits in kernels.compressors().values())
+    said = kernels.library.gluon_gc_cuda_code(b"nothing", None)
+    assert said == b"there is no compressor 'nothing'"
+
+
+def test_dithering_of_another_width_than_a_fixed_one_is_refused():
+    said = (
+        "dithering for CUDA has payloads of fixed width only: all nodes must have fixed_width=True"
+    )
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        kernels.Codec("dithering", {"k": 2}, 10, isa="cuda")
+    assert kernels.Codec("dithering", {"k": 2, "fixed_width": True}, 10, isa="cuda").draws == 10
 
 
 def test_a_library_without_code_for_gpus_or_a_machine_without_a_driver_says_so():

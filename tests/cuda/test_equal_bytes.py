@@ -10,6 +10,8 @@ from tests.core.compressors import options_of, positions, together
 
 from . import emulator, equal
 
+START = kernels.position((2**63 + 12345, 987654321), 5)
+
 each_compressor = pytest.mark.parametrize("name", emulator.COMPRESSORS)
 
 
@@ -25,9 +27,39 @@ def test_the_bytes_are_those_of_the_cpu(gpu, name, turn):
     equal.check_all(name, turn)
 
 
+@pytest.mark.parametrize("distribution", equal.MISLEADING)
+@pytest.mark.parametrize("name", equal.SAMPLED)
+def test_no_distribution_defeats_the_sample(gpu, name, distribution):
+    gpu.emulator_seed(len(distribution))
+    equal.check_distribution(
+        name, distribution, {"topk": {"ef": "vanilla"}, "dgc": {"mu": 0.9}}[name]
+    )
+
+
+@pytest.mark.parametrize("k", [1, 7, 0.3, 0.9999, 10**6])
+@pytest.mark.parametrize("n", [1, 1025, equal.N_SAMPLED])
+def test_topk_sends_one_or_all_of_them(n, k):
+    equal.check("topk", {"k": k}, n, np.float32, n)
+    equal.check("topk", {"k": k, "ef": "corrected", "mu": 0.9}, n, np.float64, n)
+
+
+@pytest.mark.parametrize("options", options_of("dgc"), ids=str)
+def test_all_options_of_dgc_give_the_bytes_of_the_cpu(options):
+    equal.check("dgc", options, equal.N_SAMPLED, np.float32, 1)
+    equal.check("dgc", {**options, "mu": 0.9}, 5000, np.float64, 2)
+
+
 @each_compressor
 def test_a_million_elements_are_summed_in_several_levels_as_on_the_cpu(name):
-    equal.check(name, {**options_of(name)[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+    equal.check(name, {**options_of(name, "cuda")[0], "ef": "vanilla"}, 2**20 + 4321, np.float32)
+
+
+def test_dithering_draws_for_longer_segments_of_larger_arrays_what_the_cpu_draws():
+    n, options = 2**21 + 4321, {"k": 5, "fixed_width": True}
+    values = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    codecs = [kernels.Codec("dithering", options, n, isa=isa) for isa in (None, "cuda")]
+    (cpu, _), (gpu, _) = (codec.compress(values, position=START) for codec in codecs)
+    assert np.array_equal(cpu, gpu)
 
 
 @each_compressor
@@ -38,8 +70,10 @@ def test_calls_for_many_sizes_that_are_made_together_give_the_bytes_of_the_cpu(n
 @each_compressor
 def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
     def launches(count):
-        options = {**options_of(name)[0], "mu": 0.9}
-        codecs = [kernels.Codec(name, options, n, isa="cuda", stream=7) for n in range(count)]
+        options = {**options_of(name, "cuda")[0], "mu": 0.9}
+        codecs = [
+            kernels.Codec(name, options, n, isa="cuda", stream=7) for n in range(1, count + 1)
+        ]
         gpu.emulator_queued(ctypes.c_void_p(7))
         states = [codec.state() for codec in codecs]
         with together("compress"):
@@ -68,7 +102,7 @@ def test_calls_that_are_made_together_are_queued_in_one_stream():
 
 @each_compressor
 def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compute(gpu, name):
-    options, n, stream = {**options_of(name)[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
+    options, n, stream = {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
     cpu = kernels.Codec(name, options, n)
     codec = kernels.Codec(name, options, n, isa="cuda", stream=stream)
     values = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)
@@ -82,7 +116,8 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
         codec.compress(x, state, position, ratio=0.5, payload=row)
         for row, x, position in zip(rows, values, positions(codec, 2))
     ]
-    kept.append(codec.decompress(rows, out=out))
+    count = 1 if codec.traits.summable else 2
+    kept.append(codec.decompress(rows[:count], *positions(codec, 1), out=out))
     untouched = (rows == 0xA5).all() and not out.any()
     released = gpu.emulator_release()
 
@@ -92,14 +127,14 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
     for row, x, position in zip(rows, values, positions(cpu, 2)):
         payload, status = cpu.compress(x, expected, position, ratio=0.5)
         assert np.array_equal(row[: status.bytes], payload[: status.bytes])
-    assert np.array_equal(out, cpu.decompress(rows)[0])
+    assert np.array_equal(out, cpu.decompress(rows[:count], *positions(cpu, 1))[0])
 
 
 def test_tickets_become_zeros_in_the_stream(gpu):
-    tickets = np.full(256, 0xA5, np.uint8)
+    tickets = np.full(4 * 64, 0xA5, np.uint8)
     gpu.emulator_queued(ctypes.c_void_p(7))
-    assert kernels.library.gluon_gc_prepare(tickets.ctypes.data, 3, 7) is None
-    assert not tickets[:192].any() and (tickets[192:] == 0xA5).all()
+    assert kernels.library.gluon_gc_clear(tickets.ctypes.data, 3 * 64, 7) is None
+    assert not tickets[: 3 * 64].any() and (tickets[3 * 64 :] == 0xA5).all()
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
 
 
@@ -110,3 +145,25 @@ def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
     codec.decompress(np.stack([payload, payload]))
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
+
+
+@pytest.mark.parametrize(
+    "name, options, launches",
+    [
+        ("topk", {"k": 0.01, "ef": "vanilla"}, 7),
+        ("dgc", {"max_adaptation_iters": 2}, 12),
+        ("dgc", {"max_adaptation_iters": 2, "resample": False, "gradient_clipping": 1.0}, 10),
+    ],
+)
+def test_how_many_launches_a_search_takes_does_not_depend_on_the_values(
+    gpu, name, options, launches
+):
+    n, stream = equal.N_SAMPLED, 7
+    options = {**options_of(name)[0], **options}
+    codec = kernels.Codec(name, options, n, isa="cuda", stream=stream)
+    gpu.emulator_queued(ctypes.c_void_p(stream))
+    for values in (np.ones(n, np.float32), np.arange(n, dtype=np.float32)):
+        payload, _ = codec.compress(values, codec.state())
+        assert gpu.emulator_queued(ctypes.c_void_p(stream)) == launches
+    codec.decompress(np.stack([payload] * 3))
+    assert gpu.emulator_queued(ctypes.c_void_p(stream)) == 1 + 3

@@ -4,6 +4,7 @@ import faulthandler
 import multiprocessing
 import shutil
 import signal
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,12 +15,16 @@ fork = multiprocessing.get_context("fork")  # which has imported all that is nee
 
 
 class Mutant(NamedTuple):
-    """A file of operators/cuda, a part of it and what is there instead, and what tests say."""
+    """A file of operators/cuda, a part of it and what is there instead, and what tests say.
+
+    If it is not the source of kernels, `of` names a compressor that includes it.
+    """
 
     file: str
     part: str
     instead: str
     said: str
+    of: str = "onebit"
 
 
 OUT_OF_BOUNDS = "SIGSEGV"
@@ -110,11 +115,177 @@ MUTANTS = {
         "__device__ inline bool last_block(uint32* ticket) {\n  ticket = &all_calls;",
         "many at once",
     ),
+    "a digit of the wrong bits": Mutant(
+        "compressors/topk_threshold.cuh",
+        "top < digit_bits ? 0 : top - digit_bits",
+        "top < digit_bits ? 0 : top - digit_bits + 1",
+        "",
+        "topk",
+    ),
+    "no barrier before counts are collected": Mutant(
+        "compressors/topk_threshold.cuh",
+        "limit, counts);\n    }\n  });\n  __syncthreads();",
+        "limit, counts);\n    }\n  });",
+        "",
+        "topk",
+    ),
+    "no barrier before counts are made": Mutant(
+        "compressors/topk_threshold.cuh",
+        "counts[i] = 0;\n  __syncthreads();",
+        "counts[i] = 0;",
+        "",
+        "topk",
+    ),
+    "counts are not zeros again": Mutant(
+        "compressors/topk_threshold.cuh",
+        "    counts[highest - i] = 0;\n",
+        "",
+        "",
+        "topk",
+    ),
+    "counts are not zeros to begin with": Mutant(
+        "compressors/topk_threshold.cuh",
+        "memory.histogram[i] = 0;",
+        ";",
+        "",
+        "topk",
+    ),
+    "a list that is too short": Mutant(
+        "compressors/topk_candidates.cuh",
+        " && state.found >= k",
+        "",
+        "another payload",
+        "topk",
+    ),
+    "a list without room": Mutant(
+        "compressors/topk_candidates.cuh",
+        "if (place + count.all > search.capacity) return;",
+        "",
+        "SIG",
+        "topk",
+    ),
+    "candidates a place too far": Mutant(
+        "compressors/topk_candidates.cuh",
+        "place += count.before;",
+        "place += count.before + 1;",
+        "",
+        "topk",
+    ),
+    "of equals the last ones": Mutant(
+        "compressors/topk_send.cuh",
+        "__popc(are_at_limit & lower_lanes)",
+        "__popc(are_at_limit & ~lower_lanes)",
+        "another payload",
+        "topk",
+    ),
+    "parts begin where they end": Mutant(
+        "compressors/topk_send.cuh",
+        "    memory.parts[part] = counts;\n    counts += here;",
+        "    counts += here;\n    memory.parts[part] = counts;",
+        "another",
+        "topk",
+    ),
+    "what is sent is kept": Mutant(
+        "compressors/topk.cu",
+        "if (topk.memory[0] != nullptr) topk.memory[0][index] = 0;",
+        "",
+        "another state",
+    ),
+    "the limit of the largest in any case": Mutant(
+        "compressors/dgc.cu",
+        "  if (!memory.dgc->largest) return;\n",
+        "",
+        "",
+    ),
+    "counts of an earlier threshold": Mutant(
+        "compressors/dgc_threshold.cuh",
+        "  dgc.reaching = 0;\n",
+        "",
+        "",
+        "dgc",
+    ),
+    "momentum of what is sent": Mutant(
+        "compressors/dgc.cu",
+        "call.momentum != nullptr && call.plan.momentum_masking",
+        "false",
+        "another state",
+    ),
     "the ratio of the call": Mutant(
         "correction.cuh",
         "call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio",
         "call.ratio",
         "another aggregate",
+    ),
+    "lanes a segment too far": Mutant(
+        "stream.cuh",
+        "segment = t * (tile / stream_segment) + lane()",
+        "segment = t * (tile / stream_segment) + lane() + 1",
+        "another payload",
+        "randomk",
+    ),
+    "a wrong jump from tile to tile": Mutant(
+        "stream.cuh",
+        "product(of[i][base - 1], one_step);\n    }",
+        "product(of[i][base - 2], one_step);\n    }",
+        "another payload",
+        "randomk",
+    ),
+    "half a jump": Mutant("stream.cuh", "word < 2", "word < 1", "another payload", "randomk"),
+    "a remainder that is no remainder": Mutant(
+        "stream.cuh", "remainder < n ? remainder : remainder - n", "remainder", "", "randomk"
+    ),
+    "what was not finite is remembered": Mutant(
+        "settle.cuh", "if (threadIdx.x == 0) ticket[1] = 0;", "", "another payload", "randomk"
+    ),
+    "no barrier before that is forgotten": Mutant(
+        "settle.cuh", "__syncthreads();", "", "", "randomk"
+    ),
+    "an element that is drawn again is sent as zero": Mutant(
+        "compressors/randomk.cu",
+        "if (call.indices != nullptr)",
+        "if (call.indices != nullptr) call.memory[0][indices[j]] = 0;\n"
+        "      if (call.indices != nullptr)",
+        "another payload",
+    ),
+    "an element that is drawn again is added to again": Mutant(
+        "compressors/randomk.cu",
+        "call.sums[first + j] = before",
+        "call.out[indices[j]] = call.sums[first + j] = before",
+        "decode to something",
+    ),
+    "draws past the last one": Mutant(
+        "compressors/randomk.cu", "here = first + j < call.k", "here = true", OUT_OF_BOUNDS
+    ),
+    "all lanes draw for the same segment": Mutant(
+        "compressors/dithering.cu", "lane() * (call.segment", "1 * (call.segment", "another payload"
+    ),
+    "chunks begin a segment too far": Mutant(
+        "compressors/dithering.cu",
+        "c * (chunk_of(call.segment) / stream_segment)",
+        "c * (chunk_of(call.segment) / stream_segment) + 1",
+        "another payload",
+    ),
+    "draws are used before they are there": Mutant(
+        "compressors/dithering.cu", ">> 32);\n      __syncwarp();", ">> 32);", "another payload"
+    ),
+    "no barrier between the largest of warps": Mutant(
+        "compressors/dithering.cu", "  __syncthreads();\n", "", ""
+    ),
+    "planes of groups past the end": Mutant(
+        "compressors/dithering.cu", "if (first < call.n) write", "write", OUT_OF_BOUNDS
+    ),
+    "the last bytes are left as they are": Mutant(
+        "compressors/dithering.cu", "if (end != bytes)", "if (false)", "another payload"
+    ),
+    "a symbol of zero has a sign": Mutant(
+        "compressors/dithering.cu", "p[r] < 0 && symbol != 0", "p[r] < 0", "another payload"
+    ),
+    "natural levels above one count twice": Mutant(
+        "compressors/dithering_levels.cuh",
+        "lesser(y, T{1}) * power",
+        "y * power",
+        "another payload",
+        "dithering",
     ),
 }
 
@@ -122,9 +293,7 @@ MUTANTS = {
 @pytest.fixture(scope="module")
 def operators(tmp_path_factory):
     """A copy of the headers and sources of kernels."""
-    copy = tmp_path_factory.mktemp("operators")
-    shutil.copytree(emulator.OPERATORS / "cuda", copy / "cuda")
-    return copy
+    return Path(shutil.copytree(emulator.OPERATORS, tmp_path_factory.mktemp("copy") / "operators"))
 
 
 def try_kernels(module, words):
@@ -157,18 +326,19 @@ def verdict_of(module):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(operators, tmp_path, name):
-    file, part, instead, said = MUTANTS[name]
-    path = operators / "cuda" / file
+    mutant = MUTANTS[name]
+    path = operators / "cuda" / mutant.file
     original = path.read_text()
-    assert original.count(part) == 1
-    path.write_text(original.replace(part, instead))
+    assert original.count(mutant.part) == 1
+    path.write_text(original.replace(mutant.part, mutant.instead))
     try:
-        source = path if path.suffix == ".cu" else path.parent / "compressors/onebit.cu"
+        kernels = f"cuda/compressors/{mutant.of}.cu"
+        source = path if path.suffix == ".cu" else operators / kernels
         module = emulator.compile_module(source, tmp_path, operators)
     finally:
         path.write_text(original)
     verdict = verdict_of(module)
-    assert verdict != "nothing" and said in verdict
+    assert verdict != "nothing" and mutant.said in verdict
 
 
 def test_what_is_no_mutant_is_left_alone():

@@ -98,18 +98,12 @@ bool all_halves_finite(const char* values, std::size_t count) {
 struct Dgc : KeepsResidual {
   static constexpr Traits traits{true, false, false, true, true};
 
-  Dgc(const Options& options, std::size_t n) : KeepsResidual{n}, config(options, n), plan(topk_plan(n, least_room())) {
+  Dgc(const Options& options, std::size_t n)
+      : KeepsResidual{n}, config(options, n), plan(topk_plan(n, config.least_room(n))) {
     if (n > UINT32_MAX) refuse("dgc takes fewer than 2^32 elements, got %zu", n);
     if (dgc_payload_bytes<double>(config.most, false) > UINT32_MAX) {
       refuse("a payload of dgc has fewer than 2^32 bytes, so that it cannot have %zu elements", config.most);
     }
-  }
-
-  // So many candidates that whether there are too many of them need not be counted again.
-  std::size_t least_room() const {
-    const double enough = config.upper > 1 ? static_cast<double>(config.selects) * config.upper : 0;
-    const std::size_t least = enough < static_cast<double>(n) ? static_cast<std::size_t>(enough) : n;
-    return least > config.selects ? least : config.selects;
   }
 
   template <typename T>

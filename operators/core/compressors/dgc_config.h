@@ -22,6 +22,13 @@ struct DgcConfig {
   // The most elements of a sample.
   std::size_t sample_room(std::size_t n) const { return strided && samples != n ? n / stride + 1 : samples; }
 
+  // So many candidates that whether there are too many of them need not be counted again.
+  std::size_t least_room(std::size_t n) const {
+    const double enough = upper > 1 ? static_cast<double>(selects) * upper : 0;
+    const std::size_t least = enough < static_cast<double>(n) ? static_cast<std::size_t>(enough) : n;
+    return least > selects ? least : selects;
+  }
+
   std::size_t selects, most;  // of the epoch, and of any
   std::size_t samples, top, stride, iterations;
   double upper, lower;

@@ -12,6 +12,7 @@
 //   elias: for every stream_block elements a uint32, the number of bits of a segment; then the segments, each
 //     of whole bytes. A segment has, for each element whose symbol s is not 0, the distance from the one
 //     before it (or from the element before the segment) and s, both as in elias.h, with the sign between.
+//     With the option fixed_width there are none, neither made nor taken: a GPU has no use for them.
 // What is left of the capacity has no meaning. n must be below 2^30.
 //
 // Memory: the residual (n). Two passes, since the norm comes first: reads gradient twice, 8 bytes an element
@@ -293,7 +294,7 @@ struct Dithering : KeepsResidual {
     const std::size_t blocks = dithering_blocks(n);
     const std::uint8_t* code = from.code_bits(blocks);
     const std::uint8_t* const end = from.begin + from.bytes();
-    if (from.coding() != Coding::elias || from.bytes() < code - from.begin) return false;
+    if (from.coding() != Coding::elias || config.fixed_width || from.bytes() < code - from.begin) return false;
     for (std::size_t block = 0; block < blocks; ++block) {
       const std::size_t bits = read<std::uint32_t>(from.code_bits(block)), left = n - block * stream_block;
       const std::size_t count = left < stream_block ? left : stream_block;

@@ -5,11 +5,11 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-struct Bytegrad : KeepsResidual {
-  explicit Bytegrad(const Options&) {}
+struct Bytegrad : Launcher {
+  Bytegrad(const Options&, std::size_t n) : n(n) {}
 
   template <typename T>
-  std::size_t workspace_bytes(std::size_t n) const {
+  std::size_t workspace_bytes() const {
     return 2 * tiles_of(n) * sizeof(T);
   }
 
@@ -23,6 +23,8 @@ struct Bytegrad : KeepsResidual {
   void decompress(const Queue& queue, const Calls<Decoding<T>>& calls) const {
     queue.launch<T>("bytegrad_decompress", calls);
   }
+
+  Size n;
 };
 
 }  // namespace

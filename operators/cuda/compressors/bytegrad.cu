@@ -158,14 +158,6 @@ __device__ void find_range(const Encoding<T>& call) {
   settle(call, call.bytes - unused<T>(call.n, length), range.finite);
 }
 
-// p once more, after the first sweep.
-template <typename T>
-__device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
-  if (call.memory[0] != nullptr) return call.memory[0][i];
-  const T g = call.gradient[i] * scale;
-  return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
-}
-
 // The second sweep: writes the bytes of p and, if there is a residual, what they lose.
 template <typename T>
 __device__ void quantise(const Encoding<T>& call) {

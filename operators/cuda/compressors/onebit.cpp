@@ -5,11 +5,11 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-struct Onebit {
-  explicit Onebit(const Options& options) : scaling(options.flag("scaling")) {}
+struct Onebit : Launcher {
+  Onebit(const Options& options, std::size_t n) : n(n), scaling(options.flag("scaling")) {}
 
   template <typename T>
-  std::size_t workspace_bytes(std::size_t n) const {
+  std::size_t workspace_bytes() const {
     return tree_size(n) * sizeof(double);
   }
 
@@ -36,6 +36,7 @@ struct Onebit {
     }
   }
 
+  Size n;
   bool scaling;
 };
 

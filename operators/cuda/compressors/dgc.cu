@@ -1,0 +1,159 @@
+// dgc: the kernels of core/compressors/dgc.cpp, which says what a payload and the memory are.
+//
+// Bytes an element of float: as there. A strided sample is looked at once for each digit of its threshold, a sector of
+// 32 bytes an element. Candidates are listed as topk does, and looked at once for each time that the threshold is
+// adapted, for each digit if the largest are sent, and twice to be sent.
+#include "cuda/compressors/dgc_threshold.cuh"
+#include "cuda/compressors/sparse.cuh"
+#include "cuda/compressors/topk_send.cuh"
+#include "cuda/half.cuh"
+#include "cuda/settle.cuh"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+template <typename T>
+__device__ inline uint32 element_bytes(bool half_values) {
+  return sizeof(uint32) + (half_values ? sizeof(Half) : sizeof(T));
+}
+
+template <typename T>
+__device__ void begin(const DgcEncoding<T>& call) {
+  const DgcMemory<T> memory(call);
+  const T shortening = shortening_of(call, memory), scale = scale_of(call);
+  begin_search(call.search, memory, call.n, call.ticket, [&](Size i) {
+    T momentum = call.momentum != nullptr ? call.momentum[i] : T{0};
+    return compensate(call, shortening, call.gradient[i] * scale, momentum, call.memory[0][i]);
+  });
+  if (blockIdx.x == 0 && threadIdx.x == 0) memory.dgc->reaching = memory.dgc->settled = memory.dgc->largest = 0;
+}
+
+template <typename T>
+__device__ void sweep(const DgcEncoding<T>& call) {
+  const DgcMemory<T> memory(call);
+  const T shortening = shortening_of(call, memory);
+  T* const v = call.memory[0];
+  const auto compensate_rows = [&](const Column& column, T (&p)[rows_ahead<T>]) {
+    Loaded<T> loaded(call, column);
+#pragma unroll
+    for (int r = 0; r < rows_ahead<T>; ++r) {
+      p[r] = compensate(call, shortening, loaded.gradient[r], loaded.momentum[r], loaded.kept[r]);
+      if (call.momentum != nullptr && column.has(r)) call.momentum[column[r]] = loaded.momentum[r];
+    }
+  };
+  collect(call.search, memory, call.n, v, compensate_rows, [=](Size i) { return v[i]; });
+}
+
+template <typename T>
+__device__ void narrow(const DgcEncoding<T>& call, int digit) {
+  const DgcMemory<T> memory(call);
+  const T* const v = call.memory[0];
+  if (!memory.dgc->largest) return;
+  narrow_to_largest(call.search, memory, call.plan.selects, digit, call.n, call.ticket,
+                    [=](Size i) { return v[i]; });
+}
+
+// How many are sent of those that have just the limit.
+template <typename T>
+__device__ inline uint32 equal_sent(const DgcMemory<T>& memory) {
+  return memory.dgc->largest ? memory.state->rank : 0xffffffff;
+}
+
+template <typename T>
+__device__ void count(const DgcEncoding<T>& call) {
+  const DgcMemory<T> memory(call);
+  const T* const v = call.memory[0];
+  count_parts(call.search, memory, call.n, equal_sent(memory), call.plan.selects, call.ticket,
+              [=](Size i) { return v[i]; });
+}
+
+// One element that is NaN.
+template <typename T>
+__device__ inline void spoil(const DgcEncoding<T>& call) {
+  uint8* const values = call.payload + 2 * sizeof(uint32);
+  const Size value_bytes = element_bytes<T>(call.plan.half_values) - sizeof(uint32);
+  write(call.payload, 1, uint32{0});
+  for (Size i = 0; i < value_bytes; ++i) values[i] = 0xff;
+}
+
+template <typename T>
+__device__ void send(const DgcEncoding<T>& call) {
+  const DgcMemory<T> memory(call);
+  T* const v = call.memory[0];
+  const bool finite = memory.state->finite != 0, half_values = call.plan.half_values;
+  const uint32 count = finite ? memory.state->sent : 1;
+  uint8* const indices = call.payload + sizeof(uint32);
+  uint8* const values = indices + count * Size{sizeof(uint32)};
+  if (finite) {
+    for_each_sent(call.search, memory, call.n, equal_sent(memory), [=](Size i) { return v[i]; },
+                  [&](uint32 place, uint32 index, T x) {
+                    write(indices, place, index);
+                    if (half_values) {
+                      write(values, place, to_half(x).bits);
+                    } else {
+                      write(values, place, x);
+                    }
+                    v[index] = 0;
+                    if (call.momentum != nullptr && call.plan.momentum_masking) call.momentum[index] = 0;
+                  });
+  }
+  if (!last_block(call.ticket)) return;
+  const uint32 length = sizeof(uint32) + count * element_bytes<T>(half_values);
+  if (threadIdx.x == 0) {
+    write(call.payload, 0, length);
+    if (!finite) spoil(call);
+  }
+  settle(call, static_cast<Size>(call.payload - call.message) + length, finite);
+}
+
+template <typename T>
+__device__ void begin_sum(const DgcDecoding<T>& call) {
+  Size bytes = call.bytes;
+  if (call.status != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    for (Size i = 0; i < call.count; ++i) bytes -= call.capacity - read<uint32>(call.payloads + i * call.stride);
+  }
+  begin_sum(call, bytes);
+}
+
+template <typename T>
+__device__ void add(const DgcDecoding<T>& call, Size number) {
+  if (number >= call.count) return;
+  const uint8* const payload = call.payloads + number * call.stride;
+  const bool half_values = call.half_values;
+  const uint32 count = (read<uint32>(payload) - sizeof(uint32)) / element_bytes<T>(half_values);
+  const uint8* const indices = payload + sizeof(uint32);
+  const uint8* const values = indices + count * Size{sizeof(uint32)};
+  add_elements(call, indices, count, [&](Size i) {
+    return half_values ? static_cast<T>(to_float(read<Half>(values, i))) : read<T>(values, i);
+  });
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc
+
+using namespace gluon_gc::cuda;
+
+GLUON_GC_KERNEL dgc_clip_float32(Batch<DgcEncoding<float>> calls) { clip(mine(calls)); }
+GLUON_GC_KERNEL dgc_clip_float64(Batch<DgcEncoding<double>> calls) { clip(mine(calls)); }
+GLUON_GC_KERNEL dgc_begin_float32(Batch<DgcEncoding<float>> calls) { begin(mine(calls)); }
+GLUON_GC_KERNEL dgc_begin_float64(Batch<DgcEncoding<double>> calls) { begin(mine(calls)); }
+GLUON_GC_KERNEL dgc_sweep_float32(Batch<DgcEncoding<float>> calls) { sweep(mine(calls)); }
+GLUON_GC_KERNEL dgc_sweep_float64(Batch<DgcEncoding<double>> calls) { sweep(mine(calls)); }
+GLUON_GC_KERNEL dgc_draw_float32(Batch<DgcEncoding<float>> calls) { draw(mine(calls)); }
+GLUON_GC_KERNEL dgc_draw_float64(Batch<DgcEncoding<double>> calls) { draw(mine(calls)); }
+GLUON_GC_KERNEL dgc_narrow_sample_float32(Batch<DgcEncoding<float>> calls, int digit) { narrow_sample(mine(calls), digit); }
+GLUON_GC_KERNEL dgc_narrow_sample_float64(Batch<DgcEncoding<double>> calls, int digit) { narrow_sample(mine(calls), digit); }
+GLUON_GC_KERNEL dgc_adapt_float32(Batch<DgcEncoding<float>> calls) { adapt(mine(calls)); }
+GLUON_GC_KERNEL dgc_adapt_float64(Batch<DgcEncoding<double>> calls) { adapt(mine(calls)); }
+GLUON_GC_KERNEL dgc_narrow_float32(Batch<DgcEncoding<float>> calls, int digit) { narrow(mine(calls), digit); }
+GLUON_GC_KERNEL dgc_narrow_float64(Batch<DgcEncoding<double>> calls, int digit) { narrow(mine(calls), digit); }
+GLUON_GC_KERNEL dgc_count_float32(Batch<DgcEncoding<float>> calls) { count(mine(calls)); }
+GLUON_GC_KERNEL dgc_count_float64(Batch<DgcEncoding<double>> calls) { count(mine(calls)); }
+GLUON_GC_KERNEL dgc_send_float32(Batch<DgcEncoding<float>> calls) { send(mine(calls)); }
+GLUON_GC_KERNEL dgc_send_float64(Batch<DgcEncoding<double>> calls) { send(mine(calls)); }
+GLUON_GC_KERNEL dgc_begin_sum_float32(Batch<DgcDecoding<float>> calls) { begin_sum(mine(calls)); }
+GLUON_GC_KERNEL dgc_begin_sum_float64(Batch<DgcDecoding<double>> calls) { begin_sum(mine(calls)); }
+GLUON_GC_KERNEL dgc_add_float32(Batch<DgcDecoding<float>> calls, Size number) { add(mine(calls), number); }
+GLUON_GC_KERNEL dgc_add_float64(Batch<DgcDecoding<double>> calls, Size number) { add(mine(calls), number); }

@@ -1,0 +1,170 @@
+// Momentum and velocity of dgc, and the threshold that its sample gives, which is adapted.
+#pragma once
+
+#include "cuda/compressors/dgc_plan.h"
+#include "cuda/compressors/topk_candidates.cuh"
+#include "cuda/stream.cuh"
+#include "cuda/sums.cuh"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+// The memory of a call.
+template <typename T>
+struct DgcMemory : SearchMemory<T> {
+  __device__ explicit DgcMemory(const DgcEncoding<T>& call) : SearchMemory<T>(call.workspace, call.n, call.search) {
+    const DgcLayout<T> layout(call.n, call.search, call.plan);
+    char* const memory = static_cast<char*>(call.workspace);
+    dgc = reinterpret_cast<DgcState<T>*>(memory + layout.state);
+    sums = reinterpret_cast<double*>(memory + layout.sums);
+    sample = reinterpret_cast<T*>(memory + layout.sample);
+  }
+
+  DgcState<T>* dgc;
+  double* sums;
+  T* sample;
+};
+
+// What the gradient is multiplied by so that its norm, of which this is the square, is at most `most`. NaN if the norm
+// is not finite.
+template <typename T>
+__device__ inline T clipping(double square, T most) {
+  const T largest = of_bits(static_cast<Bits<T>>(infinity_bits<T> - 1));
+  const double root = sqrt(square);
+  const T norm = root - root == 0 && root > largest ? largest : static_cast<T>(root);
+  return norm <= most ? T{1} : most / norm + (norm - norm);
+}
+
+// Finds how much the gradient is clipped.
+template <typename T>
+__device__ void clip(const DgcEncoding<T>& call) {
+  const DgcMemory<T> memory(call);
+  const T scale = scale_of(call);
+  for_each_tile(call.n, [&](Size t) {
+    double squares = 0;
+#pragma unroll 1
+    for (int row = 0; row < rows; row += rows_ahead<T>) {
+      const Column column(t, row, call.n);
+      T gradient[rows_ahead<T>];
+      Loaded<T>::load(call.gradient, column, gradient);
+#pragma unroll
+      for (int r = 0; r < rows_ahead<T>; ++r) {
+        const double g = column.has(r) ? gradient[r] * scale : T{0};
+        squares += g * g;
+      }
+    }
+    squares = butterfly(squares);
+    if (lane() == 0) memory.sums[t] = squares;
+  });
+  if (!last_block(call.ticket)) return;
+  const double sum = sum_tiles(memory.sums, tiles_of(call.n));
+  if (threadIdx.x == 0) memory.dgc->shortening = clipping(sum, static_cast<T>(call.plan.max_norm));
+}
+
+// Velocity and momentum of an element, from those before and a gradient that is scaled; `momentum` is not looked at if
+// there is none.
+template <typename T>
+__device__ inline T compensate(const DgcEncoding<T>& call, T shortening, T gradient, T& momentum, T velocity) {
+  const T g = gradient * shortening;
+  if (call.momentum == nullptr) return velocity + g;
+  momentum = call.plan.nesterov ? (momentum + g) * call.mu : call.mu * momentum + g;
+  return call.plan.nesterov ? (velocity + momentum) + g : velocity + momentum;
+}
+
+template <typename T>
+__device__ inline T shortening_of(const DgcEncoding<T>& call, const DgcMemory<T>& memory) {
+  return call.plan.max_norm > 0 ? memory.dgc->shortening : T{1};
+}
+
+// Copies the velocities that are drawn, of all after the sweep.
+template <typename T>
+__device__ void draw(const DgcEncoding<T>& call) {
+  constexpr int ahead = 4;
+  const DgcMemory<T> memory(call);
+  if (call.plan.sample != DgcSample::drawn) return;
+  for_each_draw<ahead>(call.stream, call.n, call.plan.samples, [&](Size first, const Size (&indices)[ahead]) {
+    T v[ahead];
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) v[j] = first + j < call.plan.samples ? call.memory[0][indices[j]] : T{0};
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (first + j < call.plan.samples) memory.sample[first + j] = v[j];
+    }
+  });
+}
+
+// The next digit of the magnitude that is number plan.top in the sample.
+template <typename T>
+__device__ void narrow_sample(const DgcEncoding<T>& call, int digit) {
+  const DgcMemory<T> memory(call);
+  const T* const v = call.memory[0];
+  const DgcPlan& plan = call.plan;
+  if (plan.sample == DgcSample::all) {
+    narrow_to_largest(call.search, memory, plan.top, digit, call.n, call.ticket, [=](Size i) { return v[i]; });
+    return;
+  }
+  const bool drawn = plan.sample == DgcSample::drawn;
+  const T* const first = drawn ? memory.sample : v + plan.start;
+  const Size stride = drawn ? 1 : plan.stride;
+  narrow(*memory.state, digit, plan.samples, memory.histogram, call.ticket,
+         [=](Size i) { return first[i * stride]; });
+}
+
+// How many of the velocities reach a threshold, of those that this thread looks at.
+template <typename T>
+__device__ uint32 reaching(const DgcEncoding<T>& call, const DgcMemory<T>& memory, Bits<T> threshold) {
+  const bool listed = are_listed(call.search, *memory.state, threshold);
+  const T* const v = listed ? memory.values : call.memory[0];
+  const Size count = listed ? memory.state->found : call.n;
+  uint32 sum = 0;
+  for_each_tile(count, [&](Size t) {
+#pragma unroll 1
+    for (int row = 0; row < rows; row += rows_ahead<T>) {
+      const Column column(t, row, count);
+      T x[rows_ahead<T>];
+      Loaded<T>::load(v, column, x);
+#pragma unroll
+      for (int r = 0; r < rows_ahead<T>; ++r) sum += column.has(r) && magnitude_bits(x[r]) >= threshold;
+    }
+  });
+  return sum;
+}
+
+template <typename T>
+__device__ inline Bits<T> times(Bits<T> threshold, double factor) {
+  return magnitude_bits(of_bits(threshold) * static_cast<T>(factor));
+}
+
+// Once: adapts the threshold to how many reach it, as choose_elements of core/compressors/dgc_threshold.h.
+template <typename T>
+__device__ void adapt(const DgcEncoding<T>& call) {
+  const DgcMemory<T> memory(call);
+  SearchState<T>& state = *memory.state;
+  DgcState<T>& dgc = *memory.dgc;
+  const DgcPlan& plan = call.plan;
+  if (dgc.settled || plan.sample == DgcSample::all) return;
+  const uint32 sum = scan(reaching(call, memory, state.limit)).all;
+  if (threadIdx.x == 0) atomicAdd(&dgc.reaching, sum);
+  if (!last_block(call.ticket) || threadIdx.x != 0) return;
+  const uint32 count = published(&dgc.reaching);
+  const double selects = plan.selects;
+  dgc.reaching = 0;
+  if (count > plan.selects && count > selects * plan.upper) {
+    if (plan.resample) {
+      dgc.settled = dgc.largest = 1;
+      state.limit = 0;
+      state.rank = plan.selects;
+    } else {
+      state.limit = times<T>(state.limit, plan.upper);
+    }
+  } else if (count <= plan.selects && count < selects * plan.lower) {
+    state.limit = times<T>(state.limit, plan.lower);
+  } else {
+    dgc.settled = 1;
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc

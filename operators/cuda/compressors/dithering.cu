@@ -1,0 +1,257 @@
+// dithering: the kernels of core/compressors/dithering.cpp, which says what a payload and the memory are. Payloads
+// are of fixed width: an Elias code is read from its beginning on.
+//
+// Bytes an element of float: as there. Two launches, since the norm comes first; the first one also finds where in
+// the random stream each warp of the second begins.
+#include "cuda/compressors/dithering.h"
+
+#include "cuda/bytes.cuh"
+#include "cuda/compressors/dithering_levels.cuh"
+#include "cuda/correction.cuh"
+#include "cuda/grid.cuh"
+#include "cuda/settle.cuh"
+#include "cuda/stream.cuh"
+#include "cuda/sums.cuh"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+using uint16 = unsigned short;
+constexpr int group_elements = 16;
+constexpr Size norm_at = 2 * sizeof(uint32);
+
+constexpr Size groups_of(Size n) { return n / group_elements + (n % group_elements != 0); }
+
+template <typename T>
+__device__ inline T read_norm(const uint8* payload) {
+  return read<T>(payload + norm_at);
+}
+
+// Where the planes of a group of sixteen elements are in a payload.
+template <typename T>
+__device__ inline Size group_at(Size group, const DitheringConfig& config) {
+  return norm_at + sizeof(T) + group * config.planes * sizeof(uint16);
+}
+
+// A warp writes the planes of two groups, a segment apart: those of its lower and its upper lanes' elements.
+template <typename T>
+__device__ inline void write_planes(const DitheringEncoding<T>& call, uint32 first, bool negative, uint32 symbol) {
+  const int planes = call.config.planes;
+  uint32 mine = 0;  // this lane's plane of both groups
+  for (int plane = 0; plane < planes; ++plane) {
+    const uint32 bits = __ballot_sync(all_lanes, plane == 0 ? negative : symbol >> (plane - 1) & 1);
+    if (lane() == plane) mine = bits;
+  }
+  if (lane() >= planes) return;
+  for (int half = 0; half < 2; ++half, first += call.segment, mine >>= group_elements) {
+    uint8* const group = call.payload + group_at<T>(first / group_elements, call.config);
+    if (first < call.n) write(group, lane(), static_cast<uint16>(mine));
+  }
+}
+
+// The symbol of element i and, as the lowest bit, whether it is negative.
+template <typename T>
+__device__ inline uint32 read_value(const uint8* payload, Size i, const DitheringConfig& config) {
+  const uint8* const byte = payload + group_at<T>(i / group_elements, config) + i % group_elements / 8;
+  uint32 value = 0;
+  for (int plane = 0; plane < config.planes; ++plane) {
+    value |= (byte[plane * sizeof(uint16)] >> i % 8 & 1u) << plane;
+  }
+  return value;
+}
+
+template <typename Value>
+__device__ inline Value largest_of_warp(Value largest) {
+  for (int half = warp_lanes / 2; half != 0; half /= 2) {
+    const Value other = __shfl_xor_sync(all_lanes, largest, half);
+    if (other > largest) largest = other;
+  }
+  return largest;
+}
+
+// The largest magnitude of `count`, which other blocks made, in all threads; the last block's threads call it
+// together. A NaN is larger than infinity.
+__device__ inline double largest_of(const double* magnitudes, Size count) {
+  __shared__ uint64 of_warps[warps];
+  uint64 largest = 0;
+#pragma unroll 4
+  for (Size i = threadIdx.x; i < count; i += block_threads) {
+    const uint64 bits = bits_of(published(magnitudes + i));
+    if (bits > largest) largest = bits;
+  }
+  largest = largest_of_warp(largest);
+  if (lane() == 0) of_warps[warp()] = largest;
+  __syncthreads();
+  for (int i = 0; i < warps; ++i) {
+    if (of_warps[i] > largest) largest = of_warps[i];
+  }
+  return of_bits(largest);
+}
+
+// At most the largest T, if the sum is finite.
+template <typename T>
+__device__ inline T l2_norm(double sum_of_squares) {
+  const double norm = sqrt(sum_of_squares);
+  const T most = sizeof(T) == 4 ? static_cast<T>(0x1.fffffep127) : static_cast<T>(0x1.fffffffffffffp1023);
+  return norm - norm == 0 && norm > most ? most : static_cast<T>(norm);
+}
+
+// The first sweep: momentum and feedback, and the norm of what comes out of them, in front of the payload.
+template <typename T>
+__device__ void find_norm(const DitheringEncoding<T>& call) {
+  for_each_element(chunks_of(call.n, call.segment), [&](Size c) {
+    RandomStream stream = call.stream;
+    jump(stream, c * (chunk_of(call.segment) / stream_segment));
+    call.streams[c] = stream;
+  });
+
+  T* const kept = call.memory[0];
+  const T ratio = ratio_of(call);
+  const bool l2 = call.config.l2;
+  for_each_tile(call.n, [&](Size t) {
+    double norm = 0;  // or the sum of which it is the root
+#pragma unroll 1
+    for (int row = 0; row < rows; row += rows_ahead<T>) {
+      const Column column(t, row, call.n);
+      const Loaded<T> loaded(call, column);
+#pragma unroll
+      for (int r = 0; r < rows_ahead<T>; ++r) {
+        T p = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
+        if (!column.has(r)) p = 0;
+        if (kept != nullptr && column.has(r)) kept[column[r]] = p;
+        const double magnitude = fabs(static_cast<double>(p));
+        if (l2) {
+          norm += magnitude * magnitude;
+        } else if (bits_of(magnitude) > bits_of(norm)) {
+          norm = magnitude;
+        }
+      }
+    }
+    norm = l2 ? butterfly(norm) : of_bits(largest_of_warp(bits_of(norm)));
+    if (lane() == 0) call.sums[t] = norm;
+  });
+
+  if (!last_block(call.ticket)) return;
+  const Size tiles = tiles_of(call.n);
+  const T norm = l2 ? l2_norm<T>(sum_tiles(call.sums, tiles)) : static_cast<T>(largest_of(call.sums, tiles));
+  if (threadIdx.x != 0) return;
+  const Size bytes = call.bytes - (call.payload - call.message), end = group_at<T>(groups_of(call.n), call.config);
+  if (end != bytes) write(call.payload + end, 0, uint16{0});
+  write(call.payload, 0, static_cast<uint32>(bytes));
+  write(call.payload, 1, uint32{0});  // fixed width
+  write(call.payload + norm_at, 0, norm - norm == 0 ? norm : not_a_number<T>());
+}
+
+// Elements of a lane that are loaded before any is used: a sweep that computes much has fewer than rows_ahead.
+template <typename T>
+constexpr int few_ahead = sizeof(T) == 4 ? 4 : 1;
+
+// The second sweep: writes the planes of p and, if there is a residual, what they lose. A warp has the segments of a
+// chunk, sixteen elements of each at a time. Its lanes draw for a segment each, and then take elements of two
+// segments together, so that neighbours load neighbours, and a ballot has a plane of two groups.
+template <typename T>
+__device__ void quantise(const DitheringEncoding<T>& call) {
+  __shared__ uint32 draws[warps][warp_lanes][group_elements + 1];  // upper halves; one more keeps banks apart
+  __shared__ RandomStream streams[warps][warp_lanes];              // as they were before these draws
+  T* const residual = call.memory[0];
+  const T norm = read_norm<T>(call.payload);
+  const Quantiser<T> quantiser(norm, call.config);
+  const Levels<T> levels(norm, call.config);
+  const T scale = scale_of(call);
+  const int half = lane() / group_elements, place = lane() % group_elements;
+
+  share_among_warps(chunks_of(call.n, call.segment), [&](Size c) {
+    RandomStream stream = call.streams[c];
+    jump(stream, lane() * (call.segment / stream_segment));
+#pragma unroll 1
+    for (uint32 offset = 0; offset < call.segment; offset += group_elements) {
+      streams[warp()][lane()] = stream;
+#pragma unroll 4
+      for (int i = 0; i < group_elements; ++i) draws[warp()][lane()][i] = static_cast<uint32>(draw(stream) >> 32);
+      __syncwarp();
+#pragma unroll 1
+      for (int segment = 0; segment < warp_lanes; segment += 2 * few_ahead<T>) {
+        const uint32 first = (static_cast<uint32>(c) * warp_lanes + segment) * call.segment + offset;
+        T p[few_ahead<T>];
+#pragma unroll
+        for (int r = 0; r < few_ahead<T>; ++r) {
+          const uint32 i = first + (2 * r + half) * call.segment + place;
+          p[r] = i < call.n ? corrected(call, scale, i) : T{0};
+        }
+#pragma unroll
+        for (int r = 0; r < few_ahead<T>; ++r) {
+          const int mine = segment + 2 * r + half;
+          const uint32 symbol = quantiser(p[r], draws[warp()][mine][place], [&] {
+            RandomStream from = streams[warp()][mine];
+            for (int i = 0; i < place; ++i) draw(from);
+            return draw(from);
+          });
+          const bool negative = p[r] < 0 && symbol != 0;
+          write_planes<T>(call, first + 2 * r * call.segment, negative, symbol);
+          if (residual == nullptr) continue;
+          const T level = levels(symbol);
+          const uint32 i = first + (2 * r + half) * call.segment + place;
+          if (i < call.n) residual[i] = p[r] - (negative ? -level : level);
+        }
+      }
+      __syncwarp();  // a ballot is no fence
+    }
+  });
+
+  if (last_block(call.ticket)) settle(call, call.bytes, norm - norm == 0);
+}
+
+template <typename T>
+__device__ void decompress(const Decoding<T>& call, const DitheringConfig& config) {
+  for_each_tile(call.n, [&](Size t) {
+#pragma unroll 1
+    for (int row = 0; row < rows; row += few_ahead<T>) {
+      const Column column(t, row, call.n);
+      T sum[few_ahead<T>];
+#pragma unroll
+      for (int r = 0; r < few_ahead<T>; ++r) {
+        sum[r] = call.add && column.has(r) ? call.out[column[r]] : call.count == 0 ? T{0} : T{-0.0};
+      }
+#pragma unroll 1
+      for (Size k = 0; k < call.count; ++k) {
+        const uint8* const payload = call.payloads + k * call.stride;
+        const Levels<T> levels(read_norm<T>(payload), config);
+#pragma unroll
+        for (int r = 0; r < few_ahead<T>; ++r) {
+          const uint32 value = column.has(r) ? read_value<T>(payload, column[r], config) : 0;
+          const T level = levels(value >> 1);
+          sum[r] = sum[r] + (value & 1 ? -level : level);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < few_ahead<T>; ++r) {
+        if (column.has(r)) call.out[column[r]] = sum[r];
+      }
+    }
+  });
+  if (call.status == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
+  bool finite = true;
+  for (Size k = 0; k < call.count; ++k) {
+    const T norm = read_norm<T>(call.payloads + k * call.stride);
+    finite = finite && norm - norm == 0;
+  }
+  *call.status = {call.bytes, finite};
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc
+
+using namespace gluon_gc::cuda;
+
+GLUON_GC_KERNEL dithering_norm_float32(Batch<DitheringEncoding<float>> calls) { find_norm(mine(calls)); }
+GLUON_GC_KERNEL dithering_norm_float64(Batch<DitheringEncoding<double>> calls) { find_norm(mine(calls)); }
+GLUON_GC_KERNEL dithering_quantise_float32(Batch<DitheringEncoding<float>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL dithering_quantise_float64(Batch<DitheringEncoding<double>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL dithering_decompress_float32(Batch<Decoding<float>> calls, DitheringConfig config) {
+  decompress(mine(calls), config);
+}
+GLUON_GC_KERNEL dithering_decompress_float64(Batch<Decoding<double>> calls, DitheringConfig config) {
+  decompress(mine(calls), config);
+}

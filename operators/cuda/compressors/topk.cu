@@ -1,0 +1,97 @@
+// topk: the kernels of core/compressors/topk.cpp, which says what a payload and the memory are.
+//
+// Bytes an element of float: as there, if a sample told which elements are candidates. They are in a list then, that
+// is looked at once for each digit, and twice to be sent. If it told too little, each of these is a sweep over p.
+#include "cuda/compressors/sparse.cuh"
+#include "cuda/compressors/topk_plan.h"
+#include "cuda/compressors/topk_send.cuh"
+#include "cuda/settle.cuh"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+template <typename T>
+__device__ void begin(const TopkEncoding<T>& topk) {
+  const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
+  const T scale = scale_of(topk), ratio = ratio_of(topk);
+  begin_search(topk.search, memory, topk.n, topk.ticket, [&](Size i) { return preview(topk, scale, ratio, i); });
+}
+
+template <typename T>
+__device__ void sweep(const TopkEncoding<T>& topk) {
+  const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
+  const T scale = scale_of(topk), ratio = ratio_of(topk);
+  const auto correct_rows = [&](const Column& column, T (&p)[rows_ahead<T>]) {
+    const Loaded<T> loaded(topk, column);
+#pragma unroll
+    for (int r = 0; r < rows_ahead<T>; ++r) {
+      p[r] = correct(topk, ratio, loaded, column, r, [](T residual) { return residual; });
+    }
+  };
+  collect(topk.search, memory, topk.n, topk.memory[0], correct_rows, [&](Size i) { return corrected(topk, scale, i); });
+}
+
+template <typename T>
+__device__ void narrow(const TopkEncoding<T>& topk, int digit) {
+  const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
+  const T scale = scale_of(topk);
+  narrow_to_largest(topk.search, memory, topk.search.k, digit, topk.n, topk.ticket,
+                    [&](Size i) { return corrected(topk, scale, i); });
+}
+
+template <typename T>
+__device__ void count(const TopkEncoding<T>& topk) {
+  const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
+  const T scale = scale_of(topk);
+  count_parts(topk.search, memory, topk.n, memory.state->rank, topk.search.k, topk.ticket,
+              [&](Size i) { return corrected(topk, scale, i); });
+}
+
+template <typename T>
+__device__ void send(const TopkEncoding<T>& topk) {
+  const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
+  const T scale = scale_of(topk);
+  uint8* const values = topk.payload + topk.search.k * sizeof(uint32);
+  for_each_sent(topk.search, memory, topk.n, memory.state->rank, [&](Size i) { return corrected(topk, scale, i); },
+                [&](uint32 place, uint32 index, T x) {
+                  write(topk.payload, place, index);
+                  write(values, place, x == x ? x : not_a_number<T>());
+                  if (topk.memory[0] != nullptr) topk.memory[0][index] = 0;
+                });
+  if (last_block(topk.ticket)) settle(topk, topk.bytes, memory.state->finite != 0);
+}
+
+template <typename T>
+__device__ void begin_sum(const TopkDecoding<T>& call) {
+  begin_sum(call, call.bytes);
+}
+
+template <typename T>
+__device__ void add(const TopkDecoding<T>& call, Size number) {
+  if (number >= call.count) return;
+  const uint8* const payload = call.payloads + number * call.stride;
+  const uint8* const values = payload + call.k * sizeof(uint32);
+  add_elements(call, payload, call.k, [&](Size i) { return read<T>(values, i); });
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc
+
+using namespace gluon_gc::cuda;
+
+GLUON_GC_KERNEL topk_begin_float32(Batch<TopkEncoding<float>> calls) { begin(mine(calls)); }
+GLUON_GC_KERNEL topk_begin_float64(Batch<TopkEncoding<double>> calls) { begin(mine(calls)); }
+GLUON_GC_KERNEL topk_sweep_float32(Batch<TopkEncoding<float>> calls) { sweep(mine(calls)); }
+GLUON_GC_KERNEL topk_sweep_float64(Batch<TopkEncoding<double>> calls) { sweep(mine(calls)); }
+GLUON_GC_KERNEL topk_narrow_float32(Batch<TopkEncoding<float>> calls, int digit) { narrow(mine(calls), digit); }
+GLUON_GC_KERNEL topk_narrow_float64(Batch<TopkEncoding<double>> calls, int digit) { narrow(mine(calls), digit); }
+GLUON_GC_KERNEL topk_count_float32(Batch<TopkEncoding<float>> calls) { count(mine(calls)); }
+GLUON_GC_KERNEL topk_count_float64(Batch<TopkEncoding<double>> calls) { count(mine(calls)); }
+GLUON_GC_KERNEL topk_send_float32(Batch<TopkEncoding<float>> calls) { send(mine(calls)); }
+GLUON_GC_KERNEL topk_send_float64(Batch<TopkEncoding<double>> calls) { send(mine(calls)); }
+GLUON_GC_KERNEL topk_begin_sum_float32(Batch<TopkDecoding<float>> calls) { begin_sum(mine(calls)); }
+GLUON_GC_KERNEL topk_begin_sum_float64(Batch<TopkDecoding<double>> calls) { begin_sum(mine(calls)); }
+GLUON_GC_KERNEL topk_add_float32(Batch<TopkDecoding<float>> calls, Size number) { add(mine(calls), number); }
+GLUON_GC_KERNEL topk_add_float64(Batch<TopkDecoding<double>> calls, Size number) { add(mine(calls), number); }

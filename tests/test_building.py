@@ -1,0 +1,58 @@
+"""What setup.py has CMake build, by what is installed and what the environment says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import clean_environ
+
+ROOT = Path(__file__).resolve().parents[1]
+MXNET = {"mxnet_cu112-1.9.1.dist-info/METADATA": "Name: mxnet-cu112\nVersion: 1.9.1\n"}
+TORCH = {"torch/__init__.py": "", "torch/version.py": "cuda: Optional[str] = '12.4'\n"}
+CPU_TORCH = {"torch/__init__.py": "", "torch/version.py": "cuda: Optional[str] = None\n"}
+NVRTC = {"nvidia/cuda_nvrtc/__init__.py": ""}
+MISSING = (
+    "mxnet-cu112 is here, but not what compiles kernels for GPUs: "
+    "pip install nvidia-cuda-nvrtc-cu11"
+)
+
+
+@pytest.mark.parametrize(
+    "asked, installed, built",
+    [
+        (None, {}, "0"),
+        (None, NVRTC, "0"),
+        (None, {**MXNET, **NVRTC}, "1"),
+        (None, {**TORCH, **NVRTC}, "1"),
+        (None, {**CPU_TORCH, **NVRTC}, "0"),
+        (None, MXNET, "0"),
+        ("0", {**MXNET, **NVRTC}, "0"),
+        ("1", NVRTC, "1"),
+    ],
+)
+def test_kernels_for_gpus_are_built_where_something_runs_on_gpus(tmp_path, asked, installed, built):
+    cmake = {"cmake.py": "import sys; print(*sys.argv)", "nvidia/__init__.py": ""}
+    for name, text in {**cmake, **installed}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    environ = {**clean_environ(), "PYTHONPATH": str(tmp_path)}
+    if asked is not None:
+        environ["GLUON_GC_WITH_CUDA"] = asked
+    folders = ["--build-temp", tmp_path / "temporary", "--build-lib", tmp_path / "library"]
+    command = [sys.executable, "setup.py", "build_ext", *folders]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"-DGLUON_GC_WITH_CUDA={built} " in done.stdout
+    assert (MISSING in done.stdout) == (installed == MXNET)
+
+
+@pytest.mark.parametrize("asked, fetched", [("", []), ("0", []), ("1", ["nvidia-cuda-nvrtc-cu11"])])
+def test_pip_fetches_what_compiles_kernels_for_gpus_where_they_are_asked_for(asked, fetched):
+    code = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"
+    environ = {**clean_environ(), "GLUON_GC_WITH_CUDA": asked}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == str(fetched), done.stderr
