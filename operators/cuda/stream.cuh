@@ -31,7 +31,7 @@ struct Stream {
       Stream sum = {};
 #pragma unroll 1
       for (int i = 0; i < degree; ++i) {
-        const uint64 set = -(steps.word[i / 64] >> i % 64 & 1);
+        const uint64 set = -uint64{steps[i]};
         sum.state[0] ^= set & state[0];
         sum.state[1] ^= set & state[1];
         (*this)();
