@@ -18,6 +18,7 @@ API_PAGES := build/docs
 CORE_VENV := .venv-core
 CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
+GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
 CORE_TESTS := tests/core $(addprefix tests/test_,compression.py env.py imports.py launcher.py plan.py)
 
@@ -33,12 +34,13 @@ REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core test-cu112 bed lint sanitize wheel docs clean
+.PHONY: help demo test test-core test-cu112 test-gpu bed lint sanitize wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
 	@echo "make test      run all tests"
 	@echo "make test-core run the tests that need no framework, where there is none"
+	@echo "make test-gpu  run the kernels on this machine's GPU, and compare with the CPU"
 	@echo "make test-cu112 run the tests of mxnet-cu112, a wheel of 499 MB, on an emulated GPU"
 	@echo "make bed       build what they run on; tests/cu112/bed COMMAND then runs others there"
 	@echo "make lint      check the Python files with ruff"
@@ -62,6 +64,14 @@ test-core: $(CORE_VENV)/.installed
 	$(CORE_PY) -m cmake --build $(CORE) --parallel
 	@echo "== Running the tests that need no framework"
 	GLUON_GC_LIBRARY="$(CURDIR)/$(CORE)/libgluon_gc.so" $(CORE_PY) -m pytest -q $(CORE_TESTS)
+
+# A GPU's machine may have neither network nor this make: docs/gpu.md says what to carry there.
+test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
+	@echo "== Building the library with code for GPUs, without MXNet's operators"
+	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda.txt
+	$(CORE_PY) -m cmake -S operators -B $(GPU) -DGLUON_GC_WITH_CUDA=ON -DPYTHON="$(abspath $(CORE_PY))"
+	$(CORE_PY) -m cmake --build $(GPU) --parallel
+	PYTHON="$(abspath $(CORE_PY))" GLUON_GC_LIBRARY="$(CURDIR)/$(GPU)/libgluon_gc.so" tests/cuda/on_gpu.sh
 
 test-cu112: bed
 	@echo "== Running the tests of MXNet for CUDA on two GPUs that are emulated"

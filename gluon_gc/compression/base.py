@@ -49,6 +49,10 @@ class Compressor:
         """What those of these keys are that need not be given."""
         return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
 
+    def on_gpu(self) -> Compressor:
+        """The same for gradients on a GPU."""
+        return self
+
     def options(self) -> Dict[str, object]:
         """The options, as compression_params have them."""
         return {name: value for name, value in asdict(self).items() if value is not None}

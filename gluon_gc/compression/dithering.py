@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from .base import Compressor, register
-from .option import Option, one_of, seed
+from .option import Option, one_of, seed, switch
 
 _MAX_LEVELS = {"linear": 2**23 - 1, "natural": 31}
 
@@ -18,7 +18,7 @@ class Dithering(Compressor):
     """Each element rounded at random, so that the mean is the element, to one of k levels and 0.
 
     A payload takes the smaller of fixed width, 1 + ceil(log2(k + 1)) bits an element, and
-    Elias-delta codes of the distances between what is not 0.
+    Elias-delta codes of the distances between what is not 0; where a GPU makes it, fixed width.
 
     References
     ----------
@@ -46,6 +46,12 @@ class Dithering(Compressor):
         ("max", "l2"), "the norm: the largest magnitude, or the l2 norm", unused="max"
     ).field("max")
     seed: Optional[int] = seed().field(None)
+    fixed_width: bool = switch(
+        "no Elias codes, as where gradients are on a GPU, which all workers must have alike"
+    ).field(False)
+
+    def on_gpu(self) -> Dithering:
+        return replace(self, fixed_width=True)
 
     def __post_init__(self) -> None:
         most = _MAX_LEVELS[self.partition]

@@ -59,6 +59,13 @@ class CompressionParams:
             return CompressionParams(fp16=self.fp16)
         return replace(self, mu=None, hierarchical=False, exchange="gather")
 
+    @property
+    def on_gpu(self) -> CompressionParams:
+        """How a gradient on a GPU is compressed, also where the CPU has to do it."""
+        if self.compressor is None:
+            return self
+        return replace(self, compressor=self.compressor.on_gpu())
+
     def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
         """What a codec is told, in an epoch if one was ever set."""
         feedback = dict(ef=self.ef, mu=self.mu, epoch=epoch)

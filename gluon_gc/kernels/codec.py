@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..log import logger
 from .library import (
     CUDA,
     TICKET_BYTES,
@@ -38,6 +40,19 @@ class State(NamedTuple):
 
     momentum: Optional[np.ndarray] = None
     memory: Tuple[np.ndarray, ...] = ()
+
+
+def runs_on_gpu(source: str) -> bool:
+    """Whether this process can run kernels of operators/cuda; if not, the log says why, once."""
+    return _none(library.gluon_gc_cuda_ready(source.encode()))
+
+
+@lru_cache(maxsize=None)
+def _none(why_not: Optional[bytes]) -> bool:
+    if why_not is not None:
+        text = "gradients on a GPU are copied to the CPU to be compressed: %s"
+        logger.warning(text, why_not.decode())
+    return why_not is None
 
 
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
@@ -311,8 +326,11 @@ class Codec:
             ticket=self._ticket.ctypes.data,
             **fields,
         )
-        check(getattr(library, "gluon_gc_" + function)(ctypes.byref(call), 1))
+        self._invoke(function, call)
         return status
+
+    def _invoke(self, function: str, call: Call) -> None:
+        check(getattr(library, "gluon_gc_" + function)(ctypes.byref(call), 1))
 
 
 def as_text(options: Mapping[str, Any]) -> str:

@@ -115,6 +115,24 @@ class Conversion(ctypes.Structure):
     ]
 
 
+class Values(ctypes.Structure):
+    """gluon_gc_values."""
+
+    _fields_ = [("x", _pointer), ("n", _size), ("itemsize", _integer)]
+
+
+class Clipping(ctypes.Structure):
+    """gluon_gc_clipping."""
+
+    _fields_ = [
+        ("scale", ctypes.c_double),
+        ("max_norm", ctypes.c_double),
+        ("factor", _pointer),
+        ("workspace", _pointer),
+        ("stream", _pointer),
+    ]
+
+
 PATH = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
 if not PATH.exists():
     raise ImportError(
@@ -130,15 +148,19 @@ _FUNCTIONS = {
     "need": (None, _pointer, ctypes.POINTER(Needs)),
     "compressor": (_message, _size, ctypes.POINTER(_Traits)),
     "best_isa": (_integer,),
+    "cuda_ready": (_message, _message),
     "clear": (_message, _pointer, _size, _pointer),
     "cuda_code": (_message, _message, _pointer),
     "compress": (_message, *_calls),
     "aggregate": (_message, *_calls),
     "decompress": (_message, *_calls),
+    "inspect": (_message, *_calls),
     "valid": (_integer, _pointer, _pointer, _size),
     "residual": (_message, *_calls),
     "restore": (_message, *_calls),
     "convert": (_message, ctypes.POINTER(Conversion), _size, _pointer),
+    "clip_workspace": (_size, ctypes.POINTER(Values), _size),
+    "clip": (_message, ctypes.POINTER(Values), _size, ctypes.POINTER(Clipping)),
     "draw": (None, Position, _size, _pointer),
     "jump": (None, _pointer, ctypes.c_uint64),
     "jump_to_worker": (None, _pointer, ctypes.c_uint64),

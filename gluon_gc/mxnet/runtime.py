@@ -16,6 +16,7 @@ from ..launch.leaving import failure
 from ..log import warn_of_misspelt
 from ..plan import Tensor
 from .exchange import CompressingKVStore
+from .gradient import params_for
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
 
 _default: Optional[CompressingKVStore] = None
@@ -206,7 +207,7 @@ def byteps_push_pull(
         name = f"noname.{next(_nameless)}"
     key = f"byteps.{name}"
     if not store.declared(key):
-        params = _declared.get(name, CompressionParams())
+        params = params_for(tensor, _declared.get(name, CompressionParams()))
         dtype, called = np.dtype(tensor.dtype).name, f"tensor '{name}'"
         store.declare([Tensor(key, tensor.size, dtype, params, called=called)])
     store.gradient_scale = 1.0 / store.num_workers if is_average else 1.0

@@ -12,6 +12,7 @@
 
 #include "core/codec.h"
 #include "core/plan.h"
+#include "cuda/clip.h"
 #include "cuda/codec.h"
 #include "cuda/convert.h"
 
@@ -47,6 +48,20 @@ Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_
           {}};
 }
 
+const cuda::Compressor& on_gpu(const char* name) {
+  const cuda::Compressor* const compressor = registered(name).cuda;
+  if (compressor == nullptr) refuse("%s has no kernels for CUDA", name);
+  return *compressor;
+}
+
+// The source of a compressor's kernels, or another one of operators/cuda.
+const char* kernels_on_gpu(const char* name) {
+  for (const char* const source : {"clip", "convert"}) {
+    if (std::strcmp(name, source) == 0) return source;
+  }
+  return on_gpu(name).name;
+}
+
 // Such as "onebit of float32 with scaling=True ef=vanilla".
 std::string kind_of(const char* name, std::string options, gluon_gc_dtype dtype, int isa) {
   std::replace(options.begin(), options.end(), '\n', ' ');
@@ -55,20 +70,13 @@ std::string kind_of(const char* name, std::string options, gluon_gc_dtype dtype,
          options.substr(0, options.find_last_not_of(' ') + 1);
 }
 
-// What runs it on the GPU.
-std::unique_ptr<const cuda::Codec> on_gpu(const char* name, const Options& options, const Plan& plan) {
-  const cuda::Compressor* const compressor = registered(name).cuda;
-  if (compressor == nullptr) refuse("%s has no kernels for CUDA", name);
-  return std::make_unique<const cuda::Codec>(*compressor, options, plan);
-}
-
 }  // namespace
 
 struct gluon_gc_codec : Plan {
   gluon_gc_codec(const char* name, const char* options, std::size_t n, gluon_gc_dtype dtype, int isa)
       : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], Options(options), n, dtype) {
     kind = kind_of(name, options, dtype, isa);
-    if (isa == gluon_gc_cuda) gpu = on_gpu(name, Options(options), *this);
+    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(options), *this);
   }
 
   gluon_gc_codec(const Compressor& compressor, const Options& options, std::size_t n, gluon_gc_dtype dtype)
@@ -126,7 +134,7 @@ struct gluon_gc_codec : Plan {
   }
 
   template <typename T>
-  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+  void check_payloads(const gluon_gc_call& call) const {
     if (call.count > 1 && call.stride < payload_bytes()) {
       refuse("payloads of %zu elements take %zu bytes, not %zu", n, payload_bytes(), call.stride);
     }
@@ -135,6 +143,11 @@ struct gluon_gc_codec : Plan {
         refuse("payload %zu is not one of %zu elements", i, n);
       }
     }
+  }
+
+  template <typename T>
+  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+    check_payloads<T>(call);
     of<T>().decompress(self, {call.payloads + header, call.stride, call.count, stream(call.position), out, add,
                               workspace, call.threads});
   }
@@ -239,21 +252,28 @@ const char* gluon_gc_compressor(std::size_t i, gluon_gc_traits* traits) {
 
 int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
+const char* gluon_gc_cuda_ready(const char* name) {
+  return guarded([=] { cuda::require(kernels_on_gpu(name)); });
+}
+
 const char* gluon_gc_clear(void* at, std::size_t bytes, void* stream) {
   return guarded([=] { cuda::Queue("", stream).fill_with_zeros(at, bytes); });
 }
 
 const char* gluon_gc_cuda_code(const char* name, const void* image) {
-  return guarded([=] {
-    if (std::strcmp(name, "convert") != 0 && registered(name).cuda == nullptr) {
-      refuse("%s has no kernels for CUDA", name);
-    }
-    cuda::replace(name, image);
-  });
+  return guarded([=] { cuda::replace(kernels_on_gpu(name), image); });
 }
 
 const char* gluon_gc_convert(const gluon_gc_conversion* conversions, std::size_t count, void* stream) {
   return guarded([=] { cuda::convert(conversions, count, stream); });
+}
+
+std::size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, std::size_t count) {
+  return cuda::clip_workspace(arrays, count);
+}
+
+const char* gluon_gc_clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping* how) {
+  return guarded([=] { cuda::clip(arrays, count, *how); });
 }
 
 const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {
@@ -305,6 +325,18 @@ int gluon_gc_valid(const gluon_gc_codec* codec, const std::uint8_t* payload, std
     valid = codec->of<decltype(zero)>().valid(codec->self, payload + codec->header, capacity - codec->header);
   });
   return valid;
+}
+
+const char* gluon_gc_inspect(const gluon_gc_call* calls, std::size_t count) {
+  return guarded([=] {
+    for (const gluon_gc_call* call = calls; call != calls + count; ++call) {
+      const gluon_gc_codec& codec = *call->codec;
+      codec.with_dtype([&](auto zero) {
+        codec.check_payloads<decltype(zero)>(*call);
+        *call->status = codec.status<decltype(zero)>(*call);
+      });
+    }
+  });
 }
 
 const char* gluon_gc_residual(const gluon_gc_call* calls, std::size_t count) {

@@ -82,7 +82,7 @@ typedef struct {
 
    A codec for CUDA gives the same bytes. All that its calls are given is memory of the GPU, the status too. They
    queue kernels in the stream, on the context that is current, and return; so payloads are not checked: have
-   gluon_gc_valid do it before they are copied to the GPU. */
+   gluon_gc_inspect do it before they are copied to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -92,10 +92,14 @@ GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* nee
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
 GLUON_GC_API int gluon_gc_best_isa(void);
 
+/* NULL if this library and this machine can run a compressor, or with "convert" or "clip" gluon_gc_convert or
+   gluon_gc_clip, on a GPU, else why not. */
+GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
+
 /* Queues in a stream of the GPU that memory, such as tickets, becomes zeros. */
 GLUON_GC_API const char* gluon_gc_clear(void* at, size_t bytes, void* stream);
 
-/* Takes a compressor's kernels for CUDA, or with "convert" those of gluon_gc_convert, from this image (a cubin, a fat
+/* Takes the kernels for CUDA that gluon_gc_cuda_ready asks for from this image (a cubin, a fat
    binary, or PTX as text), which stays where it is, rather than from the library. Not while codecs run. */
 GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
 
@@ -117,6 +121,10 @@ GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t 
 /* Whether a payload can be decoded; `capacity` bytes can be read. */
 GLUON_GC_API int gluon_gc_valid(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
 
+/* Checks payloads and writes the status, as decompress does, and no more. The payloads and the status are in the
+   host's memory, also of a codec for CUDA. */
+GLUON_GC_API const char* gluon_gc_inspect(const gluon_gc_call* calls, size_t count);
+
 /* values = what feedback will add to the next p, from memory; and back. */
 GLUON_GC_API const char* gluon_gc_residual(const gluon_gc_call* calls, size_t count);
 GLUON_GC_API const char* gluon_gc_restore(const gluon_gc_call* calls, size_t count);
@@ -134,6 +142,26 @@ typedef struct {
 
 /* Queues conversions in a stream of the GPU, on the context that is current: a launch for every 71 of them. */
 GLUON_GC_API const char* gluon_gc_convert(const gluon_gc_conversion* conversions, size_t count, void* stream);
+
+/* Values of the GPU whose norm is to be clipped: float16, float32 or float64. */
+typedef struct {
+  const void* x;
+  size_t n;
+  int itemsize;
+} gluon_gc_values;
+
+typedef struct {
+  double scale;    /* multiplies all values */
+  double max_norm;
+  double* factor;  /* becomes that by which to multiply them too, so that the l2 norm of all is at most max_norm; as
+                      operators/mxnet/clip.cpp has it */
+  void* workspace; /* of gluon_gc_clip_workspace bytes, uninitialised, aligned to 64 bytes */
+  void* stream;
+} gluon_gc_clipping;
+
+/* Queues that in a stream of the GPU, on the context that is current. */
+GLUON_GC_API size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, size_t count);
+GLUON_GC_API const char* gluon_gc_clip(const gluon_gc_values* arrays, size_t count, const gluon_gc_clipping* how);
 
 /* The random stream: xorshift128+. */
 GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* draws);

@@ -79,6 +79,24 @@ struct Conversion {
   uint64* nonfinite;     // or null
 };
 
+// An array whose squares are summed: the sums of its tiles, and their sum.
+struct Squares {
+  const void* x;
+  Size n;
+  int itemsize;
+  double* sums;  // tree_size(n)
+  double* sum;
+  uint32* ticket;
+};
+
+// By what to multiply `scale` times n arrays whose sums of squares these are, for an l2 norm of `most` at most.
+struct Norm {
+  const double* squares;
+  Size n;
+  double scale, most;
+  double* factor;
+};
+
 // What a kernel is given: a call for each y of its grid, as many as fit in the 4 KB of its parameters, where there is
 // some room left for what is alike for all.
 template <typename Call>

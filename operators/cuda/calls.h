@@ -18,6 +18,12 @@ auto each(const Calls<Call>& calls, Make make) {
   return made;
 }
 
+// As Queue::launch wants them.
+template <typename Call>
+void largest_first(Calls<Call>& calls) {
+  std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.n > b.n; });
+}
+
 template <typename Call, typename Predicate>
 bool any(const Calls<Call>& calls, Predicate is) {
   return std::any_of(calls.begin(), calls.end(), is);

@@ -89,7 +89,7 @@ const Kind& launcher_of(const Task<Call>& task) {
 template <typename Kind, typename Call>
 auto given(const Tasks<Call>& tasks) {
   auto calls = each(tasks, [](const Task<Call>& task) { return launcher_of<Kind>(task).given(task.call); });
-  std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.n > b.n; });
+  largest_first(calls);
   return calls;
 }
 

@@ -24,7 +24,7 @@ void convert(const gluon_gc_conversion* conversions, std::size_t count, Stream s
     calls.push_back({c.from, c.to, c.n, checked(c.from_itemsize), checked(c.to_itemsize), c.scale, c.factor,
                      reinterpret_cast<uint64*>(c.nonfinite)});
   }
-  std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.n > b.n; });
+  largest_first(calls);
   Queue("convert", stream).launch<void>("convert", calls);
 }
 

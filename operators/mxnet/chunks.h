@@ -9,11 +9,6 @@
 
 namespace gluon_gc {
 
-// Throws what a function of the C interface answers.
-inline void check(const char* message) {
-  if (message != nullptr) throw std::invalid_argument(message);
-}
-
 struct Chunk {
   Chunk(const Attributes& a, gluon_gc_dtype dtype, std::size_t n, int isa = -1) : n(n) {
     gluon_gc_codec* made = nullptr;

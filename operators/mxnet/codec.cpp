@@ -16,7 +16,7 @@
 // gpu.cpp has the same for GPUs.
 #include "../core/half.h"
 #include "gpu.h"
-#include "meter.h"
+#include "payloads.h"
 #include "slices.h"
 
 namespace gluon_gc {
@@ -25,34 +25,6 @@ namespace {
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
 
-// Writes `count` messages as payloads: chunk i of message m is at slots + m * payload_bytes + its slot.
-void read_messages(const Chunks& chunks, Tensors& inputs, std::size_t arrays, std::size_t count,
-                   std::uint8_t* message, std::uint8_t* slots) {
-  const std::vector<Words> present = present_rows(chunks.layout, inputs, arrays, count);
-  for (std::size_t m = 0; m < count; ++m) {
-    const std::size_t length =
-        unframe_message(chunks.layout, present.data() + m * chunks.layout.message_rows, std::to_string(m), message);
-    std::vector<std::uint8_t*> to;
-    for (const Chunk& chunk : chunks.all) to.push_back(slots + m * chunks.payload_bytes + chunk.slot);
-    split_message(chunks.layout, message, length, to);
-  }
-}
-
-// Writes the payloads of a message one after the other where they travel, by compress(chunk, i, payload, status).
-// Returns the bytes that travel.
-template <typename Compress>
-std::size_t write_payloads(const Attributes& a, const Chunks& chunks, std::uint8_t* message, Tensors& outputs,
-                           const OpResource& resource, Compress compress) {
-  if (!chunks.framed) message = static_cast<std::uint8_t*>(outputs.at(0).data_ptr);
-  std::size_t length = chunks.framed ? chunks.layout.begin() : 0, used = 0;
-  for (std::size_t i = 0; i < chunks.all.size(); ++i) {
-    gluon_gc_status status{};
-    compress(chunks.all[i], i, message + (chunks.framed ? length : chunks.all[i].slot), &status);
-    length += status.bytes;
-    used += status.bytes;
-  }
-  return chunks.framed ? frame_message(chunks.layout, message, length, a.size("row"), resource) : used;
-}
 
 MXReturnValue compress_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
@@ -127,9 +99,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
     if (chunks.framed) {
       read_messages(chunks, *inputs, 1, count, message, slots);
     } else {
-      require(static_cast<std::size_t>(inputs->at(0).size()) == received_bytes,
-              "the payloads are not of the length that their chunks need");
-      slots = inputs->at(0).data<std::uint8_t>();
+      slots = slots_in(chunks, inputs->at(0), count);
     }
     Tensors state_arrays(inputs->begin() + 1, inputs->end());
     States states(chunks, state_arrays, state_arrays.size());
@@ -182,11 +152,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
     if (chunks.framed) {
       read_messages(chunks, *inputs, arrays, count, message, slots);
     } else {
-      MXTensor& received = inputs->at(0);
-      const std::size_t itemsize = received.dtype == mxnet::ext::kUint8 ? 1 : chunks.dtype;
-      require(static_cast<std::size_t>(received.size()) * itemsize == received_bytes,
-              "the payloads are not of the length that their chunks need");
-      slots = static_cast<std::uint8_t*>(received.data_ptr);
+      slots = slots_in(chunks, inputs->at(0), count);
     }
     const gluon_gc_call common = common_call(a, workspace);
     std::vector<gluon_gc_status> statuses(chunks.all.size());
@@ -206,18 +172,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       std::copy(statuses.begin(), statuses.end(), statuses_in(outputs->at(0)));
       return;
     }
-    std::size_t used = 0;
-    std::vector<std::size_t> nonfinite;
-    for (std::size_t i = 0; i < statuses.size(); ++i) {
-      used += statuses[i].bytes;
-      if (statuses[i].finite == 0) nonfinite.push_back(i);
-    }
-    Meter& m = meter(outputs->at(0));
-    m.decompressed(started, chunks.framed ? chunks.layout.traffic(rows_in(*inputs, arrays)) : used);
-    m.nonfinite += static_cast<double>(nonfinite.size());
-    if (nonfinite.empty() || !a.has("refused")) return;
-    const std::string whose = a.lines("refused").at(nonfinite.front());
-    require(whose.empty(), m.refusal(whose));
+    count_received(a, chunks, started, statuses, chunks.framed ? rows_in(*inputs, arrays) : 0, meter(outputs->at(0)));
   });
 }
 

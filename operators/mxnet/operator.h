@@ -22,6 +22,11 @@ inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+// Throws what a function of the C interface answers.
+inline void check(const char* message) {
+  if (message != nullptr) throw std::invalid_argument(message);
+}
+
 // Runs the body of a callback; an exception becomes the operator's error in MXNet.
 template <typename Body>
 MXReturnValue guarded(Body&& body) {
@@ -60,9 +65,9 @@ class Arena {
     return taken;
   }
 
- private:
   static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+ private:
   std::uint8_t* at_;
 };
 
@@ -78,6 +83,16 @@ void with_dtype(int dtype, Body&& body) {
   if (dtype == mxnet::ext::kFloat32) return body(float{});
   if (dtype == mxnet::ext::kFloat64) return body(double{});
   throw std::invalid_argument("the dtype must be float32 or float64");
+}
+
+// Of an array of floats on a GPU.
+inline int bytes_of_float(const MXTensor& array) {
+  switch (array.dtype) {
+    case mxnet::ext::kFloat16: return 2;
+    case mxnet::ext::kFloat32: return 4;
+    case mxnet::ext::kFloat64: return 8;
+    default: throw std::invalid_argument("an array on a GPU has a dtype that is not summed there");
+  }
 }
 
 inline int dtype_named(const std::string& name) {

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -178,6 +179,54 @@ Result cuMemsetD8Async(unsigned long long at, unsigned char value, std::size_t b
     std::memset(reinterpret_cast<void*>(at), value, bytes);
     return success;
   });
+}
+
+// What tests and benchmarks ask of a driver beside. An event is the time at which it was recorded.
+
+Result cuDeviceGetName(char* name, int room, int) {
+  std::strncpy(name, "emulator", room);
+  return success;
+}
+
+Result cuMemAlloc_v2(unsigned long long* at, std::size_t bytes) {
+  *at = reinterpret_cast<unsigned long long>(emulator::allocate(bytes));
+  return success;
+}
+
+Result cuMemFree_v2(unsigned long long at) {
+  emulator::release(reinterpret_cast<void*>(at));
+  return success;
+}
+
+Result cuMemcpyHtoD_v2(unsigned long long to, const void* from, std::size_t bytes) {
+  const emulator::Access access;
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return success;
+}
+
+Result cuMemcpyDtoH_v2(void* to, unsigned long long from, std::size_t bytes) {
+  const emulator::Access access;
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return success;
+}
+
+Result cuCtxSynchronize() { return success; }
+
+Result cuEventCreate(void** event, unsigned) {
+  *event = new std::chrono::steady_clock::time_point;
+  return success;
+}
+
+Result cuEventRecord(void* event, void*) {
+  *static_cast<std::chrono::steady_clock::time_point*>(event) = std::chrono::steady_clock::now();
+  return success;
+}
+
+Result cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  using Time = std::chrono::steady_clock::time_point;
+  const std::chrono::duration<float, std::milli> elapsed = *static_cast<Time*>(end) - *static_cast<Time*>(begin);
+  *milliseconds = elapsed.count();
+  return success;
 }
 
 }  // extern "C"

@@ -52,6 +52,15 @@ def options(name: str) -> Iterator[Mapping[str, Any]]:
         yield {**own, **({"ef": ef} if ef else {}), **({"mu": mu} if mu else {})}
 
 
+MakeCodec = Callable[..., kernels.Codec]
+"""Makes a codec of (name, options, n, dtype) on a GPU."""
+
+
+def emulated(*codec: Any) -> kernels.Codec:
+    """One whose GPU reaches all memory of this process."""
+    return kernels.Codec(*codec, isa="cuda")
+
+
 def sizes(name: str) -> Tuple[int, ...]:
     return (*SIZES, N_SAMPLED) if name in SAMPLED else SIZES
 
@@ -62,11 +71,12 @@ def check(
     n: int,
     dtype: Any,
     seed: int = 0,
+    make: MakeCodec = emulated,
     values_of: Callable[..., np.ndarray] = arrays.awkward,
 ) -> None:
     """Compare all that codecs do in some steps; a value of the third one is not finite."""
     guarded = arrays.Guarded(seed % 3)
-    cpu, gpu = (kernels.Codec(name, given, n, dtype, isa) for isa in (None, "cuda"))
+    cpu, gpu = kernels.Codec(name, given, n, dtype), make(name, given, n, dtype)
     workspace = poison(gpu, 0xA5)
     state = cpu.state()
     theirs = kernels.State(
@@ -136,7 +146,7 @@ def check_distribution(name: str, distribution: str, given: Mapping[str, Any]) -
         raise AssertionError(f"{name} {given}, {distribution} of {dtype}: {error}") from error
 
 
-def check_all(name: str, turn: int = 0) -> None:
+def check_all(name: str, turn: int = 0, make: MakeCodec = emulated) -> None:
     """Compare codecs of all options and sizes, of a dtype each, in the next turn the other one."""
     if name in SAMPLED:
         for distribution in ("all equal", "few values", "large ones just in the sample"):
@@ -145,7 +155,7 @@ def check_all(name: str, turn: int = 0) -> None:
     for seed, ((i, given), (j, n)) in enumerate(cases):
         dtype = (np.float32, np.float64)[(i + j + turn) % 2]
         try:
-            check(name, given, n, dtype, seed + turn)
+            check(name, given, n, dtype, seed + turn, make)
         except (AssertionError, ValueError) as error:
             raise AssertionError(f"{name} {given}, {n} of {np.dtype(dtype)}: {error}") from error
 
