@@ -1,5 +1,6 @@
-# Runs gluon_gc's demo, tests and lint in a virtual environment that it makes here, .venv; and the
-# tests of what needs no framework in another one, .venv-core, which has none.
+# Runs gluon_gc's demo, tests and lint in a virtual environment that it makes here, .venv; the
+# tests of what needs no framework in another one, .venv-core, which has none; and those of MXNet's
+# operators for GPUs in a third one, .venv-cu112, which has MXNet for CUDA, on a GPU that is emulated.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -17,20 +18,31 @@ API_PAGES := build/docs
 CORE_VENV := .venv-core
 CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
+GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
 CORE_TESTS := tests/core $(addprefix tests/test_,compression.py env.py imports.py launcher.py plan.py)
+
+CU112_VENV := .venv-cu112
+CU112_PY := $(CU112_VENV)/bin/python
+CU112_REQUIREMENTS := requirements/build.txt requirements/run.txt requirements/test.txt
+BED := build/cu112
+BED_SOURCES := $(shell find operators tests/cuda tests/cu112 -name '*.h' -o -name '*.cpp' -o -name '*.cu*') \
+  operators/CMakeLists.txt tests/cuda/emulator.py tests/cu112/build.py
 
 HOROVOD := requirements/horovod.txt
 REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core lint sanitize wheel docs clean
+.PHONY: help demo test test-core test-cu112 test-gpu bed lint sanitize wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
 	@echo "make test      run all tests"
 	@echo "make test-core run the tests that need no framework, where there is none"
+	@echo "make test-gpu  run the kernels on this machine's GPU, and compare with the CPU"
+	@echo "make test-cu112 run the tests of mxnet-cu112, a wheel of 499 MB, on an emulated GPU"
+	@echo "make bed       build what they run on; tests/cu112/bed COMMAND then runs others there"
 	@echo "make lint      check the Python files with ruff"
 	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
 	@echo "make wheel     make the wheel for any Python in dist/"
@@ -52,6 +64,20 @@ test-core: $(CORE_VENV)/.installed
 	$(CORE_PY) -m cmake --build $(CORE) --parallel
 	@echo "== Running the tests that need no framework"
 	GLUON_GC_LIBRARY="$(CURDIR)/$(CORE)/libgluon_gc.so" $(CORE_PY) -m pytest -q $(CORE_TESTS)
+
+# A GPU's machine may have neither network nor this make: docs/gpu.md says what to carry there.
+test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
+	@echo "== Building the library with code for GPUs, without MXNet's operators"
+	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda.txt
+	$(CORE_PY) -m cmake -S operators -B $(GPU) -DGLUON_GC_WITH_CUDA=ON -DPYTHON="$(abspath $(CORE_PY))"
+	$(CORE_PY) -m cmake --build $(GPU) --parallel
+	PYTHON="$(abspath $(CORE_PY))" GLUON_GC_LIBRARY="$(CURDIR)/$(GPU)/libgluon_gc.so" tests/cuda/on_gpu.sh
+
+test-cu112: bed
+	@echo "== Running the tests of MXNet for CUDA on two GPUs that are emulated"
+	tests/cu112/bed python -m pytest -q tests/cu112
+
+bed: $(BED)/.built
 
 lint: $(VENV)/.installed
 	@echo "== Checking the Python files"
@@ -84,14 +110,14 @@ docs: $(VENV)/.built
 	@echo "== It begins at $(API_PAGES)/gluon_gc.html"
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
+	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
 
-$(VENV)/.made:
+$(VENV)/.made $(CU112_VENV)/.made:
 	@for python in $(PYTHON); do \
 	  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 8) <= sys.version_info[:2] <= (3, 11))' \
 	      2>/dev/null; then \
-	    echo "== Making the virtual environment $(VENV) with $$($$python --version)"; \
-	    $$python -m venv --clear $(VENV) && touch $@; exit; \
+	    echo "== Making the virtual environment $(@D) with $$($$python --version)"; \
+	    $$python -m venv --clear $(@D) && touch $@; exit; \
 	  fi; \
 	done; \
 	echo "No Python 3.8 to 3.11 with venv among: $(PYTHON). MXNet 1.9.1 runs on no other:" \
@@ -128,4 +154,16 @@ $(CORE_VENV)/.made:
 $(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
 	@echo "== Installing NumPy and the pinned requirements of the build and the tests"
 	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps numpy $(CORE_REQUIREMENTS:%=-r %)
+	@touch $@
+
+# It has mxnet-cu112 in the place of mxnet.
+$(CU112_VENV)/.installed: $(CU112_VENV)/.made $(CU112_REQUIREMENTS)
+	@echo "== Installing the pinned requirements, with MXNet for CUDA (very large)"
+	sed 's/^mxnet==/mxnet-cu112==/' $(CU112_REQUIREMENTS) > $(CU112_VENV)/requirements.txt
+	$(CU112_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(CU112_VENV)/requirements.txt
+	@touch $@
+
+$(BED)/.built: $(CU112_VENV)/.installed $(BED_SOURCES)
+	@echo "== Building stand-ins for NVIDIA's libraries, and gluon_gc with kernels for the emulator"
+	$(CU112_PY) -m tests.cu112.build $(BED)
 	@touch $@

@@ -119,6 +119,7 @@ class Coding(NamedTuple):
         if state.momentum is not None:
             arrays["momentum"] = staggered(state.momentum)
         call = Call(
+            codec=codec._handle,
             scale=1,
             ratio=1,
             memory=(ctypes.c_void_p * 2)(*(array.ctypes.data for array in memory)),
@@ -133,8 +134,8 @@ class Coding(NamedTuple):
         library = kernels.library
         entry = library.gluon_gc_compress if self.out is None else library.gluon_gc_decompress
         keep = codec, workspace, memory, arrays  # what the call points to
-        check(entry(codec._handle, ctypes.byref(call)))
-        return lambda keep=keep: entry(codec._handle, ctypes.byref(call))
+        check(entry(ctypes.byref(call), 1))
+        return lambda keep=keep: entry(ctypes.byref(call), 1)
 
 
 def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:

@@ -21,6 +21,8 @@ from gluon_gc.mxnet.gradient import Gradient
 from gluon_gc.plan import Tensor, cut, working_dtype
 from tests.core.compressors import RATIOS, START, each_compressor, options_of
 
+from .unmetered import Node
+
 SCALE = 1 / 3
 FRAMED_ZERO = 0x40000000
 sizes = st.lists(st.sampled_from([1, 2, 17, 33, 300, 1000, 5000]), min_size=1, max_size=4)
@@ -378,6 +380,38 @@ def test_a_chunk_that_is_not_finite_is_counted_and_raised_if_it_is_refused(name,
         (got,) = decompressed(codec, [sent], message)
         assert np.isfinite(got[:begin]).all() and not np.isfinite(got[begin:]).all()
         assert operators.read_meter(codec.meter)["nonfinite"] == 1
+
+
+@each_compressor
+def test_without_a_meter_the_operators_do_the_same_and_say_what_is_finite(name):
+    message = example(name, sizes=(100, 30, 500))
+    codec, expected, node = message.codec(), Numpy(message), Node(message, mx.cpu())
+    for step in range(2):
+        gradients = message.gradients(step)
+        if step == 1:
+            (_, begin) = message.places[1]
+            gradients[0][begin : begin + message.sizes[1]] = np.nan
+        payloads = expected.compress(gradients, 0.5)
+        sent = node.compress(gradients, ratio=0.5)
+        metered = codec.compress(in_mxnet(gradients), message.places, SCALE, ratio=0.5)
+        lengths = [len(payload) for payload in used(expected.codecs, payloads)]
+        assert payloads_in(sent, expected.codecs) == payloads_in(metered, expected.codecs)
+        *got, statuses = node.decompress(sent.asnumpy(), 1)
+        assert_same(got, expected.decompress([payloads]))
+        assert statuses.dtype == np.int64
+        assert statuses.tolist() == [lengths[0], 1, lengths[1], step == 0, lengths[2], 1]
+
+
+@each_compressor
+def test_a_factor_multiplies_the_scale_before_it_is_rounded(name):
+    message = example(name)
+    codec, expected, factor = message.codec(), Numpy(message), 0.7
+    sent = compressed(codec, message, factor=mx.nd.array([factor], dtype="float64"))
+    values = message.chunks(message.gradients(0))
+    expected.move_on()
+    nodes = zip(expected.codecs, values, expected.states, expected.positions)
+    payloads = [its.compress(x, kept, p, scale=SCALE * factor)[0] for its, x, kept, p in nodes]
+    assert payloads_in(sent, expected.codecs) == used(expected.codecs, payloads)
 
 
 # What is refused

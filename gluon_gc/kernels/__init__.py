@@ -1,6 +1,6 @@
 """The compiled library on NumPy arrays; needs no MXNet."""
 
-from .codec import Codec, State, as_text, position
+from .codec import Codec, State, as_text, position, runs_on_gpu
 from .framing import frame, frame_words, framed, unframe
 from .half import float_from_half, half_from_float
 from .library import PATH, Position, Status, Traits, compressors, isas, library, names
@@ -28,6 +28,7 @@ __all__ = [
     "library",
     "names",
     "position",
+    "runs_on_gpu",
     "sum_of_squares",
     "unframe",
     "values_finite",

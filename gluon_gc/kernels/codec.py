@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..log import logger
 from .library import (
     CUDA,
+    TICKET_BYTES,
     Call,
     Needs,
     Position,
@@ -37,6 +40,17 @@ class State(NamedTuple):
 
     momentum: Optional[np.ndarray] = None
     memory: Tuple[np.ndarray, ...] = ()
+
+
+@lru_cache(maxsize=None)
+def runs_on_gpu(name: str) -> bool:
+    """Whether this process can compress on a GPU; if not, the log says why, once."""
+    try:
+        check(library.gluon_gc_cuda_ready(name.encode()))
+    except ValueError as why:
+        logger.warning("gradients on a GPU are copied to the CPU to be compressed: %s", why)
+        return False
+    return True
 
 
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
@@ -121,6 +135,7 @@ class Codec:
         self.length_at = needs.length_at if needs.length_at >= 0 else None
         self.workspace_bytes = needs.workspace_bytes
         self._workspace: Optional[np.ndarray] = None  # made when first used
+        self._ticket = np.zeros(TICKET_BYTES, np.uint8)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -154,11 +169,12 @@ class Codec:
         position: Position = _START,
         *,
         scale: float = 1.0,
+        factor: Optional[np.ndarray] = None,
         ratio: float = 1.0,
         payload: Optional[np.ndarray] = None,
         threads: int = 1,
     ) -> Tuple[np.ndarray, Status]:
-        """Compress p, which is values * scale after momentum and error feedback.
+        """Compress p, which is values * (scale * factor) after momentum and error feedback.
 
         Parameters
         ----------
@@ -167,6 +183,8 @@ class Codec:
         position : Position
             Where it draws.
         scale : float
+        factor : array of float64, shape (1,), optional
+            It may be known only when the call is run, on a GPU.
         ratio : float
             Previous learning rate over the current one, for feedback that is not "vanilla".
         payload : array of uint8, shape (payload_bytes,), optional
@@ -184,6 +202,7 @@ class Codec:
             state,
             values=address_of("values", values, self.n, self.dtype),
             scale=scale,
+            factor=address_of("factor", factor, 1, np.float64),
             ratio=ratio,
             position=position,
             payload=payload.ctypes.data,
@@ -293,18 +312,23 @@ class Codec:
             for i, (array, size) in enumerate(zip(state.memory, self.memory)):
                 memory[i] = address_of("memory", array, size, self.dtype, writes=True)
         if self._workspace is None:
-            self._workspace = np.zeros(self.workspace_bytes + 64, np.uint8)
+            self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)
         start = self._workspace.ctypes.data
         call = Call(
+            codec=self._handle,
             momentum=momentum,
             memory=memory,
             workspace=start + -start % 64,
             status=ctypes.pointer(status),
             stream=self._stream,
+            ticket=self._ticket.ctypes.data,
             **fields,
         )
-        check(getattr(library, "gluon_gc_" + function)(self._handle, ctypes.byref(call)))
+        self._invoke(function, call)
         return status
+
+    def _invoke(self, function: str, call: Call) -> None:
+        check(getattr(library, "gluon_gc_" + function)(ctypes.byref(call), 1))
 
 
 def as_text(options: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
 CUDA = 16
 """gluon_gc_cuda, in the place of an instruction set."""
+TICKET_BYTES = 64
+"""gluon_gc_ticket_bytes, of each call of a codec for CUDA."""
 
 
 class Needs(ctypes.Structure):
@@ -77,8 +79,10 @@ class Call(ctypes.Structure):
     """gluon_gc_call."""
 
     _fields_ = [
+        ("codec", _pointer),
         ("values", _pointer),
         ("scale", ctypes.c_double),
+        ("factor", _pointer),
         ("ratio", ctypes.c_double),
         ("momentum", _pointer),
         ("memory", _pointer * 2),
@@ -92,6 +96,40 @@ class Call(ctypes.Structure):
         ("status", ctypes.POINTER(Status)),
         ("threads", _integer),
         ("stream", _pointer),
+        ("ticket", _pointer),
+    ]
+
+
+class Conversion(ctypes.Structure):
+    """gluon_gc_conversion."""
+
+    _fields_ = [
+        ("from_", _pointer),
+        ("to", _pointer),
+        ("n", _size),
+        ("from_itemsize", _integer),
+        ("to_itemsize", _integer),
+        ("scale", ctypes.c_double),
+        ("factor", _pointer),
+        ("nonfinite", _pointer),
+    ]
+
+
+class Values(ctypes.Structure):
+    """gluon_gc_values."""
+
+    _fields_ = [("x", _pointer), ("n", _size), ("itemsize", _integer)]
+
+
+class Clipping(ctypes.Structure):
+    """gluon_gc_clipping."""
+
+    _fields_ = [
+        ("scale", ctypes.c_double),
+        ("max_norm", ctypes.c_double),
+        ("factor", _pointer),
+        ("workspace", _pointer),
+        ("stream", _pointer),
     ]
 
 
@@ -103,20 +141,26 @@ if not PATH.exists():
     )
 library = ctypes.CDLL(str(PATH))
 
-_message, _call = ctypes.c_char_p, (_pointer, ctypes.POINTER(Call))
+_message, _calls = ctypes.c_char_p, (ctypes.POINTER(Call), _size)
 _FUNCTIONS = {
     "new": (_message, _message, _message, _size, _integer, _integer, ctypes.POINTER(_pointer)),
     "free": (None, _pointer),
     "need": (None, _pointer, ctypes.POINTER(Needs)),
     "compressor": (_message, _size, ctypes.POINTER(_Traits)),
     "best_isa": (_integer,),
+    "cuda_ready": (_message, _message),
+    "prepare": (_message, _pointer, _size, _pointer),
     "cuda_code": (_message, _message, _pointer),
-    "compress": (_message, *_call),
-    "aggregate": (_message, *_call),
-    "decompress": (_message, *_call),
+    "compress": (_message, *_calls),
+    "aggregate": (_message, *_calls),
+    "decompress": (_message, *_calls),
+    "inspect": (_message, *_calls),
     "valid": (_integer, _pointer, _pointer, _size),
-    "residual": (_message, *_call),
-    "restore": (_message, *_call),
+    "residual": (_message, *_calls),
+    "restore": (_message, *_calls),
+    "convert": (_message, ctypes.POINTER(Conversion), _size, _pointer),
+    "clip_workspace": (_size, ctypes.POINTER(Values), _size),
+    "clip": (_message, ctypes.POINTER(Values), _size, ctypes.POINTER(Clipping)),
     "draw": (None, Position, _size, _pointer),
     "jump": (None, _pointer, ctypes.c_uint64),
     "jump_to_worker": (None, _pointer, ctypes.c_uint64),

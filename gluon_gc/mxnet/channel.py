@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from .. import kernels
 from ..plan import Chunk, Tensor
 from . import operators
 from .codec import MessageCodec, Part
@@ -65,6 +67,8 @@ class Channel(Metered):
     ----------
     codec : MessageCodec, RowsCodec or None
         None: values travel as they are.
+    gpu : Context or None
+        Where gradients are compressed; None: on the CPU.
     paths : list of str
         With a codec: how the name of what a checkpoint has of a chunk begins.
     """
@@ -91,8 +95,12 @@ class Channel(Metered):
             meter = operators.new_meter()
             self._sizes = dict(sizes=operators.listed(piece.size for piece in self.slices))
             checked = [tensors[piece.tensor].checked for piece in self.slices]
-            self._values = dict(self._sizes, checked=operators.listed(map(int, checked)))
+            listed = operators.listed(map(int, checked))
+            self._values = dict(self._sizes, checked=listed, metered=1)
             self._refused = operators.refusing(refused)
+            self._floating = all(tensors[piece.tensor].floating for piece in self.slices)
+            begins = (0, *itertools.accumulate(piece.size for piece in self.slices))
+            self._side_by_side = tuple((0, begin) for begin in begins[:-1])
         else:
             self.paths = [
                 f"{tensors[piece.tensor].index}/{piece.begin}-{piece.end}" for piece in self.slices
@@ -103,6 +111,8 @@ class Channel(Metered):
             else:
                 self.codec = MessageCodec(self.params, self.dtype, parts)
             meter = self.codec.meter
+        self.gpu: Optional[mx.Context] = None
+        self._host: Optional[NDArray] = None
         self._told = operators.Told(dtype=self.dtype)
         self._absent: Dict[str, NDArray] = {}
         super().__init__(meter)
@@ -111,6 +121,20 @@ class Channel(Metered):
     def framed(self) -> bool:
         """Whether payloads travel, rather than values that an engine sums."""
         return self.aggregated or self.gathered
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        """Whether gradients can be made into messages on the GPU that they are on."""
+        if self.codec is None:
+            return self._floating and kernels.runs_on_gpu("convert")
+        return isinstance(self.codec, MessageCodec) and self.codec.runs_on_gpu
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Have gradients on a GPU from now on, if it `runs_on_gpu`, or on the CPU."""
+        if gpu != self.gpu:
+            if self.codec is not None:
+                self.codec.move_to(gpu)
+            self.gpu = gpu
 
     def encode(
         self,
@@ -128,10 +152,18 @@ class Channel(Metered):
         `values` are those of the chunks, if they are not the gradients'. A `factor`, float64 of
         shape (1,), multiplies them as `scale` does. `spans` has it as of `step`, from 1.
         """
-        if values is None:
-            arrays, places = self._arrays(gradients, "own")
-        else:
+        if values is not None:
             arrays, places = values, tuple((i, 0) for i in range(len(values)))
+        elif self.gpu is not None:
+            arrays, places = _together(self._on_gpu(gradients, "sum_on"))
+        else:
+            arrays, places = self._arrays(gradients, "own")
+        if self.codec is None and self.gpu is not None:
+            on_gpu = self._fused(arrays, places, self._sizes, scale, None, factor)
+            host = self._pinned(on_gpu.dtype)
+            on_gpu.copyto(host)
+            sizes = dict(sizes=operators.listed([self.size]))
+            return self._fused([host], ((0, 0),), sizes, 1.0, out, None, step)
         if self.codec is None:
             return self._fused(arrays, places, self._sizes, scale, out, factor, step)
         return self.codec.compress(arrays, places, scale, ratio, framing, out, factor, step)
@@ -159,7 +191,7 @@ class Channel(Metered):
     ) -> NDArray:
         """The slices side by side, times scale and factor; the meter has it if it is of a step."""
         meters = () if step is None else (self._meter,)
-        factors = () if factor is None else (factor,)
+        factors = () if factor is None else (factor.as_in_context(arrays[0].context),)
         how = dict(sizes, metered=len(meters), clipped=len(factors))
         told = self._told("fuse", how, len(arrays), places, scale=float(scale), step=step)
         return operators.call("fuse", (*meters, *arrays, *factors), out, **told)
@@ -172,12 +204,45 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Write what came back to the gradients."""
+        if self.gpu is not None:
+            rooms = self._on_gpu(gradients, "room_on")
+            arrays, places = _together(rooms)
+            if self.codec is not None:
+                self.codec.decompress(received, arrays, places, count, framing)
+            else:
+                self._defuse_on_gpu(received, arrays, places)
+            for piece, (array, begin) in zip(self.slices, rooms):
+                if piece.tensor in gradients:
+                    gradients[piece.tensor].spread(array, begin, piece)
+            return
         arrays, places = self._arrays(gradients, "result")
         if self.codec is not None:
             self.codec.decompress(received, arrays, places, count, framing)
             return
+        self._defuse(received, arrays, places)
+
+    def _defuse(
+        self, received: Sequence[NDArray], arrays: Sequence[NDArray], places: Places
+    ) -> None:
+        """Write values to the slices; the meter has them."""
         told = self._told("defuse", self._values, len(arrays), places)
         operators.call("defuse", (*received, *arrays), self._meter, **told, **self._refused)
+
+    def _defuse_on_gpu(
+        self, received: Sequence[NDArray], arrays: Sequence[NDArray], places: Places
+    ) -> None:
+        """Write values to slices on the GPU; the meter has them when they are still on the CPU."""
+        (values,) = received
+        host = self._pinned(values.dtype)
+        self._defuse(received, [host], self._side_by_side)
+        told = self._told("defuse", dict(self._sizes, metered=0), len(arrays), places)
+        operators.call("defuse", (host.as_in_context(self.gpu), *arrays), **told)
+
+    def _pinned(self, dtype: Any) -> NDArray:
+        """Memory for values that a GPU copies to and from by itself."""
+        if self._host is None:
+            self._host = mx.nd.empty(self.size, mx.cpu_pinned(), dtype)
+        return self._host
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
         """The arrays that the slices are of, and for each which one and where it begins."""
@@ -195,11 +260,21 @@ class Channel(Metered):
                 arrays.append(self._nothing(piece.size, which))
         return arrays, tuple(places)
 
+    def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
+        """For each slice an array on the GPU, and where the slice begins in it."""
+        return [
+            getattr(gradients[piece.tensor], which)(self.gpu, piece)
+            if piece.tensor in gradients
+            else (self._nothing(piece.size, which), 0)
+            for piece in self.slices
+        ]
+
     def _nothing(self, size: int, which: str) -> NDArray:
         """Zeros to send, or room for what is not wanted."""
-        name = f"{which} {size}"
+        context = self.gpu or mx.cpu()
+        name = f"{which} {size} {context}"
         if name not in self._absent:
-            self._absent[name] = mx.nd.zeros(size, dtype=self.dtype)
+            self._absent[name] = mx.nd.zeros(size, context, dtype=self.dtype)
         return self._absent[name]
 
     def shares(self) -> List[Tuple[str, float]]:
@@ -210,3 +285,10 @@ class Channel(Metered):
             sizes = [piece.size for piece in self.slices]
         total = sum(sizes)
         return [(piece.tensor, size / total) for piece, size in zip(self.slices, sizes)]
+
+
+def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Places]:
+    """The arrays that slices are of, each once; for each slice which one, and where it begins."""
+    arrays = {id(array): array for array, _ in slices}
+    numbers = {key: number for number, key in enumerate(arrays)}
+    return list(arrays.values()), tuple((numbers[id(array)], begin) for array, begin in slices)

@@ -87,6 +87,8 @@ class MessageCodec:
         self._streams = [Stream(part.start) for part in parts]
         self._drawn_alike: Dict[str, str] = {}
         self.meter = operators.new_meter()
+        self._gpu: Optional[mx.Context] = None
+        self._pinned: Dict[str, NDArray] = {}
         self._configure()
         self._state = [mx.nd.zeros(sum(sizes), dtype=dtype) for sizes in self._state_sizes()]
         self._refused = operators.refusing([part.refused for part in parts])
@@ -146,7 +148,7 @@ class MessageCodec:
         Parameters
         ----------
         gradients : sequence of NDArray
-            Of any shape, of the codec's dtype or float16.
+            Of any shape, of the codec's dtype or float16; where `move_to` said.
         places : tuple of (int, int)
             For each chunk, its gradient and where it begins in it.
         scale : float
@@ -164,17 +166,21 @@ class MessageCodec:
         positions = self._positions()
         if self._alike:
             self._drawn_alike = positions
-        factors = () if factor is None else (factor,)
-        how = dict(states=len(self._state), clipped=len(factors), **framing or {})
+        meters = () if self._gpu else (self.meter,)
+        factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
+        framing = framing or {}
+        how = dict(states=len(self._state), metered=len(meters), clipped=len(factors))
+        how.update({} if self._gpu else framing)
         now = dict(scale=float(scale), ratio=float(ratio), step=step)
-        return operators.call(
+        message = operators.call(
             "compress",
-            (*self._state, self.meter, *gradients, *factors),
-            out,
+            (*self._state, *meters, *gradients, *factors),
+            None if self._gpu else out,
             **self._options,
             **self._told("compress", how, len(gradients), places, **now),
             **positions,
         )
+        return self._packed(message, framing, out, step) if self._gpu else message
 
     def aggregate(
         self,
@@ -203,15 +209,54 @@ class MessageCodec:
     ) -> None:
         """Write the sum of `count` messages to gradients, which are as `compress` had them."""
         how = dict(arrays=len(messages), count=count, **framing or {})
+        refused = self._refused
+        if self._gpu:
+            messages = [self._unpacked(messages, how).as_in_context(self._gpu)]
+            how, refused = dict(arrays=1, count=count, metered=0), {}
         operators.call(
             "decompress",
             (*messages, *gradients),
-            self.meter,
+            None if self._gpu else self.meter,
             **self._options,
             **self._told("decompress", how, len(gradients), places),
             **self._drawn_alike,
-            **self._refused,
+            **refused,
         )
+
+    # Gradients on a GPU: payloads come and go through pinned memory
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        """Whether `move_to` a GPU is possible; if not, the log says once why."""
+        name = self._params.compressor.name
+        return self.codecs[0].traits.cuda and kernels.runs_on_gpu(name)
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Have gradients on a GPU from now on, or on the CPU."""
+        self._gpu = gpu
+        self._state = [array.as_in_context(gpu or mx.cpu()) for array in self._state]
+
+    def _packed(
+        self, payloads: NDArray, framing: Mapping[str, Any], out: Optional[NDArray], step: int
+    ) -> NDArray:
+        """The message of payloads that a GPU made."""
+        host = self._pinned_memory("sent", payloads.size, payloads.dtype)
+        payloads.copyto(host)
+        told = self._told("pack", framing, step=step)
+        return operators.call("pack", (self.meter, host), out, **self._options, **told)
+
+    def _unpacked(self, messages: Sequence[NDArray], how: Mapping[str, Any]) -> NDArray:
+        """The payloads of messages, checked."""
+        host = self._pinned_memory("received", how["count"] * self.payload_bytes, np.uint8)
+        told = self._told("unpack", how)
+        inputs = (*messages, self.meter)
+        return operators.call("unpack", inputs, host, **self._options, **told, **self._refused)
+
+    def _pinned_memory(self, name: str, size: int, dtype: Any) -> NDArray:
+        """Memory that a GPU copies to and from by itself; the same each time."""
+        if name not in self._pinned or self._pinned[name].size != size:
+            self._pinned[name] = mx.nd.empty(size, mx.cpu_pinned(), dtype)
+        return self._pinned[name]
 
     def state(self) -> List[Dict[str, np.ndarray]]:
         """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""

@@ -240,6 +240,8 @@ class CompressingKVStore(KVStoreBase):
         self._step += 1
         channels = self.channels_of(gradients)
         dense = [channel for channel in channels if isinstance(channel, Channel)]
+        for channel, gpu in zip(dense, self._gpus(dense, gradients)):
+            channel.move_to(gpu)
         self._exchange(dense, gradients, priority)
         for number, channel in enumerate(channels):
             if isinstance(channel, SparseChannel):
@@ -250,6 +252,29 @@ class CompressingKVStore(KVStoreBase):
                 channel.deliver(rows, gradient, lists)
         for gradient in gradients.values():
             gradient.finish()
+
+    def _gpus(
+        self, channels: Sequence[Channel], gradients: Gradients
+    ) -> List[Optional[mx.Context]]:
+        """The GPU that compresses each channel's gradients, or None: the CPU does.
+
+        All copies of all of them must be on the same GPUs, which have even shares of the bytes.
+        """
+        if not any(gradient.gpus for gradient in gradients.values()):
+            return [None] * len(channels)
+        able = [channel for channel in channels if self._can_run_on_gpu(channel)]
+        names = {name for channel in able for name in channel.tensors if name in gradients}
+        contexts = {gradients[name].gpus for name in names}
+        (gpus,) = contexts if len(contexts) == 1 else ((),)
+        if not gpus:
+            return [None] * len(channels)
+        owners = plan.spread([channel.size for channel in able], len(gpus))
+        owner_of = dict(zip(able, owners))
+        return [gpus[owner_of[channel]] if channel in owner_of else None for channel in channels]
+
+    def _can_run_on_gpu(self, channel: Channel) -> bool:
+        """Whether a channel's gradients can be compressed on the GPU that they are on."""
+        return channel.runs_on_gpu
 
     def declare(self, tensors: Iterable[Tensor]) -> None:
         """Expect pushpull of these tensors; those declared together may travel fused.

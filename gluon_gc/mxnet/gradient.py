@@ -1,11 +1,14 @@
-"""Gradients of several contexts as one array."""
+"""Gradients of several contexts as one array, on the CPU or slice by slice on a GPU."""
 
 from __future__ import annotations
 
-from typing import Iterable, List, Mapping, Sequence
+from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
+
+from .. import kernels
+from ..plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
@@ -18,16 +21,24 @@ def _with_storage(array: NDArray, stype: str) -> NDArray:
     return array if array.stype == stype else array.tostype(stype)
 
 
-class Gradient:
-    """The copies of one tensor (one a context) as CPU arrays: the worker's own sum, which travels,
-    and the result. They share memory where the copies may be overwritten.
+def _part(array: NDArray, piece: Slice) -> NDArray:
+    """The elements of a slice, which share the array's memory."""
+    return array.reshape(-1)[piece.begin : piece.end]
 
-    What is of one array on the CPU may be used again; any other is good for one exchange. Both are
-    stored as `stype` says.
+
+class Gradient:
+    """The copies of one tensor (one a context), and where the result goes.
+
+    The worker's own sum, and the result, are arrays on the CPU, which share memory where the copies
+    may be overwritten. Or the sum of a slice is made on a GPU, and its result spread from there.
+
+    What is of one array on the CPU may be used again; any other is good for one exchange. Sum and
+    result are stored as `stype` says.
 
     Attributes
     ----------
-    own, result : NDArray
+    contexts : tuple of Context
+        Of the copies.
     """
 
     def __init__(
@@ -35,28 +46,90 @@ class Gradient:
     ) -> None:
         given = arrays
         made = {id(array): array.as_nd_ndarray() for array in (*arrays, *targets)}
-        arrays, targets = ([made[id(array)] for array in some] for some in (arrays, targets))
-        self._targets = targets
-        first, context = arrays[0], arrays[0].context
-        cpu = context if context.device_type == "cpu" else mx.cpu()
-        local = [_with_storage(array, stype).as_in_context(cpu) for array in arrays]
-        own = mx.nd.add_n(*local) if len(local) > 1 else local[0]
-        self.result = own
-        if own is first and not any(target is first for target in targets):
-            alike = [target for target in targets if _alike(target, own)]
-            self.result = alike[0] if alike else _empty(own, cpu)
-        self.own = own
-        self._only = given[0] if len(given) == 1 and self.result is own is first else None
+        self._arrays, self._targets = ([made[id(a)] for a in some] for some in (arrays, targets))
+        self._stype = stype
+        self.contexts = tuple(array.context for array in self._arrays)
+        self._on_cpu: Optional[Tuple[NDArray, NDArray]] = None
+        self._wanted = False  # whether the result is written there
+        (first, *others), (context, *_) = self._arrays, self.contexts
+        in_place = any(target is first for target in self._targets)
+        alone = not others and context.device_type == "cpu" and first.stype == stype
+        self._only = given[0] if alone and in_place else None
 
     def is_of(self, arrays: Sequence[NDArray]) -> bool:
         """Whether it is just this one array, from which it comes and to which it goes."""
         return len(arrays) == 1 and self._only is arrays[0]
 
+    # On the CPU
+
+    @property
+    def own(self) -> NDArray:
+        """The sum of the copies."""
+        return self._made()[0]
+
+    @property
+    def result(self) -> NDArray:
+        """Where the result is written, for `finish`."""
+        self._wanted = True
+        return self._made()[1]
+
+    def _made(self) -> Tuple[NDArray, NDArray]:
+        if self._on_cpu is None:
+            (first, *_), (context, *_) = self._arrays, self.contexts
+            cpu = context if context.device_type == "cpu" else mx.cpu()
+            local = [_with_storage(a, self._stype).as_in_context(cpu) for a in self._arrays]
+            own = result = mx.nd.add_n(*local) if len(local) > 1 else local[0]
+            if own is first and not any(target is first for target in self._targets):
+                alike = [target for target in self._targets if _alike(target, own)]
+                result = alike[0] if alike else _empty(own, cpu)
+            self._on_cpu = own, result
+        return self._on_cpu
+
     def finish(self) -> None:
-        """Copy the result to every target."""
+        """Copy the result, if it was asked for, to every target."""
+        if not self._wanted:
+            return
         for target in self._targets:
             if target is not self.result:
                 _with_storage(self.result, target.stype).copyto(target)
+
+    # On a GPU
+
+    @property
+    def only(self) -> NDArray:
+        """The one copy that there is."""
+        (array,) = self._arrays
+        return array
+
+    @property
+    def gpus(self) -> Tuple[mx.Context, ...]:
+        """Those that have a copy; none if anything of it is elsewhere, or in rows."""
+        arrays = (*self._arrays, *self._targets)
+        dense = all(array.stype == "default" for array in arrays)
+        fit = dense and all(array.context.device_type == "gpu" for array in arrays)
+        return self.contexts if fit else ()
+
+    def sum_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
+        """An array on a GPU that has the sum of a slice, and where in it that begins."""
+        if self.contexts == (gpu,):
+            return self._arrays[0], piece.begin
+        first, *others = (_part(array, piece).as_in_context(gpu) for array in self._arrays)
+        return sum(others, first), 0
+
+    def room_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
+        """An array on a GPU for the result of a slice, for `spread`, and where in it to write."""
+        for target in self._targets:
+            if target.context == gpu:
+                return target, piece.begin
+        return mx.nd.empty(piece.size, gpu, self._arrays[0].dtype), 0
+
+    def spread(self, array: NDArray, begin: int, piece: Slice) -> None:
+        """Copy the result of a slice, which is in what `room_on` gave, to every target."""
+        others = [target for target in self._targets if target is not array]
+        if others:
+            result = array.reshape(-1)[begin : begin + piece.size]
+            for target in others:
+                result.copyto(_part(target, piece))
 
 
 def _empty(like: NDArray, context: mx.Context) -> NDArray:
@@ -68,6 +141,15 @@ def _empty(like: NDArray, context: mx.Context) -> NDArray:
 def _alike(a: NDArray, b: NDArray) -> bool:
     properties = [(x.stype, x.context, x.shape, x.dtype) for x in (a, b)]
     return properties[0] == properties[1]
+
+
+def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:
+    """The worker's own sums, for `clip_factor`: on the one GPU that all are on, or on the CPU."""
+    gpus = {gradient.gpus for gradient in gradients}
+    on_one = len(gpus) == 1 and len(next(iter(gpus))) == 1
+    if on_one and kernels.runs_on_gpu("clip"):
+        return [gradient.only for gradient in gradients]
+    return [gradient.own for gradient in gradients]
 
 
 Gradients = Mapping[str, Gradient]

@@ -105,7 +105,7 @@ class RowsCodec:
         position = self._position()
         if self._params.compressor.traits.draws_alike:
             self._drawn_alike = position
-        factors = () if factor is None else (factor,)
+        factors = () if factor is None else (factor.as_in_context(mx.cpu()),)
         how = dict(feedback=len(self._residual), clipped=len(factors), **framing or {})
         return operators.call(
             "rows_compress",

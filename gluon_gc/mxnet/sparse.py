@@ -53,7 +53,7 @@ class SparseChannel(Metered):
         self, gradient: Gradient, scale: float, factor: Optional[NDArray], step: int
     ) -> None:
         """Make `sent` of the gradient's rows, times scale and factor; `spans` has the step."""
-        factors = () if factor is None else (factor,)
+        factors = () if factor is None else (factor.as_in_context(mx.cpu()),)
         inputs = (gradient.own, self._meter, *factors)
         how = dict(scale=repr(float(scale)), clipped=len(factors), step=step)
         operators.call("rows_scaled", inputs, self.sent, **how)

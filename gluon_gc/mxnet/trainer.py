@@ -20,7 +20,7 @@ from ..plan import Tensor, travels_compressed
 from . import runtime, saving, stats, summary
 from .amp import AgreedLossScaler
 from .exchange import CompressingKVStore
-from .gradient import Gradient
+from .gradient import Gradient, sums_of
 from .momentum import Momentum, momentum_of, switched_off
 from .operators import clip_factor
 from .optimizer import DistributedOptimizer
@@ -257,7 +257,7 @@ class DistributedTrainer(Trainer):
         if self._max_grad_norm is None:
             return None
         floating = [tensor.name for tensor in self._declared.values() if tensor.floating]
-        arrays = [gradients[name].own for name in floating if name in gradients]
+        arrays = sums_of([gradients[name] for name in floating if name in gradients])
         return clip_factor(arrays, scale, self._max_grad_norm)
 
     def _found_nonfinite(self) -> bool:

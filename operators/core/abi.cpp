@@ -4,6 +4,7 @@
 // so that the aggregator corrects with the same ratio as the workers.
 #include "core/abi.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -11,7 +12,9 @@
 
 #include "core/codec.h"
 #include "core/plan.h"
+#include "cuda/clip.h"
 #include "cuda/codec.h"
+#include "cuda/convert.h"
 
 using namespace gluon_gc;
 
@@ -45,19 +48,35 @@ Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_
           {}};
 }
 
-// The same, of the GPU.
-std::unique_ptr<const cuda::Codec> on_gpu(const char* name, const Options& options, const Plan& plan) {
+const cuda::Compressor& on_gpu(const char* name) {
   const cuda::Compressor* const compressor = registered(name).cuda;
   if (compressor == nullptr) refuse("%s has no kernels for CUDA", name);
-  return std::make_unique<const cuda::Codec>(*compressor, options, plan);
+  return *compressor;
+}
+
+// The source of a compressor's kernels, or another one of operators/cuda.
+const char* kernels_on_gpu(const char* name) {
+  for (const char* const source : {"clip", "convert"}) {
+    if (std::strcmp(name, source) == 0) return source;
+  }
+  return on_gpu(name).name;
+}
+
+// Such as "onebit of float32 with scaling=True ef=vanilla".
+std::string kind_of(const char* name, std::string options, gluon_gc_dtype dtype, int isa) {
+  std::replace(options.begin(), options.end(), '\n', ' ');
+  return std::string(name) + (dtype == gluon_gc_float32 ? " of float32" : " of float64") +
+         (isa == gluon_gc_cuda ? " on the GPU" : "") + (options.empty() ? "" : " with ") +
+         options.substr(0, options.find_last_not_of(' ') + 1);
 }
 
 }  // namespace
 
 struct gluon_gc_codec : Plan {
-  gluon_gc_codec(const char* name, const Options& options, std::size_t n, gluon_gc_dtype dtype, int isa)
-      : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], options, n, dtype) {
-    if (isa == gluon_gc_cuda) gpu = on_gpu(name, options, *this);
+  gluon_gc_codec(const char* name, const char* options, std::size_t n, gluon_gc_dtype dtype, int isa)
+      : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], Options(options), n, dtype) {
+    kind = kind_of(name, options, dtype, isa);
+    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(options));
   }
 
   gluon_gc_codec(const Compressor& compressor, const Options& options, std::size_t n, gluon_gc_dtype dtype)
@@ -89,7 +108,7 @@ struct gluon_gc_codec : Plan {
   void compress(const gluon_gc_call& call, const T* values, double ratio, void* workspace) const {
     std::memcpy(call.payload, &ratio, header);
     Encoding<T> encoding{values,
-                         static_cast<T>(call.scale),
+                         static_cast<T>(call.factor != nullptr ? call.scale * *call.factor : call.scale),
                          mu != 0 ? static_cast<T*>(call.momentum) : nullptr,
                          static_cast<T>(mu),
                          {},
@@ -115,7 +134,7 @@ struct gluon_gc_codec : Plan {
   }
 
   template <typename T>
-  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+  void check_payloads(const gluon_gc_call& call) const {
     if (call.count > 1 && call.stride < payload_bytes()) {
       refuse("payloads of %zu elements take %zu bytes, not %zu", n, payload_bytes(), call.stride);
     }
@@ -124,6 +143,11 @@ struct gluon_gc_codec : Plan {
         refuse("payload %zu is not one of %zu elements", i, n);
       }
     }
+  }
+
+  template <typename T>
+  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+    check_payloads<T>(call);
     of<T>().decompress(self, {call.payloads + header, call.stride, call.count, stream(call.position), out, add,
                               workspace, call.threads});
   }
@@ -146,6 +170,7 @@ struct gluon_gc_codec : Plan {
   }
 
   const Compressor& compressor;
+  std::string kind;                        // all but n
   std::unique_ptr<const cuda::Codec> gpu;  // null: it runs on the CPU
   alignas(16) unsigned char self[max_compressor_bytes] = {};
 };
@@ -165,9 +190,35 @@ const char* guarded(Body body) {
   }
 }
 
+// Makes some calls: on the GPU by one function of their codec, on the CPU each by body(codec, call, zero of its dtype).
+template <typename Body>
+void run(const gluon_gc_call* calls, std::size_t count, void (cuda::Codec::*on_gpu)(const cuda::Jobs&) const,
+         Body body) {
+  cuda::Jobs jobs;
+  for (std::size_t i = 0; i < count; ++i) {
+    const gluon_gc_codec &codec = *calls[i].codec, &first = *calls[0].codec;
+    if (codec.kind != first.kind) {
+      refuse("calls that are made together must have codecs that differ in n alone: %zu is %s, 0 is %s", i,
+             codec.kind.c_str(), first.kind.c_str());
+    }
+    if (codec.gpu) {
+      jobs.push_back({codec, calls[i]});
+    } else {
+      codec.with_dtype([&](auto zero) { body(codec, calls[i], zero); });
+    }
+  }
+  if (!jobs.empty()) (calls[0].codec->gpu.get()->*on_gpu)(jobs);
+}
+
 template <typename T>
 T* const* memory_of(const gluon_gc_call& call) {
   return reinterpret_cast<T* const*>(call.memory);
+}
+
+void require_feedback(const gluon_gc_call* calls, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!calls[i].codec->feedback) refuse("a codec without error feedback has no residual");
+  }
 }
 
 }  // namespace
@@ -176,7 +227,7 @@ const char* gluon_gc_new(const char* name, const char* options, std::size_t n, g
                          gluon_gc_codec** codec) {
   return guarded([=] {
     if (dtype != gluon_gc_float32 && dtype != gluon_gc_float64) refuse("the dtype must be float32 or float64");
-    *codec = new gluon_gc_codec(name, Options(options), n, dtype, isa);
+    *codec = new gluon_gc_codec(name, options, n, dtype, isa);
   });
 }
 
@@ -187,7 +238,7 @@ void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* needs) {
   *needs = {codec->payload_bytes(),
             {own.memory[0], own.memory[1]},
             codec->mu != 0 ? codec->n : 0,
-            codec->gpu ? codec->gpu->workspace_bytes() : codec->sum_bytes() + own.workspace_bytes,
+            codec->gpu ? codec->gpu->workspace_bytes(*codec) : codec->sum_bytes() + own.workspace_bytes,
             own.draws,
             codec->compressor.traits.variable ? static_cast<int>(codec->header) : -1};
 }
@@ -202,50 +253,68 @@ const char* gluon_gc_compressor(std::size_t i, gluon_gc_traits* traits) {
 
 int gluon_gc_best_isa() { return static_cast<int>(best_isa()); }
 
+const char* gluon_gc_cuda_ready(const char* name) {
+  return guarded([=] { cuda::require(kernels_on_gpu(name)); });
+}
+
+const char* gluon_gc_prepare(void* tickets, std::size_t count, void* stream) {
+  return guarded([=] { cuda::prepare(tickets, count, stream); });
+}
+
 const char* gluon_gc_cuda_code(const char* name, const void* image) {
-  return guarded([=] {
-    if (registered(name).cuda == nullptr) refuse("%s has no kernels for CUDA", name);
-    cuda::replace(name, image);
-  });
+  return guarded([=] { cuda::replace(kernels_on_gpu(name), image); });
 }
 
-const char* gluon_gc_compress(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+const char* gluon_gc_convert(const gluon_gc_conversion* conversions, std::size_t count, void* stream) {
+  return guarded([=] { cuda::convert(conversions, count, stream); });
+}
+
+std::size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, std::size_t count) {
+  return cuda::clip_workspace(arrays, count);
+}
+
+const char* gluon_gc_clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping* how) {
+  return guarded([=] { cuda::clip(arrays, count, *how); });
+}
+
+const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
-    if (codec->gpu) return codec->gpu->compress(*call);
-    codec->with_dtype([=](auto zero) {
+    run(calls, count, &cuda::Codec::compress, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
-      codec->compress(*call, static_cast<const T*>(call->values), call->ratio, call->workspace);
+      codec.compress(call, static_cast<const T*>(call.values), call.ratio, call.workspace);
     });
   });
 }
 
-const char* gluon_gc_aggregate(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+const char* gluon_gc_aggregate(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
-    if (codec->compressor.traits.summable) refuse("payloads that can be summed are not aggregated");
-    if (call->count == 0) refuse("there are no payloads to aggregate");
-    if (codec->gpu) return codec->gpu->aggregate(*call);
-    codec->with_dtype([=](auto zero) {
-      using T = decltype(zero);
-      T* const sum = static_cast<T*>(call->workspace);
-      void* const workspace = static_cast<char*>(call->workspace) + codec->sum_bytes();
-      codec->decompress(*call, sum, false, workspace);
-      double ratio = 1;
-      std::memcpy(&ratio, call->payloads, codec->header);
-      codec->compress(*call, sum, ratio, workspace);
-    });
-  });
-}
-
-const char* gluon_gc_decompress(const gluon_gc_codec* codec, const gluon_gc_call* call) {
-  return guarded([=] {
-    if (codec->compressor.traits.summable && call->count != 1) {
-      refuse("payloads that can be summed are decompressed one at a time");
+    for (std::size_t i = 0; i < count; ++i) {
+      if (calls[i].codec->compressor.traits.summable) refuse("payloads that can be summed are not aggregated");
+      if (calls[i].count == 0) refuse("there are no payloads to aggregate");
     }
-    if (codec->gpu) return codec->gpu->decompress(*call);
-    codec->with_dtype([=](auto zero) {
+    run(calls, count, &cuda::Codec::aggregate, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
-      codec->decompress(*call, static_cast<T*>(call->values), call->add != 0, call->workspace);
-      if (call->status != nullptr) *call->status = codec->status<T>(*call);
+      T* const sum = static_cast<T*>(call.workspace);
+      void* const workspace = static_cast<char*>(call.workspace) + codec.sum_bytes();
+      codec.decompress(call, sum, false, workspace);
+      double ratio = 1;
+      std::memcpy(&ratio, call.payloads, codec.header);
+      codec.compress(call, sum, ratio, workspace);
+    });
+  });
+}
+
+const char* gluon_gc_decompress(const gluon_gc_call* calls, std::size_t count) {
+  return guarded([=] {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (calls[i].codec->compressor.traits.summable && calls[i].count != 1) {
+        refuse("payloads that can be summed are decompressed one at a time");
+      }
+    }
+    run(calls, count, &cuda::Codec::decompress, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
+      using T = decltype(zero);
+      codec.decompress(call, static_cast<T*>(call.values), call.add != 0, call.workspace);
+      if (call.status != nullptr) *call.status = codec.status<T>(call);
     });
   });
 }
@@ -259,24 +328,34 @@ int gluon_gc_valid(const gluon_gc_codec* codec, const std::uint8_t* payload, std
   return valid;
 }
 
-const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+const char* gluon_gc_inspect(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
-    if (!codec->feedback) refuse("a codec without error feedback has no residual");
-    if (codec->gpu) return codec->gpu->residual(*call);
-    codec->with_dtype([=](auto zero) {
+    for (const gluon_gc_call* call = calls; call != calls + count; ++call) {
+      const gluon_gc_codec& codec = *call->codec;
+      codec.with_dtype([&](auto zero) {
+        codec.check_payloads<decltype(zero)>(*call);
+        *call->status = codec.status<decltype(zero)>(*call);
+      });
+    }
+  });
+}
+
+const char* gluon_gc_residual(const gluon_gc_call* calls, std::size_t count) {
+  return guarded([=] {
+    require_feedback(calls, count);
+    run(calls, count, &cuda::Codec::residual, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
-      codec->of<T>().residual(codec->self, memory_of<T>(*call), static_cast<T*>(call->values));
+      codec.of<T>().residual(codec.self, memory_of<T>(call), static_cast<T*>(call.values));
     });
   });
 }
 
-const char* gluon_gc_restore(const gluon_gc_codec* codec, const gluon_gc_call* call) {
+const char* gluon_gc_restore(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
-    if (!codec->feedback) refuse("a codec without error feedback has no residual");
-    if (codec->gpu) return codec->gpu->restore(*call);
-    codec->with_dtype([=](auto zero) {
+    require_feedback(calls, count);
+    run(calls, count, &cuda::Codec::restore, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
       using T = decltype(zero);
-      codec->of<T>().restore(codec->self, static_cast<const T*>(call->values), memory_of<T>(*call));
+      codec.of<T>().restore(codec.self, static_cast<const T*>(call.values), memory_of<T>(call));
     });
   });
 }

@@ -18,7 +18,8 @@ typedef struct gluon_gc_codec gluon_gc_codec;
 
 enum gluon_gc_dtype { gluon_gc_float32 = 4, gluon_gc_float64 = 8 };
 
-enum { gluon_gc_cuda = 16 }; /* for `isa`: the GPU */
+enum { gluon_gc_cuda = 16 };         /* for `isa`: the GPU */
+enum { gluon_gc_ticket_bytes = 64 }; /* with which the blocks of a kernel tell each other how far they are */
 
 /* What is true of all codecs of a compressor. */
 typedef struct {
@@ -52,11 +53,13 @@ typedef struct {
   uint64_t finite; /* 1, or 0 if an element is a NaN or infinite */
 } gluon_gc_status;
 
-/* What a call is given; what it has no use for is left out. Arrays are of the codec's dtype, payloads at any
+/* What a codec is given; what it has no use for is left out. Arrays are of the codec's dtype, payloads at any
    address. */
 typedef struct {
+  const gluon_gc_codec* codec;
   void* values;     /* n */
   double scale;     /* multiplies the values before all else */
+  const double* factor; /* multiplies the scale, if not NULL */
   double ratio;     /* previous learning rate over the current one; for feedback that is not vanilla */
   void* momentum;
   void* memory[2];
@@ -69,6 +72,7 @@ typedef struct {
   gluon_gc_status* status; /* or NULL */
   int threads;             /* at most so many */
   void* stream;            /* of a codec for CUDA: a CUstream or cudaStream_t */
+  void* ticket;            /* of a codec for CUDA: gluon_gc_ticket_bytes, zeros before its first call and after each */
 } gluon_gc_call;
 
 /* Makes a codec. Options are lines "name=value": those of the compressor, and
@@ -78,8 +82,7 @@ typedef struct {
 
    A codec for CUDA gives the same bytes. All that its calls are given is memory of the GPU, the status too. They
    queue kernels in the stream, on the context that is current, and return; so payloads are not checked: have
-   gluon_gc_valid do it before they are copied to the GPU. The workspace is of one stream: its first 64 bytes are
-   zeros before the first call, and no call leaves others. */
+   gluon_gc_inspect do it before they are copied to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -89,27 +92,76 @@ GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* nee
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
 GLUON_GC_API int gluon_gc_best_isa(void);
 
-/* Takes a compressor's kernels for CUDA from this image (a cubin, a fat binary, or PTX as text), which stays where
-   it is, rather than from the library. Not while codecs run. */
+/* NULL if this library and this machine can run a compressor, or with "convert" or "clip" gluon_gc_convert or
+   gluon_gc_clip, on a GPU, else why not. */
+GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
+
+/* Queues in a stream of the GPU that so many tickets, side by side, become zeros. */
+GLUON_GC_API const char* gluon_gc_prepare(void* tickets, size_t count, void* stream);
+
+/* Takes a compressor's kernels for CUDA, or with "convert" or "clip" those of gluon_gc_convert or gluon_gc_clip, from this image (a cubin, a fat
+   binary, or PTX as text), which stays where it is, rather than from the library. Not while codecs run. */
 GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
+
+/* The functions below take `count` calls of codecs that differ in n alone, such as those of all chunks of a message.
+   On the CPU they are made one after the other. On the GPU they are queued together in one stream, in as few launches
+   as one call takes for every 16 or more, and run at the same time: each has a workspace and a ticket of its own. */
 
 /* payload = C(p), p = values * scale after momentum and feedback. If an element is not finite, the payload
    decodes to what is not, and momentum and memory are zeros. */
-GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_codec* codec, const gluon_gc_call* call);
+GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t count);
 
 /* payload = C(sum of D(payloads) after feedback): the sum is made in their order, with the ratio that came with
    the first. Checks the payloads first. */
-GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_codec* codec, const gluon_gc_call* call);
+GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t count);
 
 /* values = sum of D(payloads), in their order, or with `add` that is added. Checks the payloads first. */
-GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_codec* codec, const gluon_gc_call* call);
+GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t count);
 
 /* Whether a payload can be decoded; `capacity` bytes can be read. */
 GLUON_GC_API int gluon_gc_valid(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
 
+/* Checks payloads and writes the status, as decompress does, and no more. The payloads and the status are in the
+   host's memory, also of a codec for CUDA. */
+GLUON_GC_API const char* gluon_gc_inspect(const gluon_gc_call* calls, size_t count);
+
 /* values = what feedback will add to the next p, from memory; and back. */
-GLUON_GC_API const char* gluon_gc_residual(const gluon_gc_codec* codec, const gluon_gc_call* call);
-GLUON_GC_API const char* gluon_gc_restore(const gluon_gc_codec* codec, const gluon_gc_call* call);
+GLUON_GC_API const char* gluon_gc_residual(const gluon_gc_call* calls, size_t count);
+GLUON_GC_API const char* gluon_gc_restore(const gluon_gc_call* calls, size_t count);
+
+/* to = from * scale, of n values of a dtype each, and rounded: float16, float32 or float64, as the itemsize says. */
+typedef struct {
+  const void* from;
+  void* to;
+  size_t n;
+  int from_itemsize, to_itemsize;
+  double scale;
+  const double* factor; /* multiplies the scale, if not NULL */
+  uint64_t* nonfinite;  /* becomes 1, if not NULL, when a value of `from` is a NaN or infinite */
+} gluon_gc_conversion;
+
+/* Queues conversions in a stream of the GPU, on the context that is current: a launch for every 71 of them. */
+GLUON_GC_API const char* gluon_gc_convert(const gluon_gc_conversion* conversions, size_t count, void* stream);
+
+/* Values of the GPU whose norm is to be clipped: float16, float32 or float64. */
+typedef struct {
+  const void* x;
+  size_t n;
+  int itemsize;
+} gluon_gc_values;
+
+typedef struct {
+  double scale;    /* multiplies all values */
+  double max_norm;
+  double* factor;  /* becomes that by which to multiply them too, so that the l2 norm of all is at most max_norm; as
+                      operators/mxnet/clip.cpp has it */
+  void* workspace; /* of gluon_gc_clip_workspace bytes, uninitialised, aligned to 64 bytes */
+  void* stream;
+} gluon_gc_clipping;
+
+/* Queues that in a stream of the GPU, on the context that is current. */
+GLUON_GC_API size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, size_t count);
+GLUON_GC_API const char* gluon_gc_clip(const gluon_gc_values* arrays, size_t count, const gluon_gc_clipping* how);
 
 /* The random stream: xorshift128+. */
 GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* draws);

@@ -1,4 +1,4 @@
-// What the kernels of every compressor are given. For host and device: NVRTC has no header of the standard
+// What kernels are given. For host and device: NVRTC has no header of the standard
 // library, hence the names of integers.
 #pragma once
 
@@ -21,12 +21,13 @@ struct RandomStream {
   uint64 state[2];
 };
 
-// What compress is given: p is g = gradient * gradient_scale after momentum and feedback.
+// What compress is given: p is g = gradient * scale_of (correction.cuh) after momentum and feedback.
 template <typename T>
 struct Encoding {
   Size n;
   const T* gradient;
-  T gradient_scale;
+  double scale;
+  const double* factor;     // multiplies the scale, if not null
   T* momentum;              // n, or null
   T mu;
   T* memory[2];             // or null: no feedback
@@ -39,7 +40,7 @@ struct Encoding {
   Size bytes;               // of a message
   Status* status;           // or null
   RandomStream stream;
-  uint32* ticket;           // two words, zero, and zero again afterwards: grid.cuh, settle.cuh
+  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh
   void* workspace;
 };
 
@@ -59,8 +60,54 @@ struct Decoding {
   void* workspace;
 };
 
-// Threads of a block, and the elements that a warp of it takes at a time.
-constexpr int block_threads = 256, tile = 1024;
+// What residual and restore are given.
+template <typename T>
+struct Keeping {
+  Size n;
+  T* memory[2];
+  T* residual;
+};
+
+// gluon_gc_conversion: to = from * scale * factor.
+struct Conversion {
+  const void* from;
+  void* to;
+  Size n;
+  int from_itemsize, to_itemsize;
+  double scale;
+  const double* factor;  // or null: 1
+  uint64* nonfinite;     // or null
+};
+
+// An array whose squares are summed: the sums of its tiles, and their sum.
+struct Squares {
+  const void* x;
+  Size n;
+  int itemsize;
+  double* sums;  // tree_size(n)
+  double* sum;
+  uint32* ticket;
+};
+
+// By what to multiply `scale` times n arrays whose sums of squares these are, for an l2 norm of `most` at most.
+struct Norm {
+  const double* squares;
+  Size n;
+  double scale, most;
+  double* factor;
+};
+
+// What a kernel is given: a call for each y of its grid, as many as fit in the 4 KB of its parameters, where there is
+// some room left for what is alike for all.
+template <typename Call>
+struct Batch {
+  static constexpr Size most = 4000 / sizeof(Call);
+  Call call[most];
+};
+
+// Threads of a block, how many blocks a multiprocessor is to run at a time, for which a thread has 64 registers, and
+// the elements that a warp takes at a time.
+constexpr int block_threads = 256, blocks_together = 4, tile = 1024;
 
 constexpr Size tiles_of(Size n) { return n / tile + (n % tile != 0); }
 

@@ -8,6 +8,12 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
+// What the gradient of a call is multiplied with.
+template <typename T>
+__device__ inline T scale_of(const Encoding<T>& call) {
+  return static_cast<T>(call.factor != nullptr ? call.scale * *call.factor : call.scale);
+}
+
 // What the residual of a call is multiplied with.
 template <typename T>
 __device__ inline T ratio_of(const Encoding<T>& call) {
@@ -20,6 +26,7 @@ __device__ inline T ratio_of(const Encoding<T>& call) {
 template <typename T>
 struct Loaded {
   __device__ Loaded(const Encoding<T>& call, const Column& column) {
+    scale = scale_of(call);
     load(call.gradient, column, gradient);
     if (call.momentum != nullptr) load(call.momentum, column, momentum);
     if (call.memory[0] != nullptr) load(call.memory[0], column, kept);
@@ -30,6 +37,7 @@ struct Loaded {
     for (int row = 0; row < rows_ahead<T>; ++row) to[row] = column.has(row) ? from[column[row]] : T{0};
   }
 
+  T scale;
   T gradient[rows_ahead<T>], momentum[rows_ahead<T>] = {}, kept[rows_ahead<T>] = {};
 };
 
@@ -38,7 +46,7 @@ struct Loaded {
 template <typename T, typename Residual>
 __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& loaded, const Column& column, int row,
                             Residual residual) {
-  T p = loaded.gradient[row] * call.gradient_scale;
+  T p = loaded.gradient[row] * loaded.scale;
   if (call.momentum != nullptr) {
     const T m = call.mu * loaded.momentum[row] + p;
     if (column.has(row)) call.momentum[column[row]] = m;
@@ -50,9 +58,9 @@ __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& l
 
 // p once more, after a sweep that stored it where the residual was.
 template <typename T>
-__device__ inline T corrected(const Encoding<T>& call, Size i) {
+__device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
   if (call.memory[0] != nullptr) return call.memory[0][i];
-  const T g = call.gradient[i] * call.gradient_scale;
+  const T g = call.gradient[i] * scale;
   return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
 }
 

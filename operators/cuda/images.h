@@ -4,9 +4,9 @@
 namespace gluon_gc {
 namespace cuda {
 
-// A compressor's kernels for a compute capability, 75 for 7.5; PTX, for all later ones, is marked.
+// A source's kernels for a compute capability, 75 for 7.5; PTX, for all later ones, is marked.
 struct Image {
-  const char* compressor;
+  const char* source;  // a compressor, or "convert"
   int capability;
   bool ptx;
   const unsigned char* code;

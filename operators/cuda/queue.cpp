@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/options.h"
-#include "cuda/call.h"
 #include "cuda/images.h"
 
 namespace gluon_gc {
@@ -22,7 +21,7 @@ struct Kernel {
 // What is loaded, by context and name.
 struct Loaded {
   std::mutex mutex;
-  std::map<std::string, const void*> replaced;  // images by compressor
+  std::map<std::string, const void*> replaced;  // images by source
   std::map<std::pair<Context, std::string>, Module> modules;
   std::map<std::pair<Context, std::string>, Kernel> kernels;
 };
@@ -40,39 +39,39 @@ int suits(const Image& image, int capability) {
   return image.capability / 10 == capability / 10 ? 1000 + image.capability : -1;
 }
 
-const Image* best_image(const char* compressor, int capability) {
+const Image* best_image(const char* source, int capability) {
   const Image* best = nullptr;
-  for (const Image* image = images; image->compressor != nullptr; ++image) {
+  for (const Image* image = images; image->source != nullptr; ++image) {
     const int least = best == nullptr ? 0 : suits(*best, capability) + 1;
-    if (std::strcmp(image->compressor, compressor) == 0 && suits(*image, capability) >= least) best = image;
+    if (std::strcmp(image->source, source) == 0 && suits(*image, capability) >= least) best = image;
   }
   return best;
 }
 
-const void* image_of(const char* compressor) {
-  const auto replaced = loaded().replaced.find(compressor);
+const void* image_of(const char* source) {
+  const auto replaced = loaded().replaced.find(source);
   if (replaced != loaded().replaced.end()) return replaced->second;
   const int major = attribute(capability_major), minor = attribute(capability_minor);
-  const Image* const image = best_image(compressor, 10 * major + minor);
-  if (image == nullptr) refuse("%s has no machine code for GPUs of compute capability %d.%d", compressor, major, minor);
+  const Image* const image = best_image(source, 10 * major + minor);
+  if (image == nullptr) refuse("%s has no machine code for GPUs of compute capability %d.%d", source, major, minor);
   return image->code;
 }
 
-Module module_of(const char* compressor, Context context) {
-  Module& module = loaded().modules[{context, compressor}];
+Module module_of(const char* source, Context context) {
+  Module& module = loaded().modules[{context, source}];
   if (module == nullptr) {
-    check(driver().cuModuleLoadData(&module, image_of(compressor)), "loading the kernels of ", compressor);
+    check(driver().cuModuleLoadData(&module, image_of(source)), "loading the kernels of ", source);
   }
   return module;
 }
 
-Kernel kernel_of(const char* compressor, const std::string& name, Context context) {
+Kernel kernel_of(const char* source, const std::string& name, Context context) {
   const std::lock_guard<std::mutex> lock(loaded().mutex);
   Kernel& kernel = loaded().kernels[{context, name}];
   if (kernel.function == nullptr) {
     Function function;
     int blocks;
-    check(driver().cuModuleGetFunction(&function, module_of(compressor, context), name.c_str()), "looking for ",
+    check(driver().cuModuleGetFunction(&function, module_of(source, context), name.c_str()), "looking for ",
           name.c_str());
     check(driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, block_threads, 0),
           "asking how many blocks run of ", name.c_str());
@@ -85,36 +84,38 @@ Address address(const void* at) { return reinterpret_cast<Address>(at); }
 
 }  // namespace
 
-void require(const char* compressor) {
+void require(const char* source) {
   const std::lock_guard<std::mutex> lock(loaded().mutex);
-  if (images[0].compressor == nullptr && loaded().replaced.count(compressor) == 0) {
+  if (images[0].source == nullptr && loaded().replaced.count(source) == 0) {
     refuse("gluon_gc was built without code for GPUs: build it with GLUON_GC_WITH_CUDA=1");
   }
   driver();
 }
 
-void replace(const char* compressor, const void* image) {
+void replace(const char* source, const void* image) {
   const std::lock_guard<std::mutex> lock(loaded().mutex);
-  loaded().replaced[compressor] = image;
+  loaded().replaced[source] = image;
   loaded().modules.clear();
   loaded().kernels.clear();
 }
 
-Queue::Queue(const char* compressor, Stream stream)
-    : compressor_(compressor), stream_(stream), context_(current_context()) {}
+Queue::Queue(const char* source, Stream stream)
+    : source_(source), stream_(stream), context_(current_context()) {}
 
-void Queue::launch(const char* name, std::size_t itemsize, std::size_t tiles, void** parameters) const {
-  const std::string typed = std::string(name) + (itemsize == sizeof(float) ? "_float32" : "_float64");
-  const Kernel kernel = kernel_of(compressor_, typed, context_);
+void Queue::launch(const std::string& name, std::size_t tiles, std::size_t calls, void** parameters) const {
+  const Kernel kernel = kernel_of(source_, name, context_);
   constexpr std::size_t tiles_of_block = block_threads / 32;
   const std::size_t needed = tiles / tiles_of_block + 1;
   const auto blocks = static_cast<unsigned>(needed < kernel.blocks ? needed : kernel.blocks);
-  check(driver().cuLaunchKernel(kernel.function, blocks, 1, 1, block_threads, 1, 1, 0, stream_, parameters, nullptr),
-        "launching ", typed.c_str());
+  check(driver().cuLaunchKernel(kernel.function, blocks, static_cast<unsigned>(calls), 1, block_threads, 1, 1, 0,
+                                stream_, parameters, nullptr),
+        "launching ", name.c_str());
 }
 
 void Queue::copy(void* to, const void* from, std::size_t bytes) const {
-  if (bytes != 0) check(driver().cuMemcpyDtoDAsync(address(to), address(from), bytes, stream_), "copying");
+  if (bytes != 0 && to != from) {
+    check(driver().cuMemcpyDtoDAsync(address(to), address(from), bytes, stream_), "copying");
+  }
 }
 
 void Queue::fill_with_zeros(void* at, std::size_t bytes) const {

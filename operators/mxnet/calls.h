@@ -12,6 +12,16 @@ inline std::size_t optional(const Attributes& a, const char* name, std::size_t a
   return a.has(name) ? a.size(name) : absent;
 }
 
+// Whether there is a meter (meter.h).
+inline bool metered(const Attributes& a) { return optional(a, "metered", 1) != 0; }
+
+constexpr std::size_t status_words = sizeof(gluon_gc_status) / sizeof(std::int64_t);
+
+// In an array of int64.
+inline gluon_gc_status* statuses_in(MXTensor& array) {
+  return reinterpret_cast<gluon_gc_status*>(array.data<std::int64_t>());
+}
+
 // What calls for all chunks of a message have alike.
 inline gluon_gc_call common_call(const Attributes& a, void* workspace) {
   gluon_gc_call call{};
@@ -23,6 +33,7 @@ inline gluon_gc_call common_call(const Attributes& a, void* workspace) {
 }
 
 inline gluon_gc_call call_for(const Chunk& chunk, gluon_gc_call common, gluon_gc_status* status) {
+  common.codec = chunk.codec.get();
   common.position = chunk.position;
   common.status = status;
   return common;

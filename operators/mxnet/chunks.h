@@ -9,15 +9,10 @@
 
 namespace gluon_gc {
 
-// Throws what a function of the C interface answers.
-inline void check(const char* message) {
-  if (message != nullptr) throw std::invalid_argument(message);
-}
-
 struct Chunk {
-  Chunk(const Attributes& a, gluon_gc_dtype dtype, std::size_t n) : n(n) {
+  Chunk(const Attributes& a, gluon_gc_dtype dtype, std::size_t n, int isa = -1) : n(n) {
     gluon_gc_codec* made = nullptr;
-    check(gluon_gc_new(a.text("compressor").c_str(), a.text("options").c_str(), n, dtype, -1, &made));
+    check(gluon_gc_new(a.text("compressor").c_str(), a.text("options").c_str(), n, dtype, isa, &made));
     codec.reset(made);
     gluon_gc_need(made, &needs);
   }
@@ -50,9 +45,10 @@ inline void read_positions(const Attributes& a, Chunk* chunks, std::size_t count
 //   positions: for a compressor that draws, where each chunk draws: the two words of a state, and draws
 //   row_words, message_rows: of messages that are framed; none are without them
 struct Chunks {
-  explicit Chunks(const Attributes& a)
+  // `isa` is as gluon_gc_new has it.
+  explicit Chunks(const Attributes& a, int isa = -1)
       : dtype(a.text("dtype") == "float64" ? gluon_gc_float64 : gluon_gc_float32),
-        all(make(a, dtype)),
+        all(make(a, dtype, isa)),
         framed(a.has("row_words")),
         layout(framed ? Layout(parts(), a) : Layout()) {
     for (Chunk& chunk : all) {
@@ -74,9 +70,9 @@ struct Chunks {
   std::size_t workspace_bytes = 0;  // of any chunk
 
  private:
-  static std::vector<Chunk> make(const Attributes& a, gluon_gc_dtype dtype) {
+  static std::vector<Chunk> make(const Attributes& a, gluon_gc_dtype dtype, int isa) {
     std::vector<Chunk> chunks;
-    for (const std::size_t n : a.list("sizes")) chunks.emplace_back(a, dtype, n);
+    for (const std::size_t n : a.list("sizes")) chunks.emplace_back(a, dtype, n, isa);
     return chunks;
   }
 

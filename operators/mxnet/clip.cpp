@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../core/abi.h"
 #include "../core/half.h"
 #include "../core/squares.h"
 #include "operator.h"
@@ -72,12 +73,30 @@ MXReturnValue clip(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
   });
 }
 
+MXReturnValue clip_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    std::vector<gluon_gc_values> arrays;
+    for (const MXTensor& gradient : *inputs) {
+      arrays.push_back({gradient.data_ptr, static_cast<std::size_t>(gradient.size()), bytes_of_float(gradient)});
+    }
+    gluon_gc_clipping how{};
+    how.scale = a.number("scale");
+    how.max_norm = a.number("max_norm");
+    how.factor = outputs->at(0).data<double>();
+    how.workspace = temporary_memory(resource, gluon_gc_clip_workspace(arrays.data(), arrays.size()), true);
+    how.stream = resource.get_cuda_stream();
+    check(gluon_gc_clip(arrays.data(), arrays.size(), &how));
+  });
+}
+
 const auto& clip_operator = add_operator("gluon_gc_clip")
                                 .setParseAttrs(clip_arity)
                                 .setInferType(output_type<mxnet::ext::kFloat64>)
                                 .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
                                 .setInferShape(clip_shape)
-                                .setForward(clip, "cpu");
+                                .setForward(clip, "cpu")
+                                .setForward(clip_on_gpu, "gpu");
 
 }  // namespace
 }  // namespace gluon_gc

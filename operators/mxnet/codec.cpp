@@ -1,22 +1,23 @@
 // Codecs as MXNet operators, each for all chunks of a message (see chunks.h). They own memory and order; what is
 // compressed, and how, is core/abi.h's.
 //
-// `states` is the number of arrays of state, which are momentum and then memory (chunks.h). Of chunk i,
-// `tensors` says which of the gradients it is of, and `begins` where it begins in it. Gradients are of the
-// codecs' dtype, or float16 where that is float32. With row_words, messages are framed: row_sparse, from row
-// `row` of `rows` on; else they are payloads side by side, uint8, shape (payload_bytes,), or with `summable`
-// values.
+// `states` is the number of arrays of state, which are momentum and then memory (chunks.h). Chunks are in gradients
+// as slices.h says, messages as calls.h does. With `metered=0` there is no meter.
 //
-// gluon_gc_compress(state, ..., meter, gradient, ..., [factor]) -> message, of gradient * `scale`, and with
+// gluon_gc_compress(state, ..., [meter], gradient, ..., [factor]) -> message, of gradient * `scale`, and with
 //     `clipped` * factor, which is float64 (1,); `ratio`: of learning rates; `step`: the meter's
 // gluon_gc_aggregate(messages, state, ...) -> message: of the sum of `count` messages, on `threads` threads;
 //     without row_words, messages have the shape (count, payload_bytes)
-// gluon_gc_decompress(messages, ..., gradient, ...) -> meter, which must be given as `out`. Writes the sum of
-//     `count` messages, in `arrays` arrays, to the gradients. Where `refused` has a line for a chunk, the
-//     operator fails if it is not finite, and calls it so.
+// gluon_gc_decompress(messages, ..., gradient, ...) -> meter, which must be given as `out`, or without it the
+//     gluon_gc_status of each chunk, int64. Writes the sum of `count` messages, in `arrays` arrays, to the
+//     gradients. Where `refused` has a line for a chunk, the operator with a meter fails if it is not finite, and
+//     calls it so.
+//
+// gpu.cpp has the same for GPUs.
 #include "../core/half.h"
-#include "calls.h"
-#include "meter.h"
+#include "gpu.h"
+#include "payloads.h"
+#include "slices.h"
 
 namespace gluon_gc {
 namespace {
@@ -24,80 +25,19 @@ namespace {
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
 
-// Where the chunks are in the gradients.
-class Slices {
- public:
-  Slices(const Attributes& a, const Chunks& chunks, Tensors& inputs, std::size_t first)
-      : tensors_(a.list("tensors")), begins_(a.list("begins")), inputs_(inputs), first_(first), itemsize_(chunks.dtype) {
-    require(tensors_.size() == chunks.all.size() && begins_.size() == chunks.all.size(),
-            "tensors and begins must have a number for each chunk");
-    for (std::size_t i = 0; i < chunks.all.size(); ++i) {
-      MXTensor& x = inputs.at(first + tensors_[i]);
-      require(begins_[i] + chunks.all[i].n <= static_cast<std::size_t>(x.size()),
-              "a chunk ends behind its gradient");
-      const bool wide = x.dtype == (itemsize_ == sizeof(double) ? mxnet::ext::kFloat64 : mxnet::ext::kFloat32);
-      require(wide || is_half(i), "a gradient has another dtype than its chunks");
-      if (is_half(i)) converted_bytes = std::max(converted_bytes, chunks.all[i].n * sizeof(float));
-    }
-  }
-
-  bool is_half(std::size_t i) const {
-    return itemsize_ == sizeof(float) && inputs_[first_ + tensors_[i]].dtype == mxnet::ext::kFloat16;
-  }
-
-  void* at(std::size_t i) const {
-    const std::size_t itemsize = is_half(i) ? sizeof(std::uint16_t) : itemsize_;
-    return static_cast<char*>(inputs_[first_ + tensors_[i]].data_ptr) + begins_[i] * itemsize;
-  }
-
-  std::size_t converted_bytes = 0;  // room for a chunk of float16 in float32
-
- private:
-  const std::vector<std::size_t> tensors_, begins_;
-  Tensors& inputs_;
-  const std::size_t first_, itemsize_;
-};
-
-// Writes `count` messages as payloads: chunk i of message m is at slots + m * payload_bytes + its slot.
-void read_messages(const Chunks& chunks, Tensors& inputs, std::size_t arrays, std::size_t count,
-                   std::uint8_t* message, std::uint8_t* slots) {
-  const std::vector<Words> present = present_rows(chunks.layout, inputs, arrays, count);
-  for (std::size_t m = 0; m < count; ++m) {
-    const std::size_t length =
-        unframe_message(chunks.layout, present.data() + m * chunks.layout.message_rows, std::to_string(m), message);
-    std::vector<std::uint8_t*> to;
-    for (const Chunk& chunk : chunks.all) to.push_back(slots + m * chunks.payload_bytes + chunk.slot);
-    split_message(chunks.layout, message, length, to);
-  }
-}
-
-// Writes the payloads of a message one after the other where they travel, by compress(chunk, i, payload, status).
-// Returns the bytes that travel.
-template <typename Compress>
-std::size_t write_payloads(const Attributes& a, const Chunks& chunks, std::uint8_t* message, Tensors& outputs,
-                           const OpResource& resource, Compress compress) {
-  if (!chunks.framed) message = static_cast<std::uint8_t*>(outputs.at(0).data_ptr);
-  std::size_t length = chunks.framed ? chunks.layout.begin() : 0, used = 0;
-  for (std::size_t i = 0; i < chunks.all.size(); ++i) {
-    gluon_gc_status status{};
-    compress(chunks.all[i], i, message + (chunks.framed ? length : chunks.all[i].slot), &status);
-    length += status.bytes;
-    used += status.bytes;
-  }
-  return chunks.framed ? frame_message(chunks.layout, message, length, a.size("row"), resource) : used;
-}
 
 MXReturnValue compress_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     const Attributes a(map);
-    *inputs = static_cast<int>(a.size("states") + 1 + a.size("gradients") + a.flag("clipped"));
+    *inputs = static_cast<int>(a.size("states") + metered(a) + a.size("gradients") + a.flag("clipped"));
     *outputs = 1;
   });
 }
 
 MXReturnValue compress_mutates(const Map& map, std::vector<int>* indices) {
   return guarded([&] {
-    for (int i = 0; i <= static_cast<int>(Attributes(map).size("states")); ++i) indices->push_back(i);
+    const Attributes a(map);
+    for (int i = 0; i < static_cast<int>(a.size("states") + metered(a)); ++i) indices->push_back(i);
   });
 }
 
@@ -108,14 +48,14 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     const Chunks chunks(a);
     const std::size_t state_count = a.size("states");
     States states(chunks, *inputs, state_count);
-    const Slices slices(a, chunks, *inputs, state_count + 1);
+    const Slices slices(a, chunks, *inputs, state_count + metered(a));
     const std::size_t message_bytes = chunks.message_bytes();
     Arena arena(resource, {message_bytes, slices.converted_bytes, chunks.workspace_bytes});
     std::uint8_t* const message = arena.take(message_bytes);
     auto* const converted = reinterpret_cast<float*>(arena.take(slices.converted_bytes));
     void* const workspace = arena.take(chunks.workspace_bytes);
     gluon_gc_call common = common_call(a, workspace);
-    if (a.flag("clipped")) common.scale *= inputs->back().data<double>()[0];
+    if (a.flag("clipped")) common.factor = inputs->back().data<double>();
     const auto compress_chunk = [&](const Chunk& chunk, std::size_t i, std::uint8_t* to, gluon_gc_status* status) {
       gluon_gc_call call = call_for(chunk, common, status);
       call.values = slices.at(i);
@@ -125,10 +65,10 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
       }
       call.payload = to;
       states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_compress(chunk.codec.get(), &call));
+      check(gluon_gc_compress(&call, 1));
     };
     const std::size_t bytes = write_payloads(a, chunks, message, *outputs, resource, compress_chunk);
-    meter(inputs->at(state_count)).compressed(started, bytes, a.size("step"));
+    if (metered(a)) meter(inputs->at(state_count)).compressed(started, bytes, a.size("step"));
   });
 }
 
@@ -158,9 +98,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
     if (chunks.framed) {
       read_messages(chunks, *inputs, 1, count, message, slots);
     } else {
-      require(static_cast<std::size_t>(inputs->at(0).size()) == received_bytes,
-              "the payloads are not of the length that their chunks need");
-      slots = inputs->at(0).data<std::uint8_t>();
+      slots = slots_in(chunks, inputs->at(0), count);
     }
     Tensors state_arrays(inputs->begin() + 1, inputs->end());
     States states(chunks, state_arrays, state_arrays.size());
@@ -172,7 +110,7 @@ MXReturnValue aggregate(const Map& map, Tensors* inputs, Tensors* outputs, const
       call.count = count;
       call.payload = to;
       states.give(chunk, chunks.dtype, call);
-      check(gluon_gc_aggregate(chunk.codec.get(), &call));
+      check(gluon_gc_aggregate(&call, 1));
     };
     write_payloads(a, chunks, message, *outputs, resource, compress_sum);
   });
@@ -212,36 +150,42 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
     if (chunks.framed) {
       read_messages(chunks, *inputs, arrays, count, message, slots);
     } else {
-      MXTensor& received = inputs->at(0);
-      const std::size_t itemsize = received.dtype == mxnet::ext::kUint8 ? 1 : chunks.dtype;
-      require(static_cast<std::size_t>(received.size()) * itemsize == received_bytes,
-              "the payloads are not of the length that their chunks need");
-      slots = static_cast<std::uint8_t*>(received.data_ptr);
+      slots = slots_in(chunks, inputs->at(0), count);
     }
     const gluon_gc_call common = common_call(a, workspace);
-    std::size_t used = 0;
-    std::vector<std::size_t> nonfinite;
+    std::vector<gluon_gc_status> statuses(chunks.all.size());
     for (std::size_t i = 0; i < chunks.all.size(); ++i) {
       const Chunk& chunk = chunks.all[i];
-      gluon_gc_status status{};
-      gluon_gc_call call = call_for(chunk, common, &status);
+      gluon_gc_call call = call_for(chunk, common, &statuses[i]);
       call.values = slices.is_half(i) ? converted : slices.at(i);
       call.payloads = slots + chunk.slot;
       call.stride = chunks.payload_bytes;
       call.count = count;
-      check(gluon_gc_decompress(chunk.codec.get(), &call));
+      check(gluon_gc_decompress(&call, 1));
       if (slices.is_half(i)) {
         half_from_float(converted, chunk.n, 1, static_cast<std::uint16_t*>(slices.at(i)));
       }
-      used += status.bytes;
-      if (status.finite == 0) nonfinite.push_back(i);
     }
-    Meter& m = meter(outputs->at(0));
-    m.decompressed(started, chunks.framed ? chunks.layout.traffic(rows_in(*inputs, arrays)) : used);
-    m.nonfinite += static_cast<double>(nonfinite.size());
-    if (nonfinite.empty() || !a.has("refused")) return;
-    const std::string whose = a.lines("refused").at(nonfinite.front());
-    require(whose.empty(), m.refusal(whose));
+    if (!metered(a)) {
+      std::copy(statuses.begin(), statuses.end(), statuses_in(outputs->at(0)));
+      return;
+    }
+    count_received(a, chunks, started, statuses, chunks.framed ? rows_in(*inputs, arrays) : 0, meter(outputs->at(0)));
+  });
+}
+
+MXReturnValue decompress_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  return guarded([&] { out->at(0) = metered(Attributes(map)) ? mxnet::ext::kFloat64 : mxnet::ext::kInt64; });
+}
+
+MXReturnValue decompress_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
+  return guarded([&] {
+    const Attributes a(map);
+    if (metered(a)) {
+      meter_shape(map, in, out);
+    } else {
+      out->at(0) = {static_cast<unsigned int>(a.list("sizes").size() * status_words)};
+    }
   });
 }
 
@@ -251,7 +195,8 @@ const auto& compress_operator = add_operator("gluon_gc_compress")
                                     .setInferSType(message_storage)
                                     .setInferShape(message_shape)
                                     .setMutateInputs(compress_mutates)
-                                    .setForward(compress, "cpu");
+                                    .setForward(compress, "cpu")
+                                    .setForward(compress_on_gpu, "gpu");
 
 const auto& aggregate_operator = add_operator("gluon_gc_aggregate")
                                      .setParseAttrs(aggregate_arity)
@@ -259,15 +204,17 @@ const auto& aggregate_operator = add_operator("gluon_gc_aggregate")
                                      .setInferSType(message_storage)
                                      .setInferShape(message_shape)
                                      .setMutateInputs(aggregate_mutates)
-                                     .setForward(aggregate, "cpu");
+                                     .setForward(aggregate, "cpu")
+                                     .setForward(aggregate_on_gpu, "gpu");
 
 const auto& decompress_operator = add_operator("gluon_gc_decompress")
                                       .setParseAttrs(decompress_arity)
-                                      .setInferType(output_type<mxnet::ext::kFloat64>)
+                                      .setInferType(decompress_type)
                                       .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
-                                      .setInferShape(meter_shape)
+                                      .setInferShape(decompress_shape)
                                       .setMutateInputs(decompress_mutates)
-                                      .setForward(decompress, "cpu");
+                                      .setForward(decompress, "cpu")
+                                      .setForward(decompress_on_gpu, "gpu");
 
 }  // namespace
 }  // namespace gluon_gc

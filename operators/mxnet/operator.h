@@ -23,6 +23,11 @@ inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+// Throws what a function of the C interface answers.
+inline void check(const char* message) {
+  if (message != nullptr) throw std::invalid_argument(message);
+}
+
 // Runs the body of a callback; an exception becomes the operator's error in MXNet.
 template <typename Body>
 MXReturnValue guarded(Body&& body) {
@@ -37,21 +42,22 @@ MXReturnValue guarded(Body&& body) {
 
 // Memory for the time of a call, which can ask for it once; aligned to 64 bytes. MXNet counts its bytes in an
 // int.
-inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t bytes) {
+inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t bytes, bool on_gpu = false) {
   constexpr std::size_t alignment = 64, most = std::numeric_limits<int>::max() - alignment;
   require(bytes <= most, "the memory of a call must be at most " + std::to_string(most) + " bytes, got " +
                              std::to_string(bytes) + "; see BYTEPS_PARTITION_BYTES");
-  const auto begin = reinterpret_cast<std::uintptr_t>(resource.alloc_cpu(static_cast<int>(bytes + alignment)));
+  const int wanted = static_cast<int>(bytes + alignment);
+  const auto begin = reinterpret_cast<std::uintptr_t>(on_gpu ? resource.alloc_gpu(wanted) : resource.alloc_cpu(wanted));
   return reinterpret_cast<std::uint8_t*>((begin + alignment - 1) / alignment * alignment);
 }
 
 // One memory cut into pieces, each aligned.
 class Arena {
  public:
-  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes) {
+  Arena(const OpResource& resource, std::initializer_list<std::size_t> sizes, bool on_gpu = false) {
     std::size_t bytes = 0;
     for (const std::size_t size : sizes) bytes += rounded(size);
-    at_ = temporary_memory(resource, bytes);
+    at_ = temporary_memory(resource, bytes, on_gpu);
   }
 
   std::uint8_t* take(std::size_t bytes) {
@@ -60,9 +66,9 @@ class Arena {
     return taken;
   }
 
- private:
   static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+ private:
   std::uint8_t* at_;
 };
 
@@ -78,6 +84,16 @@ void with_dtype(int dtype, Body&& body) {
   if (dtype == mxnet::ext::kFloat32) return body(float{});
   if (dtype == mxnet::ext::kFloat64) return body(double{});
   throw std::invalid_argument("the dtype must be float32 or float64");
+}
+
+// Of an array of floats on a GPU.
+inline int bytes_of_float(const MXTensor& array) {
+  switch (array.dtype) {
+    case mxnet::ext::kFloat16: return 2;
+    case mxnet::ext::kFloat32: return 4;
+    case mxnet::ext::kFloat64: return 8;
+    default: throw std::invalid_argument("an array on a GPU has a dtype that is not summed there");
+  }
 }
 
 inline int dtype_named(const std::string& name) {

@@ -5,14 +5,17 @@
 //
 // gluon_gc_fuse([meter], gradient, ..., [factor]) -> values of `dtype`: the gradients' slices times `scale`, and
 //     with `clipped` times factor, which is float64 (1,). With `metered` the meter has it, as of `step`.
-// gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
+// gluon_gc_defuse(values, gradient, ...) -> with `metered` the meter, which must be given as `out`: writes the values to the
 //     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
 //     are an error where `refused` has a line for the slice, which says what to call it; else they are
 //     counted.
+//
+// Without `metered`, as always on a GPU, defuse checks nothing, and its output is uint8 (1,), to which nothing is
+// written. On a GPU all arrays are of floats.
 #include "../core/finite.h"
 #include "../core/half.h"
+#include "../core/abi.h"
 #include "meter.h"
-#include "operator.h"
 
 namespace gluon_gc {
 namespace {
@@ -135,6 +138,51 @@ MXReturnValue fuse(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
   });
 }
 
+gluon_gc_conversion conversion(const MXTensor& from, std::size_t first, const MXTensor& to, std::size_t at,
+                               std::size_t n) {
+  const int size = bytes_of_float(from), other = bytes_of_float(to);
+  return {static_cast<const char*>(from.data_ptr) + first * size,
+          static_cast<char*>(to.data_ptr) + at * other,
+          n,
+          size,
+          other,
+          1,
+          nullptr,
+          nullptr};
+}
+
+MXReturnValue fuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
+  return guarded([&] {
+    const Attributes a(map);
+    const Slices slices(a, *inputs, 0);
+    const double* const factor = a.flag("clipped") ? inputs->back().data<double>() : nullptr;
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const MXTensor& gradient = inputs->at(slices.tensors[i]);
+      all.push_back(conversion(gradient, slices.begins[i], outputs->at(0), at, slices.sizes[i]));
+      all.back().scale = a.number("scale");
+      all.back().factor = factor;
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
+  });
+}
+
+MXReturnValue defuse_on_gpu(const Map& map, Tensors* inputs, Tensors*, const OpResource& resource) {
+  return guarded([&] {
+    const Slices slices(Attributes(map), *inputs, 1);
+    std::vector<gluon_gc_conversion> all;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
+      const MXTensor& gradient = inputs->at(1 + slices.tensors[i]);
+      all.push_back(conversion(inputs->at(0), at, gradient, slices.begins[i], slices.sizes[i]));
+      at += slices.sizes[i];
+    }
+    check(gluon_gc_convert(all.data(), all.size(), resource.get_cuda_stream()));
+  });
+}
+
 MXReturnValue defuse_arity(const Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     *inputs = static_cast<int>(1 + Attributes(map).size("gradients"));
@@ -149,6 +197,17 @@ MXReturnValue defuse_mutates(const Map& map, std::vector<int>* indices) {
   });
 }
 
+MXReturnValue defuse_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
+  out->at(0) = Attributes(map).flag("metered") ? mxnet::ext::kFloat64 : mxnet::ext::kUint8;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
+  if (Attributes(map).flag("metered")) return meter_shape(map, in, out);
+  out->at(0) = {1};
+  return mxnet::ext::MX_SUCCESS;
+}
+
 bool finite(MXTensor& values, std::size_t begin, std::size_t size) {
   if (values.dtype == mxnet::ext::kFloat16) return values_finite(values.data<Half>() + begin, size);
   if (values.dtype == mxnet::ext::kFloat32) return values_finite(values.data<float>() + begin, size);
@@ -160,7 +219,8 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     const double started = Meter::now();
     const Attributes a(map);
     const Slices slices(a, *inputs, 1);
-    const std::vector<std::size_t> checked = a.list("checked");
+    const bool metered = a.flag("metered");
+    const std::vector<std::size_t> checked = metered ? a.list("checked") : std::vector<std::size_t>(slices.sizes.size());
     MXTensor& values = inputs->at(0);
     require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
     std::vector<std::size_t> found;
@@ -174,6 +234,7 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
       });
       at += slices.sizes[i];
     }
+    if (!metered) return;
     Meter& m = meter(outputs->at(0));
     m.decompressed(started, bytes_of(values));
     m.nonfinite += !found.empty();
@@ -189,14 +250,16 @@ const auto& fuse_operator = add_operator("gluon_gc_fuse")
                                 .setMutateInputs(fuse_mutates)
                                 .setInferType(fuse_type)
                                 .setInferShape(fuse_shape)
-                                .setForward(fuse, "cpu");
+                                .setForward(fuse, "cpu")
+                                .setForward(fuse_on_gpu, "gpu");
 
 const auto& defuse_operator = add_operator("gluon_gc_defuse")
                                   .setParseAttrs(defuse_arity)
                                   .setMutateInputs(defuse_mutates)
-                                  .setInferType(output_type<mxnet::ext::kFloat64>)
-                                  .setInferShape(meter_shape)
-                                  .setForward(defuse, "cpu");
+                                  .setInferType(defuse_type)
+                                  .setInferShape(defuse_shape)
+                                  .setForward(defuse, "cpu")
+                                  .setForward(defuse_on_gpu, "gpu");
 
 }  // namespace
 }  // namespace gluon_gc

@@ -104,7 +104,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     if (feedback) {
       residual.gather();
       call.values = kept;
-      check(gluon_gc_restore(values.codec.get(), &call));
+      check(gluon_gc_restore(&call, 1));
     }
     std::uint8_t* at = write_number(rows.count(), message + sizeof(std::uint32_t));
     for (std::size_t i = 0; i < rows.count(); ++i) {
@@ -112,10 +112,10 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     }
     call.values = rows.sparse.data;
     call.payload = at;
-    check(gluon_gc_compress(values.codec.get(), &call));
+    check(gluon_gc_compress(&call, 1));
     if (feedback) {
       call.values = kept;
-      check(gluon_gc_residual(values.codec.get(), &call));
+      check(gluon_gc_residual(&call, 1));
       residual.scatter();
     }
     const std::size_t length = payload_begin(rows.count()) + status.bytes;
@@ -238,7 +238,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors*, const OpReso
       call.payloads = payload;
       call.stride = values.needs.payload_bytes;
       call.count = 1;
-      check(gluon_gc_decompress(values.codec.get(), &call));
+      check(gluon_gc_decompress(&call, 1));
       finite = finite && status.finite != 0;
       for (std::size_t i = 0; i < message.ids.size(); ++i) {
         float* const sum = sums[std::lower_bound(ids.begin(), ids.end(), message.ids[i]) - ids.begin()];

@@ -13,13 +13,15 @@ and gets by that the tests of test_codec.py, and those of messages, trainers and
 from __future__ import annotations
 
 import importlib
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from gluon_gc import kernels
+from gluon_gc.kernels.library import Call, check, library
 from tests.cuda import emulator
 
 from . import arrays
@@ -127,13 +129,24 @@ def compressed(
     return rows
 
 
+@contextmanager
+def together(function: str) -> Iterator[None]:
+    """Hold back calls of this function of the C interface, and make them in one at the end."""
+    name, held = "gluon_gc_" + function, []
+    real = getattr(library, name)
+    setattr(library, name, lambda call, count: held.append(call._obj))
+    try:
+        yield
+    finally:
+        setattr(library, name, real)
+    check(real((Call * len(held))(*held), len(held)))
+
+
 def poison(codec: kernels.Codec, value: int) -> arrays.Guarded:
     """Give a codec a workspace of such bytes, between guards."""
     size = codec.workspace_bytes
     guarded = arrays.Guarded(-size % 64)  # which aligns it
     codec._workspace = guarded.copy(np.full(size, value, np.uint8))
-    if codec.isa == "cuda":
-        codec._workspace[:64] = 0
     return guarded
 
 

@@ -4,10 +4,13 @@
 
 #include "cuda/queue.h"
 
+using namespace gluon_gc::cuda;
+
 extern "C" const char* launch() {
   static std::string message;
   try {
-    gluon_gc::cuda::Queue("onebit", nullptr).launch<float>("onebit_compress", 1, 0);
+    const Queue queue("onebit", nullptr);
+    queue.launch<float>("onebit_residual", std::vector<Keeping<float>>(1));
     message = "launched";
   } catch (const std::exception& error) {
     message = error.what();

@@ -1,10 +1,12 @@
-// A libcuda.so.1 whose device is this process: its memory is the host's, and a module is a shared library that
-// emulator.h makes of a kernel source.
+// A libcuda.so.1 whose devices are this process: their memory is the host's, and a module is a shared library that
+// emulator.h makes of a kernel source. EMULATED_GPUS says how many there are; without it, one.
 #include <dlfcn.h>
 #include <elf.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -13,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "memory.h"
 #include "run.h"
 
 namespace {
@@ -26,8 +29,13 @@ std::deque<std::function<Result()>> queued;  // while work is held back
 std::vector<void*> streams;                  // that work was queued in
 bool held = false;
 int capability = 75;
-int context;  // whose address is the only context
-thread_local void* current = nullptr;
+char contexts[8];  // whose addresses are the devices' contexts
+thread_local char* current = nullptr;
+
+int device_count() {
+  const char* const count = std::getenv("EMULATED_GPUS");
+  return count != nullptr ? std::atoi(count) : 1;
+}
 
 Result fail(Result result, std::string why) {
   message = std::move(why);
@@ -38,7 +46,10 @@ Result fail(Result result, std::string why) {
 Result queue(void* stream, std::function<Result()> work) {
   const std::lock_guard<std::recursive_mutex> lock(mutex);
   streams.push_back(stream);
-  if (!held) return work();
+  if (!held) {
+    const emulator::Access access;
+    return work();
+  }
   queued.push_back(std::move(work));
   return success;
 }
@@ -54,6 +65,7 @@ void emulator_hold() { held = true; }
 
 int emulator_release() {
   held = false;
+  const emulator::Access access;
   for (; !queued.empty(); queued.pop_front()) {
     const Result result = queued.front()();
     if (result != success) return result;
@@ -78,7 +90,12 @@ Result cuGetErrorString(Result, const char** text) {
 
 Result cuDeviceGet(int* device, int number) {
   *device = number;
-  return number == 0 ? success : fail(invalid_value, "there is one device");
+  return number < device_count() ? success : fail(invalid_value, "there are not so many devices");
+}
+
+Result cuDeviceGetCount(int* count) {
+  *count = device_count();
+  return success;
 }
 
 Result cuDeviceGetAttribute(int* value, Attribute which, int) {
@@ -86,8 +103,8 @@ Result cuDeviceGetAttribute(int* value, Attribute which, int) {
   return success;
 }
 
-Result cuDevicePrimaryCtxRetain(void** made, int) {
-  *made = &context;
+Result cuDevicePrimaryCtxRetain(void** made, int device) {
+  *made = contexts + device;
   return success;
 }
 
@@ -97,13 +114,14 @@ Result cuCtxGetCurrent(void** which) {
 }
 
 Result cuCtxSetCurrent(void* which) {
-  current = which;
+  current = static_cast<char*>(which);
   return success;
 }
 
 Result cuCtxGetDevice(int* device) {
-  *device = 0;
-  return current != nullptr ? success : fail(invalid_value, "no context is current");
+  if (current == nullptr) return fail(invalid_value, "no context is current");
+  *device = static_cast<int>(current - contexts);
+  return success;
 }
 
 Result cuModuleLoadData(void** module, const void* image) {
@@ -115,6 +133,7 @@ Result cuModuleLoadData(void** module, const void* image) {
   const std::size_t bytes = header.e_shoff + std::size_t{header.e_shnum} * header.e_shentsize;
   const int file = memfd_create("module", 0);  // stays open: dlopen knows a library again by its name
   if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return fail(invalid_image, "no room for a module");
+  dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);  // so that the module finds the emulator in it
   *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
   return *module != nullptr ? success : fail(invalid_image, dlerror());
 }
@@ -132,18 +151,18 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, std:
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                       unsigned threads_z, unsigned shared, void* stream, void** parameters, void** extra) {
   const auto& kernel = *static_cast<const emulator::Kernel*>(function);
-  if (y * z * threads_y * threads_z != 1 || shared != 0 || extra != nullptr) {
-    return fail(invalid_value, "grids have one dimension, and no other shared memory");
+  if (z * threads_y * threads_z != 1 || shared != 0 || extra != nullptr) {
+    return fail(invalid_value, "grids have two dimensions, blocks one, and no other shared memory");
   }
   std::vector<std::vector<char>> copies;  // a driver takes the parameters at once
   for (std::size_t i = 0; i < kernel.parameters; ++i) {
     const char* const from = static_cast<const char*>(parameters[i]);
     copies.emplace_back(from, from + kernel.sizes[i]);
   }
-  return queue(stream, [&kernel, x, threads, copies]() mutable {
+  return queue(stream, [&kernel, x, y, threads, copies]() mutable {
     std::vector<void*> addresses;
     for (std::vector<char>& copy : copies) addresses.push_back(copy.data());
-    const std::string error = emulator::launch(kernel, x, threads, addresses.data());
+    const std::string error = emulator::launch(kernel, {x, y}, threads, addresses.data());
     return error.empty() ? success : fail(launch_failed, error);
   });
 }
@@ -160,6 +179,54 @@ Result cuMemsetD8Async(unsigned long long at, unsigned char value, std::size_t b
     std::memset(reinterpret_cast<void*>(at), value, bytes);
     return success;
   });
+}
+
+// What tests and benchmarks ask of a driver beside. An event is the time at which it was recorded.
+
+Result cuDeviceGetName(char* name, int room, int) {
+  std::strncpy(name, "emulator", room);
+  return success;
+}
+
+Result cuMemAlloc_v2(unsigned long long* at, std::size_t bytes) {
+  *at = reinterpret_cast<unsigned long long>(emulator::allocate(bytes));
+  return success;
+}
+
+Result cuMemFree_v2(unsigned long long at) {
+  emulator::release(reinterpret_cast<void*>(at));
+  return success;
+}
+
+Result cuMemcpyHtoD_v2(unsigned long long to, const void* from, std::size_t bytes) {
+  const emulator::Access access;
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return success;
+}
+
+Result cuMemcpyDtoH_v2(void* to, unsigned long long from, std::size_t bytes) {
+  const emulator::Access access;
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return success;
+}
+
+Result cuCtxSynchronize() { return success; }
+
+Result cuEventCreate(void** event, unsigned) {
+  *event = new std::chrono::steady_clock::time_point;
+  return success;
+}
+
+Result cuEventRecord(void* event, void*) {
+  *static_cast<std::chrono::steady_clock::time_point*>(event) = std::chrono::steady_clock::now();
+  return success;
+}
+
+Result cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  using Time = std::chrono::steady_clock::time_point;
+  const std::chrono::duration<float, std::milli> elapsed = *static_cast<Time*>(end) - *static_cast<Time*>(begin);
+  *milliseconds = elapsed.count();
+  return success;
 }
 
 }  // extern "C"

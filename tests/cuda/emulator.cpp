@@ -1,14 +1,16 @@
 // Runs kernels as fibers: each thread of a block has a stack, and goes on until it waits for others.
 //
-// What a GPU leaves open is left to chance here: which thread runs next, how many blocks are alive at a time and
-// which of them goes on, how many blocks a grid has (kernels take any number), and what is in shared memory to begin
-// with. What it does not allow is an error: threads that wait at different barriers or where not all of them
+// What a GPU leaves open is left to chance here: which thread runs next, the order of blocks, how many are alive at a
+// time and which of them goes on, how many a grid has along x (kernels take any number), and what is in shared memory
+// to begin with. What it does not allow is an error: threads that wait at different barriers or where not all of them
 // come, lanes that meet in different operations, and what is published without a fence. Memory is that of the host,
 // where every write is seen at once; what is missing there shows in these rules, or when a page is not accessible.
 #include "emulator.h"
 
+#include <link.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <random>
@@ -72,7 +74,8 @@ struct Block {
   ~Block() { munmap(stacks, block_threads * stack_bytes); }
 
   char* stacks;
-  unsigned index, done, arrived;  // of its threads, those that left, and those at `barrier`
+  Index index;
+  unsigned done, arrived;  // of its threads, those that left, and those at `barrier`
   Place barrier;
   Fiber fibers[block_threads];
   Warp warp[warps];
@@ -86,6 +89,8 @@ struct Run {
   void** parameters;
   std::vector<Block*> alive;
   Block* current;
+  char* shared;  // where threads see that of their block
+  std::size_t shared_bytes;
   void* launcher;  // its stack pointer
   std::string error;
 };
@@ -96,13 +101,28 @@ std::vector<std::unique_ptr<Block>> rooms;  // of blocks, used again
 
 unsigned any(unsigned below) { return static_cast<unsigned>(chance() % below); }
 
-std::size_t shared_bytes() { return static_cast<std::size_t>(run.kernel->shared_end - run.kernel->shared); }
+// Finds the shared memory of the module that a kernel is of: its thread-local variables.
+void find_shared() {
+  const char* const within = run.kernel->shared();
+  dl_iterate_phdr(
+      [](dl_phdr_info* module, std::size_t, void* within) {
+        for (int i = 0; i < module->dlpi_phnum; ++i) {
+          char* const begin = static_cast<char*>(module->dlpi_tls_data);
+          const std::size_t bytes = module->dlpi_phdr[i].p_memsz;
+          if (module->dlpi_phdr[i].p_type != PT_TLS || within < begin || within >= begin + bytes) continue;
+          run.shared = begin;
+          run.shared_bytes = bytes;
+        }
+        return 0;
+      },
+      const_cast<char*>(within));
+}
 
 // Makes a block's shared memory the one that its threads see.
 void show(Block* next) {
   if (next == run.current) return;
-  if (run.current != nullptr) std::memcpy(run.current->shared.data(), run.kernel->shared, shared_bytes());
-  if (next != nullptr) std::memcpy(run.kernel->shared, next->shared.data(), shared_bytes());
+  if (run.current != nullptr) std::memcpy(run.current->shared.data(), run.shared, run.shared_bytes);
+  if (next != nullptr) std::memcpy(run.shared, next->shared.data(), run.shared_bytes);
   run.current = next;
 }
 
@@ -137,7 +157,7 @@ Fiber* next() {
   std::vector<unsigned>& ready = run.current->ready;
   std::swap(ready[any(static_cast<unsigned>(ready.size()))], ready.back());
   thread.x = ready.back();
-  block.x = run.current->index;
+  block = run.current->index;
   ready.pop_back();
   return &self();
 }
@@ -152,11 +172,11 @@ void wait() {
 
 std::string text(Place place) { return std::string(place.file) + ":" + std::to_string(place.line); }
 
-void start(Block* block, unsigned index) {
+void start(Block* block, Index index) {
   block->index = index;
   block->done = block->arrived = 0;
   block->ready.clear();
-  block->shared.resize(shared_bytes());
+  block->shared.resize(run.shared_bytes);
   for (char& byte : block->shared) byte = static_cast<char>(any(255) + 1);
   for (Warp& warp : block->warp) warp = {};
   for (unsigned i = 0; i < block_threads; ++i) {
@@ -228,21 +248,27 @@ void publishing() {
 
 void seed(unsigned number) { chance.seed(number); }
 
-std::string launch(const Kernel& kernel, unsigned wanted, unsigned threads, void** parameters) {
+std::string launch(const Kernel& kernel, Index wanted, unsigned threads, void** parameters) {
   if (threads != block_threads) return "blocks must have 256 threads, not " + std::to_string(threads);
-  if (wanted == 0) return "a grid must have blocks";
-  const unsigned grids[] = {1, 2, 3, 5, wanted < 8 ? wanted : 8};
-  blocks.x = grids[any(5)];
-  run = {&kernel, parameters, {}, nullptr, nullptr, {}};
+  if (wanted.x == 0 || wanted.y == 0) return "a grid must have blocks";
+  const unsigned grids[] = {1, 2, 3, 5, wanted.x < 8 ? wanted.x : 8};
+  blocks = {grids[any(5)], wanted.y};
+  run = {&kernel, parameters, {}, nullptr, nullptr, 0, nullptr, {}};
+  find_shared();
   const unsigned together = 1 + any(most_alive);
   std::vector<Block*> free;
   while (rooms.size() < most_alive) rooms.push_back(std::make_unique<Block>());
   for (const auto& room : rooms) free.push_back(room.get());
 
-  for (unsigned started = 0; run.error.empty();) {
-    while (started < blocks.x && run.alive.size() < together) {
-      start(free.back(), started++);
+  std::vector<Index> waiting;
+  for (unsigned i = 0; i < blocks.x * blocks.y; ++i) waiting.push_back({i % blocks.x, i / blocks.x});
+  std::shuffle(waiting.begin(), waiting.end(), chance);
+
+  while (run.error.empty()) {
+    while (!waiting.empty() && run.alive.size() < together) {
+      start(free.back(), waiting.back());
       free.pop_back();
+      waiting.pop_back();
     }
     if (run.alive.empty()) break;
     Fiber* const chosen = next();

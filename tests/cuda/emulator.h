@@ -14,15 +14,14 @@
 #define __global__
 #define __device__
 #define __constant__
-#define __launch_bounds__(threads)
-// All of a module's are in .bss, with nothing that matters beside them, so that each block can have its own. They
-// cannot be in a section of their own: GCC puts none there that is in a template.
-#define __shared__ static
+#define __launch_bounds__(threads, blocks)
+// The linker puts all of a module's side by side, so that each block can be given its own.
+#define __shared__ static thread_local
 
 namespace emulator {
 
 struct Index {
-  unsigned x;
+  unsigned x, y;
 };
 
 // Of the thread that runs.
@@ -51,7 +50,7 @@ struct Kernel {
   std::size_t parameters;          // their number
   const std::size_t* sizes;        // of each, in bytes
   void (*run)(void** parameters);  // one thread
-  char *shared, *shared_end;
+  const char* (*shared)();         // an address in shared memory, for the system to make room for it
 };
 
 template <typename Value>
@@ -90,9 +89,9 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
 
 }  // namespace emulator
 
-extern "C" {
-extern char __bss_start[] __attribute__((visibility("hidden")));
-extern char _end[] __attribute__((visibility("hidden")));
+[[maybe_unused]] static const char* emulated_shared() {
+  __shared__ char first;
+  return &first;
 }
 
 // Makes the stand-in for the driver find a kernel.
@@ -100,7 +99,7 @@ extern char _end[] __attribute__((visibility("hidden")));
   extern "C" const emulator::Kernel emulated_##name;                                          \
   const emulator::Kernel emulated_##name = {                                                  \
       decltype(emulator::launch_of(name))::count, decltype(emulator::launch_of(name))::sizes, \
-      decltype(emulator::launch_of(name))::run<name>, __bss_start, _end};
+      decltype(emulator::launch_of(name))::run<name>, emulated_shared};
 
 #define threadIdx emulator::thread
 #define blockIdx emulator::block

@@ -13,16 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gluon_gc import kernels
-from gluon_gc.kernels.library import check
-
 HERE = Path(__file__).resolve().parent
 OPERATORS = HERE.parents[1] / "operators"
-SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/compressors/*.cu"))}
-COMPRESSORS = tuple(SOURCES)
+SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/**/*.cu"))}
+COMPRESSORS = tuple(name for name, path in SOURCES.items() if path.parent.name == "compressors")
 """Those that have kernels for CUDA."""
 
 DRIVER = "libcuda.so.1"
+DRIVER_SOURCES = [HERE / name for name in ("emulator.cpp", "driver.cpp", "memory.cpp")]
 COMPILE = ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-ffp-contract=off"]
 TRAPS = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]  # values not aligned, too
 
@@ -49,9 +47,8 @@ def compile_module(source: Path, folder: Path, operators: Path = OPERATORS) -> P
 def compile_driver(folder: Path) -> Path:
     """The stand-in for libcuda.so.1."""
     driver = folder / DRIVER
-    sources = [HERE / "emulator.cpp", HERE / "driver.cpp"]
     flags = [f"-Wl,-soname,{DRIVER}", "-ldl"]
-    subprocess.run([*COMPILE, "-o", driver, *sources, *flags], check=True)
+    subprocess.run([*COMPILE, "-o", driver, *DRIVER_SOURCES, *flags], check=True)
     return driver
 
 
@@ -62,7 +59,7 @@ def use(driver: Path) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def build() -> Path:
-    """A folder with the stand-in, and the modules of all compressors that have kernels for CUDA."""
+    """A folder with the stand-in, and the modules of all kernel sources."""
     folder = Path(tempfile.mkdtemp(prefix="emulator"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with ThreadPoolExecutor(2) as pool:
@@ -77,13 +74,16 @@ def build() -> Path:
 def start() -> Any:
     """Let this process's codecs run in the emulator. Returns the stand-in's functions."""
     functions = use(build() / DRIVER)
-    for name in COMPRESSORS:
+    for name in SOURCES:
         give(build() / f"{name}.so")
     return functions
 
 
 def give(module: Path) -> None:
-    """Have the library take a compressor's kernels from a module."""
+    """Have the library take a source's kernels from a module."""
+    from gluon_gc import kernels  # which there need not be to build modules
+    from gluon_gc.kernels.library import check
+
     image = ctypes.create_string_buffer(module.read_bytes())
     _images.append(image)
     check(kernels.library.gluon_gc_cuda_code(module.stem.encode(), image))

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 
 from gluon_gc import kernels
 from tests.core import arrays
-from tests.core.compressors import START, copy_of, options_of, poison, same_states
+from tests.core.compressors import (
+    START,
+    copy_of,
+    options_of,
+    poison,
+    positions,
+    same_states,
+    together,
+)
 
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
 RATIOS = (1.0, 0.5, 1.0, 2.0, 0.5)
 OPTIONS = 4
 """At most so many of a compressor's example options are compared."""
+MANY = (5, 0, 70000, 1024, 1, 1023, 1025, *range(31, 300, 7))
 
 
 def options(name: str) -> Iterator[Mapping[str, Any]]:
@@ -25,10 +34,26 @@ def options(name: str) -> Iterator[Mapping[str, Any]]:
         yield {**own, **({"ef": ef} if ef else {}), **({"mu": mu} if mu else {})}
 
 
-def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0) -> None:
+MakeCodec = Callable[..., kernels.Codec]
+"""Makes a codec of (name, options, n, dtype) on a GPU."""
+
+
+def emulated(*codec: Any) -> kernels.Codec:
+    """One whose GPU reaches all memory of this process."""
+    return kernels.Codec(*codec, isa="cuda")
+
+
+def check(
+    name: str,
+    given: Mapping[str, Any],
+    n: int,
+    dtype: Any,
+    seed: int = 0,
+    make: MakeCodec = emulated,
+) -> None:
     """Compare all that codecs do in some steps; a value of the third one is not finite."""
     guarded = arrays.Guarded(seed % 3)
-    cpu, gpu = (kernels.Codec(name, given, n, dtype, isa) for isa in (None, "cuda"))
+    cpu, gpu = kernels.Codec(name, given, n, dtype), make(name, given, n, dtype)
     workspace = poison(gpu, 0xA5)
     state = cpu.state()
     theirs = kernels.State(
@@ -44,6 +69,8 @@ def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0
         where = kernels.position(START, step * cpu.draws)
         how = dict(scale=0.75, ratio=ratio)
         ours, expected = cpu.compress(values, state, where, **how)
+        if step % 2:
+            how.update(scale=3.0, factor=guarded.copy(np.array([0.25])))
         room = guarded.empty(cpu.payload_bytes, np.uint8)
         made, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **how)
         used = int(expected.bytes)
@@ -81,12 +108,70 @@ def check(name: str, given: Mapping[str, Any], n: int, dtype: Any, seed: int = 0
     workspace.check()
 
 
-def check_all(name: str, turn: int = 0) -> None:
+def check_all(name: str, turn: int = 0, make: MakeCodec = emulated) -> None:
     """Compare codecs of all options and sizes, of a dtype each, in the next turn the other one."""
     cases = itertools.product(enumerate(options(name)), enumerate(SIZES))
     for seed, ((i, given), (j, n)) in enumerate(cases):
         dtype = (np.float32, np.float64)[(i + j + turn) % 2]
         try:
-            check(name, given, n, dtype, seed + turn)
+            check(name, given, n, dtype, seed + turn, make)
         except (AssertionError, ValueError) as error:
             raise AssertionError(f"{name} {given}, {n} of {np.dtype(dtype)}: {error}") from error
+
+
+def check_together(name: str, given: Mapping[str, Any], dtype: Any) -> None:
+    """Compare calls for many sizes at once, of which one has a value that is not finite."""
+    cpu, gpu = ([kernels.Codec(name, given, n, dtype, isa) for n in MANY] for isa in (None, "cuda"))
+    workspaces = [poison(codec, 0xA5) for codec in gpu]
+    states, expected = ([codec.state() for codec in codecs] for codecs in (gpu, cpu))
+    messages = [np.zeros((2, codec.payload_bytes), np.uint8) for codec in gpu]
+    for step in range(2):
+        values = [arrays.awkward(n, dtype, step + i) for i, n in enumerate(MANY)]
+        if step == 1:
+            values[3][77] = np.nan
+        where = [positions(codec, 2)[step] for codec in gpu]
+        with together("compress"):
+            made = [
+                codec.compress(x, state, position, payload=rows[step])
+                for codec, x, state, position, rows in zip(gpu, values, states, where, messages)
+            ]
+        for i, (payload, status) in enumerate(made):
+            ours, wrote = cpu[i].compress(values[i], expected[i], where[i])
+            assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes]), "another payload"
+            assert status.finite == wrote.finite, "another status"
+            assert same_states(states[i], expected[i]), "another state"
+    if gpu[0].memory:
+        kept = [codec.state() for codec in gpu]
+        with together("residual"):
+            residuals = [codec.residual(state) for codec, state in zip(gpu, states)]
+        with together("restore"):
+            for codec, state, residual in zip(gpu, kept, residuals):
+                codec.restore(state, residual)
+        for codec, state, residual in zip(cpu, kept, residuals):
+            assert arrays.same_bits(codec.residual(state), residual), "another residual"
+    if gpu[0].traits.summable:
+        messages = [rows[1:] for rows in messages]
+    with together("decompress"):
+        sums = [codec.decompress(*given)[0] for codec, *given in zip(gpu, messages, where)]
+    for i, made_sum in enumerate(sums):
+        with np.errstate(invalid="ignore"):
+            total = cpu[i].decompress(messages[i], where[i])[0]
+        assert arrays.same_bits(made_sum, total), "payloads decode to something else"
+    if not gpu[0].traits.summable:
+        with together("aggregate"):
+            answers = [codec.aggregate(*job) for codec, *job in zip(gpu, messages, states, where)]
+        for i, (payload, status) in enumerate(answers):
+            ours, wrote = cpu[i].aggregate(messages[i], expected[i], where[i])
+            assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes]), "another aggregate"
+            assert same_states(states[i], expected[i]), "another state of the aggregator"
+    for workspace in workspaces:
+        workspace.check()
+
+
+def check_all_together(name: str) -> None:
+    """The same, with all options and both dtypes."""
+    for i, given in enumerate(options(name)):
+        try:
+            check_together(name, given, (np.float32, np.float64)[i % 2])
+        except (AssertionError, ValueError) as error:
+            raise AssertionError(f"{name} {given}, many at once: {error}") from error

@@ -44,13 +44,15 @@ GLUON_GC_KERNEL operations(uint32* out) {
   out[2 * block_threads + threadIdx.x] = static_cast<uint32>(2 * sent);
 }
 
-GLUON_GC_KERNEL order(uint32* out) { out[++out[0]] = blockIdx.x * block_threads + threadIdx.x; }
+GLUON_GC_KERNEL order(uint32* out) {
+  out[++out[0]] = (blockIdx.y * gridDim.x + blockIdx.x) * block_threads + threadIdx.x;
+}
 
 GLUON_GC_KERNEL grid(uint32* out) { *out = gridDim.x; }
 
 // Counts threads that see other shared memory than their block's, and blocks that find zeros in it.
 template <typename Value>
-__device__ void look_at_shared_memory(Value* out) {
+__device__ void share(Value* out) {
   __shared__ Value mine[2];
   if (threadIdx.x == 0) {
     if (mine[0] == 0 || mine[1] == 0) ++out[1];
@@ -62,4 +64,4 @@ __device__ void look_at_shared_memory(Value* out) {
   }
 }
 
-GLUON_GC_KERNEL shared_memory(uint32* out) { look_at_shared_memory(out); }
+GLUON_GC_KERNEL shared_memory(uint32* out) { share(out); }

@@ -7,8 +7,8 @@
 
 namespace emulator {
 
-// Runs a kernel to its end, in a grid of any number of blocks. Returns what it did wrong, or nothing.
-std::string launch(const Kernel& kernel, unsigned blocks, unsigned threads, void** parameters);
+// Runs a kernel to its end, in a grid of any number of blocks along x. Returns what it did wrong, or nothing.
+std::string launch(const Kernel& kernel, Index blocks, unsigned threads, void** parameters);
 
 // Begins the chances anew.
 void seed(unsigned number);

@@ -34,7 +34,7 @@ def check_log(log, source):
 
 
 @pytest.mark.skipif(compiling.library() is None, reason="nvidia-cuda-nvrtc-cu11 is not installed")
-@pytest.mark.parametrize("name", emulator.COMPRESSORS)
+@pytest.mark.parametrize("name", emulator.SOURCES)
 def test_nvrtc_compiles_for_every_gpu(name):
     source, nvrtc = emulator.SOURCES[name], compiling.library()
     images = compiling.images_of(source)
@@ -62,7 +62,7 @@ def test_what_the_compiler_refuses_is_said(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 @pytest.mark.parametrize("capability", NVCC_CAPABILITIES)
-@pytest.mark.parametrize("name", emulator.COMPRESSORS)
+@pytest.mark.parametrize("name", emulator.SOURCES)
 def test_nvcc_compiles_the_same_source_without_spills(tmp_path, name, capability):
     options = ["-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", f"-I{emulator.OPERATORS}"]
     command = [

@@ -19,11 +19,11 @@ def run(gpu, tmp_path_factory):
     image, module = compiled.read_bytes(), ctypes.c_void_p()
     assert gpu.cuModuleLoadData(ctypes.byref(module), image) == 0
 
-    def launch(name, out, blocks=8, threads=THREADS):
+    def launch(name, out, blocks=8, calls=1, threads=THREADS):
         kernel, address = ctypes.c_void_p(), ctypes.c_void_p(out.ctypes.data)
         assert gpu.cuModuleGetFunction(ctypes.byref(kernel), module, name.encode()) == 0
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(address))
-        sizes = (blocks, 1, 1, threads, 1, 1, 0)
+        sizes = (blocks, calls, 1, threads, 1, 1, 0)
         if gpu.cuLaunchKernel(kernel, *sizes, None, parameters, None) == 0:
             return None
         text = ctypes.c_char_p()
@@ -62,8 +62,8 @@ def test_a_warp_votes_and_exchanges_values(run):
 def test_threads_run_in_any_order_and_blocks_in_between_each_other(run):
     orders, mixed = set(), False
     for _ in range(10):
-        out = np.zeros(1 + 8 * THREADS, np.uint32)
-        assert run("order", out) is None
+        out = np.zeros(1 + 3 * 8 * THREADS, np.uint32)
+        assert run("order", out, calls=3) is None
         seen = out[1 : 1 + out[0]]
         assert np.array_equal(np.sort(seen), np.arange(seen.size))
         orders.add(seen.tobytes())

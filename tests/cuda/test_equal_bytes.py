@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_gc import kernels
-from tests.core.compressors import options_of, positions
+from tests.core.compressors import options_of, positions, together
 
 from . import emulator, equal
 
@@ -41,6 +41,42 @@ def test_dithering_draws_for_longer_segments_of_larger_arrays_what_the_cpu_draws
 
 
 @each_compressor
+def test_calls_for_many_sizes_that_are_made_together_give_the_bytes_of_the_cpu(name):
+    equal.check_all_together(name)
+
+
+@each_compressor
+def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
+    def launches(count):
+        options = {**options_of(name)[0], "mu": 0.9}
+        codecs = [kernels.Codec(name, options, n, isa="cuda", stream=7) for n in range(count)]
+        gpu.emulator_queued(ctypes.c_void_p(7))
+        states = [codec.state() for codec in codecs]
+        with together("compress"):
+            made = [
+                codec.compress(np.ones(codec.n, np.float32), state)[0]
+                for codec, state in zip(codecs, states)
+            ]
+        compress = gpu.emulator_queued(ctypes.c_void_p(7))
+        with together("decompress"):
+            for codec, payload in zip(codecs, made):
+                codec.decompress(payload)
+        return compress, gpu.emulator_queued(ctypes.c_void_p(7))
+
+    assert launches(16) == launches(1)
+    one, many = np.array(launches(1)), np.array(launches(64))
+    assert (one < many).all() and (many <= 4 * one).all()
+
+
+def test_calls_that_are_made_together_are_queued_in_one_stream():
+    codecs = [kernels.Codec("onebit", {}, 5, isa="cuda", stream=stream) for stream in (7, 8)]
+    with pytest.raises(ValueError, match="queued together must be given one stream"):
+        with together("compress"):
+            for codec in codecs:
+                codec.compress(np.ones(5, np.float32))
+
+
+@each_compressor
 def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compute(gpu, name):
     options, n, stream = {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9}, 5000, 0x1234
     cpu = kernels.Codec(name, options, n)
@@ -68,6 +104,14 @@ def test_calls_queue_in_the_callers_stream_and_nothing_waits_for_what_they_compu
         payload, status = cpu.compress(x, expected, position, ratio=0.5)
         assert np.array_equal(row[: status.bytes], payload[: status.bytes])
     assert np.array_equal(out, cpu.decompress(rows[:count], *positions(cpu, 1))[0])
+
+
+def test_tickets_become_zeros_in_the_stream(gpu):
+    tickets = np.full(256, 0xA5, np.uint8)
+    gpu.emulator_queued(ctypes.c_void_p(7))
+    assert kernels.library.gluon_gc_prepare(tickets.ctypes.data, 3, 7) is None
+    assert not tickets[:192].any() and (tickets[192:] == 0xA5).all()
+    assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
 
 
 def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):

@@ -94,7 +94,7 @@ MUTANTS = {
         "compressors/bytegrad.cu",
         "lane() == 0 && number < tiles_of(call.n)",
         "lane() == 0",
-        OUT_OF_BOUNDS,
+        "written before the start of an array",
     ),
     "no barrier between the ranges of warps": Mutant(
         "compressors/bytegrad.cu", "__syncthreads();", "", ""
@@ -104,6 +104,16 @@ MUTANTS = {
         "(lower ? low : high)",
         "(lower ? high : low)",
         "decode to something",
+    ),
+    "another call of the batch": Mutant(
+        "grid.cuh", "calls.call[blockIdx.y]", "calls.call[blockIdx.y / 2]", "another payload"
+    ),
+    "one ticket for all calls": Mutant(
+        "grid.cuh",
+        "__device__ inline bool last_block(uint32* ticket) {",
+        "__device__ uint32 all_calls;\n"
+        "__device__ inline bool last_block(uint32* ticket) {\n  ticket = &all_calls;",
+        "many at once",
     ),
     "the ratio of the call": Mutant(
         "correction.cuh",
@@ -197,6 +207,7 @@ def try_kernels(module, words):
     emulator.give(module)
     try:
         equal.check_all(module.stem)
+        equal.check_all_together(module.stem)
     except AssertionError as error:
         words.send(str(error))
     else:

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
+from gluon_gc.mxnet import carried
 from gluon_gc.mxnet.runtime import default_kvstore
 
 
@@ -77,6 +78,46 @@ def steps(arguments):
         result[f"w{i}"] = param.data().asnumpy()
     result["row"] = np.array(getattr(default_kvstore(), "_row", bps.rank()))
     return result
+
+
+def averages(arguments):
+    """Averages of known gradients on some contexts after each step, and what is carried over.
+
+    arguments: shapes, steps, compression_params, contexts (each a device type and a number), and
+    optionally dtype, momentum, trainer (its further arguments). The contexts of a worker have
+    gradients of their own.
+    """
+    shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
+    contexts = [mx.Context(*context) for context in arguments["contexts"]]
+    params = []
+    for i, shape in enumerate(shapes):
+        params.append(mx.gluon.Parameter(f"p{i}", shape=tuple(shape), dtype=dtype))
+        params[-1].initialize(init=mx.init.One(), ctx=contexts)
+    trainer = bps.DistributedTrainer(
+        params,
+        "nag",
+        {"learning_rate": 0.1, "momentum": arguments.get("momentum", 0.0)},
+        compression_params=arguments["compression_params"],
+        **arguments.get("trainer", {}),
+    )
+    result = {}
+    for step in range(arguments["steps"]):
+        for c, context in enumerate(contexts):
+            gradients = gradients_of(10 * bps.rank() + c, step, shapes, dtype)
+            for param, gradient in zip(params, gradients):
+                mx.nd.array(gradient, dtype=dtype).copyto(param.grad(context))
+        trainer.allreduce_grads()
+        for i, param in enumerate(params):
+            for c, context in enumerate(contexts):
+                result[f"g{i}_{step}_{c}"] = param.grad(context).asnumpy()
+    result.update(carried.state(default_kvstore(), trainer._names()))
+    result["stats"] = np.array(list(trainer.compression_stats()["total"].values())[:3])
+    return result
+
+
+def several_averages(arguments):
+    """`averages` for each of a list of arguments; results under "NUMBER/"."""
+    return _several(averages, arguments)
 
 
 def embeddings(arguments):

@@ -144,6 +144,10 @@ class GluonGCHorovod(CompressingKVStore):
         """Those who exchange a message."""
         return self._leaders if self._hierarchical(channel.params) else self._everybody
 
+    def _can_run_on_gpu(self, channel: Channel) -> bool:
+        # The sum over a node is made in the host's memory.
+        return super()._can_run_on_gpu(channel) and not self._hierarchical(channel.params)
+
     def _takes_part(self, channel: Channel) -> bool:
         return self._circle(channel).place >= 0
 
@@ -159,7 +163,10 @@ class GluonGCHorovod(CompressingKVStore):
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
         self._agree_to_broadcast(arrays, root_rank)
         for array, number in zip(arrays, self._broadcasts):
-            self._everybody.broadcast(array, root_rank, f"broadcast.{number}")
+            host = array.as_in_context(mx.cpu())  # the array itself if it is there
+            self._everybody.broadcast(host, root_rank, f"broadcast.{number}")
+            if host is not array:
+                host.copyto(array)
 
     # A step: what is computed is queued on MXNet's engine, while bytes wait for all workers
 

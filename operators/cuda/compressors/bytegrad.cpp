@@ -6,22 +6,22 @@ namespace cuda {
 namespace {
 
 struct Bytegrad : KeepsResidual {
-  Bytegrad(const Options&, std::size_t n) : KeepsResidual{n} {}
+  explicit Bytegrad(const Options&) {}
 
   template <typename T>
-  std::size_t workspace_bytes() const {
+  std::size_t workspace_bytes(std::size_t n) const {
     return 2 * tiles_of(n) * sizeof(T);
   }
 
   template <typename T>
-  void compress(const Queue& queue, const Encoding<T>& call) const {
-    queue.launch<T>("bytegrad_range", tiles_of(n), call);
-    queue.launch<T>("bytegrad_quantise", tiles_of(n), call);
+  void compress(const Queue& queue, const Calls<Encoding<T>>& calls) const {
+    queue.launch<T>("bytegrad_range", calls);
+    queue.launch<T>("bytegrad_quantise", calls);
   }
 
   template <typename T>
-  void decompress(const Queue& queue, const Decoding<T>& call) const {
-    queue.launch<T>("bytegrad_decompress", tiles_of(n), call);
+  void decompress(const Queue& queue, const Calls<Decoding<T>>& calls) const {
+    queue.launch<T>("bytegrad_decompress", calls);
   }
 };
 

@@ -168,6 +168,7 @@ __device__ void quantise(const Encoding<T>& call) {
     return;
   }
   const Steps<T> steps(range);
+  const T scale = scale_of(call);
   uint8* const bytes = call.payload + header_bytes<T>;
   for_each_tile(call.n, [&](Size t) {
 #pragma unroll 1
@@ -175,7 +176,7 @@ __device__ void quantise(const Encoding<T>& call) {
       const Column column(t, row, call.n);
       T p[rows_ahead<T>];
 #pragma unroll
-      for (int r = 0; r < rows_ahead<T>; ++r) p[r] = column.has(r) ? corrected(call, column[r]) : T{0};
+      for (int r = 0; r < rows_ahead<T>; ++r) p[r] = column.has(r) ? corrected(call, scale, column[r]) : T{0};
 #pragma unroll
       for (int r = 0; r < rows_ahead<T>; ++r) {
         if (!column.has(r)) continue;
@@ -234,9 +235,9 @@ __device__ void decompress(const Decoding<T>& call) {
 
 using namespace gluon_gc::cuda;
 
-GLUON_GC_KERNEL bytegrad_range_float32(Encoding<float> call) { find_range(call); }
-GLUON_GC_KERNEL bytegrad_range_float64(Encoding<double> call) { find_range(call); }
-GLUON_GC_KERNEL bytegrad_quantise_float32(Encoding<float> call) { quantise(call); }
-GLUON_GC_KERNEL bytegrad_quantise_float64(Encoding<double> call) { quantise(call); }
-GLUON_GC_KERNEL bytegrad_decompress_float32(Decoding<float> call) { decompress(call); }
-GLUON_GC_KERNEL bytegrad_decompress_float64(Decoding<double> call) { decompress(call); }
+GLUON_GC_KERNEL bytegrad_range_float32(Batch<Encoding<float>> calls) { find_range(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_range_float64(Batch<Encoding<double>> calls) { find_range(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_quantise_float32(Batch<Encoding<float>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_quantise_float64(Batch<Encoding<double>> calls) { quantise(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_decompress_float32(Batch<Decoding<float>> calls) { decompress(mine(calls)); }
+GLUON_GC_KERNEL bytegrad_decompress_float64(Batch<Decoding<double>> calls) { decompress(mine(calls)); }

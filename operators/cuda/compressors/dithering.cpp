@@ -15,10 +15,11 @@ uint32 segment_of(Size n) {
   return segment;
 }
 
+uint32 chunks(Size n) { return chunks_of(n, segment_of(n)); }
+
 struct Dithering : KeepsResidual {
-  Dithering(const Options& options, std::size_t n)
-      : KeepsResidual{n},
-        config{static_cast<uint32>(options.count("k")), 1, options.is("partition", "natural"),
+  explicit Dithering(const Options& options)
+      : config{static_cast<uint32>(options.count("k")), 1, options.is("partition", "natural"),
                options.is("normalize", "l2")} {
     if (!options.flag("fixed_width")) {
       refuse("dithering for CUDA has payloads of fixed width only: all nodes must have fixed_width=True");
@@ -26,25 +27,25 @@ struct Dithering : KeepsResidual {
     for (uint32 levels = config.levels; levels != 0; levels >>= 1) ++config.planes;
   }
 
-  Size chunks() const { return chunks_of(n, segment_of(n)); }
-
   template <typename T>
-  std::size_t workspace_bytes() const {
-    return chunks() * sizeof(RandomStream) + tree_size(n) * sizeof(double);
+  std::size_t workspace_bytes(std::size_t n) const {
+    return chunks(n) * sizeof(RandomStream) + tree_size(n) * sizeof(double);
   }
 
   template <typename T>
-  void compress(const Queue& queue, const Encoding<T>& call) const {
-    RandomStream* const streams = static_cast<RandomStream*>(call.workspace);
-    double* const sums = reinterpret_cast<double*>(streams + chunks());
-    const DitheringEncoding<T> encoding{call, config, segment_of(n), streams, sums};
-    queue.launch<T>("dithering_norm", tiles_of(n), encoding);
-    queue.launch<T>("dithering_quantise", chunks(), encoding);
+  void compress(const Queue& queue, const Calls<Encoding<T>>& calls) const {
+    const auto encodings = each(calls, [&](const Encoding<T>& call) {
+      RandomStream* const streams = static_cast<RandomStream*>(call.workspace);
+      double* const sums = reinterpret_cast<double*>(streams + chunks(call.n));
+      return DitheringEncoding<T>{call, segment_of(call.n), streams, sums};
+    });
+    queue.launch<T>("dithering_norm", encodings, config);
+    queue.launch<T>("dithering_quantise", encodings, config);
   }
 
   template <typename T>
-  void decompress(const Queue& queue, const Decoding<T>& call) const {
-    queue.launch<T>("dithering_decompress", tiles_of(n), DitheringDecoding<T>{call, config});
+  void decompress(const Queue& queue, const Calls<Decoding<T>>& calls) const {
+    queue.launch<T>("dithering_decompress", calls, config);
   }
 
   DitheringConfig config;

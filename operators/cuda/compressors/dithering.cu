@@ -36,8 +36,9 @@ __device__ inline Size group_at(Size group, const DitheringConfig& config) {
 
 // A warp writes the planes of two groups, a segment apart: those of its lower and its upper lanes' elements.
 template <typename T>
-__device__ inline void write_planes(const DitheringEncoding<T>& call, uint32 first, bool negative, uint32 symbol) {
-  const int planes = call.config.planes;
+__device__ inline void write_planes(const DitheringEncoding<T>& call, const DitheringConfig& config, uint32 first,
+                                    bool negative, uint32 symbol) {
+  const int planes = config.planes;
   uint32 mine = 0;  // this lane's plane of both groups
   for (int plane = 0; plane < planes; ++plane) {
     const uint32 bits = __ballot_sync(all_lanes, plane == 0 ? negative : symbol >> (plane - 1) & 1);
@@ -45,7 +46,7 @@ __device__ inline void write_planes(const DitheringEncoding<T>& call, uint32 fir
   }
   if (lane() >= planes) return;
   for (int half = 0; half < 2; ++half, first += call.segment, mine >>= group_elements) {
-    uint8* const group = call.payload + group_at<T>(first / group_elements, call.config);
+    uint8* const group = call.payload + group_at<T>(first / group_elements, config);
     if (first < call.n) write(group, lane(), static_cast<uint16>(mine));
   }
 }
@@ -97,21 +98,14 @@ __device__ inline T l2_norm(double sum_of_squares) {
   return norm - norm == 0 && norm > most ? most : static_cast<T>(norm);
 }
 
-// The first sweep: momentum and feedback, and the norm of what comes out of them, in front of the payload.
+// The first sweep: momentum and feedback, the norm of what comes out of them, in front of the payload, and where the
+// warps of the second sweep begin to draw.
 template <typename T>
-__device__ void find_norm(const DitheringEncoding<T>& call) {
-  for_each_element(chunks_of(call.n, call.segment), [&](Size c) {
-    RandomStream stream = call.stream;
-    jump(stream, c * (chunk_of(call.segment) / stream_segment));
-    call.streams[c] = stream;
-  });
-
-  T* const kept = call.memory[0];
+__device__ void find_norm(const DitheringEncoding<T>& call, const DitheringConfig& config) {
   const T ratio = ratio_of(call);
-  const bool l2 = call.config.l2;
-  for_each_tile(call.n, [&](Size t) {
-    double squares = 0;
-    Bits<T> largest = 0;
+  const bool l2 = config.l2;
+  share_among_warps(static_cast<uint32>(tiles_of(call.n)), [&](uint32 t) {
+    uint64 total = 0;  // bits of a double, the sum of squares, or of a T, the largest magnitude
 #pragma unroll 1
     for (int row = 0; row < rows; row += rows_ahead<T>) {
       const Column column(t, row, call.n);
@@ -120,24 +114,30 @@ __device__ void find_norm(const DitheringEncoding<T>& call) {
       for (int r = 0; r < rows_ahead<T>; ++r) {
         T p = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
         if (!column.has(r)) p = 0;
-        if (kept != nullptr && column.has(r)) kept[column[r]] = p;
+        if (call.memory[0] != nullptr && column.has(r)) call.memory[0][column[r]] = p;
         if (l2) {
-          squares += static_cast<double>(p) * static_cast<double>(p);
+          total = bits_of(of_bits(total) + static_cast<double>(p) * static_cast<double>(p));
         } else {
-          const Bits<T> bits = bits_of(static_cast<T>(fabs(p)));
-          if (bits > largest) largest = bits;
+          const uint64 bits = bits_of(static_cast<T>(fabs(p)));
+          if (bits > total) total = bits;
         }
       }
     }
-    const double total = l2 ? butterfly(squares) : static_cast<double>(of_bits(largest_of_warp(largest)));
-    if (lane() == 0) call.sums[t] = total;
+    const double of_tile = l2 ? butterfly(of_bits(total))
+                              : static_cast<double>(of_bits(static_cast<Bits<T>>(largest_of_warp(total))));
+    if (lane() == 0) call.sums[t] = of_tile;
+  });
+  for_each_element(chunks_of(call.n, call.segment), [&](uint32 c) {
+    RandomStream stream = call.stream;
+    jump(stream, c * (chunk_of(call.segment) / stream_segment));
+    call.streams[c] = stream;
   });
 
   if (!last_block(call.ticket)) return;
   const Size tiles = tiles_of(call.n);
   const T norm = l2 ? l2_norm<T>(sum_tiles(call.sums, tiles)) : static_cast<T>(largest_of(call.sums, tiles));
   if (threadIdx.x != 0) return;
-  const Size bytes = call.bytes - (call.payload - call.message), end = group_at<T>(groups_of(call.n), call.config);
+  const Size bytes = call.bytes - (call.payload - call.message), end = group_at<T>(groups_of(call.n), config);
   if (end != bytes) write(call.payload + end, 0, uint16{0});
   write(call.payload, 0, static_cast<uint32>(bytes));
   write(call.payload, 1, uint32{0});  // fixed width
@@ -152,16 +152,17 @@ constexpr int few_ahead = sizeof(T) == 4 ? 4 : 1;
 // chunk, sixteen elements of each at a time. Its lanes draw for a segment each, and then take elements of two
 // segments together, so that neighbours load neighbours, and a ballot has a plane of two groups.
 template <typename T>
-__device__ void quantise(const DitheringEncoding<T>& call) {
+__device__ void quantise(const DitheringEncoding<T>& call, const DitheringConfig& config) {
   __shared__ uint32 draws[warps][warp_lanes][group_elements + 1];  // upper halves; one more keeps banks apart
   __shared__ RandomStream streams[warps][warp_lanes];              // as they were before these draws
   T* const residual = call.memory[0];
   const T norm = read_norm<T>(call.payload);
-  const Quantiser<T> quantiser(norm, call.config);
-  const Levels<T> levels(norm, call.config);
+  const T scale = scale_of(call);
+  const Quantiser<T> quantiser(norm, config);
+  const Levels<T> levels(norm, config);
   const int half = lane() / group_elements, place = lane() % group_elements;
 
-  share_among_warps(chunks_of(call.n, call.segment), [&](Size c) {
+  share_among_warps(chunks_of(call.n, call.segment), [&](uint32 c) {
     RandomStream stream = call.streams[c];
     jump(stream, lane() * (call.segment / stream_segment));
 #pragma unroll 1
@@ -172,12 +173,12 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
       __syncwarp();
 #pragma unroll 1
       for (int segment = 0; segment < warp_lanes; segment += 2 * few_ahead<T>) {
-        const uint32 first = (static_cast<uint32>(c) * warp_lanes + segment) * call.segment + offset;
+        const uint32 first = (c * warp_lanes + segment) * call.segment + offset;
         T p[few_ahead<T>];
 #pragma unroll
         for (int r = 0; r < few_ahead<T>; ++r) {
           const uint32 i = first + (2 * r + half) * call.segment + place;
-          p[r] = i < call.n ? corrected(call, i) : T{0};
+          p[r] = i < call.n ? corrected(call, scale, i) : T{0};
         }
 #pragma unroll
         for (int r = 0; r < few_ahead<T>; ++r) {
@@ -188,7 +189,7 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
             return draw(from);
           });
           const bool negative = p[r] < 0 && symbol != 0;
-          write_planes<T>(call, first + 2 * r * call.segment, negative, symbol);
+          write_planes(call, config, first + 2 * r * call.segment, negative, symbol);
           if (residual == nullptr) continue;
           const T level = levels(symbol);
           const uint32 i = first + (2 * r + half) * call.segment + place;
@@ -203,7 +204,7 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
 }
 
 template <typename T>
-__device__ void decompress(const DitheringDecoding<T>& call) {
+__device__ void decompress(const Decoding<T>& call, const DitheringConfig& config) {
   for_each_tile(call.n, [&](Size t) {
 #pragma unroll 1
     for (int row = 0; row < rows; row += few_ahead<T>) {
@@ -216,10 +217,10 @@ __device__ void decompress(const DitheringDecoding<T>& call) {
 #pragma unroll 1
       for (Size k = 0; k < call.count; ++k) {
         const uint8* const payload = call.payloads + k * call.stride;
-        const Levels<T> levels(read_norm<T>(payload), call.config);
+        const Levels<T> levels(read_norm<T>(payload), config);
 #pragma unroll
         for (int r = 0; r < few_ahead<T>; ++r) {
-          const uint32 value = column.has(r) ? read_value<T>(payload, column[r], call.config) : 0;
+          const uint32 value = column.has(r) ? read_value<T>(payload, column[r], config) : 0;
           const T level = levels(value >> 1);
           sum[r] = sum[r] + (value & 1 ? -level : level);
         }
@@ -245,9 +246,21 @@ __device__ void decompress(const DitheringDecoding<T>& call) {
 
 using namespace gluon_gc::cuda;
 
-GLUON_GC_KERNEL dithering_norm_float32(DitheringEncoding<float> call) { find_norm(call); }
-GLUON_GC_KERNEL dithering_norm_float64(DitheringEncoding<double> call) { find_norm(call); }
-GLUON_GC_KERNEL dithering_quantise_float32(DitheringEncoding<float> call) { quantise(call); }
-GLUON_GC_KERNEL dithering_quantise_float64(DitheringEncoding<double> call) { quantise(call); }
-GLUON_GC_KERNEL dithering_decompress_float32(DitheringDecoding<float> call) { decompress(call); }
-GLUON_GC_KERNEL dithering_decompress_float64(DitheringDecoding<double> call) { decompress(call); }
+GLUON_GC_KERNEL dithering_norm_float32(Batch<DitheringEncoding<float>> calls, DitheringConfig config) {
+  find_norm(mine(calls), config);
+}
+GLUON_GC_KERNEL dithering_norm_float64(Batch<DitheringEncoding<double>> calls, DitheringConfig config) {
+  find_norm(mine(calls), config);
+}
+GLUON_GC_KERNEL dithering_quantise_float32(Batch<DitheringEncoding<float>> calls, DitheringConfig config) {
+  quantise(mine(calls), config);
+}
+GLUON_GC_KERNEL dithering_quantise_float64(Batch<DitheringEncoding<double>> calls, DitheringConfig config) {
+  quantise(mine(calls), config);
+}
+GLUON_GC_KERNEL dithering_decompress_float32(Batch<Decoding<float>> calls, DitheringConfig config) {
+  decompress(mine(calls), config);
+}
+GLUON_GC_KERNEL dithering_decompress_float64(Batch<Decoding<double>> calls, DitheringConfig config) {
+  decompress(mine(calls), config);
+}

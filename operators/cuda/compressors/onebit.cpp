@@ -6,35 +6,36 @@ namespace cuda {
 namespace {
 
 struct Onebit {
-  Onebit(const Options& options, std::size_t n) : n(n), scaling(options.flag("scaling")) {}
+  explicit Onebit(const Options& options) : scaling(options.flag("scaling")) {}
 
   template <typename T>
-  std::size_t workspace_bytes() const {
+  std::size_t workspace_bytes(std::size_t n) const {
     return tree_size(n) * sizeof(double);
   }
 
   template <typename T>
-  void compress(const Queue& queue, const Encoding<T>& call) const {
-    queue.launch<T>("onebit_compress", tiles_of(n), call, scaling);
+  void compress(const Queue& queue, const Calls<Encoding<T>>& calls) const {
+    queue.launch<T>("onebit_compress", calls, scaling);
   }
 
   template <typename T>
-  void decompress(const Queue& queue, const Decoding<T>& call) const {
-    queue.launch<T>("onebit_decompress", tiles_of(n), call);
+  void decompress(const Queue& queue, const Calls<Decoding<T>>& calls) const {
+    queue.launch<T>("onebit_decompress", calls);
   }
 
   template <typename T>
-  void residual(const Queue& queue, T* const* memory, T* out) const {
-    queue.launch<T>("onebit_residual", tiles_of(n), n, memory[0], memory[1], out);
+  void residual(const Queue& queue, const Calls<Keeping<T>>& calls) const {
+    queue.launch<T>("onebit_residual", calls);
   }
 
   template <typename T>
-  void restore(const Queue& queue, const T* residual, T* const* memory) const {
-    if (residual != memory[0]) queue.copy(memory[0], residual, n * sizeof(T));
-    queue.fill_with_zeros(memory[1], sizeof(T));
+  void restore(const Queue& queue, const Calls<Keeping<T>>& calls) const {
+    for (const Keeping<T>& call : calls) {
+      queue.copy(call.memory[0], call.residual, call.n * sizeof(T));
+      queue.fill_with_zeros(call.memory[1], sizeof(T));
+    }
   }
 
-  Size n;
   bool scaling;
 };
 

@@ -107,9 +107,9 @@ __device__ void decompress(const Decoding<T>& call) {
 }
 
 template <typename T>
-__device__ void residual(Size n, const T* kept, const T* scale, T* out) {
-  const LazyResidual<T> residual_of{*scale};
-  for_each_element(n, [&](Size i) { out[i] = residual_of(kept[i]); });
+__device__ void residual(const Keeping<T>& call) {
+  const LazyResidual<T> residual_of{*call.memory[1]};
+  for_each_element(call.n, [&](Size i) { call.residual[i] = residual_of(call.memory[0][i]); });
 }
 
 }  // namespace
@@ -118,13 +118,9 @@ __device__ void residual(Size n, const T* kept, const T* scale, T* out) {
 
 using namespace gluon_gc::cuda;
 
-GLUON_GC_KERNEL onebit_compress_float32(Encoding<float> call, bool scaling) { compress(call, scaling); }
-GLUON_GC_KERNEL onebit_compress_float64(Encoding<double> call, bool scaling) { compress(call, scaling); }
-GLUON_GC_KERNEL onebit_decompress_float32(Decoding<float> call) { decompress(call); }
-GLUON_GC_KERNEL onebit_decompress_float64(Decoding<double> call) { decompress(call); }
-GLUON_GC_KERNEL onebit_residual_float32(Size n, const float* kept, const float* scale, float* out) {
-  residual(n, kept, scale, out);
-}
-GLUON_GC_KERNEL onebit_residual_float64(Size n, const double* kept, const double* scale, double* out) {
-  residual(n, kept, scale, out);
-}
+GLUON_GC_KERNEL onebit_compress_float32(Batch<Encoding<float>> calls, bool scaling) { compress(mine(calls), scaling); }
+GLUON_GC_KERNEL onebit_compress_float64(Batch<Encoding<double>> calls, bool scaling) { compress(mine(calls), scaling); }
+GLUON_GC_KERNEL onebit_decompress_float32(Batch<Decoding<float>> calls) { decompress(mine(calls)); }
+GLUON_GC_KERNEL onebit_decompress_float64(Batch<Decoding<double>> calls) { decompress(mine(calls)); }
+GLUON_GC_KERNEL onebit_residual_float32(Batch<Keeping<float>> calls) { residual(mine(calls)); }
+GLUON_GC_KERNEL onebit_residual_float64(Batch<Keeping<double>> calls) { residual(mine(calls)); }

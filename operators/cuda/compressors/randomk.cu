@@ -2,7 +2,7 @@
 //
 // Bytes an element of float: as there, and for each element that is sent about 80, since values here and there take
 // a sector of memory each, and their indices are kept until all are read. Compress takes a launch to send, one before
-// it for momentum and feedback, and one after it for feedback; decompress one and zeros, or with `add` two.
+// it for momentum and feedback, and one after it for feedback; decompress two.
 #include "cuda/compressors/randomk.h"
 
 #include "cuda/bytes.cuh"
@@ -16,11 +16,8 @@ namespace cuda {
 namespace {
 
 // Draws whose elements are loaded before any is used.
-template <typename T>
-constexpr int draws_ahead = 32 / sizeof(T);
-
-template <typename T>
-using Indices = Size[draws_ahead<T>];
+constexpr int draws_ahead = 4;
+using Indices = Size[draws_ahead];
 
 // Updates momentum and residual (to p), and says whether a p is not finite.
 template <typename T>
@@ -48,15 +45,16 @@ __device__ void correct_all(const RandomkEncoding<T>& call) {
 // sent again.
 template <typename T>
 __device__ void send(const RandomkEncoding<T>& call) {
+  const T scale = scale_of(call);
   bool finite = true;
-  for_each_draw<draws_ahead<T>>(call.stream, call.n, call.k, [&](Size first, const Indices<T>& indices) {
-    T values[draws_ahead<T>];
+  for_each_draw<draws_ahead>(call.stream, call.n, call.k, [&](Size first, const Indices& indices) {
+    T values[draws_ahead];
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
-      values[j] = first + j < call.k ? corrected(call, indices[j]) * call.factor : T{0};
+    for (int j = 0; j < draws_ahead; ++j) {
+      values[j] = first + j < call.k ? corrected(call, scale, indices[j]) * call.sent_factor : T{0};
     }
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
+    for (int j = 0; j < draws_ahead; ++j) {
       finite = finite && values[j] - values[j] == 0;
       if (first + j >= call.k) continue;
       write(call.payload, first + j, values[j]);
@@ -78,21 +76,27 @@ __device__ void clear(const RandomkEncoding<T>& call) {
   for_each_element(call.k, [&](Size i) { call.memory[0][call.indices[i]] = 0; });
 }
 
+// Makes zeros of what is not added to.
+template <typename T>
+__device__ void begin(const RandomkDecoding<T>& call) {
+  if (!call.add) for_each_element(call.n, [&](Size i) { call.out[i] = 0; });
+}
+
 // Writes what is decoded, or with `add` the sums, for `store`: only when all are formed, so that those of an element
 // that is drawn twice are the same.
 template <typename T>
 __device__ void decompress(const RandomkDecoding<T>& call) {
   bool finite = true;
-  for_each_draw<draws_ahead<T>>(call.stream, call.n, call.k, [&](Size first, const Indices<T>& indices) {
-    T values[draws_ahead<T>], before[draws_ahead<T>] = {};
+  for_each_draw<draws_ahead>(call.stream, call.n, call.k, [&](Size first, const Indices& indices) {
+    T values[draws_ahead], before[draws_ahead] = {};
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
+    for (int j = 0; j < draws_ahead; ++j) {
       const bool here = first + j < call.k;
       values[j] = here ? read<T>(call.payloads, first + j) : T{0};
       if (here && call.add) before[j] = call.out[indices[j]];
     }
 #pragma unroll
-    for (int j = 0; j < draws_ahead<T>; ++j) {
+    for (int j = 0; j < draws_ahead; ++j) {
       finite = finite && values[j] - values[j] == 0;
       if (first + j >= call.k) continue;
       if (call.add) {
@@ -112,7 +116,7 @@ __device__ void decompress(const RandomkDecoding<T>& call) {
 
 template <typename T>
 __device__ void store(const RandomkDecoding<T>& call) {
-  for_each_element(call.k, [&](Size i) { call.out[call.indices[i]] = call.sums[i]; });
+  if (call.add) for_each_element(call.k, [&](Size i) { call.out[call.indices[i]] = call.sums[i]; });
 }
 
 }  // namespace
@@ -121,13 +125,15 @@ __device__ void store(const RandomkDecoding<T>& call) {
 
 using namespace gluon_gc::cuda;
 
-GLUON_GC_KERNEL randomk_correct_float32(RandomkEncoding<float> call) { correct_all(call); }
-GLUON_GC_KERNEL randomk_correct_float64(RandomkEncoding<double> call) { correct_all(call); }
-GLUON_GC_KERNEL randomk_send_float32(RandomkEncoding<float> call) { send(call); }
-GLUON_GC_KERNEL randomk_send_float64(RandomkEncoding<double> call) { send(call); }
-GLUON_GC_KERNEL randomk_clear_float32(RandomkEncoding<float> call) { clear(call); }
-GLUON_GC_KERNEL randomk_clear_float64(RandomkEncoding<double> call) { clear(call); }
-GLUON_GC_KERNEL randomk_decompress_float32(RandomkDecoding<float> call) { decompress(call); }
-GLUON_GC_KERNEL randomk_decompress_float64(RandomkDecoding<double> call) { decompress(call); }
-GLUON_GC_KERNEL randomk_store_float32(RandomkDecoding<float> call) { store(call); }
-GLUON_GC_KERNEL randomk_store_float64(RandomkDecoding<double> call) { store(call); }
+GLUON_GC_KERNEL randomk_correct_float32(Batch<RandomkEncoding<float>> calls) { correct_all(mine(calls)); }
+GLUON_GC_KERNEL randomk_correct_float64(Batch<RandomkEncoding<double>> calls) { correct_all(mine(calls)); }
+GLUON_GC_KERNEL randomk_send_float32(Batch<RandomkEncoding<float>> calls) { send(mine(calls)); }
+GLUON_GC_KERNEL randomk_send_float64(Batch<RandomkEncoding<double>> calls) { send(mine(calls)); }
+GLUON_GC_KERNEL randomk_clear_float32(Batch<RandomkEncoding<float>> calls) { clear(mine(calls)); }
+GLUON_GC_KERNEL randomk_clear_float64(Batch<RandomkEncoding<double>> calls) { clear(mine(calls)); }
+GLUON_GC_KERNEL randomk_begin_float32(Batch<RandomkDecoding<float>> calls) { begin(mine(calls)); }
+GLUON_GC_KERNEL randomk_begin_float64(Batch<RandomkDecoding<double>> calls) { begin(mine(calls)); }
+GLUON_GC_KERNEL randomk_decompress_float32(Batch<RandomkDecoding<float>> calls) { decompress(mine(calls)); }
+GLUON_GC_KERNEL randomk_decompress_float64(Batch<RandomkDecoding<double>> calls) { decompress(mine(calls)); }
+GLUON_GC_KERNEL randomk_store_float32(Batch<RandomkDecoding<float>> calls) { store(mine(calls)); }
+GLUON_GC_KERNEL randomk_store_float64(Batch<RandomkDecoding<double>> calls) { store(mine(calls)); }

@@ -9,7 +9,7 @@ namespace cuda {
 template <typename T>
 struct RandomkEncoding : Encoding<T> {
   Size k;
-  T factor;       // multiplies what is sent
+  T sent_factor;  // multiplies what is sent
   Size* indices;  // k: of the draws; or null, if nothing is kept of them
 };
 

@@ -1,0 +1,41 @@
+// The workspace is a ticket for each array, the sum of its squares, and those of its tiles.
+#include "cuda/clip.h"
+
+#include "core/options.h"
+#include "cuda/queue.h"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+constexpr std::size_t bytes_of_array = gluon_gc_ticket_bytes + sizeof(double);
+
+}  // namespace
+
+std::size_t clip_workspace(const gluon_gc_values* arrays, std::size_t count) {
+  std::size_t bytes = count * bytes_of_array;
+  for (std::size_t i = 0; i < count; ++i) bytes += tree_size(arrays[i].n) * sizeof(double);
+  return bytes;
+}
+
+void clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping& how) {
+  require("clip");
+  auto* ticket = static_cast<unsigned char*>(how.workspace);
+  auto* const squares = reinterpret_cast<double*>(ticket + count * gluon_gc_ticket_bytes);
+  double* sums = squares + count;
+  Calls<Squares> calls;
+  for (std::size_t i = 0; i < count; ++i) {
+    const gluon_gc_values& array = arrays[i];
+    calls.push_back({array.x, array.n, array.itemsize, sums, squares + i, reinterpret_cast<uint32*>(ticket)});
+    sums += tree_size(array.n);
+    ticket += gluon_gc_ticket_bytes;
+  }
+  largest_first(calls);
+  const Queue queue("clip", how.stream);
+  queue.fill_with_zeros(how.workspace, count * gluon_gc_ticket_bytes);
+  queue.launch<void>("clip_squares", calls);
+  queue.launch<void>("clip_factor", Calls<Norm>{{squares, count, how.scale, how.max_norm, how.factor}});
+}
+
+}  // namespace cuda
+}  // namespace gluon_gc

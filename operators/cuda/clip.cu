@@ -1,0 +1,60 @@
+// Clipping by the norm of many arrays: what gluon_gc_clip of core/abi.h says.
+//
+// The first kernel reads every array, one pass, and makes the sum of the squares of each in the tree of core/sums.h; the
+// second one, a thread, adds these up in their order, as operators/mxnet/clip.cpp does on the CPU.
+#include "cuda/half.cuh"
+#include "cuda/sums.cuh"
+
+namespace gluon_gc {
+namespace cuda {
+namespace {
+
+template <typename T>
+__device__ void sum_squares(const Squares& call) {
+  constexpr int ahead = 8;
+  const T* const x = static_cast<const T*>(call.x);
+  for_each_tile(call.n, [&](Size t) {
+    double chain = 0;
+#pragma unroll 1
+    for (int row = 0; row < rows; row += ahead) {
+      const Column column(t, row, call.n);
+      T loaded[ahead];
+#pragma unroll
+      for (int r = 0; r < ahead; ++r) loaded[r] = column.has(r) ? x[column[r]] : T{0};
+#pragma unroll
+      for (int r = 0; r < ahead; ++r) {
+        const double value = to_double(loaded[r]);
+        chain += value * value;
+      }
+    }
+    chain = butterfly(chain);
+    if (lane() == 0) call.sums[t] = chain;
+  });
+  if (!last_block(call.ticket)) return;
+  const double sum = sum_tiles(call.sums, tiles_of(call.n));
+  if (threadIdx.x == 0) *call.sum = sum;
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace gluon_gc
+
+using namespace gluon_gc::cuda;
+
+GLUON_GC_KERNEL clip_squares(Batch<Squares> calls) {
+  const Squares& call = mine(calls);
+  switch (call.itemsize) {
+    case sizeof(Half): return sum_squares<Half>(call);
+    case sizeof(float): return sum_squares<float>(call);
+    default: return sum_squares<double>(call);
+  }
+}
+
+GLUON_GC_KERNEL clip_factor(Batch<Norm> calls) {
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  const Norm& call = mine(calls);
+  double total = 0;
+  for (Size i = 0; i < call.n; ++i) total += call.squares[i];
+  const double norm = call.scale * sqrt(total);
+  *call.factor = norm <= call.most ? 1 : call.most / norm;
+}

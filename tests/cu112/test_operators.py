@@ -1,0 +1,129 @@
+"""Messages on a GPU: the operators give the bytes, states and sums that they give on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import Any, Iterator, List
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluon_gc import kernels
+from gluon_gc.compression import CompressionParams, registry
+from gluon_gc.mxnet import operators
+from tests.core.compressors import options_of
+from tests.test_message_codec import Message, failing, payloads_in
+from tests.unmetered import Node
+
+FACTOR = 0.7
+GPUS = (mx.gpu(0), mx.gpu(1))
+each_compressor = pytest.mark.parametrize(
+    "name", [name for name, traits in kernels.compressors().items() if traits.cuda]
+)
+each_gpu = pytest.mark.parametrize("gpu", GPUS, ids=str)
+
+
+def messages(name: str, sizes: Any = (1000, 33, 5000)) -> Iterator[Message]:
+    """A compressor's options with every kind of feedback, with and without momentum."""
+    kind = registry[name]
+    feedback = [None] if kind.traits.accumulates else [None, "vanilla", "corrected"]
+    cases = itertools.product(options_of(name)[:2], feedback, (None, 0.9))
+    for seed, (options, ef, mu) in enumerate(cases):
+        own = {key: value for key, value in options.items() if key in kind.keys()}
+        nesterov = options.get("nesterov", not kind.traits.accumulates)
+        params = CompressionParams(kind(**own), ef=ef, mu=mu, nesterov=nesterov)
+        dtype = ("float32", "float64", "float16")[seed % 3]
+        yield Message(params, options.get("epoch"), dtype, sizes, seed % 3 != 0, seed)
+
+
+def same(ours: List[np.ndarray], theirs: List[np.ndarray]) -> bool:
+    return [one.tobytes() for one in ours] == [one.tobytes() for one in theirs]
+
+
+@each_compressor
+@each_gpu
+def test_messages_states_and_sums_are_those_of_the_cpu(name, gpu):
+    for message in messages(name):
+        cpu, there = Node(message, mx.cpu()), Node(message, gpu)
+        for step, (ratio, factor) in enumerate([(1.0, None), (0.5, FACTOR), (2.0, None)]):
+            gradients = message.gradients(step)
+            if step == 2:
+                gradients[0][5] = np.nan
+            expected, sent = (node.compress(gradients, ratio, factor) for node in (cpu, there))
+            assert sent.context == gpu and sent.shape == expected.shape
+            assert payloads_in(sent, there.codecs) == payloads_in(expected, cpu.codecs)
+            assert there.kept() == cpu.kept()
+            received = expected.asnumpy()
+            assert same(there.decompress(received, 1), cpu.decompress(received, 1))
+
+
+@each_compressor
+@each_gpu
+def test_messages_of_several_are_added_and_aggregated_as_on_the_cpu(name, gpu):
+    if kernels.compressors()[name].summable:
+        pytest.skip("the payloads of several are summed on their way")
+    for message in messages(name):
+        cpu, there = Node(message, mx.cpu()), Node(message, gpu)
+        for step in range(2):
+            senders = [Node(message, mx.cpu()) for _ in range(3)]
+            sent = [one.compress(message.gradients(3 * step + i)) for i, one in enumerate(senders)]
+            received = np.stack([one.asnumpy() for one in sent])
+            assert same(there.decompress(received, 3), cpu.decompress(received, 3))
+            expected, answer = (node.aggregate(received) for node in (cpu, there))
+            assert payloads_in(answer, there.codecs) == payloads_in(expected, cpu.codecs)
+            assert there.kept() == cpu.kept()
+
+
+@each_compressor
+def test_the_factor_of_clipping_is_read_on_the_gpu_and_multiplies_the_scale(name):
+    message = next(messages(name, (300,)))
+    plain, factored = (Node(message, mx.gpu()) for _ in range(2))
+    values = message.gradients(0)
+    expected = plain.compress([values[0] * 0.5])
+    sent = factored.compress(values, factor=0.5)
+    assert payloads_in(sent, plain.codecs) == payloads_in(expected, plain.codecs)
+
+
+def test_kernels_are_queued_in_the_stream_of_mxnet():
+    message = next(messages("onebit"))
+    node = Node(message, mx.gpu())
+    queued = ctypes.CDLL("libcuda.so.1").emulator_queued
+    queued(None)
+    node.decompress(node.compress(message.gradients(0)).asnumpy(), 1)
+    assert queued(None) == 0  # in the default stream
+
+
+def test_gradients_of_another_dtype_are_refused():
+    message = next(messages("onebit"))._replace(dtype="float32")
+    with failing("a gradient has another dtype than its chunks"):
+        gradients = [one.astype("float64") for one in message.gradients(0)]
+        Node(message, mx.gpu()).compress(gradients).wait_to_read()
+
+
+def test_meters_and_framed_messages_are_refused_on_a_gpu():
+    message = next(messages("onebit"))
+    for attributes, why in (
+        (dict(metered=1), "there is no meter on a GPU: metered must be 0"),
+        (dict(row_words=256, message_rows=1), "messages are not framed on a GPU"),
+    ):
+        node = Node(message, mx.gpu())
+        told = {"metered": 0, "states": 0, "count": 1, "payload_bytes": node.count, **attributes}
+        told.update(compressor="onebit", options="", dtype="float32", sizes="100,", row=0, rows=1)
+        with failing(why):
+            operators.call("aggregate", [node.array(np.zeros(9, np.uint8))], **told).wait_to_read()
+
+
+def test_payloads_of_another_length_are_refused():
+    message = next(messages("onebit"))
+    node = Node(message, mx.gpu())
+    with failing("the payloads are not of the length that their chunks need"):
+        node.decompress(np.zeros(node.count + 1, np.uint8), 1)
+
+
+def test_what_is_too_large_for_a_workspace_is_refused():
+    message = next(messages("onebit", (2**29,)))
+    node = Node(message, mx.gpu())
+    with failing("the memory of a call must be at most 2147483583 bytes"):
+        node.aggregate(np.zeros((1, node.count), np.uint8)).wait_to_read()

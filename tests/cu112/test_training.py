@@ -1,0 +1,67 @@
+"""Trainers whose gradients are on GPUs: averages and states are those of the CPU, bit for bit."""
+
+import numpy as np
+import pytest
+
+from gluon_gc import kernels
+from tests.compressors import COMPRESSORS
+from tests.distributed.standing import run, run_local
+
+SHAPES = [(50, 20), (33,), (1,), (257, 30)]
+ON_CUDA = [
+    name for name, params in COMPRESSORS.items() if kernels.compressors()[params["compressor"]].cuda
+]
+each_compressor = pytest.mark.parametrize("name", ON_CUDA)
+CPU, GPU = [["cpu", 0]], [["gpu", 0]]
+TWO_CPUS, TWO_GPUS = [["cpu", 0], ["cpu", 1]], [["gpu", 0], ["gpu", 1]]
+
+
+def ways(name, contexts):
+    """Arguments of `jobs.averages`: feedback, momentum, dtypes."""
+    made = []
+    for ef, momentum, dtype in (
+        (None, None, "float32"),
+        ("vanilla", "nesterov", "float32"),
+        ("corrected", None, "float64"),
+        ("vanilla", None, "float16"),
+    ):
+        if dtype == "float16" and len(contexts) > 1:
+            continue  # MXNet's sum of those does not run here
+        params = {**COMPRESSORS[name], "ef": ef, "momentum": momentum}
+        made.append(
+            {
+                "shapes": SHAPES,
+                "steps": 4,
+                "compression_params": params,
+                "contexts": contexts,
+                "momentum": 0.9 if momentum else 0.0,
+                "dtype": dtype,
+            }
+        )
+    clipped = {**made[1], "trainer": {"max_grad_norm": 5.0}}
+    plain = {**made[0], "compression_params": {"fp16": True}}
+    return [*made, clipped, plain]
+
+
+def assert_equal(gpu, cpu):
+    """All that workers returned is the same; NaNs too."""
+    for ours, theirs in zip(gpu, cpu):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert np.array_equal(
+                ours[key], theirs[key], equal_nan=ours[key].dtype.kind == "f"
+            ), key
+
+
+@each_compressor
+@pytest.mark.parametrize("cpu, gpu", [(CPU, GPU), (TWO_CPUS, TWO_GPUS)], ids=["one", "two"])
+def test_local_training(name, cpu, gpu):
+    expected = run_local("several_averages", ways(name, cpu))
+    assert_equal([run_local("several_averages", ways(name, gpu))], [expected])
+
+
+@each_compressor
+@pytest.mark.parametrize("cpu, gpu", [(CPU, GPU), (TWO_CPUS, TWO_GPUS)], ids=["one", "two"])
+def test_the_parameter_server(name, cpu, gpu):
+    expected = run("several_averages", ways(name, cpu), servers=2)
+    assert_equal(run("several_averages", ways(name, gpu), servers=2), expected)

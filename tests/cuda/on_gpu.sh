@@ -1,0 +1,16 @@
+#!/bin/sh
+# Runs the kernels on this machine's GPU, beside the CPU; where compute-sanitizer is, under it too. $PYTHON must have
+# NumPy, pytest and hypothesis; GLUON_GC_LIBRARY is a library that was built with GLUON_GC_WITH_CUDA.
+set -e
+cd "$(dirname "$0")/../.."
+tests="${PYTHON:-python3} -m pytest -q --gpu tests/cuda/test_device.py"
+echo "== Comparing the GPU's bytes with the CPU's"
+$tests
+if command -v compute-sanitizer > /dev/null; then
+  for tool in memcheck racecheck synccheck; do
+    echo "== The same under compute-sanitizer's $tool"
+    compute-sanitizer --tool "$tool" --error-exitcode 1 $tests -k of_the_cpu
+  done
+else
+  echo "== compute-sanitizer is not here: nothing ran under it"
+fi

@@ -1,0 +1,68 @@
+"""The factor that clips arrays on the GPU has the bits of the one that MXNet's operator makes on the CPU."""
+
+import ctypes
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluon_gc.kernels.library import Clipping, Values, check, library
+from gluon_gc.mxnet import operators
+from tests.core import arrays
+
+STREAM, SCALE = 9, 1 / 3
+SIZES = (0, 1, 31, 1000, 1024, 1025, 5, 70001, 2**20 + 4321)
+
+
+def values_of(dtype, sizes, seed=0):
+    """Arrays with all magnitudes whose squares are finite."""
+    random = np.random.default_rng(seed)
+    most = 4 if dtype == "float16" else 18
+    return [
+        (random.standard_normal(n) * 10.0 ** random.integers(-most, most, n)).astype(dtype)
+        for n in sizes
+    ]
+
+
+def clip(values, max_norm):
+    """The factor that the GPU makes, and how many launches and fills it takes."""
+    guarded = arrays.Guarded()
+    copies = [guarded.copy(x) for x in values]
+    told = [Values(x.ctypes.data, x.size, x.itemsize) for x in copies]
+    told = (Values * len(told))(*told), len(told)
+    size = library.gluon_gc_clip_workspace(*told)
+    workspace = arrays.Guarded(-size % 64 // 8).empty(size // 8, np.float64)
+    factor = guarded.empty(1, np.float64)
+    how = Clipping(SCALE, max_norm, factor.ctypes.data, workspace.ctypes.data, STREAM)
+    check(library.gluon_gc_clip(*told, ctypes.byref(how)))
+    guarded.check()
+    return factor[0]
+
+
+def expected(values, max_norm):
+    given = [mx.nd.array(x, dtype=x.dtype) for x in values if x.size]
+    return operators.clip_factor(given, SCALE, max_norm).asnumpy()[0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_factor_is_that_of_the_cpu(gpu, dtype):
+    values = values_of(dtype, SIZES)
+    for seed, max_norm in enumerate((1e-3, 1.0, 12345.0, 1e300)):
+        gpu.emulator_seed(seed)
+        assert clip(values, max_norm) == expected(values, max_norm)
+
+
+def test_many_arrays_of_several_dtypes_take_few_launches(gpu):
+    values = [x for dtype in ("float32", "float64") for x in values_of(dtype, [10] * 100, 1)]
+    gpu.emulator_queued(ctypes.c_void_p(STREAM))
+    assert clip(values, 1.0) == expected(values, 1.0) != 1
+    assert gpu.emulator_queued(ctypes.c_void_p(STREAM)) <= 5
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_makes_a_factor_that_tells(gpu, value):
+    values = values_of("float32", (1000, 5000))
+    values[1][4321] = value
+    ours, theirs = clip(values, 1.0), expected(values, 1.0)
+    assert np.isnan(ours) == np.isnan(theirs) == np.isnan(value)
+    assert np.isnan(ours) or ours == theirs == 0

@@ -1,0 +1,165 @@
+"""The way of gradients that stay on their GPUs, with devices of the CPU in the place of GPUs.
+
+tests/cu112 has MXNet for CUDA, and the kernels.
+"""
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluon_gc import kernels, plan
+from gluon_gc.compression import parse
+from gluon_gc.log import logger
+from gluon_gc.mxnet import carried
+from gluon_gc.mxnet.codec import MessageCodec
+from gluon_gc.mxnet.gradient import Gradient, sums_of
+from gluon_gc.mxnet.kvstore.local import GluonGCLocal
+from gluon_gc.mxnet.operators import clip_factor
+from gluon_gc.plan import Slice, Tensor
+from tests.compressors import COMPRESSORS
+
+DEVICES = (mx.cpu(1), mx.cpu(2))
+SIZES = {"a": 1000, "b": 70, "c": 9000, "d": 1}
+each = pytest.mark.parametrize("name", [*COMPRESSORS, "none", "fp16"])
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Have several messages, of parts of tensors and of several of them."""
+    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")
+    monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "0")
+    monkeypatch.setattr(plan, "SMALL_BYTES", 300)
+
+
+@pytest.fixture
+def devices(cut, monkeypatch):
+    """Take them for GPUs."""
+    gpus = property(lambda gradient: gradient.contexts)
+    monkeypatch.setattr(Gradient, "gpus", gpus)
+    monkeypatch.setattr(MessageCodec, "runs_on_gpu", True)
+    monkeypatch.setattr(kernels, "runs_on_gpu", lambda name: True)
+    monkeypatch.setattr(mx, "cpu_pinned", mx.cpu)
+
+
+PLAIN = {"none": {}, "fp16": {"fp16": True}}
+
+
+def store_of(name, dtype):
+    fed = {"ef": "vanilla", "momentum": "nesterov"}
+    params = parse(PLAIN[name] if name in PLAIN else {**COMPRESSORS[name], **fed}, 0.9)
+    store = GluonGCLocal()
+    store.declare(Tensor(t, n, dtype, params, i) for i, (t, n) in enumerate(SIZES.items()))
+    return store
+
+
+def train(store, contexts, dtype, missing=(), out_of_place=False, max_norm=None):
+    """The averages of some steps, by step, tensor and context, and what is carried over."""
+    results = {}
+    for step in range(4):
+        random = np.random.default_rng(step)
+        store.gradient_scale, store.learning_rate_ratio = 1 / 3, 0.5 if step == 2 else 1.0
+        values, outs = {}, {}
+        for t, n in SIZES.items():
+            made = random.standard_normal((len(contexts), n)).astype(dtype)
+            if t not in missing or step != 1:
+                values[t] = [mx.nd.array(x, c, dtype) for x, c in zip(made, contexts)]
+                outs[t] = [x.copy() for x in values[t]] if out_of_place else values[t]
+        before = {t: [x.asnumpy() for x in arrays] for t, arrays in values.items()}
+        if max_norm is None:
+            store.pushpull(list(values), list(values.values()), list(outs.values()))
+        else:
+            gradients = {t: store.gradient(t, values[t], outs[t]) for t in values}
+            factor = clip_factor(sums_of(list(gradients.values())), 1.0, max_norm)
+            assert factor.asscalar() < 1
+            store.exchange(gradients, factor=factor)
+        for t, arrays in outs.items():
+            results.update({f"{step}/{t}/{i}": x.asnumpy() for i, x in enumerate(arrays)})
+            if out_of_place:
+                assert all(np.array_equal(x.asnumpy(), y) for x, y in zip(values[t], before[t]))
+    results.update(carried.state(store, SIZES.keys()))
+    (channel, *_) = store.channels
+    done = channel.done()
+    results["done"] = [done["calls"], done["sent_bytes"], done["received_bytes"]]
+    return results
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert np.array_equal(a[key], b[key]), key
+
+
+@each
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_results_and_states_are_those_of_the_cpu(devices, name, dtype, count):
+    expected = train(store_of(name, dtype), [mx.cpu()], dtype) if count == 1 else None
+    store = store_of(name, dtype)
+    made = train(store, DEVICES[:count], dtype)
+    assert {channel.gpu for channel in store.channels} == set(DEVICES[:count])
+    if expected:
+        assert_same(made, expected)
+    else:
+        for key in made:
+            if key.endswith("/1"):
+                assert np.array_equal(made[key], made[f"{key[:-1]}0"])
+
+
+@pytest.fixture
+def ordinary(cut):
+    """What comes of it where nothing is taken for a GPU."""
+    return [train(store_of("onebit", "float32"), DEVICES, "float32", **how) for how in WAYS]
+
+
+WAYS = ({}, {"missing": ("b", "d")}, {"out_of_place": True}, {"max_norm": 2.0})
+
+
+def test_copies_of_two_devices_are_summed_and_spread_as_on_the_cpu(ordinary, devices):
+    for how, expected in zip(WAYS, ordinary):
+        assert_same(train(store_of("onebit", "float32"), DEVICES, "float32", **how), expected)
+
+
+def test_a_gradient_on_one_device_is_clipped_there(cut, devices):
+    made = [
+        train(store_of("onebit", "float32"), [context], "float32", max_norm=2.0)
+        for context in (mx.cpu(), DEVICES[0])
+    ]
+    assert_same(*made)
+
+
+def test_states_move_with_the_gradients(devices):
+    made = []
+    for moves in (True, False):
+        store = store_of("onebit", "float32")
+        for step, device in enumerate((*DEVICES, mx.cpu(), DEVICES[0])):
+            value = mx.nd.array(np.arange(SIZES["a"]), device if moves else mx.cpu())
+            store.pushpull("a", value * (step + 1))
+        made.append(carried.state(store, ["a"]))
+    assert_same(*made)
+
+
+def test_a_slice_is_spread_to_targets_elsewhere_and_leaves_the_rest_alone():
+    arrays = [mx.nd.array(np.arange(10), context) for context in DEVICES]
+    gradient = Gradient(arrays, arrays)
+    piece = Slice("a", 3, 7)
+    total, begin = gradient.sum_on(DEVICES[0], piece)
+    assert total[begin : begin + 4].asnumpy().tolist() == [6, 8, 10, 12]
+    room, begin = gradient.room_on(DEVICES[1], piece)
+    assert room is arrays[1] and begin == 3
+    room[3:7] = mx.nd.array([1, 1, 1, 1], DEVICES[1])
+    gradient.spread(room, begin, piece)
+    gradient.finish()
+    for array in arrays:
+        assert array.asnumpy().tolist() == [0, 1, 2, 1, 1, 1, 1, 7, 8, 9]
+
+
+def test_a_library_without_kernels_for_the_gpu_says_so_once(caplog, monkeypatch):
+    monkeypatch.setattr(kernels.library, "gluon_gc_cuda_ready", lambda name: b"no GPU here")
+    kernels.runs_on_gpu.cache_clear()
+    said = []
+    monkeypatch.setattr(logger, "warning", lambda text, *args: said.append(text % args))
+    try:
+        assert not kernels.runs_on_gpu("onebit") and not kernels.runs_on_gpu("onebit")
+    finally:
+        kernels.runs_on_gpu.cache_clear()
+    assert said == ["gradients on a GPU are copied to the CPU to be compressed: no GPU here"]
