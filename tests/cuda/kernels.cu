@@ -42,6 +42,11 @@ GLUON_GC_KERNEL operations(uint32* out) {
   out[block_threads + threadIdx.x] = __shfl_sync(all_lanes, 10 * me, 7);
   const double sent = __shfl_xor_sync(all_lanes, 0.5 + threadIdx.x, 5);
   out[2 * block_threads + threadIdx.x] = static_cast<uint32>(2 * sent);
+  out[3 * block_threads + threadIdx.x] = __shfl_up_sync(all_lanes, uint64{threadIdx.x}, 4);
+  out[4 * block_threads + threadIdx.x] = 100 * __popc(0xf0f0) + __ffs(me << 2);
+  out[5 * block_threads + threadIdx.x] = me;
+  __syncwarp();
+  out[6 * block_threads + threadIdx.x] = out[5 * block_threads + (threadIdx.x ^ 31)];
 }
 
 GLUON_GC_KERNEL order(uint32* out) {

@@ -20,16 +20,16 @@ EM_CUDA = 190
 MOST_REGISTERS = 64  # four blocks of 256 threads on each multiprocessor
 NVCC_CAPABILITIES = (75, 90)  # which every nvcc from 11.8 to 13 knows
 
-_took = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
-                   r".*?Used (\d+) registers", re.S)  # fmt: skip
+_took = re.compile(r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                   r"(\d+) bytes spill loads.*?Used (\d+) registers", re.S)  # fmt: skip
 
 
 def check_log(log, source):
-    """What the assembler says: each kernel, no spills, few registers."""
+    """What the assembler says: each kernel, no spills, no copy of its parameters, few registers."""
     took = {name: [int(number) for number in rest] for name, *rest in _took.findall(log)}
     assert took.keys() == set(emulator.kernels_of(source))
-    for name, (stores, loads, registers) in took.items():
-        assert stores == loads == 0, f"{name} spills"
+    for name, (stack, stores, loads, registers) in took.items():
+        assert stack == stores == loads == 0, f"{name} spills"
         assert registers <= MOST_REGISTERS, f"{name} takes {registers} registers"
 
 

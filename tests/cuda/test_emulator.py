@@ -51,12 +51,17 @@ def test_what_a_gpu_does_not_allow_is_an_error(run, name, error):
 
 
 def test_a_warp_votes_and_exchanges_values(run):
-    out = np.zeros((3, THREADS), np.uint32)
+    out = np.zeros((7, THREADS), np.uint32)
     assert run("operations", out) is None
     thread = np.arange(THREADS)
     assert (out[0] == 0b01001001001001001001001001001001).all()
     assert (out[1] == 70).all()
     assert np.array_equal(out[2], 2 * (thread ^ 5) + 1)
+    lane = thread % 32
+    assert np.array_equal(out[3], np.where(lane < 4, thread, thread - 4))
+    lowest = np.array([0, *[(i & -i).bit_length() + 2 for i in range(1, 32)]])
+    assert np.array_equal(out[4], 800 + lowest[lane])
+    assert np.array_equal(out[6], 31 - lane)
 
 
 def test_threads_run_in_any_order_and_blocks_in_between_each_other(run):
