@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .. import kernels
 from ..plan import Chunk, Tensor
 from . import operators
 from .codec import MessageCodec, Part
 from .gradient import Gradients
 from .operators import Places
 from .rows_codec import RowsCodec
+from .values import Values, fused
 
 Start = Tuple[int, int]
 
@@ -90,32 +89,23 @@ class Channel(Metered):
         self.tensors = numbers.keys()
         self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self.codec: Union[None, MessageCodec, RowsCodec] = None
-        refused = [tensors[piece.tensor].refused for piece in self.slices]
         if self.params is None:
-            meter = operators.new_meter()
-            self._sizes = dict(sizes=operators.listed(piece.size for piece in self.slices))
-            checked = [tensors[piece.tensor].checked for piece in self.slices]
-            listed = operators.listed(map(int, checked))
-            self._values = dict(self._sizes, checked=listed, metered=1)
-            self._refused = operators.refusing(refused)
-            self._floating = all(tensors[piece.tensor].floating for piece in self.slices)
-            begins = (0, *itertools.accumulate(piece.size for piece in self.slices))
-            self._side_by_side = tuple((0, begin) for begin in begins[:-1])
+            self._coder = Values(self.dtype, self.slices, tensors)
         else:
             self.paths = [
                 f"{tensors[piece.tensor].index}/{piece.begin}-{piece.end}" for piece in self.slices
             ]
+            refused = [tensors[piece.tensor].refused for piece in self.slices]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
             if first.rows:
                 self.codec = RowsCodec(self.params, first.rows, *parts)
             else:
                 self.codec = MessageCodec(self.params, self.dtype, parts)
-            meter = self.codec.meter
+            self._coder = self.codec
         self.gpu: Optional[mx.Context] = None
-        self._host: Optional[NDArray] = None
-        self._told = operators.Told(dtype=self.dtype)
+        self._told = operators.Told(dtype=self.dtype)  # of values that are copied
         self._absent: Dict[str, NDArray] = {}
-        super().__init__(meter)
+        super().__init__(self._coder.meter)
 
     @property
     def framed(self) -> bool:
@@ -125,15 +115,12 @@ class Channel(Metered):
     @property
     def runs_on_gpu(self) -> bool:
         """Whether gradients can be made into messages on the GPU that they are on."""
-        if self.codec is None:
-            return self._floating and kernels.runs_on_gpu("convert")
-        return isinstance(self.codec, MessageCodec) and self.codec.runs_on_gpu
+        return self._coder.runs_on_gpu
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
         """Have gradients on a GPU from now on, if it `runs_on_gpu`, or on the CPU."""
         if gpu != self.gpu:
-            if self.codec is not None:
-                self.codec.move_to(gpu)
+            self._coder.move_to(gpu)
             self.gpu = gpu
 
     def encode(
@@ -158,15 +145,7 @@ class Channel(Metered):
             arrays, places = _together(self._on_gpu(gradients, "sum_on"))
         else:
             arrays, places = self._arrays(gradients, "own")
-        if self.codec is None and self.gpu is not None:
-            on_gpu = self._fused(arrays, places, self._sizes, scale, None, factor)
-            host = self._pinned(on_gpu.dtype)
-            on_gpu.copyto(host)
-            sizes = dict(sizes=operators.listed([self.size]))
-            return self._fused([host], ((0, 0),), sizes, 1.0, out, None, step)
-        if self.codec is None:
-            return self._fused(arrays, places, self._sizes, scale, out, factor, step)
-        return self.codec.compress(arrays, places, scale, ratio, framing, out, factor, step)
+        return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
     def copied(
         self, gradients: Gradients, to: Sequence[NDArray], factor: Optional[NDArray]
@@ -175,26 +154,9 @@ class Channel(Metered):
         arrays, places = self._arrays(gradients, "own")
         sizes = [dict(sizes=operators.listed([array.size])) for array in to]
         return [
-            self._fused(arrays, (place,), size, 1.0, array, factor)
+            fused(self._told, arrays, (place,), size, 1.0, array, factor)
             for place, size, array in zip(places, sizes, to)
         ]
-
-    def _fused(
-        self,
-        arrays: Sequence[NDArray],
-        places: Places,
-        sizes: Mapping[str, str],
-        scale: float,
-        out: Optional[NDArray],
-        factor: Optional[NDArray],
-        step: Optional[int] = None,
-    ) -> NDArray:
-        """The slices side by side, times scale and factor; the meter has it if it is of a step."""
-        meters = () if step is None else (self._meter,)
-        factors = () if factor is None else (factor.as_in_context(arrays[0].context),)
-        how = dict(sizes, metered=len(meters), clipped=len(factors))
-        told = self._told("fuse", how, len(arrays), places, scale=float(scale), step=step)
-        return operators.call("fuse", (*meters, *arrays, *factors), out, **told)
 
     def deliver(
         self,
@@ -204,47 +166,15 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Write what came back to the gradients."""
-        if self.gpu is not None:
-            rooms = self._on_gpu(gradients, "room_on")
-            arrays, places = _together(rooms)
-            if self.codec is not None:
-                self.codec.decompress(received, arrays, places, count, framing)
-            else:
-                self._defuse_on_gpu(received, arrays, places)
-            for piece, (array, begin) in zip(self.slices, rooms):
-                if piece.tensor in gradients:
-                    gradients[piece.tensor].spread(array, begin, piece)
+        if self.gpu is None:
+            arrays, places = self._arrays(gradients, "result")
+            self._coder.decompress(received, arrays, places, count, framing)
             return
-        arrays, places = self._arrays(gradients, "result")
-        if self.codec is not None:
-            self.codec.decompress(received, arrays, places, count, framing)
-            return
-        self._defuse(received, arrays, places)
-
-    def _defuse(
-        self, received: Sequence[NDArray], arrays: Sequence[NDArray], places: Places
-    ) -> None:
-        """Write values to the slices; the meter has them."""
-        told = self._told("defuse", self._values, len(arrays), places)
-        operators.call("defuse", (*received, *arrays), self._meter, **told, **self._refused)
-
-    def _defuse_on_gpu(
-        self, received: Sequence[NDArray], arrays: Sequence[NDArray], places: Places
-    ) -> None:
-        """Write values to slices on the GPU; the meter has them when they are still on the CPU."""
-        (values,) = received
-        host = self._pinned(values.dtype)
-        self._defuse(received, [host], self._side_by_side)
-        nothing = operators.listed([0] * len(self.slices))
-        how = dict(self._sizes, checked=nothing, metered=0)
-        told = self._told("defuse", how, len(arrays), places)
-        operators.call("defuse", (host.as_in_context(self.gpu), *arrays), **told)
-
-    def _pinned(self, dtype: Any) -> NDArray:
-        """Memory for values that a GPU copies to and from by itself."""
-        if self._host is None:
-            self._host = mx.nd.empty(self.size, mx.cpu_pinned(), dtype)
-        return self._host
+        rooms = self._on_gpu(gradients, "room_on")
+        self._coder.decompress(received, *_together(rooms), count, framing)
+        for piece, (array, begin) in zip(self.slices, rooms):
+            if piece.tensor in gradients:
+                gradients[piece.tensor].spread(array, begin, piece)
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
         """The arrays that the slices are of, and for each which one and where it begins."""

@@ -52,6 +52,8 @@ class RowsCodec:
         All of its elements.
     """
 
+    runs_on_gpu = False
+
     def __init__(self, params: CompressionParams, rows: int, part: Part) -> None:
         whole = params.codec(part.size, "float32")
         shape = rows, part.size // rows

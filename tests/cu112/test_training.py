@@ -28,6 +28,8 @@ def ways(name, contexts):
         if dtype == "float16" and len(contexts) > 1:
             continue  # MXNet's sum of those does not run here
         params = {**COMPRESSORS[name], "ef": ef, "momentum": momentum}
+        if params["compressor"] == "dithering" and contexts[0][0] == "cpu":
+            params["fixed_width"] = True  # as on a GPU by itself
         made.append(
             {
                 "shapes": SHAPES,
@@ -58,6 +60,19 @@ def assert_equal(gpu, cpu):
 def test_local_training(name, cpu, gpu):
     expected = run_local("several_averages", ways(name, cpu))
     assert_equal([run_local("several_averages", ways(name, gpu))], [expected])
+
+
+@pytest.mark.parametrize("cpu, gpu", [(CPU, GPU), (TWO_CPUS, TWO_GPUS)], ids=["one", "two"])
+def test_dgc(cpu, gpu):
+    """Its momentum and clipping are its own."""
+
+    def ways_of(contexts):
+        params = {"compressor": "dgc", "k": 0.02, "gradient_clipping": 3.0}
+        one = {"shapes": SHAPES, "steps": 4, "compression_params": params, "momentum": 0.9}
+        return [{**one, "contexts": contexts, "dtype": dtype} for dtype in ("float32", "float64")]
+
+    expected = run("several_averages", ways_of(cpu))
+    assert_equal(run("several_averages", ways_of(gpu)), expected)
 
 
 @each_compressor

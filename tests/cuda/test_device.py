@@ -25,8 +25,14 @@ def test_the_bytes_are_those_of_the_cpu(make, on_gpu, name):
         for turn in range(4):
             equal.check_all(name, turn, make)
     else:  # a part, since other tests do it all
-        given = {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9}
-        equal.check(name, given, 3000, np.float32, 1, make)
+        equal.check(
+            name,
+            {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9},
+            3000,
+            np.float32,
+            1,
+            make,
+        )
 
 
 @each_compressor

@@ -1,0 +1,124 @@
+"""What travels uncompressed: the slices of a message side by side."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Mapping, Optional, Sequence
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from .. import kernels
+from ..plan import Slice, Tensor
+from . import operators
+from .operators import Places
+
+
+def fused(
+    told: operators.Told,
+    gradients: Sequence[NDArray],
+    places: Places,
+    sizes: Mapping[str, str],
+    scale: float,
+    out: Optional[NDArray],
+    factor: Optional[NDArray],
+    meter: Optional[NDArray] = None,
+    step: Optional[int] = None,
+) -> NDArray:
+    """Slices side by side, times scale and factor, rounded once; a meter has it as of a step."""
+    meters = () if meter is None else (meter,)
+    factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
+    how = dict(sizes, metered=len(meters), clipped=len(factors))
+    message = told("fuse", how, len(gradients), places, scale=float(scale), step=step)
+    return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
+
+
+class Values:
+    """Makes one array of slices of gradients and back; it is used as a `MessageCodec` is.
+
+    Everything is queued on MXNet's engine, and returns at once.
+
+    Parameters
+    ----------
+    dtype : str
+        Of the array.
+    slices : sequence of Slice
+    tensors : mapping
+        The tensors by name.
+    """
+
+    def __init__(self, dtype: str, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> None:
+        self._dtype, sizes = dtype, [piece.size for piece in slices]
+        whose = [tensors[piece.tensor] for piece in slices]
+        self._floating = all(tensor.floating for tensor in whose)
+        self._sizes = dict(sizes=operators.listed(sizes))
+        checked = operators.listed(int(tensor.checked) for tensor in whose)
+        self._metered = dict(self._sizes, checked=checked, metered=1)
+        self._unchecked = dict(self._sizes, checked=operators.listed([0] * len(sizes)), metered=0)
+        self._refused = operators.refusing([tensor.refused for tensor in whose])
+        self._size = sum(sizes)
+        self._whole = dict(sizes=operators.listed([self._size]))
+        begins = (0, *itertools.accumulate(sizes[:-1]))
+        self._side_by_side = tuple((0, begin) for begin in begins)
+        self.meter = operators.new_meter()
+        self._gpu: Optional[mx.Context] = None
+        self._pinned: Optional[NDArray] = None
+        self._told = operators.Told(dtype=dtype)
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        """Whether `move_to` a GPU is possible; if kernels are not there, the log says why, once."""
+        return self._floating and kernels.runs_on_gpu("convert")
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Have gradients on a GPU from now on, or on the CPU."""
+        self._gpu = gpu
+
+    def compress(
+        self,
+        gradients: Sequence[NDArray],
+        places: Places,
+        scale: float,
+        ratio: float,
+        framing: Optional[Mapping[str, Any]],
+        out: Optional[NDArray],
+        factor: Optional[NDArray],
+        step: int,
+    ) -> NDArray:
+        """The slices times scale and factor; neither ratio nor framing concerns them."""
+        metered = dict(meter=self.meter, step=step)
+        if self._gpu is None:
+            return fused(self._told, gradients, places, self._sizes, scale, out, factor, **metered)
+        there = fused(self._told, gradients, places, self._sizes, scale, None, factor)
+        there.copyto(self._host())
+        return fused(self._told, [self._host()], ((0, 0),), self._whole, 1.0, out, None, **metered)
+
+    def decompress(
+        self,
+        messages: Sequence[NDArray],
+        gradients: Sequence[NDArray],
+        places: Places,
+        count: int = 1,
+        framing: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Write the one array that came back to the slices."""
+        if self._gpu is None:
+            self._defuse(messages, gradients, places)
+            return
+        self._defuse(messages, [self._host()], self._side_by_side)
+        there = self._host().as_in_context(self._gpu)
+        told = self._told("defuse", self._unchecked, len(gradients), places)
+        operators.call("defuse", (there, *gradients), **told)
+
+    def _defuse(
+        self, values: Sequence[NDArray], gradients: Sequence[NDArray], places: Places
+    ) -> None:
+        """Write values to the slices on the CPU; the meter has them."""
+        told = self._told("defuse", self._metered, len(gradients), places)
+        operators.call("defuse", (*values, *gradients), self.meter, **told, **self._refused)
+
+    def _host(self) -> NDArray:
+        """Memory for the values that a GPU copies to and from by itself."""
+        if self._pinned is None:
+            self._pinned = mx.nd.empty(self._size, mx.cpu_pinned(), self._dtype)
+        return self._pinned
