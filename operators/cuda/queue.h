@@ -37,6 +37,7 @@ class Queue {
   // as the device runs at a time, or fewer if the first call of the batch, which has the most elements, has fewer tiles.
   template <typename T, typename Call, typename... Alike>
   void launch(const std::string& name, const Calls<Call>& calls, const Alike&... alike) const {
+    static_assert(sizeof(Batch<Call>) + (0 + ... + sizeof(Alike)) <= 4096, "a kernel has no room for the parameters");
     for (auto from = calls.begin(); from != calls.end();) {
       Batch<Call> batch;
       const std::size_t count = std::min<std::size_t>(calls.end() - from, Batch<Call>::most);

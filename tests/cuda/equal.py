@@ -131,7 +131,9 @@ def check(
     workspace.check()
 
 
-def check_distribution(name: str, distribution: str, given: Mapping[str, Any]) -> None:
+def check_distribution(
+    name: str, distribution: str, given: Mapping[str, Any], make: MakeCodec = emulated
+) -> None:
     """The same for values that mislead a sample, with options beside those of SAMPLED."""
 
     def values_of(n: int, dtype: Any, seed: int) -> np.ndarray:
@@ -150,7 +152,7 @@ def check_all(name: str, turn: int = 0, make: MakeCodec = emulated) -> None:
     """Compare codecs of all options and sizes, of a dtype each, in the next turn the other one."""
     if name in SAMPLED:
         for distribution in ("all equal", "few values", "large ones just in the sample"):
-            check_distribution(name, distribution, {})
+            check_distribution(name, distribution, {}, make)
     cases = itertools.product(enumerate(options(name)), enumerate(sizes(name)))
     for seed, ((i, given), (j, n)) in enumerate(cases):
         dtype = (np.float32, np.float64)[(i + j + turn) % 2]

@@ -32,7 +32,6 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
   const bool feedback = call.memory[0] != nullptr;
   const LazyResidual<T> residual{feedback ? *call.memory[1] : T{0}};
   const T ratio = ratio_of(call);
-  double* const sums = static_cast<double*>(call.workspace);
 
   for_each_tile(call.n, [&](Size t) {
     double magnitudes = 0;
@@ -45,7 +44,7 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
       for (int r = 0; r < rows_ahead<T>; ++r) {
         T p = correct(call, ratio, loaded, column, r, residual);
         if (!column.has(r)) p = 0;
-        if (feedback && column.has(r)) call.memory[0][column[r]] = p;
+        if (call.memory[0] != nullptr && column.has(r)) call.memory[0][column[r]] = p;
         magnitudes += fabs(static_cast<double>(p));
         const uint32 word = __ballot_sync(all_lanes, p < 0);
         if (lane() == row + r) signs = word;
@@ -54,11 +53,11 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
     const Size word = t * rows + lane();
     if (word < word_count(call.n)) write(call.payload, word, signs);
     magnitudes = butterfly(magnitudes);
-    if (lane() == 0) sums[t] = magnitudes;
+    if (lane() == 0) static_cast<double*>(call.workspace)[t] = magnitudes;
   });
 
   if (!last_block(call.ticket)) return;
-  const double sum = sum_tiles(sums, tiles_of(call.n));
+  const double sum = sum_tiles(static_cast<double*>(call.workspace), tiles_of(call.n));
   const bool finite = sum - sum == 0;
   const T mean = call.n == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(call.n));
   const T scale = scaling ? mean : T{1};
