@@ -143,7 +143,7 @@ def check_distribution(
     given = {**options_of(name)[0], **SAMPLED[name], **given}
     dtype = (np.float32, np.float64)[len(distribution) % 2]
     try:
-        check(name, given, N_SAMPLED, dtype, len(distribution), values_of=values_of)
+        check(name, given, N_SAMPLED, dtype, len(distribution), make, values_of)
     except (AssertionError, ValueError) as error:
         raise AssertionError(f"{name} {given}, {distribution} of {dtype}: {error}") from error
 
