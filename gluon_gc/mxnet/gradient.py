@@ -110,10 +110,11 @@ class Gradient:
     @property
     def gpus(self) -> Tuple[mx.Context, ...]:
         """Those that have a copy; none if anything of it is elsewhere, or in rows."""
-        arrays = (*self._arrays, *self._targets)
-        dense = all(array.stype == "default" for array in arrays)
-        fit = dense and all(array.context.device_type == "gpu" for array in arrays)
-        return self.contexts if fit else ()
+        if any(context.device_type != "gpu" for context in self.contexts):
+            return ()
+        dense = all(array.stype == "default" for array in (*self._arrays, *self._targets))
+        back = all(target.context.device_type == "gpu" for target in self._targets)
+        return self.contexts if dense and back else ()
 
     def sum_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
         """An array on a GPU that has the sum of a slice, and where in it that begins."""

@@ -62,20 +62,13 @@ const char* kernels_on_gpu(const char* name) {
   return on_gpu(name).name;
 }
 
-// Such as "onebit of float32 with scaling=True ef=vanilla".
-std::string kind_of(const char* name, std::string options, gluon_gc_dtype dtype, int isa) {
-  std::replace(options.begin(), options.end(), '\n', ' ');
-  return std::string(name) + (dtype == gluon_gc_float32 ? " of float32" : " of float64") +
-         (isa == gluon_gc_cuda ? " on the GPU" : "") + (options.empty() ? "" : " with ") +
-         options.substr(0, options.find_last_not_of(' ') + 1);
-}
-
 }  // namespace
 
 struct gluon_gc_codec : Plan {
   gluon_gc_codec(const char* name, const char* options, std::size_t n, gluon_gc_dtype dtype, int isa)
       : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], Options(options), n, dtype) {
-    kind = kind_of(name, options, dtype, isa);
+    this->name = registered(name).name;
+    this->options = options;
     if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(options), *this);
   }
 
@@ -84,6 +77,20 @@ struct gluon_gc_codec : Plan {
     compressor.make(self, options, n);
     with_dtype([&](auto zero) { needs = of<decltype(zero)>().needs(self); });
     if (!feedback) needs.memory[0] = needs.memory[1] = 0;
+  }
+
+  // Whether another differs in n alone.
+  bool is_like(const gluon_gc_codec& other) const {
+    return &compressor == &other.compressor && itemsize == other.itemsize && !gpu == !other.gpu &&
+           options == other.options;
+  }
+
+  // Such as "onebit of float32 with scaling=True ef=vanilla".
+  std::string called() const {
+    std::string with = options;
+    std::replace(with.begin(), with.end(), '\n', ' ');
+    return std::string(name) + (itemsize == sizeof(float) ? " of float32" : " of float64") +
+           (gpu ? " on the GPU" : "") + (with.empty() ? "" : " with ") + with.substr(0, with.find_last_not_of(' ') + 1);
   }
 
   template <typename Body>
@@ -170,7 +177,8 @@ struct gluon_gc_codec : Plan {
   }
 
   const Compressor& compressor;
-  std::string kind;                        // all but n
+  const char* name;
+  std::string options;
   std::unique_ptr<const cuda::Codec> gpu;  // null: it runs on the CPU
   alignas(16) unsigned char self[max_compressor_bytes] = {};
 };
@@ -196,9 +204,9 @@ void run(const gluon_gc_call* calls, std::size_t count, void (*on_gpu)(const cud
   cuda::Jobs jobs;
   for (std::size_t i = 0; i < count; ++i) {
     const gluon_gc_codec &codec = *calls[i].codec, &first = *calls[0].codec;
-    if (codec.kind != first.kind) {
+    if (!codec.is_like(first)) {
       refuse("calls that are made together must have codecs that differ in n alone: %zu is %s, 0 is %s", i,
-             codec.kind.c_str(), first.kind.c_str());
+             codec.called().c_str(), first.called().c_str());
     }
     if (codec.gpu) {
       jobs.push_back({*codec.gpu, calls[i]});

@@ -1,7 +1,7 @@
 // Clipping by the norm of many arrays: what gluon_gc_clip of core/abi.h says.
 //
-// The first kernel reads every array, one pass, and makes the sum of the squares of each in the tree of core/sums.h; the
-// second one, a thread, adds these up in their order, as operators/mxnet/clip.cpp does on the CPU.
+// The first kernel reads every array, one pass, and makes the sum of the squares of each in the tree of core/sums.h;
+// the second one, a thread, adds these up in their order, as operators/mxnet/clip.cpp does on the CPU.
 #include "cuda/half.cuh"
 #include "cuda/sums.cuh"
 

@@ -84,7 +84,8 @@ Decoding<T> decoding_of(const Job& job, T* out, bool add, Status* status) {
 template <typename T>
 Keeping<T> keeping_of(const Job& job) {
   const gluon_gc_call& call = job.call;
-  return {job.codec.plan.n, {static_cast<T*>(call.memory[0]), static_cast<T*>(call.memory[1])}, static_cast<T*>(call.values)};
+  T* const first = static_cast<T*>(call.memory[0]);
+  return {job.codec.plan.n, {first, static_cast<T*>(call.memory[1])}, static_cast<T*>(call.values)};
 }
 
 // make(job) of each, with its launcher.

@@ -34,7 +34,7 @@ class Queue {
 
   // Queues kernel NAME_float32 or NAME_float64, or with void NAME, whose parameters are a Batch<Call> and what is alike
   // for all calls, of just these types: once for as many calls as a batch takes. For each call there are as many blocks
-  // as the device runs at a time, or fewer if the first call of the batch, which has the most elements, has fewer tiles.
+  // as the device runs at a time, or fewer if the first call of the batch, which is the largest, has fewer tiles.
   template <typename T, typename Call, typename... Alike>
   void launch(const std::string& name, const Calls<Call>& calls, const Alike&... alike) const {
     static_assert(sizeof(Batch<Call>) + (0 + ... + sizeof(Alike)) <= 4096, "a kernel has no room for the parameters");

@@ -2,8 +2,8 @@
 //
 // gluon_gc_clip(gradient, ...) -> factor, float64 (1,): by which to multiply `gradients` of any float dtype so
 //     that the l2 norm of `scale` times all of them is at most `max_norm`; 1 if it is. NaN where the norm is,
-//     and 0 where it is infinite, so that an infinity becomes a NaN. Gradients may be row_sparse. The sum is made in the fixed tree of
-//     sums.h for each gradient, then in their order.
+//     and 0 where it is infinite, so that an infinity becomes a NaN. Gradients may be row_sparse, but for those on a
+//     GPU. The sum is made in the fixed tree of sums.h for each gradient, then in their order.
 #include <algorithm>
 #include <cmath>
 

@@ -10,7 +10,11 @@ namespace gluon_gc {
 class Slices {
  public:
   Slices(const Attributes& a, const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t first)
-      : tensors_(a.list("tensors")), begins_(a.list("begins")), inputs_(inputs), first_(first), itemsize_(chunks.dtype) {
+      : tensors_(a.list("tensors")),
+        begins_(a.list("begins")),
+        inputs_(inputs),
+        first_(first),
+        itemsize_(chunks.dtype) {
     require(tensors_.size() == chunks.all.size() && begins_.size() == chunks.all.size(),
             "tensors and begins must have a number for each chunk");
     for (std::size_t i = 0; i < chunks.all.size(); ++i) {

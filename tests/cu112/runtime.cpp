@@ -21,7 +21,13 @@ namespace {
 
 using Stream = void*;
 enum Error { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101 };
-enum Attribute { max_threads_per_block = 1, warp_size = 10, multiprocessors = 16, capability_major = 75, capability_minor = 76 };
+enum Attribute {
+  max_threads_per_block = 1,
+  warp_size = 10,
+  multiprocessors = 16,
+  capability_major = 75,
+  capability_minor = 76
+};
 
 struct Dim3 {
   unsigned x, y, z;
