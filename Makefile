@@ -26,7 +26,7 @@ CU112_VENV := .venv-cu112
 CU112_PY := $(CU112_VENV)/bin/python
 CU112_REQUIREMENTS := requirements/build.txt requirements/run.txt requirements/test.txt
 BED := build/cu112
-BED_SOURCES := $(shell find operators tests/cuda tests/cu112 -name '*.h' -o -name '*.cpp' -o -name '*.cu*') \
+BED_SOURCES := $(shell find operators $(wildcard tests/cuda tests/cu112) -name '*.h' -o -name '*.cpp' -o -name '*.cu*') \
   operators/CMakeLists.txt tests/cuda/emulator.py tests/cu112/build.py
 
 HOROVOD := requirements/horovod.txt

@@ -83,12 +83,13 @@ def steps(arguments):
 def averages(arguments):
     """Averages of known gradients on some contexts after each step, and what is carried over.
 
-    arguments: shapes, steps, compression_params, contexts (each a device type and a number), and
-    optionally dtype, momentum, trainer (its further arguments). The contexts of a worker have
-    gradients of their own.
+    arguments: shapes, steps, compression_params, contexts (of each rank, or of the last of them on:
+    each a device type and a number), and optionally dtype, momentum, trainer (its further
+    arguments). The contexts of a worker have gradients of their own.
     """
     shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
-    contexts = [mx.Context(*context) for context in arguments["contexts"]]
+    of_ranks = arguments["contexts"]
+    contexts = [mx.Context(*context) for context in of_ranks[min(bps.rank(), len(of_ranks) - 1)]]
     params = []
     for i, shape in enumerate(shapes):
         params.append(mx.gluon.Parameter(f"p{i}", shape=tuple(shape), dtype=dtype))
