@@ -3,6 +3,7 @@
 // Bytes an element of float: as there. Two launches, since the least and the largest come first.
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"
+#include "cuda/decoding.cuh"
 #include "cuda/grid.cuh"
 #include "cuda/settle.cuh"
 
@@ -190,43 +191,22 @@ __device__ void quantise(const Encoding<T>& call) {
 
 template <typename T>
 __device__ void decompress(const Decoding<T>& call) {
-  for_each_tile(call.n, [&](Size t) {
-#pragma unroll 1
-    for (int row = 0; row < rows; row += rows_ahead<T>) {
-      const Column column(t, row, call.n);
-      T sum[rows_ahead<T>];
+  using Sum = T[rows_ahead<T>];
+  sum_payloads<rows_ahead<T>>(call, [](const uint8* payload, Size, int, const Column& column, Sum& sum) {
+    const Range<T> range = read_range<T>(payload);
+    const bool has_steps = range.has_steps();
+    const Steps<T> steps(range);
 #pragma unroll
-      for (int r = 0; r < rows_ahead<T>; ++r) {
-        sum[r] = call.add && column.has(r) ? call.out[column[r]] : call.count == 0 ? T{0} : T{-0.0};
-      }
-#pragma unroll 1
-      for (Size k = 0; k < call.count; ++k) {
-        const uint8* const payload = call.payloads + k * call.stride;
-        const Range<T> range = read_range<T>(payload);
-        const bool has_steps = range.has_steps();
-        const Steps<T> steps(range);
-#pragma unroll
-        for (int r = 0; r < rows_ahead<T>; ++r) {
-          if (!column.has(r)) continue;
-          sum[r] = sum[r] + (has_steps ? steps(payload[header_bytes<T> + column[r]]) : range.low);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < rows_ahead<T>; ++r) {
-        if (column.has(r)) call.out[column[r]] = sum[r];
-      }
+    for (int r = 0; r < rows_ahead<T>; ++r) {
+      if (!column.has(r)) continue;
+      sum[r] = sum[r] + (has_steps ? steps(payload[header_bytes<T> + column[r]]) : range.low);
     }
   });
-  if (call.status == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
-  Size bytes = call.bytes;
-  bool finite = true;
-  for (Size k = 0; k < call.count; ++k) {
-    const uint8* const payload = call.payloads + k * call.stride;
+  say_status(call, [&](const uint8* payload, Status& status) {
     const Range<T> range = read_range<T>(payload);
-    bytes -= unused<T>(call.n, read<uint32>(payload));
-    finite = finite && range.low - range.low == 0 && range.high - range.high == 0;
-  }
-  *call.status = {bytes, finite};
+    status.bytes -= unused<T>(call.n, read<uint32>(payload));
+    if (range.low - range.low != 0 || range.high - range.high != 0) status.finite = 0;
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "cuda/bytes.cuh"
 #include "cuda/compressors/dithering_levels.cuh"
 #include "cuda/correction.cuh"
+#include "cuda/decoding.cuh"
 #include "cuda/grid.cuh"
 #include "cuda/settle.cuh"
 #include "cuda/stream.cuh"
@@ -204,39 +205,20 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
 
 template <typename T>
 __device__ void decompress(const Decoding<T>& call, const DitheringConfig& config) {
-  for_each_tile(call.n, [&](Size t) {
-#pragma unroll 1
-    for (int row = 0; row < rows; row += few_ahead<T>) {
-      const Column column(t, row, call.n);
-      T sum[few_ahead<T>];
+  using Sum = T[few_ahead<T>];
+  sum_payloads<few_ahead<T>>(call, [&](const uint8* payload, Size, int, const Column& column, Sum& sum) {
+    const Levels<T> levels(read_norm<T>(payload), config);
 #pragma unroll
-      for (int r = 0; r < few_ahead<T>; ++r) {
-        sum[r] = call.add && column.has(r) ? call.out[column[r]] : call.count == 0 ? T{0} : T{-0.0};
-      }
-#pragma unroll 1
-      for (Size k = 0; k < call.count; ++k) {
-        const uint8* const payload = call.payloads + k * call.stride;
-        const Levels<T> levels(read_norm<T>(payload), config);
-#pragma unroll
-        for (int r = 0; r < few_ahead<T>; ++r) {
-          const uint32 value = column.has(r) ? read_value<T>(payload, column[r], config) : 0;
-          const T level = levels(value >> 1);
-          sum[r] = sum[r] + (value & 1 ? -level : level);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < few_ahead<T>; ++r) {
-        if (column.has(r)) call.out[column[r]] = sum[r];
-      }
+    for (int r = 0; r < few_ahead<T>; ++r) {
+      const uint32 value = column.has(r) ? read_value<T>(payload, column[r], config) : 0;
+      const T level = levels(value >> 1);
+      sum[r] = sum[r] + (value & 1 ? -level : level);
     }
   });
-  if (call.status == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
-  bool finite = true;
-  for (Size k = 0; k < call.count; ++k) {
-    const T norm = read_norm<T>(call.payloads + k * call.stride);
-    finite = finite && norm - norm == 0;
-  }
-  *call.status = {call.bytes, finite};
+  say_status(call, [](const uint8* payload, Status& status) {
+    const T norm = read_norm<T>(payload);
+    if (norm - norm != 0) status.finite = 0;
+  });
 }
 
 }  // namespace

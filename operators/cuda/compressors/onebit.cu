@@ -3,6 +3,7 @@
 // Bytes an element of float: as there. One launch each; a warp has 32 words of the payload at a time, one a lane.
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"
+#include "cuda/decoding.cuh"
 #include "cuda/grid.cuh"
 #include "cuda/settle.cuh"
 #include "cuda/sums.cuh"
@@ -70,39 +71,20 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
 
 template <typename T>
 __device__ void decompress(const Decoding<T>& call) {
-  for_each_tile(call.n, [&](Size t) {
+  using Sum = T[rows_ahead<T>];
+  sum_payloads<rows_ahead<T>>(call, [&](const uint8* payload, Size t, int row, const Column&, Sum& sum) {
     const Size word = t * rows + lane();
-#pragma unroll 1
-    for (int row = 0; row < rows; row += rows_ahead<T>) {
-      const Column column(t, row, call.n);
-      T sum[rows_ahead<T>];
+    const T scale = read_scale<T>(payload, call.n);
+    const uint32 signs = word < word_count(call.n) ? read<uint32>(payload, word) : 0;
 #pragma unroll
-      for (int r = 0; r < rows_ahead<T>; ++r) {
-        sum[r] = call.add && column.has(r) ? call.out[column[r]] : call.count == 0 ? T{0} : T{-0.0};
-      }
-#pragma unroll 1
-      for (Size k = 0; k < call.count; ++k) {
-        const uint8* const payload = call.payloads + k * call.stride;
-        const T scale = read_scale<T>(payload, call.n);
-        const uint32 signs = word < word_count(call.n) ? read<uint32>(payload, word) : 0;
-#pragma unroll
-        for (int r = 0; r < rows_ahead<T>; ++r) {
-          sum[r] = sum[r] + (__shfl_sync(all_lanes, signs, row + r) >> lane() & 1 ? -scale : scale);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < rows_ahead<T>; ++r) {
-        if (column.has(r)) call.out[column[r]] = sum[r];
-      }
+    for (int r = 0; r < rows_ahead<T>; ++r) {
+      sum[r] = sum[r] + (__shfl_sync(all_lanes, signs, row + r) >> lane() & 1 ? -scale : scale);
     }
   });
-  if (call.status == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;
-  bool finite = true;
-  for (Size k = 0; k < call.count; ++k) {
-    const T scale = read_scale<T>(call.payloads + k * call.stride, call.n);
-    finite = finite && scale - scale == 0;
-  }
-  *call.status = {call.bytes, finite};
+  say_status(call, [&](const uint8* payload, Status& status) {
+    const T scale = read_scale<T>(payload, call.n);
+    if (scale - scale != 0) status.finite = 0;
+  });
 }
 
 template <typename T>
