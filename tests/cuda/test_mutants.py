@@ -36,7 +36,7 @@ MUTANTS = {
         OUT_OF_BOUNDS,
     ),
     "writes past the end": Mutant(
-        "compressors/onebit.cu", "if (column.has(r)) call.out", "call.out", OUT_OF_BOUNDS
+        "decoding.cuh", "if (column.has(r)) call.out", "call.out", OUT_OF_BOUNDS
     ),
     "writes words past the end": Mutant(
         "compressors/onebit.cu", "if (word < word_count(call.n)) write", "write", OUT_OF_BOUNDS
