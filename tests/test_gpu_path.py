@@ -35,6 +35,13 @@ def cut(monkeypatch):
 def devices(cut, monkeypatch):
     """Take them for GPUs."""
     gpus = property(lambda gradient: gradient.contexts)
+    make = Gradient.__init__
+
+    def make_from_gpus(gradient, *given):
+        make(gradient, *given)
+        gradient.from_gpus = True
+
+    monkeypatch.setattr(Gradient, "__init__", make_from_gpus)
     monkeypatch.setattr(Gradient, "gpus", gpus)
     monkeypatch.setattr(MessageCodec, "runs_on_gpu", True)
     monkeypatch.setattr(kernels, "runs_on_gpu", lambda name: True)

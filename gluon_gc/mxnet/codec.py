@@ -208,7 +208,7 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Write the sum of `count` messages to gradients, which are as `compress` had them."""
-        how = dict(arrays=len(messages), count=count, **framing or {})
+        how = dict(arrays=len(messages), count=count, metered=1, **framing or {})
         refused = self._refused
         if self._gpu:
             messages = [self._unpacked(messages, how).as_in_context(self._gpu)]

@@ -261,7 +261,7 @@ class CompressingKVStore(KVStoreBase):
 
         All copies of all of them must be on the same GPUs, which have even shares of the bytes.
         """
-        if not any(gradient.gpus for gradient in gradients.values()):
+        if not any(gradient.from_gpus for gradient in gradients.values()):
             return [None] * len(channels)
         able = [channel for channel in channels if self._can_run_on_gpu(channel)]
         names = {name for channel in able for name in channel.tensors if name in gradients}

@@ -45,6 +45,8 @@ class Gradient:
     ----------
     contexts : tuple of Context
         Of the copies.
+    from_gpus : bool
+        Whether all of them are on GPUs.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Gradient:
         self._arrays, self._targets = ([made[id(a)] for a in some] for some in (arrays, targets))
         self._stype = stype
         self.contexts = tuple(array.context for array in self._arrays)
+        self.from_gpus = all(context.device_type == "gpu" for context in self.contexts)
         self._on_cpu: Optional[Tuple[NDArray, NDArray]] = None
         self._wanted = False  # whether the result is written there
         (first, *others), (context, *_) = self._arrays, self.contexts
@@ -71,13 +74,13 @@ class Gradient:
     @property
     def own(self) -> NDArray:
         """The sum of the copies."""
-        return self._made()[0]
+        return (self._on_cpu or self._made())[0]
 
     @property
     def result(self) -> NDArray:
         """Where the result is written, for `finish`."""
         self._wanted = True
-        return self._made()[1]
+        return (self._on_cpu or self._made())[1]
 
     def _made(self) -> Tuple[NDArray, NDArray]:
         if self._on_cpu is None:
@@ -110,7 +113,7 @@ class Gradient:
     @property
     def gpus(self) -> Tuple[mx.Context, ...]:
         """Those that have a copy; none if anything of it is elsewhere, or in rows."""
-        if any(context.device_type != "gpu" for context in self.contexts):
+        if not self.from_gpus:
             return ()
         dense = all(array.stype == "default" for array in (*self._arrays, *self._targets))
         back = all(target.context.device_type == "gpu" for target in self._targets)
