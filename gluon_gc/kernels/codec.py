@@ -44,15 +44,15 @@ class State(NamedTuple):
 
 def runs_on_gpu(source: str) -> bool:
     """Whether this process can run kernels of operators/cuda; if not, the log says why, once."""
-    return _none(library.gluon_gc_cuda_ready(source.encode()))
+    why_not = library.gluon_gc_cuda_ready(source.encode())
+    if why_not is not None:
+        _say(why_not.decode())
+    return why_not is None
 
 
 @lru_cache(maxsize=None)
-def _none(why_not: Optional[bytes]) -> bool:
-    if why_not is not None:
-        text = "gradients on a GPU are copied to the CPU to be compressed: %s"
-        logger.warning(text, why_not.decode())
-    return why_not is None
+def _say(why_not: str) -> None:
+    logger.warning("gradients on a GPU are copied to the CPU to be compressed: %s", why_not)
 
 
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:

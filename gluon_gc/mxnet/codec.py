@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -166,16 +167,17 @@ class MessageCodec:
         positions = self._positions()
         if self._alike:
             self._drawn_alike = positions
-        meters = () if self._gpu else (self.meter,)
+        framing, meters = framing or {}, (self.meter,)
+        rows, target = framing, out
+        if self._gpu:  # which has no meter, and frames nothing
+            rows, meters, target = {}, (), None
         factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
-        framing = framing or {}
-        how = dict(states=len(self._state), metered=len(meters), clipped=len(factors))
-        how.update({} if self._gpu else framing)
+        how = dict(states=len(self._state), metered=len(meters), clipped=len(factors), **rows)
         now = dict(scale=float(scale), ratio=float(ratio), step=step)
         message = operators.call(
             "compress",
             (*self._state, *meters, *gradients, *factors),
-            None if self._gpu else out,
+            target,
             **self._options,
             **self._told("compress", how, len(gradients), places, **now),
             **positions,
@@ -209,14 +211,14 @@ class MessageCodec:
     ) -> None:
         """Write the sum of `count` messages to gradients, which are as `compress` had them."""
         how = dict(arrays=len(messages), count=count, metered=1, **framing or {})
-        refused = self._refused
+        meter, refused = self.meter, self._refused
         if self._gpu:
             messages = [self._unpacked(messages, how).as_in_context(self._gpu)]
-            how, refused = dict(arrays=1, count=count, metered=0), {}
+            how, meter, refused = dict(arrays=1, count=count, metered=0), None, {}
         operators.call(
             "decompress",
             (*messages, *gradients),
-            None if self._gpu else self.meter,
+            meter,
             **self._options,
             **self._told("decompress", how, len(gradients), places),
             **self._drawn_alike,
@@ -225,7 +227,7 @@ class MessageCodec:
 
     # Gradients on a GPU: payloads come and go through pinned memory
 
-    @property
+    @cached_property
     def runs_on_gpu(self) -> bool:
         """Whether `move_to` a GPU is possible; if kernels are not there, the log says why, once."""
         compressor = self._params.compressor

@@ -82,6 +82,7 @@ class CompressingKVStore(KVStoreBase):
         self._entropy = b""
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
         self._step = 0  # number of that exchange
+        self._owners: Dict[Any, Dict[Channel, int]] = {}  # numbers of GPUs, as `_gpus` spreads them
 
     # What a backend supplies
 
@@ -269,8 +270,11 @@ class CompressingKVStore(KVStoreBase):
         (gpus,) = contexts if len(contexts) == 1 else ((),)
         if not gpus:
             return [None] * len(channels)
-        owners = plan.spread([channel.size for channel in able], len(gpus))
-        owner_of = dict(zip(able, owners))
+        key = (len(gpus), *able)
+        if key not in self._owners:
+            owners = plan.spread([channel.size for channel in able], len(gpus))
+            self._owners[key] = dict(zip(able, owners))
+        owner_of = self._owners[key]
         return [gpus[owner_of[channel]] if channel in owner_of else None for channel in channels]
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:

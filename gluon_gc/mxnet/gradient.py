@@ -74,24 +74,23 @@ class Gradient:
     @property
     def own(self) -> NDArray:
         """The sum of the copies."""
-        return (self._on_cpu or self._made())[0]
+        return (self._on_cpu or self._make())[0]
 
     @property
     def result(self) -> NDArray:
         """Where the result is written, for `finish`."""
         self._wanted = True
-        return (self._on_cpu or self._made())[1]
+        return (self._on_cpu or self._make())[1]
 
-    def _made(self) -> Tuple[NDArray, NDArray]:
-        if self._on_cpu is None:
-            (first, *_), (context, *_) = self._arrays, self.contexts
-            cpu = context if context.device_type == "cpu" else mx.cpu()
-            local = [_with_storage(a, self._stype).as_in_context(cpu) for a in self._arrays]
-            own = result = mx.nd.add_n(*local) if len(local) > 1 else local[0]
-            if own is first and not any(target is first for target in self._targets):
-                alike = [target for target in self._targets if _alike(target, own)]
-                result = alike[0] if alike else _empty(own, cpu)
-            self._on_cpu = own, result
+    def _make(self) -> Tuple[NDArray, NDArray]:
+        (first, *_), (context, *_) = self._arrays, self.contexts
+        cpu = context if context.device_type == "cpu" else mx.cpu()
+        local = [_with_storage(a, self._stype).as_in_context(cpu) for a in self._arrays]
+        own = result = mx.nd.add_n(*local) if len(local) > 1 else local[0]
+        if own is first and not any(target is first for target in self._targets):
+            alike = [target for target in self._targets if _alike(target, own)]
+            result = alike[0] if alike else _empty(own, cpu)
+        self._on_cpu = own, result
         return self._on_cpu
 
     def finish(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cached_property
 from typing import Any, Mapping, Optional, Sequence
 
 import mxnet as mx
@@ -65,7 +66,7 @@ class Values:
         self._pinned: Optional[NDArray] = None
         self._told = operators.Told(dtype=dtype)
 
-    @property
+    @cached_property
     def runs_on_gpu(self) -> bool:
         """Whether `move_to` a GPU is possible; if kernels are not there, the log says why, once."""
         return self._floating and kernels.runs_on_gpu("convert")

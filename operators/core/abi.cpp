@@ -66,10 +66,13 @@ const char* kernels_on_gpu(const char* name) {
 
 struct gluon_gc_codec : Plan {
   gluon_gc_codec(const char* name, const char* options, std::size_t n, gluon_gc_dtype dtype, int isa)
-      : gluon_gc_codec(*registered(name).compressor[static_cast<int>(isa_numbered(isa))], Options(options), n, dtype) {
-    this->name = registered(name).name;
-    this->options = options;
-    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(options), *this);
+      : gluon_gc_codec(registered(name), options, n, dtype, isa) {}
+
+  gluon_gc_codec(const Registered& entry, const char* text, std::size_t n, gluon_gc_dtype dtype, int isa)
+      : gluon_gc_codec(*entry.compressor[static_cast<int>(isa_numbered(isa))], Options(text), n, dtype) {
+    name = entry.name;
+    options = text;
+    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(text), *this);
   }
 
   gluon_gc_codec(const Compressor& compressor, const Options& options, std::size_t n, gluon_gc_dtype dtype)
@@ -177,7 +180,7 @@ struct gluon_gc_codec : Plan {
   }
 
   const Compressor& compressor;
-  const char* name;
+  const char* name;     // as gluon_gc_new was given it, with the options
   std::string options;
   std::unique_ptr<const cuda::Codec> gpu;  // null: it runs on the CPU
   alignas(16) unsigned char self[max_compressor_bytes] = {};

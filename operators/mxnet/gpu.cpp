@@ -1,6 +1,7 @@
 // Codecs on GPUs as MXNet operators: codec.cpp says what they are given and make.
 #include "gpu.h"
 
+#include "payloads.h"
 #include "slices.h"
 
 namespace gluon_gc {
@@ -14,8 +15,6 @@ Chunks chunks_on_gpu(const Attributes& a) {
   require(!metered(a), "there is no meter on a GPU: metered must be 0");
   return Chunks(a, gluon_gc_cuda);
 }
-
-std::uint8_t* bytes_of(MXTensor& array) { return static_cast<std::uint8_t*>(array.data_ptr); }
 
 // The calls for all chunks of a message, which are queued together in MXNet's stream, with what they take of its
 // temporary memory.
@@ -51,11 +50,9 @@ class Calls {
 
   // Has each call read its chunk's payload of each of `count` messages.
   void read_from(MXTensor& messages, std::size_t count) {
-    const std::size_t itemsize = messages.dtype == mxnet::ext::kUint8 ? 1 : chunks_.dtype;
-    require(static_cast<std::size_t>(messages.size()) * itemsize == count * chunks_.payload_bytes,
-            "the payloads are not of the length that their chunks need");
+    const std::uint8_t* const slots = slots_in(chunks_, messages, count);
     for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i].payloads = bytes_of(messages) + chunks_.all[i].slot;
+      all[i].payloads = slots + chunks_.all[i].slot;
       all[i].stride = chunks_.payload_bytes;
       all[i].count = count;
     }
@@ -63,8 +60,9 @@ class Calls {
 
   // Has each call write its payload to a message, with its part of the state.
   void write_to(MXTensor& message, States states) {
+    std::uint8_t* const slots = slots_in(chunks_, message, 1);
     for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i].payload = bytes_of(message) + chunks_.all[i].slot;
+      all[i].payload = slots + chunks_.all[i].slot;
       states.give(chunks_.all[i], chunks_.dtype, all[i]);
     }
   }

@@ -91,7 +91,7 @@ inline int bytes_of_float(const MXTensor& array) {
     case mxnet::ext::kFloat16: return 2;
     case mxnet::ext::kFloat32: return 4;
     case mxnet::ext::kFloat64: return 8;
-    default: throw std::invalid_argument("an array on a GPU has a dtype that is not summed there");
+    default: throw std::invalid_argument("an array on a GPU must be float16, float32 or float64");
   }
 }
 

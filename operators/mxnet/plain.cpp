@@ -209,25 +209,15 @@ MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<S
 
 // Some values of an array on a GPU.
 struct Piece {
-  Piece(const MXTensor& array, std::size_t begin) : itemsize(itemsize_of(array.dtype)) {
-    at = static_cast<char*>(array.data_ptr) + begin * itemsize;
-  }
+  Piece(const MXTensor& array, std::size_t begin)
+      : itemsize(bytes_of_float(array)), at(static_cast<char*>(array.data_ptr) + begin * itemsize) {}
 
-  static std::size_t itemsize_of(int dtype) {
-    switch (dtype) {
-      case mxnet::ext::kFloat16: return sizeof(Half);
-      case mxnet::ext::kFloat32: return sizeof(float);
-      case mxnet::ext::kFloat64: return sizeof(double);
-      default: throw std::invalid_argument("an array on a GPU must be float16, float32 or float64");
-    }
-  }
-
-  std::size_t itemsize;
+  int itemsize;
   void* at;
 };
 
 gluon_gc_conversion conversion(const Piece& from, const Piece& to, std::size_t n) {
-  return {from.at, to.at, n, static_cast<int>(from.itemsize), static_cast<int>(to.itemsize), 1, nullptr, nullptr};
+  return {from.at, to.at, n, from.itemsize, to.itemsize, 1, nullptr, nullptr};
 }
 
 MXReturnValue fuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
