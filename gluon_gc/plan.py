@@ -11,7 +11,14 @@ from .compression import CompressionParams
 from .kernels import frame_words
 
 _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
+ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
+
+
+def require_on_nonfinite(value: Any) -> None:
+    """Raise ValueError unless it says what to do about a NaN or an infinity."""
+    if value not in ON_NONFINITE:
+        raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {value!r}")
 
 
 @dataclass(frozen=True)

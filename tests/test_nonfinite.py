@@ -3,9 +3,11 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
-from gluon_gc.mxnet import carried, operators
+from gluon_gc.mxnet import carried, operators, runtime
+from gluon_gc.mxnet.runtime import create_kvstore
 from tests.compressors import COMPRESSORS
 from tests.distributed.standing import run, run_horovod
 from tests.test_trainer import backward, make
@@ -161,6 +163,118 @@ def test_skipping_counts_uncompressed_gradients_too():
     backward(params, gradient(1))
     trainer.step(1)
     assert (params[0].data().asnumpy() != 1).any()
+
+
+@pytest.fixture(params=[None, *COMPRESSORS, "dgc"])
+def declared(request, monkeypatch):
+    """Declares "x", compressed somehow, and returns what a push-pull makes of it, over and over."""
+    monkeypatch.setattr(runtime, "_default", create_kvstore("local"))
+    monkeypatch.setattr(runtime, "_declared", {})
+    params = {"compressor": "dgc", "k": 0.2}
+    if request.param != "dgc":
+        params = {**COMPRESSORS[request.param], "ef": "vanilla"} if request.param else {}
+
+    def declare(on_nonfinite):
+        bps.byteps_declare_tensor("x", on_nonfinite, **params)
+
+        def push_pull(values):
+            tensor = mx.nd.array(values, dtype=values.dtype)
+            bps.byteps_push_pull(tensor, name="x")
+            return tensor.asnumpy()
+
+        return push_pull
+
+    declare.compressed = bool(params)
+    return declare
+
+
+def test_a_push_pull_of_it_raises(declared):
+    push_pull = declared("raise")
+    for step, bad in enumerate((np.nan, np.inf, -np.inf)):
+        assert np.isfinite(push_pull(*gradient(2 * step))).all()
+        with pytest.raises(mx.MXNetError, match=f"tensor 'x' has .* in step {2 * step + 2}"):
+            push_pull(*gradient(2 * step + 1, bad))
+
+
+def test_a_push_pull_of_it_is_skipped(declared):
+    push_pull = declared("skip")
+    for bad in (np.nan, np.inf, -np.inf):
+        assert push_pull(*gradient(0)).any()
+        np.testing.assert_array_equal(push_pull(*gradient(1, bad)), np.zeros(N))
+
+
+def test_a_push_pull_propagates_it(declared):
+    push_pull = declared("propagate")
+    for bad in (np.nan, np.inf, -np.inf):
+        assert np.isfinite(push_pull(*gradient(0))).all()
+        assert not np.isfinite(push_pull(*gradient(1, bad))).all()
+
+
+def test_a_push_pull_raises_unasked_only_where_it_is_compressed(declared):
+    push_pull = declared(None)
+    if declared.compressed:
+        with pytest.raises(mx.MXNetError, match="tensor 'x' has a NaN or an infinity in step 1"):
+            push_pull(*gradient(0, np.nan))
+    else:
+        assert np.isnan(push_pull(*gradient(0, np.nan))[7])
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_a_push_pull_that_is_skipped_may_have_any_shape_and_dtype(declared, shape):
+    push_pull = declared("skip")
+    np.testing.assert_array_equal(push_pull(np.full(shape, np.inf, np.float16)), np.zeros(shape))
+
+
+def test_integers_have_nothing_to_be_skipped(declared):
+    np.testing.assert_array_equal(declared("skip")(np.arange(N, dtype=np.int32)), np.arange(N))
+
+
+def test_a_wish_for_a_push_pull_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="on_nonfinite must be one of .*, got 'ignore'"):
+        bps.byteps_declare_tensor("x", "ignore")
+
+
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_what_is_decoded_to_more_than_float16_holds_counts(on_nonfinite):
+    """Each level of l2 is a part of the norm, here 22 times the largest float16."""
+    params, trainer = make(
+        [(N,)],
+        {"learning_rate": 1.0, "multi_precision": True},
+        {**COMPRESSORS["dithering l2"], "k": 2},
+        dtype="float16",
+        on_nonfinite=on_nonfinite,
+    )
+    backward(params, [np.full(N, 65504, np.float16)])
+    trainer.step(1)
+    if on_nonfinite == "raise":
+        with pytest.raises(mx.MXNetError, match="the gradient of p0 has a NaN or an infinity"):
+            params[0].data().asnumpy()
+    else:
+        np.testing.assert_array_equal(params[0].data().asnumpy(), np.ones(N))
+
+
+def test_a_float16_infinity_under_amp_is_a_step_that_is_skipped(compression):
+    params, trainer = make(
+        [(N,)],
+        {"learning_rate": 0.125, "momentum": 0.9, "multi_precision": True},
+        {**compression, "ef": "vanilla"},
+        dtype="float16",
+    )
+    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
+    weights, scales, kept = [], [], []
+    for bad in (None, np.inf, -np.inf, np.nan, None):
+        (values,) = gradient(0, bad)
+        backward(params, [values.astype(np.float16)])
+        trainer.step(1)
+        weights.append(params[0].data().asnumpy())
+        scales.append(trainer._amp_loss_scaler.loss_scale)
+        kept.append(carried.state(trainer._store, trainer._names()))
+    for step in (1, 2, 3):
+        np.testing.assert_array_equal(weights[step], weights[0])
+        for name, array in kept[step].items():
+            np.testing.assert_array_equal(array, kept[0][name])
+    assert scales[3] == scales[1] / 4  # MXNet halves it one step late
+    assert np.isfinite(weights[4]).all() and (weights[4] != weights[0]).any()
 
 
 EXCHANGES = pytest.mark.parametrize("start", [run, run_horovod])

@@ -14,10 +14,18 @@ ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 NESTEROV = {**ONEBIT, "momentum": "nesterov"}
 
 
-def make(shapes, optimizer_params, compression_params=None, contexts=1, grad_req="write", **more):
+def make(
+    shapes,
+    optimizer_params,
+    compression_params=None,
+    contexts=1,
+    grad_req="write",
+    dtype="float32",
+    **more,
+):
     params = []
     for i, shape in enumerate(shapes):
-        param = Parameter(f"p{i}", shape=shape, grad_req=grad_req)
+        param = Parameter(f"p{i}", shape=shape, grad_req=grad_req, dtype=dtype)
         param.initialize(mx.init.Constant(1.0), ctx=[mx.cpu(c) for c in range(contexts)])
         params.append(param)
     trainer = bps.DistributedTrainer(
@@ -39,7 +47,7 @@ def gradients(step, shapes):
 def backward(params, values):
     with mx.autograd.record():
         losses = [
-            (p.data(ctx) * mx.nd.array(g, ctx=ctx)).sum()
+            (p.data(ctx) * mx.nd.array(g, ctx=ctx, dtype=p.dtype)).sum()
             for p, g in zip(params, values)
             for ctx in p.list_ctx()
         ]

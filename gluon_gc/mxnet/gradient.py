@@ -13,8 +13,12 @@ from ..plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
-    """The same arrays, without a copy, for operators that know none of mxnet.numpy."""
-    return [array.as_nd_ndarray() for array in arrays]
+    """The same arrays, without a copy, for operators that know none of mxnet.numpy.
+
+    They crash on a shape without axes, which becomes (1,).
+    """
+    arrays = [array.as_nd_ndarray() for array in arrays]
+    return [array if array.shape else array.reshape((1,)) for array in arrays]
 
 
 def params_for(array: NDArray, params: CompressionParams) -> CompressionParams:
@@ -53,7 +57,8 @@ class Gradient:
         self, arrays: Sequence[NDArray], targets: Sequence[NDArray], stype: str = "default"
     ) -> None:
         given = arrays
-        made = {id(array): array.as_nd_ndarray() for array in (*arrays, *targets)}
+        every = (*arrays, *targets)
+        made = dict(zip(map(id, every), legacy(every)))
         self._arrays, self._targets = ([made[id(a)] for a in some] for some in (arrays, targets))
         self._stype = stype
         self.contexts = tuple(array.context for array in self._arrays)

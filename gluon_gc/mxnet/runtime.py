@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
@@ -14,13 +15,21 @@ from .. import env
 from ..compression import CompressionParams, byteps, warn_of_ignored
 from ..launch.leaving import failure
 from ..log import warn_of_misspelt
-from ..plan import Tensor
+from ..plan import Tensor, require_on_nonfinite
 from .exchange import CompressingKVStore
-from .gradient import params_for
+from .gradient import legacy, params_for
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
 
+
+class _Declared(NamedTuple):
+    """What `byteps_declare_tensor` was told."""
+
+    params: CompressionParams = CompressionParams()
+    on_nonfinite: Optional[str] = None
+
+
 _default: Optional[CompressingKVStore] = None
-_declared: Dict[str, CompressionParams] = {}
+_declared: Dict[str, _Declared] = {}
 _nameless = itertools.count(1)  # tensors that got a name here
 
 
@@ -157,21 +166,29 @@ def local_size() -> int:
     return default_kvstore().local_size
 
 
-def byteps_declare_tensor(name: str, **compression_params: Any) -> None:
+def byteps_declare_tensor(
+    name: str, on_nonfinite: Optional[str] = None, **compression_params: Any
+) -> None:
     """Name a tensor that `byteps_push_pull` will exchange.
 
     Parameters
     ----------
     name : str
         The same on all workers, which must declare their tensors in the same order.
+    on_nonfinite : None, "raise", "skip" or "propagate"
+        What happens where it has a NaN or an infinity on any worker, as `DistributedTrainer` has
+        it; "skip" makes the result zeros, on all workers. None: "raise" if the tensor is
+        compressed, or else "propagate".
     **compression_params
         As `DistributedTrainer` takes them, or in BytePS's spelling, byteps_compressor_type and its
         like (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
     """
     spelled = byteps.translate(compression_params)
     params = spelled.parse()
+    if on_nonfinite is not None:
+        require_on_nonfinite(on_nonfinite)
     warn_of_ignored(spelled.params)
-    _declared.setdefault(name, params)
+    _declared.setdefault(name, _Declared(params, on_nonfinite))
 
 
 def byteps_push_pull(
@@ -201,17 +218,33 @@ def byteps_push_pull(
     ------
     ValueError
         The name was used with another number of elements or dtype.
+    MXNetError
+        When the result is waited for: it is not finite, and was declared to be refused then.
     """
     store = default_kvstore()
     if name is None:
         name = f"noname.{next(_nameless)}"
     key = f"byteps.{name}"
+    declared = _declared.get(name, _Declared())
     if not store.declared(key):
-        params = params_for(tensor, _declared.get(name, CompressionParams()))
-        dtype, called = np.dtype(tensor.dtype).name, f"tensor '{name}'"
-        store.declare([Tensor(key, tensor.size, dtype, params, called=called)])
+        store.declare([_described(tensor, key, name, declared)])
     store.gradient_scale = 1.0 / store.num_workers if is_average else 1.0
     store.pushpull(key, tensor, priority=priority)
+    if declared.on_nonfinite == "skip" and np.dtype(tensor.dtype).kind == "f":
+        _make_zero_unless_finite(*legacy([tensor]))
+
+
+def _described(tensor: NDArray, key: str, name: str, declared: _Declared) -> Tensor:
+    params = params_for(tensor, declared.params)
+    otherwise = "propagate" if params.compressor is None else "raise"
+    dtype, how = np.dtype(tensor.dtype).name, declared.on_nonfinite or otherwise
+    return Tensor(key, tensor.size, dtype, params, called=f"tensor '{name}'", on_nonfinite=how)
+
+
+def _make_zero_unless_finite(tensor: NDArray) -> None:
+    finite = mx.nd.multi_all_finite(tensor, num_arrays=1)
+    row = tensor.reshape((1, -1))
+    mx.nd.where(finite, row, mx.nd.zeros_like(row), out=row)
 
 
 def broadcast_parameters(

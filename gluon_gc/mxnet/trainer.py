@@ -16,7 +16,7 @@ from mxnet.optimizer import Optimizer
 from .. import env
 from ..compression import CompressionParams, byteps, parse, warn_of_ignored
 from ..log import logger
-from ..plan import Tensor, travels_compressed
+from ..plan import Tensor, require_on_nonfinite, travels_compressed
 from . import runtime, saving, stats, summary
 from .amp import AgreedLossScaler
 from .exchange import CompressingKVStore
@@ -27,7 +27,6 @@ from .optimizer import DistributedOptimizer
 from .parameters import Parameters, broadcast_initial, in_order_of_backward
 from .trace import Trace
 
-ON_NONFINITE = ("raise", "skip", "propagate")
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
 
 
@@ -86,8 +85,7 @@ class DistributedTrainer(Trainer):
         on_nonfinite: str = "raise",
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        if on_nonfinite not in ON_NONFINITE:
-            raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {on_nonfinite!r}")
+        require_on_nonfinite(on_nonfinite)
         self._on_nonfinite = on_nonfinite
         if max_grad_norm is not None:
             _check_positive("max_grad_norm", max_grad_norm)

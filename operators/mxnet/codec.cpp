@@ -14,6 +14,7 @@
 //     calls it so.
 //
 // gpu.cpp has the same for GPUs.
+#include "../core/finite.h"
 #include "../core/half.h"
 #include "gpu.h"
 #include "payloads.h"
@@ -165,7 +166,9 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       call.count = count;
       check(gluon_gc_decompress(&call, 1));
       if (slices.is_half(i)) {
-        half_from_float(converted, chunk.n, 1, static_cast<std::uint16_t*>(slices.at(i)));
+        auto* const half = static_cast<std::uint16_t*>(slices.at(i));
+        half_from_float(converted, chunk.n, 1, half);
+        statuses[i].finite &= values_finite(half, chunk.n);  // what is decoded may be too large for float16
       }
     }
     if (!metered(a)) {
