@@ -22,7 +22,8 @@ from .. import env
 from ..env import Cluster, ConfigurationError
 from ..log import logger
 from ..version import __version__
-from .lifeline import LINE_BYTES, Lifeline, Lifelines, keep_alive, line
+from .connection import LINE_BYTES, NodeEnd, SchedulerEnd, keep_alive, line
+from .lifeline import Lifeline, Lifelines
 
 _REMIND = 30  # seconds after which the scheduler says who is missing
 _PATIENCE = 10  # seconds for a node's line, once it is connected
@@ -50,11 +51,11 @@ class _Census(Lifelines):
         if hello is None:
             writer.close()
             return
-        keep_alive(writer.get_extra_info("socket"))
-        name = self._enter(hello, writer)
+        end = SchedulerEnd(reader, writer)
+        name = self._enter(hello, end)
         if self.problem:
-            writer.write(line({"problem": self.problem}))
-        await self.attend(name, reader)
+            end.write(line({"problem": self.problem}))
+        await self.attend(name)
 
     async def _hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -76,7 +77,7 @@ class _Census(Lifelines):
             self._strangers.add(host)
             logger.warning("scheduler: %s", _stranger(host))
 
-    def _enter(self, hello: Dict[str, Any], writer: asyncio.StreamWriter) -> str:
+    def _enter(self, hello: Dict[str, Any], end: SchedulerEnd) -> str:
         """Count a node in; what it is called."""
         rank = hello["rank"]
         if hello["role"] == "server":
@@ -87,7 +88,7 @@ class _Census(Lifelines):
         while name in self.writers:
             problem = problem or f"{name} came twice: every machine needs its own DMLC_WORKER_ID"
             name = f"another {name}"
-        self.writers[name] = writer
+        self.writers[name] = end
         if len(self.writers) >= self.cluster.num_server + self.cluster.total_workers:
             self._all_came.set()
         if self._servers > self.cluster.num_server:
@@ -124,8 +125,9 @@ class _Census(Lifelines):
 
     def _answer(self) -> None:
         self.all_here.set()
-        for name, writer in self.writers.items():
-            writer.write(line({"name": name, "local_size": self.cluster.local_size}))
+        for name, end in self.writers.items():
+            size = self.cluster.local_size
+            end.write(line({"name": name, "local_size": size, **self.door.ticket(end)}))
 
     async def remind(self) -> None:
         """Say from time to time who is missing."""
@@ -158,6 +160,7 @@ def _stranger(host: str) -> str:
 
 async def _hold(cluster: Cluster, listener: socket.socket, held: Future) -> None:
     census = _Census(cluster)
+    await census.door.open(cluster.root_uri)
     server = await asyncio.start_server(census.meet, sock=listener, limit=LINE_BYTES)
     reminder = asyncio.ensure_future(census.remind())
     await census.all_here.wait()
@@ -268,7 +271,7 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
         raise RuntimeError(answer["problem"])
     uri = link.getpeername()[0]
     cluster = replace(cluster, root_uri=uri, local_size=answer["local_size"])
-    return Lifeline(link, answer["name"], cluster)
+    return Lifeline(NodeEnd(link, answer), answer["name"], cluster)
 
 
 def _line_from(link: socket.socket) -> bytes:

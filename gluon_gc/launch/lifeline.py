@@ -9,35 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 from .. import env
 from ..env import Cluster
+from .connection import Door, NodeEnd, SchedulerEnd, line
 from .leaving import die
 
-LINE_BYTES = 8192
-"""The most that a line may have."""
 _WHY_CHARACTERS = 1000  # of a reason, which may be anything that a script raises
 _HEAD_START = 0.2  # seconds that one who failed ends before all others: launchers see it first
-
-
-def line(message: Dict[str, Any]) -> bytes:
-    """A message as it is sent."""
-    return json.dumps(message).encode() + b"\n"
-
-
-def keep_alive(link: socket.socket) -> None:
-    """Let a connection end once the other machine has been silent for PS_HEARTBEAT_TIMEOUT."""
-    timeout = env.heartbeat_timeout()
-    if timeout:
-        probes = min(timeout, 4)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, timeout // probes))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, timeout // probes))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
 
 
 class Lifeline:
@@ -45,7 +26,7 @@ class Lifeline:
 
     Parameters
     ----------
-    link : socket
+    link : NodeEnd
         Connected to the scheduler, which has everybody now.
     name : str
         What the scheduler calls this node.
@@ -53,24 +34,24 @@ class Lifeline:
         As all nodes know it now.
     """
 
-    def __init__(self, link: socket.socket, name: str, cluster: Cluster) -> None:
+    def __init__(self, link: NodeEnd, name: str, cluster: Cluster) -> None:
         self.name = name
         self.cluster = cluster
         self._link = link
-        self._lines = link.makefile("rb", buffering=0)
         self._exchanges = 0
         self._left: List[Tuple[str, int]] = []
         self._all_left = threading.Event()
+        self._over = threading.Event()
         self._closed = False
         os.register_at_fork(after_in_child=self._close)  # else a child would keep it open
-        threading.Thread(target=self._listen, name="gluon_gc lifeline", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._listen, name="gluon_gc lifeline", daemon=True
+        )
+        self._thread.start()
 
     def tell(self, **message: Any) -> None:
         """Tell the scheduler."""
-        try:
-            self._link.sendall(line(message))
-        except OSError:
-            pass  # `_listen` sees it too
+        self._link.write(line(message))
 
     def know(self, node_id: int) -> None:
         """Tell the scheduler which node of ps-lite this is."""
@@ -86,14 +67,25 @@ class Lifeline:
         self.tell(left=self._exchanges)
         self._all_left.wait()
 
+    def stay(self) -> None:
+        """Wait until all workers come here or are done."""
+        self.tell(ready=True)
+        self.wait_for_workers()
+
+    def wait_for_workers(self) -> None:
+        """Wait until all workers are done, or `stay` until then."""
+        self._over.wait()
+
     def abandon(self, why: str) -> None:
         """Leave now; all others end, and say why."""
         self._fail(f"{self.name} has failed: {why}")
 
     def close(self) -> None:
-        """This node is done."""
+        """This node is done; returns when the scheduler knows."""
+        self._closed = True
         self.tell(done=True)
-        self._close()
+        self._thread.join(env.get("PS_HEARTBEAT_TIMEOUT"))
+        self._link.close()
 
     def _fail(self, problem: str) -> None:
         self._closed = True
@@ -101,7 +93,6 @@ class Lifeline:
 
     def _close(self) -> None:
         self._closed = True
-        self._lines.close()
         self._link.close()
 
     def _check(self) -> None:
@@ -116,15 +107,17 @@ class Lifeline:
 
     def _listen(self) -> None:
         try:
-            for message in map(json.loads, self._lines):
+            for message in map(json.loads, self._link.lines()):
                 if "problem" in message:
                     self._die(message["problem"])
                 elif "left" in message:
                     self._left.append((message["left"], message["exchanges"]))
                     self._check()
+                elif "over" in message:
+                    self._over.set()
                 else:
                     self._all_left.set()
-        except (OSError, ValueError):
+        except ValueError:
             pass
         self._die("the scheduler is gone")
 
@@ -145,19 +138,22 @@ class Lifelines:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.problem = ""
-        self.writers: Dict[str, asyncio.StreamWriter] = {}
+        self.door = Door()
+        self.writers: Dict[str, SchedulerEnd] = {}
         self.ids: Dict[int, str] = {}
         self._left: Dict[str, int] = {}
+        self._ready: Set[str] = set()
         self._done: List[str] = []
+        self._over = threading.Event()
         self._all_done = threading.Event()
         self._loop = asyncio.get_running_loop()
 
-    async def attend(self, name: str, reader: asyncio.StreamReader) -> None:
+    async def attend(self, name: str) -> None:
         """Listen to a node until it is gone."""
         try:
-            async for text in reader:
+            async for text in self.writers[name].lines():
                 self._heed(name, json.loads(text))
-        except (OSError, ValueError):
+        except ValueError:
             pass
         if name not in self._done:
             self.fail(f"{name} is gone")
@@ -172,10 +168,24 @@ class Lifelines:
             self._tell(left=name, exchanges=message["left"])
             if len(self._left) == self.cluster.total_workers:
                 self._tell(all_left=True)
+        elif "ready" in message:
+            self._prepare(name)
         else:
+            self._prepare(name)
             self._done.append(name)
+            self.ids = {id: other for id, other in self.ids.items() if other != name}
+            self.writers[name].close()
             if len(self._done) == len(self.writers):
                 self._all_done.set()
+
+    def _prepare(self, name: str) -> None:
+        """A node is ready for the end; servers are once all workers are."""
+        if name in self._ready:
+            return
+        self._ready.add(name)
+        if len(self._ready) == self.cluster.total_workers:
+            self._tell(over=True)
+            self._over.set()
 
     def _tell(self, **message: Any) -> None:
         for name, writer in self.writers.items():
@@ -209,8 +219,12 @@ class Lifelines:
         """`fail`, from any thread."""
         self._loop.call_soon_threadsafe(self.fail, problem)
 
+    def wait_for_workers(self) -> None:
+        """Wait until all workers are done or ready to end."""
+        self._over.wait()
+
     def close(self, timeout: float) -> None:
-        """Wait until all nodes are done, from another thread than the loop's."""
+        """Wait until all nodes are done."""
         if not self._all_done.wait(timeout):
             late = [name for name in self.writers if name not in self._done]
             self.fail_soon(f"{', '.join(late)} did not leave within {timeout:g} s")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import threading
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -60,9 +61,29 @@ def create() -> ctypes.c_void_p:
     return handle
 
 
-def serve(node: ctypes.c_void_p, control: Callable[[int, bytes, object], None]) -> None:
-    """Serve until all workers are done; `control` takes the commands that workers send."""
-    _check(library().MXKVStoreRunServer(node, _CONTROLLER_TYPE(control), None))
+def serve(
+    node: ctypes.c_void_p,
+    control: Callable[[int, bytes, object], None],
+    wait: Callable[[], None],
+) -> None:
+    """Serve until `wait` returns; `control` takes the commands that workers send.
+
+    ps-lite's own end is left out: it waits for all nodes, also for those that are gone, and counts
+    some twice where PS_RESEND is set. A thread stays in ps-lite, so that `leaving.end` must end the
+    process.
+    """
+    controller = _CONTROLLER_TYPE(control)
+    threading.Thread(
+        target=lambda: _check(library().MXKVStoreRunServer(node, controller, None)),
+        name="ps-lite",
+        daemon=True,
+    ).start()
+    wait()
+
+
+def leave_alone(node: ctypes.c_void_p) -> None:
+    """Let a worker leave without the others, when its handle is freed (see `serve`)."""
+    _check(library().MXKVStoreSetBarrierBeforeExit(node, 0))
 
 
 def is_dead(node: ctypes.c_void_p, node_id: int, timeout: int) -> bool:

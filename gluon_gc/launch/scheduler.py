@@ -20,6 +20,6 @@ def serve() -> None:
     env.export_for_ps_lite(nodes.cluster)
     node = ps_lite.create()
     watch = Watch(problem, nodes.fail_soon)
-    ps_lite.serve(node, lambda *_: None)
+    ps_lite.serve(node, lambda *_: None, nodes.wait_for_workers)
     watch.stop()
     nodes.close(timeout or env.get("PS_HEARTBEAT_TIMEOUT"))

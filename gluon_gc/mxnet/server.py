@@ -64,6 +64,11 @@ class Server:
             traceback.print_exc()
             self._fail(f"cannot {action} what worker 0 sent")
 
+    def close(self) -> None:
+        """Write what there is of a trace."""
+        if self._trace is not None:
+            self._trace.close()
+
     def _configure(self, messages: List[Dict[str, Any]]) -> None:
         for message in messages:
             key = message["key"]
@@ -146,6 +151,8 @@ def serve() -> None:
     env.export_for_ps_lite(lifeline.cluster)
     kv = mx.kv.create("dist")
     watching = watch.scheduler(kv.handle, lifeline.name)
-    ps_lite.serve(kv.handle, Server(kv, env.server_threads(), lifeline).control)
+    server = Server(kv, env.server_threads(), lifeline)
+    ps_lite.serve(kv.handle, server.control, lifeline.wait_for_workers)
     watching.stop()
+    server.close()
     lifeline.close()

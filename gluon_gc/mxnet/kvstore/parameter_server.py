@@ -102,10 +102,19 @@ class GluonGCParameterServer(CompressingKVStore):
         mx.nd.waitall()
         self._lifeline.leave()
         self._watch.stop()
-        del self._kv, self._rows, self._greetings  # ps-lite waits for all nodes
-        self._lifeline.close()
         GluonGCParameterServer.connected = None
+        if env.get("PS_RESEND"):
+            ending().stays(self._stay)
+            return
+        ps_lite.leave_alone(self._kv.handle)
+        del self._kv, self._rows, self._greetings  # ps-lite ends with them
+        self._lifeline.close()
         ending().concerns(None)
+
+    def _stay(self) -> None:
+        """Remain until all workers end: ps-lite fails where what it sends is not acknowledged."""
+        self._lifeline.stay()
+        self._lifeline.close()
 
     def abandon(self, why: str) -> None:
         """Leave the cluster at once; all others end, and say why."""
