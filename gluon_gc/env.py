@@ -21,6 +21,12 @@ class ConfigurationError(ValueError):
 
 
 _BY_NAME = {variable.name: variable for variable in TABLE}
+_DEFAULTS_OF_OURS = (
+    "MXNET_KVSTORE_BIGARRAY_BOUND",
+    "PS_HEARTBEAT_INTERVAL",
+    "PS_HEARTBEAT_TIMEOUT",
+    "PS_RESEND_TIMEOUT",
+)
 _COPIES = ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
 
 
@@ -255,7 +261,7 @@ def prepare_engine() -> None:
     values = {name: max(get(name), threads) for name in _COPIES}
     if threads:
         values["MXNET_CPU_WORKER_NTHREADS"] = threads
-    for name in ("MXNET_KVSTORE_BIGARRAY_BOUND", "PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"):
+    for name in _DEFAULTS_OF_OURS:
         values[name] = get(name)
     for name, value in values.items():
         if not is_set(name):

@@ -156,17 +156,24 @@ TABLE = (
     ),
     Variable(
         "PS_HEARTBEAT_TIMEOUT",
-        10,
+        30,
         "positive",
-        "seconds without one until a node is dead",
+        "seconds without one until a node is dead; a link may be down for half as long",
         alike=True,
     ),
     Variable(
         "PS_RESEND",
         False,
         "flag",
-        "1: ps-lite sends again what is not acknowledged, which TCP does as well",
+        "1: ps-lite sends again what is not acknowledged, as where connections are reset; TCP "
+        "does so within one connection",
         alike=True,
+    ),
+    Variable(
+        "PS_RESEND_TIMEOUT",
+        6000,
+        "positive",
+        "milliseconds after which PS_RESEND sends again; a process ends after ten times as many",
     ),
     # For development, and what is set for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),

@@ -133,10 +133,21 @@ class NodeEnd:
 
 
 class SchedulerEnd:
-    """The scheduler's end; lives in its asyncio loop."""
+    """The scheduler's end; lives in its asyncio loop.
+
+    Attributes
+    ----------
+    machine : str
+        The node's address; empty if it is the scheduler's own.
+    silent : bool
+        Whether the node has not been heard of for too long, rather than ended.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         keep_alive(writer.get_extra_info("socket"))
+        own, other = (writer.get_extra_info(end)[0] for end in ("sockname", "peername"))
+        self.machine = other if other != own else ""
+        self.silent = False
         self._reader = reader
         self._writer = writer
         self._sent: List[bytes] = []
@@ -168,11 +179,13 @@ class SchedulerEnd:
                         yield text
             except OSError as error:
                 was_reset = _was_reset(error) and self._has_ticket
+                self.silent = not _was_reset(error)
             if not was_reset and self._returns.empty():
                 return
             try:
                 await asyncio.wait_for(self._return(), env.get("PS_HEARTBEAT_TIMEOUT"))
             except asyncio.TimeoutError:
+                self.silent = True
                 return
 
     def ticket(self) -> str:

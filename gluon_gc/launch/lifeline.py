@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import threading
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from .. import env
 from ..env import Cluster
@@ -142,6 +142,7 @@ class Lifelines:
         self.writers: Dict[str, SchedulerEnd] = {}
         self.ids: Dict[int, str] = {}
         self._left: Dict[str, int] = {}
+        self._silent: List[str] = []
         self._ready: Set[str] = set()
         self._done: List[str] = []
         self._over = threading.Event()
@@ -155,8 +156,22 @@ class Lifelines:
                 self._heed(name, json.loads(text))
         except ValueError:
             pass
-        if name not in self._done:
-            self.fail(f"{name} is gone")
+        if name in self._done:
+            return
+        if self.writers[name].silent:
+            self._silent.append(name)
+            await asyncio.sleep(1 + env.get("PS_HEARTBEAT_TIMEOUT") / 4)  # others may be as well
+            self.fail(self.silence(self._silent))
+        self.fail(f"{name} is gone")
+
+    def silence(self, names: Sequence[str]) -> str:
+        """What is wrong where nothing is heard of these nodes."""
+        others = {name for name, end in self.writers.items() if end.machine} - set(self._done)
+        machines = {self.writers[name].machine for name in names} - {""}
+        problem = f"no heartbeat for {env.get('PS_HEARTBEAT_TIMEOUT')} s from {', '.join(names)}"
+        if len(machines) > 1 and others <= set(names):
+            problem += ": the scheduler's machine is cut off from all others"
+        return problem
 
     def _heed(self, name: str, message: Dict[str, Any]) -> None:
         if "problem" in message:

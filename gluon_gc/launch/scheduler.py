@@ -15,7 +15,7 @@ def serve() -> None:
 
     def problem() -> str:
         dead = [name for id, name in nodes.ids.items() if ps_lite.is_dead(node, id, timeout)]
-        return f"no heartbeat for {timeout} s from {', '.join(dead)}" if dead else ""
+        return nodes.silence(dead) if dead else ""
 
     env.export_for_ps_lite(nodes.cluster)
     node = ps_lite.create()

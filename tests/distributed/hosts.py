@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -81,3 +82,8 @@ class Hosts(Cluster):
         part.write_text(str(self.steps() + 20))
         part.rename(self.folder / "last")
         return self.results()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, in which no process may end."""
+        time.sleep(seconds)
+        assert not self.ended(), f"{self.ended()} ended{self.logs()}"

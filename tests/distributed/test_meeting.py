@@ -42,7 +42,7 @@ def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, s
         ("worker 1", "DMLC_NUM_WORKER", 3, "3, but the scheduler has 2", False),
         ("server 0", "DMLC_NUM_WORKER", 1, "1, but the scheduler has 2", True),
         ("worker 1", "DMLC_NUM_SERVER", 2, "2, but the scheduler has 1", False),
-        ("server 0", "PS_HEARTBEAT_TIMEOUT", 60, "60, but the scheduler has 10", False),
+        ("server 0", "PS_HEARTBEAT_TIMEOUT", 60, "60, but the scheduler has 30", False),
         ("worker 1", "PS_HEARTBEAT_INTERVAL", 0, "0, but the scheduler has 1", True),
         ("worker 1", "PS_RESEND", 1, "True, but the scheduler has False", False),
     ],
