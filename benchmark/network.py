@@ -11,6 +11,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 _SUBNET = "10.77.0"
 _QUEUE_SECONDS = 0.2  # what a link holds back before it drops packets
 _BURST_SECONDS = 0.001  # what it sends at once
+_BPF_RANDOM = 0xFFFFF038  # the address at which a packet filter finds a random number
 _LEAST_BURST = 32 * 1024
 
 
@@ -119,7 +120,9 @@ class Network:
         """Give a host's link a rate of its own."""
         burst = max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
         limit = burst + int(rate / 8 * _QUEUE_SECONDS)
-        self.disturb(host, *f"tbf rate {rate:.0f}bit burst {burst} limit {limit}".split())
+        words = f"root tbf rate {rate:.0f}bit burst {burst} limit {limit}".split()
+        for namespace, device in self._ends(host):
+            _tc("-n", namespace, "qdisc", "replace", "dev", device, *words)
 
     def link_down(self, host: int) -> None:
         """Let nothing through to a host nor from it, until `link_up`."""
@@ -129,10 +132,29 @@ class Network:
         """Let everything through again."""
         _ip("-n", self._namespace(-1), "link", "set", f"port{host}", "up")
 
-    def disturb(self, host: int, *words: str) -> None:
-        """Let both directions of a host's link do what tc calls so, such as netem loss 2%."""
+    def lose(self, host: int, share: float) -> None:
+        """Lose this share of the packets of each direction of a host's link, at random.
+
+        A classifier sends them to a class that has room for none.
+        """
+        program = f"4,32 0 0 {_BPF_RANDOM},53 0 1 {int(share * 2**32)},6 0 0 0,6 0 0 {2**32 - 1}"
+        words = [
+            "qdisc replace dev {} root handle 1: htb default 1",
+            f"class add dev {{}} parent 1: classid 1:1 htb rate {self._rate:.0f}bit quantum 60000",
+            "class add dev {} parent 1: classid 1:2 htb rate 1kbit quantum 1500",
+            "qdisc add dev {} parent 1:2 bfifo limit 1",
+        ]
         for namespace, device in self._ends(host):
-            _tc("-n", namespace, "qdisc", "replace", "dev", device, "root", *words)
+            for each in words:
+                _tc("-n", namespace, *each.format(device).split())
+            match = f"filter add dev {device} parent 1: bpf bytecode".split()
+            _tc("-n", namespace, *match, program, "flowid", "1:2")
+
+    def lost(self, host: int) -> int:
+        """How many packets from a host its link has dropped."""
+        words = ["tc", "-n", self._namespace(host), "-s", "-j", "qdisc", "show"]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        return sum(queue["drops"] for queue in json.loads(done.stdout) if queue["kind"] == "bfifo")
 
     def reset(self, host: int) -> None:
         """Reset all TCP connections of a host."""

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
-from tests.distributed.cluster import Cluster
+from tests.distributed.cluster import TIMEOUT, Cluster
 
 _NETWORK = Path(__file__).resolve().parents[2] / "benchmark" / "network.py"
 RATE = 1e9
@@ -66,7 +66,7 @@ class Hosts(Cluster):
         files = [self.folder / f"step{rank}" for rank in range(self.workers)]
         return min(int(file.read_text()) if file.exists() else 0 for file in files)
 
-    def wait_for_steps(self, more: int, timeout: float = 90) -> None:
+    def wait_for_steps(self, more: int, timeout: float = 2 * TIMEOUT) -> None:
         """Wait until all workers have made some steps more, and no process has ended."""
         goal = self.steps() + more
 

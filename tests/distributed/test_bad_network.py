@@ -10,7 +10,7 @@ from tests.distributed.hosts import Hosts
 from tests.distributed.namespaces import needs_namespaces
 from tests.distributed.standing import run
 
-pytestmark = needs_namespaces
+pytestmark = [needs_namespaces, pytest.mark.timeout(400)]
 ROUNDS = 60
 DOWN_SECONDS = 10
 
@@ -30,8 +30,9 @@ def test_a_slow_link_lost_packets_and_a_link_down_for_a_while_cost_only_time(tmp
         network.shape(worker, 10e6)
         nodes.wait_for_steps(20)
         for host in nodes.hosts.values():
-            network.disturb(host, *"netem loss 2%".split())
+            network.lose(host, 0.02)
         nodes.wait_for_steps(30)
+        assert all(network.lost(host) > 0 for host in nodes.hosts.values())
         for host in (worker, server):
             network.link_down(host)
             nodes.pass_time(DOWN_SECONDS)
