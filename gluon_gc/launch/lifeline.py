@@ -44,9 +44,7 @@ class Lifeline:
         self._over = threading.Event()
         self._closed = False
         os.register_at_fork(after_in_child=self._close)  # else a child would keep it open
-        self._thread = threading.Thread(
-            target=self._listen, name="gluon_gc lifeline", daemon=True
-        )
+        self._thread = threading.Thread(target=self._listen, name="gluon_gc lifeline", daemon=True)
         self._thread.start()
 
     def tell(self, **message: Any) -> None:
