@@ -16,7 +16,8 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from .. import compression, env
-from ..launch import census, ps_lite, watch
+from ..launch import ps_lite
+from ..launch.joining import join
 from ..launch.leaving import die
 from ..launch.lifeline import Lifeline
 from ..log import logger
@@ -79,7 +80,6 @@ class Server:
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
-            self._lifeline.know(ps_lite.server_id(self._kv.rank))
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = Trace(f"server{self._kv.rank}")
 
@@ -142,10 +142,8 @@ def _aggregator(message: Dict[str, Any]) -> MessageCodec:
 
 def serve() -> None:
     """Serve until all workers are done."""
-    lifeline = census.join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+    lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
     env.export_for_ps_lite(lifeline.cluster)
     kv = mx.kv.create("dist")
-    watching = watch.scheduler(kv.handle, lifeline.name)
     ps_lite.serve(kv.handle, Server(kv, env.server_threads(), lifeline).control)
-    watching.stop()
     lifeline.close()
