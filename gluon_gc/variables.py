@@ -152,6 +152,26 @@ TABLE = (
     # Faults.
     Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds to wait for the scheduler"),
     Variable(
+        "GLUON_GC_STALL_SECONDS",
+        60,
+        "count",
+        "seconds that workers wait in vain until it is said for whom; 0: never",
+        alike=True,
+    ),
+    Variable(
+        "GLUON_GC_TIMEOUT",
+        0,
+        "count",
+        "seconds after which they give up, and all nodes end; 0: never",
+        alike=True,
+    ),
+    Variable(
+        "GLUON_GC_SECRET",
+        None,
+        "text",
+        "the same on all nodes of a cluster: who does not have it is not let in",
+    ),
+    Variable(
         "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none", alike=True
     ),
     Variable(

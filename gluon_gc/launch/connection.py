@@ -1,239 +1,121 @@
-"""A node's connection to the scheduler, which is made anew when the network resets it.
-
-A process that ends closes its connections, so the end of one is the end of the other process. An
-error comes from the network: the node then connects again, to a port that the scheduler has for
-this, and shows a ticket. Both ends send again what the other has not heard.
-"""
+"""A node's end of its connection to the scheduler: messages, and signs of life both ways."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import json
-import secrets
 import socket
 import threading
-import time
 from contextlib import suppress
-from typing import Any, AsyncIterator, Dict, Iterator, List
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from .. import env
+from .pulse import Pulse
+from .returning import come_back
+from .session import LINE_BYTES, Session
 
-LINE_BYTES = 8192
-"""The most that a line may have."""
-_PATIENCE = 10  # seconds for a ticket, from one who has connected
-_STRANGERS = 64  # who may be connected and have shown no ticket yet
-_PAUSE = 0.2  # seconds between attempts to connect
-
-
-def line(message: Dict[str, Any]) -> bytes:
-    """A message as it is sent."""
-    return json.dumps(message).encode() + b"\n"
+_TICK = 1.0  # seconds between two looks around, where there are no signs of life
 
 
-def keep_alive(link: socket.socket) -> None:
-    """Let a connection fail once the other machine has been silent for PS_HEARTBEAT_TIMEOUT."""
-    timeout = env.heartbeat_timeout()
-    if timeout:
-        probes = min(timeout, 4)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, timeout // probes))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, timeout // probes))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
+class SilentError(Exception):
+    """Nothing was heard of the scheduler for PS_HEARTBEAT_TIMEOUT."""
 
 
-def _was_reset(error: OSError) -> bool:
-    """Whether the other machine may be there, rather than silent for too long already."""
-    return error.errno != errno.ETIMEDOUT
-
-
-class NodeEnd:
-    """A worker's or server's end. One thread reads it, and any may write.
+class Connection:
+    """Takes over a socket, and sends signs of life on it.
 
     Parameters
     ----------
     link : socket
-        Connected to the scheduler.
-    ticket : dict
-        What `Door.ticket` gave this node.
+        Connected to the scheduler, which knows this node.
+    session : Session
     """
 
-    def __init__(self, link: socket.socket, ticket: Dict[str, Any]) -> None:
-        self._link = link
-        self._ticket = ticket["ticket"]
-        self._door = (link.getpeername()[0], ticket["port"])
-        self._sent: List[bytes] = []
-        self._heard = 1  # what the ticket came in
+    def __init__(self, link: socket.socket, session: Session) -> None:
+        self._link, self._session = link, session
+        self._address = link.getpeername()[0]
+        self._back: Optional[Tuple[str, int]] = None  # who to come back as, and to which port
         self._closed = False
-        self._lock = threading.Lock()
+        self._sending = threading.RLock()  # lines are counted in the order in which they are sent
+        self._begin()
+        self.messages = self._messages()
+        """What the scheduler tells, until it is gone; now and then None, where it tells nothing."""
 
-    def write(self, data: bytes) -> None:
-        """Send a line, now or when there is a connection again."""
-        with self._lock:
-            self._sent.append(data)
-            with suppress(OSError):  # `lines` sees it too
-                self._link.sendall(data)
+    def _begin(self) -> None:
+        interval = env.get("PS_HEARTBEAT_INTERVAL")
+        self._pulse = Pulse(self._link, interval) if interval else None
+        self._link.settimeout(interval or _TICK)
 
-    def lines(self) -> Iterator[bytes]:
-        """What the scheduler sends, until it is gone or this end is closed."""
-        while True:
-            try:
-                yield from self._received()
-                return
-            except OSError as error:
-                if not _was_reset(error) or not self._connect_again():
-                    return
+    def survives(self, name: str, port: int) -> None:
+        """From now on a node of this name comes back to this port where the network resets it."""
+        self._back = name, port
 
-    def _received(self) -> Iterator[bytes]:
-        rest = b""
-        while True:
-            data = self._link.recv(LINE_BYTES)
-            if not data:
-                return
-            *whole, rest = (rest + data).split(b"\n")
-            for text in whole:
-                self._heard += 1
-                yield text
+    @property
+    def uri(self) -> str:
+        """The scheduler's address, as a number."""
+        return self._address
 
-    def _connect_again(self) -> bool:
-        deadline = time.monotonic() + env.get("PS_HEARTBEAT_TIMEOUT")
-        while not self._closed and time.monotonic() < deadline:
-            try:
-                link = socket.create_connection(self._door, deadline - time.monotonic() + _PAUSE)
-            except ConnectionRefusedError:
-                return False  # the scheduler has ended
-            except OSError:
-                time.sleep(_PAUSE)
-                continue
-            try:
-                return self._show_ticket(link)
-            except (OSError, ValueError):
-                link.close()
-                time.sleep(_PAUSE)
-        return False
-
-    def _show_ticket(self, link: socket.socket) -> bool:
-        keep_alive(link)
-        link.sendall(line({"ticket": self._ticket, "heard": self._heard}))
-        with link.makefile("rb", buffering=0) as answer:
-            heard = int(answer.readline())
-        link.settimeout(None)
-        with self._lock:
-            self._link.close()
-            self._link = link
-            with suppress(OSError):  # it is reset once more
-                link.sendall(b"".join(self._sent[heard:]))
-        return True
+    def tell(self, **message: Any) -> None:
+        """Tell the scheduler; where it is gone, `messages` ends."""
+        with self._sending:
+            sealed = self._session.seal(message)
+            with suppress(OSError):  # it is sent once more where the connection is reset
+                self._link.sendall(sealed)
 
     def close(self) -> None:
-        """Close it for good; a child process closes its copy."""
+        """End it."""
         self._closed = True
+        if self._pulse is not None:
+            self._pulse.end()
+        try:
+            self._link.shutdown(socket.SHUT_RDWR)  # wakes who waits for a message
+        except OSError:
+            pass
         self._link.close()
 
+    def forget(self) -> None:
+        """Leave it to the process that this one was forked from."""
+        self._link.close()
 
-class SchedulerEnd:
-    """The scheduler's end; lives in its asyncio loop.
-
-    Attributes
-    ----------
-    machine : str
-        The node's address; empty if it is the scheduler's own.
-    silent : bool
-        Whether the node has not been heard of for too long, rather than ended.
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        keep_alive(writer.get_extra_info("socket"))
-        own, other = (writer.get_extra_info(end)[0] for end in ("sockname", "peername"))
-        self.machine = other if other != own else ""
-        self.silent = False
-        self._reader = reader
-        self._writer = writer
-        self._sent: List[bytes] = []
-        self._heard = 0
-        self._returns: asyncio.Queue = asyncio.Queue()
-        self._has_ticket = False
-
-    def write(self, data: bytes) -> None:
-        """Send a line, now or when there is a connection again."""
-        self._sent.append(data)
-        self._writer.write(data)
-
-    async def drain(self) -> None:
-        """Wait until what was written is on its way."""
-        await self._writer.drain()
-
-    def close(self) -> None:
-        """Close it once what was written is on its way."""
-        self._writer.close()
-
-    async def lines(self) -> AsyncIterator[bytes]:
-        """What the node sends, until it is gone."""
-        while True:
-            was_reset = False
-            try:
-                async for text in self._reader:
-                    if text.endswith(b"\n"):
-                        self._heard += 1
-                        yield text
-            except OSError as error:
-                was_reset = _was_reset(error) and self._has_ticket
-                self.silent = not _was_reset(error)
-            if not was_reset and self._returns.empty():
-                return
-            try:
-                await asyncio.wait_for(self._return(), env.get("PS_HEARTBEAT_TIMEOUT"))
-            except asyncio.TimeoutError:
-                self.silent = True
-                return
-
-    def ticket(self) -> str:
-        """What the node shows when it returns; from now on it is waited for."""
-        self._has_ticket = True
-        return secrets.token_hex(16)
-
-    def returns(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: int
-    ) -> None:
-        """The node has connected again, and had heard so many lines before."""
-        self._returns.put_nowait((reader, writer, heard))
-        self._writer.transport.abort()  # the scheduler may not have seen yet that it is no more
-
-    async def _return(self) -> None:
-        self._reader, self._writer, heard = await self._returns.get()
-        self._writer.write(b"%d\n" % self._heard + b"".join(self._sent[heard:]))
-
-
-class Door:
-    """The port to which nodes return; lives in the scheduler's asyncio loop."""
-
-    def __init__(self) -> None:
-        self._ends: Dict[str, SchedulerEnd] = {}
-        self._port = 0
-        self._strangers = 0
-
-    async def open(self, host: str) -> None:
-        """Listen at an address of this machine."""
-        self._server = await asyncio.start_server(self._meet, host, 0, limit=LINE_BYTES)
-        self._port = self._server.sockets[0].getsockname()[1]
-
-    def ticket(self, end: SchedulerEnd) -> Dict[str, Any]:
-        """What the node at this end needs to return."""
-        ticket = end.ticket()
-        self._ends[ticket] = end
-        return {"port": self._port, "ticket": ticket}
-
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= _STRANGERS:
-            writer.close()
-            return
-        self._strangers += 1
+    def _come_back(self) -> bool:
+        """Connect again; whether that is possible."""
+        if self._closed or self._back is None:
+            return False
+        name, port = self._back
         try:
-            keep_alive(writer.get_extra_info("socket"))
-            shown = json.loads(await asyncio.wait_for(reader.readline(), _PATIENCE))
-            self._ends[shown["ticket"]].returns(reader, writer, int(shown["heard"]))
-        except (asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError):
-            writer.close()
-        finally:
-            self._strangers -= 1
+            link, received = come_back((self._address, port), name, self._session)
+            with self._sending:
+                if self._pulse is not None:
+                    self._pulse.end()
+                self._link.close()
+                self._link = link
+                self._begin()
+                lost = self._session.after(received)
+                with suppress(OSError):  # it is reset once more
+                    link.sendall(lost)
+        except socket.timeout:
+            raise SilentError from None
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _messages(self) -> Iterator[Optional[Dict[str, Any]]]:
+        rest, silent = b"", 0
+        while len(rest) <= LINE_BYTES:
+            try:
+                data = self._link.recv(LINE_BYTES)
+            except socket.timeout:
+                silent += 1
+                if env.is_silent(silent):
+                    raise SilentError from None
+                yield None
+                continue
+            except OSError:
+                if not self._come_back():
+                    return
+                rest, silent = b"", 0
+                continue
+            if not data:
+                return
+            silent = 0
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield self._session.open(line) if line else None

@@ -13,19 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Callable
 
-SCHEDULER_ID = 1  # as ps-lite numbers nodes
+from .leaving import die
 
 _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-
-
-def server_id(rank: int) -> int:
-    """The ps-lite id of the server with this rank of ps-lite's."""
-    return 8 + 2 * rank
-
-
-def worker_id(rank: int) -> int:
-    """The ps-lite id of the worker with this rank of ps-lite's."""
-    return 9 + 2 * rank
 
 
 @lru_cache(maxsize=None)
@@ -73,27 +63,17 @@ def serve(
     process.
     """
     controller = _CONTROLLER_TYPE(control)
-    threading.Thread(
-        target=lambda: _check(library().MXKVStoreRunServer(node, controller, None)),
-        name="ps-lite",
-        daemon=True,
-    ).start()
+
+    def run() -> None:
+        try:
+            _check(library().MXKVStoreRunServer(node, controller, None))
+        except RuntimeError as error:
+            die(f"ps-lite: {error}")
+
+    threading.Thread(target=run, name="ps-lite", daemon=True).start()
     wait()
 
 
 def leave_alone(node: ctypes.c_void_p) -> None:
     """Let a worker leave without the others, when its handle is freed (see `serve`)."""
     _check(library().MXKVStoreSetBarrierBeforeExit(node, 0))
-
-
-def is_dead(node: ctypes.c_void_p, node_id: int, timeout: int) -> bool:
-    """Whether the node with this ps-lite id has not sent a heartbeat for `timeout` seconds.
-
-    The scheduler hears everybody's heartbeats, the others only the scheduler's. With a time-out
-    of 0 nobody is dead.
-    """
-    number = ctypes.c_int()
-    wrong = library().MXKVStoreGetNumDeadNode(
-        node, ctypes.c_int(node_id), ctypes.byref(number), ctypes.c_int(timeout)
-    )
-    return not wrong and number.value > 0  # ps-lite knows no nodes once it has left them

@@ -16,7 +16,8 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from .. import compression, env
-from ..launch import census, ps_lite, watch
+from ..launch import ps_lite
+from ..launch.joining import join
 from ..launch.leaving import die
 from ..launch.lifeline import Lifeline
 from ..log import logger
@@ -84,7 +85,6 @@ class Server:
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
-            self._lifeline.know(ps_lite.server_id(self._kv.rank))
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = Trace(f"server{self._kv.rank}")
 
@@ -147,12 +147,10 @@ def _aggregator(message: Dict[str, Any]) -> MessageCodec:
 
 def serve() -> None:
     """Serve until all workers are done."""
-    lifeline = census.join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+    lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
     env.export_for_ps_lite(lifeline.cluster)
     kv = mx.kv.create("dist")
-    watching = watch.scheduler(kv.handle, lifeline.name)
     server = Server(kv, env.server_threads(), lifeline)
     ps_lite.serve(kv.handle, server.control, lifeline.wait_for_workers)
-    watching.stop()
     server.close()
     lifeline.close()

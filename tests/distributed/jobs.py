@@ -635,7 +635,7 @@ def exit_code(arguments):
 
 
 def leaving(arguments):
-    """Exchange until worker `leaver` fails or ends its script."""
+    """Exchange until worker `leaver` fails, stands still or ends its script."""
     for step in itertools.count():
         tensor = mx.nd.ones(1)
         bps.byteps_push_pull(tensor, name="again")
@@ -646,6 +646,8 @@ def leaving(arguments):
                     raise ValueError("on purpose")
                 finally:
                     bps.shutdown()
+            if arguments["how"] == "stall":
+                time.sleep(1000)
             sys.exit(3 if arguments["how"] == "exit" else 0)
 
 
