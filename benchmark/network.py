@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 import subprocess
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 _SUBNET = "10.77.0"
 _QUEUE_SECONDS = 0.2  # what a link holds back before it drops packets
 _BURST_SECONDS = 0.001  # what it sends at once
+_BPF_RANDOM = 0xFFFFF038  # the address at which a packet filter finds a random number
 _LEAST_BURST = 32 * 1024
 
 
@@ -39,6 +40,10 @@ class Traffic(NamedTuple):
 def _ip(*words: str) -> str:
     done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
     return done.stdout
+
+
+def _tc(*words: str) -> None:
+    subprocess.run(["tc", *words], check=True, capture_output=True)
 
 
 class Network:
@@ -96,6 +101,10 @@ class Network:
             raise
         return self
 
+    def _ends(self, host: int) -> List[Tuple[str, str]]:
+        """The namespaces and devices of the two ends of a host's link."""
+        return [(self._namespace(-1), f"port{host}"), (self._namespace(host), self.interface)]
+
     def _link(self, host: int) -> None:
         hub, name, port = self._namespace(-1), self._namespace(host), f"port{host}"
         _ip("netns", "add", name)
@@ -105,18 +114,53 @@ class Network:
         _ip("-n", name, "address", "add", f"{self.addresses[host]}/24", "dev", self.interface)
         for device in ("lo", self.interface):
             _ip("-n", name, "link", "set", device, "up")
-        self._shape(hub, port)
-        self._shape(name, self.interface)
+        self.shape(host, self._rate)
 
-    def _shape(self, namespace: str, device: str) -> None:
-        burst = max(_LEAST_BURST, int(self._rate / 8 * _BURST_SECONDS))
-        limit = burst + int(self._rate / 8 * _QUEUE_SECONDS)
-        words = f"-n {namespace} qdisc add dev {device} root tbf rate {self._rate:.0f}bit"
-        subprocess.run(
-            ["tc", *words.split(), "burst", str(burst), "limit", str(limit)],
-            check=True,
-            capture_output=True,
-        )
+    def shape(self, host: int, rate: float) -> None:
+        """Give a host's link a rate of its own."""
+        burst = max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
+        limit = burst + int(rate / 8 * _QUEUE_SECONDS)
+        words = f"root tbf rate {rate:.0f}bit burst {burst} limit {limit}".split()
+        for namespace, device in self._ends(host):
+            _tc("-n", namespace, "qdisc", "replace", "dev", device, *words)
+
+    def link_down(self, host: int) -> None:
+        """Let nothing through to a host nor from it, until `link_up`."""
+        _ip("-n", self._namespace(-1), "link", "set", f"port{host}", "down")
+
+    def link_up(self, host: int) -> None:
+        """Let everything through again."""
+        _ip("-n", self._namespace(-1), "link", "set", f"port{host}", "up")
+
+    def lose(self, host: int, share: float) -> None:
+        """Lose this share of the packets of each direction of a host's link, at random.
+
+        A classifier sends them to a class that has room for none.
+        """
+        program = f"4,32 0 0 {_BPF_RANDOM},53 0 1 {int(share * 2**32)},6 0 0 0,6 0 0 {2**32 - 1}"
+        words = [
+            "qdisc replace dev {} root handle 1: htb default 1",
+            f"class add dev {{}} parent 1: classid 1:1 htb rate {self._rate:.0f}bit quantum 60000",
+            "class add dev {} parent 1: classid 1:2 htb rate 1kbit quantum 1500",
+            "qdisc add dev {} parent 1:2 bfifo limit 1",
+        ]
+        for namespace, device in self._ends(host):
+            for each in words:
+                _tc("-n", namespace, *each.format(device).split())
+            match = f"filter add dev {device} parent 1: bpf bytecode".split()
+            _tc("-n", namespace, *match, program, "flowid", "1:2")
+
+    def lost(self, host: int) -> int:
+        """How many packets from a host its link has dropped."""
+        words = ["tc", "-n", self._namespace(host), "-s", "-j", "qdisc", "show"]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        return sum(queue["drops"] for queue in json.loads(done.stdout) if queue["kind"] == "bfifo")
+
+    def reset(self, host: int) -> None:
+        """Reset all TCP connections of a host."""
+        words = ["ip", "netns", "exec", self._namespace(host)]
+        words += "ss --kill --tcp state established".split()
+        subprocess.run(words, check=True, capture_output=True)
 
     def command(self, host: int, words: Sequence[str]) -> List[str]:
         """What runs a command on a host, or on the hub (-1).

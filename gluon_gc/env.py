@@ -21,6 +21,12 @@ class ConfigurationError(ValueError):
 
 
 _BY_NAME = {variable.name: variable for variable in TABLE}
+_DEFAULTS_OF_OURS = (
+    "MXNET_KVSTORE_BIGARRAY_BOUND",
+    "PS_HEARTBEAT_INTERVAL",
+    "PS_HEARTBEAT_TIMEOUT",
+    "PS_RESEND_TIMEOUT",
+)
 _COPIES = ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
 
 
@@ -187,6 +193,15 @@ def heartbeat_timeout() -> int:
     return get("PS_HEARTBEAT_TIMEOUT") if get("PS_HEARTBEAT_INTERVAL") else 0
 
 
+def is_silent(intervals: int) -> bool:
+    """Whether a node is dead that has given no sign of life for so many PS_HEARTBEAT_INTERVAL.
+
+    They are those of who listens: while it is suspended, it counts none, and accuses nobody.
+    """
+    interval = get("PS_HEARTBEAT_INTERVAL")
+    return interval > 0 and intervals * interval > max(heartbeat_timeout(), interval)
+
+
 def traced_steps() -> range:
     """The steps that BYTEPS_TRACE_ON records, counted from 1.
 
@@ -255,11 +270,20 @@ def prepare_engine() -> None:
     values = {name: max(get(name), threads) for name in _COPIES}
     if threads:
         values["MXNET_CPU_WORKER_NTHREADS"] = threads
-    for name in ("MXNET_KVSTORE_BIGARRAY_BOUND", "PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"):
+    for name in _DEFAULTS_OF_OURS:
         values[name] = get(name)
     for name, value in values.items():
         if not is_set(name):
             os.environ[name] = str(value)
+
+
+def prepare_horovod() -> None:
+    """Set, where the user did not, when Horovod warns of a stall and gives up: before it starts."""
+    warn_after, give_up_after = get("GLUON_GC_STALL_SECONDS"), get("GLUON_GC_TIMEOUT")
+    first = min(filter(None, (warn_after, give_up_after)), default=0)
+    values = {"STALL_CHECK_TIME_SECONDS": first, "STALL_SHUTDOWN_TIME_SECONDS": give_up_after}
+    for name, value in (values if first else {"STALL_CHECK_DISABLE": 1}).items():
+        os.environ.setdefault(f"HOROVOD_{name}", str(value))
 
 
 def for_child(changes: Mapping[str, Optional[str]]) -> dict[str, str]:

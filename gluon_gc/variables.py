@@ -152,21 +152,48 @@ TABLE = (
     # Faults.
     Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds to wait for the scheduler"),
     Variable(
+        "GLUON_GC_STALL_SECONDS",
+        60,
+        "count",
+        "seconds that workers wait in vain until it is said for whom; 0: never",
+        alike=True,
+    ),
+    Variable(
+        "GLUON_GC_TIMEOUT",
+        0,
+        "count",
+        "seconds after which they give up, and all nodes end; 0: never",
+        alike=True,
+    ),
+    Variable(
+        "GLUON_GC_SECRET",
+        None,
+        "text",
+        "the same on all nodes of a cluster: who does not have it is not let in",
+    ),
+    Variable(
         "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none", alike=True
     ),
     Variable(
         "PS_HEARTBEAT_TIMEOUT",
-        10,
+        30,
         "positive",
-        "seconds without one until a node is dead",
+        "seconds without one until a node is dead; a link may be down for half as long",
         alike=True,
     ),
     Variable(
         "PS_RESEND",
         False,
         "flag",
-        "1: ps-lite sends again what is not acknowledged, which TCP does as well",
+        "1: ps-lite sends again what is not acknowledged, as where connections are reset; TCP "
+        "does so within one connection",
         alike=True,
+    ),
+    Variable(
+        "PS_RESEND_TIMEOUT",
+        6000,
+        "positive",
+        "milliseconds after which PS_RESEND sends again; a process ends after ten times as many",
     ),
     # For development, and what is set for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),

@@ -77,6 +77,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+export GLUON_GC_SECRET=${GLUON_GC_SECRET:-$(od -An -N 16 -t x1 /dev/urandom | tr -d ' \n')}
 settings=$(settings)
 start scheduler "${hosts[0]}" ./scheduler.sh
 for ((server = 0; server < DMLC_NUM_SERVER; server++)); do

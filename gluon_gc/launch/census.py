@@ -1,39 +1,42 @@
 """How the nodes of a cluster meet at the scheduler's port, before ps-lite takes it.
 
 ps-lite must know how many worker processes there are, and only machines with workers know how many
-of them they run. So every node tells the scheduler what it is, in a line of JSON. The scheduler
-answers when all have come, and leaves the port to ps-lite; the connections stay (`lifeline`).
+of them they run. So every node tells the scheduler what it is (`joining`). The scheduler answers
+when all have come, and leaves the port to ps-lite; the connections stay (`nodes`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import socket
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional
 
 from .. import env
 from ..env import Cluster, ConfigurationError
 from ..log import logger
 from ..version import __version__
-from .lifeline import LINE_BYTES, Lifeline, Lifelines, keep_alive, line
+from .nodes import Node, Nodes
+from .session import LINE_BYTES, OtherSecretError, Session, nonce, parsed, unsealed
 
 _REMIND = 30  # seconds after which the scheduler says who is missing
-_PATIENCE = 10  # seconds for a node's line, once it is connected
-_ZEROMQ = b"\xff"  # how ZeroMQ begins, and so MXNet's own nodes
+_PATIENCE = 10  # seconds in which a node says what it is, once it is connected
+_UNKNOWN = 64  # connections that have not; then the oldest is closed for a new one
+_MOST = 65536  # workers and workers a machine; more are a stranger's
+ZEROMQ = b"\xff"
+"""How ZeroMQ begins, and so MXNet's own nodes."""
 
 
-def _must_be_alike() -> Dict[str, Any]:
+def must_be_alike() -> Dict[str, Any]:
+    """What all nodes must have alike."""
     return {"version of gluon_gc": __version__, **env.alike()}
 
 
-class _Census(Lifelines):
+class _Census(Nodes):
     """What the scheduler knows so far."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -42,53 +45,79 @@ class _Census(Lifelines):
         self._all_came = asyncio.Event()  # as many as are expected, whether they fit or not
         self._servers = 0
         self._first_worker = ""
-        self._strangers: Set[str] = set()
+        self._unknown: Dict[asyncio.StreamWriter, None] = {}  # in the order in which they came
+        self._refused: Dict[str, None] = {}  # who was not let in, and why
+        self.port = 0  # to which nodes come back
+        self._waited = 0  # seconds since the last node came
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in whoever connects; one who does not speak as our nodes do is shut out."""
-        hello = await self._hello(reader, writer)
-        if hello is None:
+        if len(self._unknown) >= _UNKNOWN:
+            next(iter(self._unknown)).transport.abort()
+        self._unknown[writer] = None
+        node = None
+        with suppress(OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
+            node = await asyncio.wait_for(self._admitted(reader, writer), _PATIENCE)
+        self._unknown.pop(writer, None)
+        if node is None:
             writer.close()
             return
-        keep_alive(writer.get_extra_info("socket"))
-        name = self._enter(hello, writer)
         if self.problem:
-            writer.write(line({"problem": self.problem}))
-        await self.attend(name, reader)
+            node.tell(problem=self.problem)
+        await self.attend(node)
 
-    async def _hello(
+    async def _admitted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Optional[Dict[str, Any]]:
-        try:
-            first = await asyncio.wait_for(reader.read(1), _PATIENCE)
-            if first == _ZEROMQ:
-                self._warn_of(writer.get_extra_info("peername")[0])
-            if first != b"{":
-                return None
-            hello = json.loads(first + await asyncio.wait_for(reader.readline(), _PATIENCE))
-            _check(hello)
-            return hello
-        except (asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError):
+    ) -> Optional[Node]:
+        """Who it is; None or an error if it is none of ours, or has another secret."""
+        host = writer.get_extra_info("peername")[0]
+        first = await reader.read(1)
+        if first == ZEROMQ:
+            self._refuse(
+                f"a node at {host} is not gluon_gc's but MXNet's own, and is not let in; start "
+                "servers and the scheduler with bpslaunch, and workers with bps.init()"
+            )
+        if first != b"{":
             return None
+        theirs, ours = parsed(first + await reader.readline())["nonce"], nonce()
+        if len(theirs) != len(ours):
+            return None
+        session = Session(env.get("GLUON_GC_SECRET"), theirs, ours, is_node=False)
+        writer.write(session.seal({"nonce": ours}))
+        line = await reader.readline()
+        try:
+            hello = session.open(line)
+        except OtherSecretError as error:
+            hello = unsealed(line)
+            _check(hello)
+            name = "a server" if hello["role"] == "server" else f"worker {hello['rank']}"
+            self._refuse(f"{name} at {host} has {error} GLUON_GC_SECRET, and is not let in")
+            return None
+        _check(hello)
+        if self.all_here.is_set():
+            return None
+        del self._unknown[writer]
+        return self._enter(hello, session, reader, writer)
 
-    def _warn_of(self, host: str) -> None:
-        if host not in self._strangers:
-            self._strangers.add(host)
-            logger.warning("scheduler: %s", _stranger(host))
+    def _refuse(self, who: str) -> None:
+        if who not in self._refused:
+            self._refused[who] = None
+            logger.warning("scheduler: %s", who)
 
-    def _enter(self, hello: Dict[str, Any], writer: asyncio.StreamWriter) -> str:
-        """Count a node in; what it is called."""
+    def _enter(self, hello: Dict[str, Any], session: Session, *streams: Any) -> Node:
+        """Count a node in."""
         rank = hello["rank"]
         if hello["role"] == "server":
             rank, self._servers = self._servers, self._servers + 1
         name = f"{hello['role']} {rank}"
         logger.info("scheduler: %s has come", name)
         problem = self._difference(name, hello)
-        while name in self.writers:
+        while name in self.nodes:
             problem = problem or f"{name} came twice: every machine needs its own DMLC_WORKER_ID"
             name = f"another {name}"
-        self.writers[name] = writer
-        if len(self.writers) >= self.cluster.num_server + self.cluster.total_workers:
+        node = self.nodes[name] = Node(name, session, *streams)
+        self._waited = 0
+        if len(self.nodes) >= self.cluster.num_server + self.cluster.total_workers:
             self._all_came.set()
         if self._servers > self.cluster.num_server:
             problem = f"there are more servers than DMLC_NUM_SERVER, {self.cluster.num_server}"
@@ -96,10 +125,10 @@ class _Census(Lifelines):
             self.fail(f"the cluster does not fit together: {problem}")
         elif not self.missing() and not self.problem:
             self._answer()
-        return name
+        return node
 
     def _difference(self, name: str, hello: Dict[str, Any]) -> str:
-        for variable, value in _must_be_alike().items():
+        for variable, value in must_be_alike().items():
             other = hello["alike"].get(variable)
             if other != value:
                 return f"{name} has {variable} {other}, but the scheduler has {value}"
@@ -120,20 +149,30 @@ class _Census(Lifelines):
         """The nodes that have not come yet; of each machine only the first, if none came at all."""
         expected = [f"server {i}" for i in range(self.cluster.num_server)]
         expected += [f"worker {i}" for i in range(self.cluster.total_workers)]
-        return [name for name in expected if name not in self.writers]
+        return [name for name in expected if name not in self.nodes]
 
     def _answer(self) -> None:
         self.all_here.set()
-        for name, writer in self.writers.items():
-            writer.write(line({"name": name, "local_size": self.cluster.local_size}))
+        for writer in self._unknown:
+            writer.transport.abort()
+        self.stalls.expect([name for name in self.nodes if name.startswith("worker")])
+        for node in self.nodes.values():
+            node.comes_back = True
+            node.tell(name=node.name, local_size=self.cluster.local_size, port=self.port)
 
     async def remind(self) -> None:
-        """Say from time to time who is missing."""
-        while True:
-            await asyncio.sleep(_REMIND)
-            logger.warning("scheduler: waits for %s", ", ".join(self.missing()))
-            for host in self._strangers:
-                logger.warning("scheduler: %s", _stranger(host))
+        """Say from time to time who is missing, and give up in the end."""
+        patience = env.get("GLUON_GC_TIMEOUT")
+        while not self.problem:
+            await asyncio.sleep(1)
+            self._waited += 1
+            missing = ", ".join(self.missing())
+            if patience and self._waited >= patience:
+                self.fail(f"{missing} did not come within {patience} s (GLUON_GC_TIMEOUT)")
+            elif self._waited % _REMIND == 0:
+                logger.warning("scheduler: waits for %s", missing)
+                for who in self._refused:
+                    logger.warning("scheduler: %s", who)
 
     async def aftermath(self) -> None:
         """Tell those who come late, as long as they look for the scheduler."""
@@ -143,31 +182,31 @@ class _Census(Lifelines):
 
 def _check(hello: Dict[str, Any]) -> None:
     """Raise ValueError, KeyError or TypeError unless a node says this."""
+    rank, local_size = hello["rank"], hello["local_size"]
     if hello["role"] not in ("worker", "server") or not isinstance(hello["alike"], dict):
         raise ValueError
     if hello["role"] == "worker":
-        int(hello["rank"]), int(hello["local_size"])
-
-
-def _stranger(host: str) -> str:
-    return (
-        f"a node at {host} is not gluon_gc's but MXNet's own, and is not let in; start servers and "
-        "the scheduler with bpslaunch, and workers with bps.init()"
-    )
+        if type(rank) is not int or type(local_size) is not int:
+            raise TypeError
+        if not 0 <= rank < _MOST or not 0 < local_size < _MOST:
+            raise ValueError
 
 
 async def _hold(cluster: Cluster, listener: socket.socket, held: Future) -> None:
     census = _Census(cluster)
+    census.port = await census.door.open(cluster.root_uri)
     server = await asyncio.start_server(census.meet, sock=listener, limit=LINE_BYTES)
     reminder = asyncio.ensure_future(census.remind())
+    watch = asyncio.ensure_future(census.watch())
     await census.all_here.wait()
     reminder.cancel()
     server.close()
     held.set_result(census)
-    await asyncio.Event().wait()  # the connections are listened to as long as the process lives
+    await watch
+    await asyncio.Event().wait()  # `census` ends this process
 
 
-def hold(cluster: Cluster) -> Lifelines:
+def hold(cluster: Cluster) -> Nodes:
     """The scheduler's part: wait for all nodes.
 
     Ends the process if a node leaves before that, or if two do not fit together: they say they are
@@ -175,7 +214,7 @@ def hold(cluster: Cluster) -> Lifelines:
 
     Returns
     -------
-    Lifelines
+    Nodes
         The connections to the nodes. Its `cluster` has the workers a machine, and the number of
         this address.
 
@@ -226,73 +265,3 @@ def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return f"DMLC_PS_ROOT_URI must be an address of the scheduler's own machine, got {host!r}"
     return f"cannot listen on port {port} of {host}: {error.strerror}"
-
-
-def join(cluster: Cluster, timeout: float) -> Lifeline:
-    """Any other node's part: tell the scheduler, and wait until all are there.
-
-    Parameters
-    ----------
-    timeout : float
-        Seconds within which the scheduler must be reached.
-
-    Returns
-    -------
-    Lifeline
-        The connection to the scheduler. Its `cluster` has the workers a machine, and the number of
-        the scheduler's address.
-
-    Raises
-    ------
-    ConnectionError
-        There is no scheduler in time, it leaves before all are there, or is MXNet's own.
-    RuntimeError
-        What `hold` finds.
-    """
-    hello = {name: getattr(cluster, name) for name in ("role", "rank", "local_size")}
-    hello["alike"] = _must_be_alike()
-    address = f"{cluster.root_uri}:{cluster.root_port}"
-    link = _connected(cluster.root_uri, cluster.root_port, timeout)
-    keep_alive(link)
-    link.sendall(line(hello))
-    text = _line_from(link)
-    if text.startswith(_ZEROMQ):
-        raise ConnectionError(
-            f"the scheduler at {address} is not gluon_gc's but MXNet's own; "
-            "start it with DMLC_ROLE=scheduler bpslaunch"
-        )
-    if not text:
-        raise ConnectionError(f"the scheduler at {address} left before all nodes were there")
-    answer = json.loads(text)
-    if "problem" in answer:
-        raise RuntimeError(answer["problem"])
-    uri = link.getpeername()[0]
-    cluster = replace(cluster, root_uri=uri, local_size=answer["local_size"])
-    return Lifeline(link, answer["name"], cluster)
-
-
-def _line_from(link: socket.socket) -> bytes:
-    """A line, or only its first byte where that is ZeroMQ's; nothing if the connection ends."""
-    try:
-        with link.makefile("rb", buffering=0) as lines:
-            first = lines.read(1)
-            return first if first == _ZEROMQ else first + lines.readline()
-    except OSError:
-        return b""
-
-
-def _connected(host: str, port: int, timeout: float) -> socket.socket:
-    """A connection to the scheduler, which may start later."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            link = socket.create_connection((host, port), timeout=max(1.0, timeout))
-            link.settimeout(None)
-            return link
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise ConnectionError(
-                    f"no scheduler at {host}:{port} within {timeout:g} s ({error}); "
-                    "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
-                ) from None
-            time.sleep(0.2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -109,6 +110,7 @@ def _cluster_here(machines: int, workers: int, servers: int) -> Dict[str, Option
         "BYTEPS_LOCAL_RANK": "0",
         "BYTEPS_LOCAL_SIZE": "1",
         "BYTEPS_FORCE_DISTRIBUTED": "1",
+        "GLUON_GC_SECRET": env.get("GLUON_GC_SECRET") or secrets.token_hex(16),
         "OMP_NUM_THREADS": str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers)),
     }
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NoReturn, Optional, Type
+from typing import Any, Callable, NoReturn, Optional, Type
 
 from ..log import logger
 
@@ -17,7 +17,7 @@ def die(message: str) -> NoReturn:
     """Say why and end the process at once: its main thread may wait for good inside MXNet."""
     _flush()
     logger.critical(message)
-    _end(1)
+    end(1)
 
 
 def _flush() -> None:
@@ -26,7 +26,8 @@ def _flush() -> None:
             stream.flush()
 
 
-def _end(code: int) -> NoReturn:
+def end(code: int) -> NoReturn:
+    """End the process at once, without what Python and MXNet do at exit."""
     _flush()
     os._exit(code)
 
@@ -55,6 +56,7 @@ class Ending:
     def __init__(self) -> None:
         self._store: Any = None
         self._abandoned = False
+        self._stay: Optional[Callable[[], None]] = None
         self._status: Any = None
         self._show, self._exit = sys.excepthook, sys.exit
         sys.excepthook, sys.exit = self._fail, self._note
@@ -67,13 +69,22 @@ class Ending:
         Raises
         ------
         RuntimeError
-            The process has abandoned one.
+            The process has abandoned one, or stays in one.
         """
         if self._abandoned:
             raise RuntimeError(
                 "this process has left its cluster because of an error, and can join no other"
             )
+        if self._stay is not None:
+            raise RuntimeError(
+                "a process can join only one cluster with PS_RESEND=1, since ps-lite cannot be "
+                "stopped then; do without suspend(), or PS_RESEND"
+            )
         self._store = store
+
+    def stays(self, stay: Callable[[], None]) -> None:
+        """The process stays connected to the last. In the end `stay` returns when it may go."""
+        self._store, self._stay = None, stay
 
     def abandoned(self) -> None:
         """The backend has left without the others: the process can only end now."""
@@ -92,28 +103,30 @@ class Ending:
         self._exit(status)
 
     def _finish(self) -> None:
-        if self._store is None:
-            return
         code = self._status if isinstance(self._status, int) else int(self._status is not None)
-        if self._abandoned:
-            _end(code or 1)
-        if code:
-            self._leave(failure(SystemExit(self._status)), code)
-        error = getattr(sys, "last_value", None)
-        if error is not None and not _interactive():  # which an excepthook after ours has shown
-            self._leave(failure(error), 1)
-        try:
-            self._store.close()
-        except BaseException as error:
-            self._fail(type(error), error, error.__traceback__)
+        error = getattr(sys, "last_value", None) if not _interactive() else None
+        if self._store is not None:
+            if self._abandoned:
+                end(code or 1)
+            if code:
+                self._leave(failure(SystemExit(self._status)), code)
+            if error is not None:  # which an excepthook after ours has shown
+                self._leave(failure(error), 1)
+            try:
+                self._store.close()
+            except BaseException as failed:
+                self._fail(type(failed), failed, failed.__traceback__)
+        if self._stay is not None:
+            self._stay()
+            end(code or int(error is not None))
 
     def _leave(self, why: str, code: int) -> NoReturn:
         if not self._abandoned:
             self._store.abandon(why)
-        _end(code)
+        end(code)
 
     def _forget(self) -> None:
-        self._store = None
+        self._store = self._stay = None
 
 
 def _interactive() -> bool:

@@ -1,43 +1,23 @@
-"""The connections on which nodes met the scheduler, which stay open for the whole job.
+"""The connection on which a node met the scheduler, which stays open for the whole job.
 
-The end of one means that its node is gone; the scheduler tells all others who and why, and they
-leave. A node that is done says so first. Messages are lines of JSON.
+Its end means that one of the two is gone, and so does silence. The scheduler tells all nodes who is
+gone and why (`nodes`), and they leave. A node that is done says so first.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import socket
 import threading
 from typing import Any, Dict, List, Tuple
 
 from .. import env
 from ..env import Cluster
+from ..log import logger
+from .connection import Connection, SilentError
 from .leaving import die
+from .progress import Progress
 
-LINE_BYTES = 8192
-"""The most that a line may have."""
 _WHY_CHARACTERS = 1000  # of a reason, which may be anything that a script raises
-_HEAD_START = 0.2  # seconds that one who failed ends before all others: launchers see it first
-
-
-def line(message: Dict[str, Any]) -> bytes:
-    """A message as it is sent."""
-    return json.dumps(message).encode() + b"\n"
-
-
-def keep_alive(link: socket.socket) -> None:
-    """Let a connection end once the other machine has been silent for PS_HEARTBEAT_TIMEOUT."""
-    timeout = env.heartbeat_timeout()
-    if timeout:
-        probes = min(timeout, 4)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, timeout // probes))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, timeout // probes))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
 
 
 class Lifeline:
@@ -45,36 +25,33 @@ class Lifeline:
 
     Parameters
     ----------
-    link : socket
-        Connected to the scheduler, which has everybody now.
+    connection : Connection
+        To the scheduler, which has everybody now.
     name : str
         What the scheduler calls this node.
     cluster : Cluster
         As all nodes know it now.
+
+    Attributes
+    ----------
+    progress : Progress
+        What the scheduler is told of, so that it sees a stall.
     """
 
-    def __init__(self, link: socket.socket, name: str, cluster: Cluster) -> None:
+    def __init__(self, connection: Connection, name: str, cluster: Cluster) -> None:
         self.name = name
         self.cluster = cluster
-        self._link = link
-        self._lines = link.makefile("rb", buffering=0)
+        self.progress = Progress()
+        self._connection = connection
+        self._told = self.progress.now()
         self._exchanges = 0
         self._left: List[Tuple[str, int]] = []
         self._all_left = threading.Event()
+        self._over = threading.Event()
         self._closed = False
-        os.register_at_fork(after_in_child=self._close)  # else a child would keep it open
-        threading.Thread(target=self._listen, name="gluon_gc lifeline", daemon=True).start()
-
-    def tell(self, **message: Any) -> None:
-        """Tell the scheduler."""
-        try:
-            self._link.sendall(line(message))
-        except OSError:
-            pass  # `_listen` sees it too
-
-    def know(self, node_id: int) -> None:
-        """Tell the scheduler which node of ps-lite this is."""
-        self.tell(id=node_id)
+        os.register_at_fork(after_in_child=self._forget)  # else a child would keep it open
+        self._thread = threading.Thread(target=self._listen, name="gluon_gc lifeline", daemon=True)
+        self._thread.start()
 
     def next_exchange(self) -> None:
         """Count an exchange that needs all workers; it ends the process if one has left before."""
@@ -83,26 +60,34 @@ class Lifeline:
 
     def leave(self) -> None:
         """Wait until all workers leave."""
-        self.tell(left=self._exchanges)
-        self._all_left.wait()
+        self._connection.tell(left=self._exchanges)
+        with self.progress.waiting():
+            self._all_left.wait()
+
+    def stay(self) -> None:
+        """Wait until all workers come here or are done."""
+        self._connection.tell(ready=True)
+        self.wait_for_workers()
+
+    def wait_for_workers(self) -> None:
+        """Wait until all workers are done, or `stay` until then."""
+        self._over.wait()
 
     def abandon(self, why: str) -> None:
         """Leave now; all others end, and say why."""
-        self._fail(f"{self.name} has failed: {why}")
+        self._closed = True
+        self._connection.tell(failed=why[:_WHY_CHARACTERS])
 
     def close(self) -> None:
-        """This node is done."""
-        self.tell(done=True)
-        self._close()
-
-    def _fail(self, problem: str) -> None:
+        """This node is done; returns when the scheduler knows."""
         self._closed = True
-        self.tell(problem=problem[:_WHY_CHARACTERS])
+        self._connection.tell(done=True)
+        self._thread.join(env.get("PS_HEARTBEAT_TIMEOUT"))
+        self._connection.close()
 
-    def _close(self) -> None:
+    def _forget(self) -> None:
         self._closed = True
-        self._lines.close()
-        self._link.close()
+        self._connection.forget()
 
     def _check(self) -> None:
         for name, exchanges in self._left:
@@ -111,107 +96,42 @@ class Lifeline:
                     f"{name} has left after {exchanges} exchanges, but {self.name} has begun "
                     "another: one script ended, or called sys.exit(), before the other"
                 )
-                self._fail(problem)
+                self._closed = True
+                self._connection.tell(problem=problem)
                 die(f"{self.name} ends: {problem}")
 
     def _listen(self) -> None:
         try:
-            for message in map(json.loads, self._lines):
-                if "problem" in message:
-                    self._die(message["problem"])
-                elif "left" in message:
-                    self._left.append((message["left"], message["exchanges"]))
-                    self._check()
+            for message in self._connection.messages:
+                if message is None:
+                    self._report()
                 else:
-                    self._all_left.set()
-        except (OSError, ValueError):
-            pass
-        self._die("the scheduler is gone")
+                    self._heed(message)
+            self._die("the scheduler is gone")
+        except SilentError:
+            self._die(f"no heartbeat for {env.heartbeat_timeout()} s from the scheduler")
+        except (ValueError, KeyError):
+            self._die("the scheduler is gone")  # what it said was not whole
+
+    def _heed(self, message: Dict[str, Any]) -> None:
+        if "problem" in message:
+            self._die(message["problem"])
+        elif "warning" in message:
+            logger.warning("%s: %s", self.name, message["warning"])
+        elif "left" in message:
+            self._left.append((message["left"], message["exchanges"]))
+            self._check()
+        elif "over" in message:
+            self._over.set()
+        else:
+            self._all_left.set()
+
+    def _report(self) -> None:
+        progress = self.progress.now()
+        if progress != self._told and not self._closed:
+            self._told = progress
+            self._connection.tell(**progress)
 
     def _die(self, problem: str) -> None:
         if not self._closed:
             die(f"{self.name} ends: {problem}")
-
-
-class Lifelines:
-    """The scheduler's ends of all nodes' connections; lives in an asyncio loop.
-
-    Attributes
-    ----------
-    problem : str
-        Why the cluster ends; empty while all is well.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.problem = ""
-        self.writers: Dict[str, asyncio.StreamWriter] = {}
-        self.ids: Dict[int, str] = {}
-        self._left: Dict[str, int] = {}
-        self._done: List[str] = []
-        self._all_done = threading.Event()
-        self._loop = asyncio.get_running_loop()
-
-    async def attend(self, name: str, reader: asyncio.StreamReader) -> None:
-        """Listen to a node until it is gone."""
-        try:
-            async for text in reader:
-                self._heed(name, json.loads(text))
-        except (OSError, ValueError):
-            pass
-        if name not in self._done:
-            self.fail(f"{name} is gone")
-
-    def _heed(self, name: str, message: Dict[str, Any]) -> None:
-        if "problem" in message:
-            self.fail(message["problem"])
-        elif "id" in message:
-            self.ids[message["id"]] = name
-        elif "left" in message:
-            self._left[name] = message["left"]
-            self._tell(left=name, exchanges=message["left"])
-            if len(self._left) == self.cluster.total_workers:
-                self._tell(all_left=True)
-        else:
-            self._done.append(name)
-            if len(self._done) == len(self.writers):
-                self._all_done.set()
-
-    def _tell(self, **message: Any) -> None:
-        for name, writer in self.writers.items():
-            if name not in self._done:
-                writer.write(line(message))
-
-    def fail(self, problem: str) -> None:
-        """End all nodes, and this process."""
-        if not self.problem:
-            self.problem = problem
-            self._ending = asyncio.ensure_future(self._end())
-
-    async def _end(self) -> None:
-        await asyncio.sleep(_HEAD_START)
-        self._tell(problem=self.problem)
-        await self.aftermath()
-        for name, writer in self.writers.items():
-            if name not in self._done:
-                try:
-                    await asyncio.wait_for(writer.drain(), 1)
-                except (OSError, asyncio.TimeoutError):
-                    pass  # it is the one that is gone
-        die(f"scheduler ends: {self.problem}")
-
-    async def aftermath(self) -> None:
-        """What there is still to do once all have been told of a problem."""
-
-    # For other threads
-
-    def fail_soon(self, problem: str) -> None:
-        """`fail`, from any thread."""
-        self._loop.call_soon_threadsafe(self.fail, problem)
-
-    def close(self, timeout: float) -> None:
-        """Wait until all nodes are done, from another thread than the loop's."""
-        if not self._all_done.wait(timeout):
-            late = [name for name in self.writers if name not in self._done]
-            self.fail_soon(f"{', '.join(late)} did not leave within {timeout:g} s")
-            threading.Event().wait()  # until the loop ends this process

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import threading
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Callable
 
-SCHEDULER_ID = 1  # as ps-lite numbers nodes
+from .leaving import die
 
 _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-
-
-def server_id(rank: int) -> int:
-    """The ps-lite id of the server with this rank of ps-lite's."""
-    return 8 + 2 * rank
-
-
-def worker_id(rank: int) -> int:
-    """The ps-lite id of the worker with this rank of ps-lite's."""
-    return 9 + 2 * rank
 
 
 @lru_cache(maxsize=None)
@@ -60,19 +51,29 @@ def create() -> ctypes.c_void_p:
     return handle
 
 
-def serve(node: ctypes.c_void_p, control: Callable[[int, bytes, object], None]) -> None:
-    """Serve until all workers are done; `control` takes the commands that workers send."""
-    _check(library().MXKVStoreRunServer(node, _CONTROLLER_TYPE(control), None))
+def serve(
+    node: ctypes.c_void_p,
+    control: Callable[[int, bytes, object], None],
+    wait: Callable[[], None],
+) -> None:
+    """Serve until `wait` returns; `control` takes the commands that workers send.
 
-
-def is_dead(node: ctypes.c_void_p, node_id: int, timeout: int) -> bool:
-    """Whether the node with this ps-lite id has not sent a heartbeat for `timeout` seconds.
-
-    The scheduler hears everybody's heartbeats, the others only the scheduler's. With a time-out
-    of 0 nobody is dead.
+    ps-lite's own end is left out: it waits for all nodes, also for those that are gone, and counts
+    some twice where PS_RESEND is set. A thread stays in ps-lite, so that `leaving.end` must end the
+    process.
     """
-    number = ctypes.c_int()
-    wrong = library().MXKVStoreGetNumDeadNode(
-        node, ctypes.c_int(node_id), ctypes.byref(number), ctypes.c_int(timeout)
-    )
-    return not wrong and number.value > 0  # ps-lite knows no nodes once it has left them
+    controller = _CONTROLLER_TYPE(control)
+
+    def run() -> None:
+        try:
+            _check(library().MXKVStoreRunServer(node, controller, None))
+        except RuntimeError as error:
+            die(f"ps-lite: {error}")
+
+    threading.Thread(target=run, name="ps-lite", daemon=True).start()
+    wait()
+
+
+def leave_alone(node: ctypes.c_void_p) -> None:
+    """Let a worker leave without the others, when its handle is freed (see `serve`)."""
+    _check(library().MXKVStoreSetBarrierBeforeExit(node, 0))

@@ -17,10 +17,11 @@ def main(role: str) -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder, whose modules are to be found within gluon_gc only
     from gluon_gc.env import ConfigurationError
-    from gluon_gc.launch.leaving import die
+    from gluon_gc.launch.leaving import die, end
 
     try:
         import_module(SERVICES[role]).serve()
+        end(0)
     except (ImportError, OSError, RuntimeError, ConfigurationError) as error:
         die(f"{role}: {error}")
 

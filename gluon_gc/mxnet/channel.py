@@ -28,12 +28,20 @@ class Metered:
 
     def __init__(self, meter: NDArray) -> None:
         self._meter = meter
+        self._now = operators.now_in(meter)
         self._before: Dict[str, float] = {}  # what `done` leaves out
 
     def done(self) -> Dict[str, float]:
         """What was done since `count_again`; waits until it is."""
         so_far = operators.read_meter(self._meter)
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
+
+    def under_way(self) -> Tuple[int, bool]:
+        """How many messages were made so far, and if the answer to the last is to come.
+
+        Waits for nothing, and any thread may ask.
+        """
+        return operators.messages_in(self._now)
 
     def count_again(self) -> None:
         """Let `done` begin at zero; the meter goes on, since errors say its number of the step."""

@@ -106,7 +106,7 @@ def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> 
 
 def new_meter() -> NDArray:
     """A meter that says that nothing was done."""
-    return mx.nd.zeros(len(METER) + 3 * KEPT_SPANS, dtype="float64")
+    return mx.nd.array(np.zeros(len(METER) + 3 * KEPT_SPANS), dtype="float64")
 
 
 def read_meter(meter: NDArray) -> Dict[str, float]:
@@ -118,6 +118,23 @@ def read_spans(meter: NDArray) -> List[Tuple[float, float, float]]:
     """Of the latest steps in order their number, and when they began and ended, in seconds."""
     spans = meter.asnumpy()[len(METER) :].reshape(KEPT_SPANS, 3)
     return sorted(map(tuple, spans[spans[:, 0] > 0].tolist()))
+
+
+def now_in(meter: NDArray) -> np.ndarray:
+    """The memory of a meter, for `messages_in`; good as long as the meter is."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(meter.handle, ctypes.byref(address)))
+    return np.ctypeslib.as_array((ctypes.c_double * meter.size).from_address(address.value))
+
+
+def messages_in(memory: np.ndarray) -> Tuple[int, bool]:
+    """How many messages were made, and if what came back of the last is not delivered yet.
+
+    It is of this moment: what updates the meter is not waited for.
+    """
+    calls = int(memory[0])
+    _, begin, end = memory[len(METER) + 3 * (calls % KEPT_SPANS) :][:3]
+    return calls, calls > 0 and bool(begin == end)
 
 
 def listed(numbers: Iterable[int]) -> str:

@@ -16,7 +16,8 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from .. import compression, env
-from ..launch import census, ps_lite, watch
+from ..launch import ps_lite
+from ..launch.joining import join
 from ..launch.leaving import die
 from ..launch.lifeline import Lifeline
 from ..log import logger
@@ -64,6 +65,11 @@ class Server:
             traceback.print_exc()
             self._fail(f"cannot {action} what worker 0 sent")
 
+    def close(self) -> None:
+        """Write what there is of a trace."""
+        if self._trace is not None:
+            self._trace.close()
+
     def _configure(self, messages: List[Dict[str, Any]]) -> None:
         for message in messages:
             key = message["key"]
@@ -79,7 +85,6 @@ class Server:
         if not self._serving:  # MXNet takes an updater only once the server runs
             self._kv._set_updater(self.update)
             self._serving = True
-            self._lifeline.know(ps_lite.server_id(self._kv.rank))
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = Trace(f"server{self._kv.rank}")
 
@@ -142,10 +147,10 @@ def _aggregator(message: Dict[str, Any]) -> MessageCodec:
 
 def serve() -> None:
     """Serve until all workers are done."""
-    lifeline = census.join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+    lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
     env.export_for_ps_lite(lifeline.cluster)
     kv = mx.kv.create("dist")
-    watching = watch.scheduler(kv.handle, lifeline.name)
-    ps_lite.serve(kv.handle, Server(kv, env.server_threads(), lifeline).control)
-    watching.stop()
+    server = Server(kv, env.server_threads(), lifeline)
+    ps_lite.serve(kv.handle, server.control, lifeline.wait_for_workers)
+    server.close()
     lifeline.close()

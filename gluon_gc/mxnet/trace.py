@@ -14,7 +14,7 @@ class Trace:
     """Records the steps from BYTEPS_TRACE_START_STEP to BYTEPS_TRACE_END_STEP, both included.
 
     What earlier and later steps queued on the engine is waited for, and stays out. If the process
-    ends before the last step, MXNet writes what there is.
+    ends before the last step, MXNet writes what there is, unless `close` has done so.
 
     Parameters
     ----------
@@ -52,5 +52,14 @@ class Trace:
             self._span.start()
         elif self.step == self._steps.stop:
             mx.nd.waitall()
-            mx.profiler.set_state("stop")
-            mx.profiler.dump()
+            self._write()
+
+    def close(self) -> None:
+        """No more steps will come: write those that there were."""
+        if self._span is not None:
+            self._span.stop()
+            self._write()
+
+    def _write(self) -> None:
+        mx.profiler.set_state("stop")
+        mx.profiler.dump()

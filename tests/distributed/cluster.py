@@ -91,6 +91,15 @@ class Cluster:
         worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": rank, **variables}
         self.start(f"worker{rank}", [sys.executable, "-c", code], **worker)
 
+    def start_node(self, role: str, rank: int = 0, script: str = "", **variables: Any) -> None:
+        """Start a node that only meets the others: it has a `lifeline`, and no MXNet."""
+        code = (
+            "import os, time\nfrom gluon_gc import env\nfrom gluon_gc.launch.joining import join\n"
+            f"lifeline = join(env.cluster('{role}'), 60)\nprint('joined', flush=True)\n{script}"
+        )
+        node = {"DMLC_WORKER_ID": rank, **variables} if role == "worker" else variables
+        self.start(f"{role}{rank}", [sys.executable, "-c", code], **node)
+
     def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
         """Start worker `rank`, which runs a function of jobs.py."""
         command = [

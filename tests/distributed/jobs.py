@@ -1,5 +1,6 @@
 """What workers run in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -634,7 +635,7 @@ def exit_code(arguments):
 
 
 def leaving(arguments):
-    """Exchange until worker `leaver` fails or ends its script."""
+    """Exchange until worker `leaver` fails, stands still or ends its script."""
     for step in itertools.count():
         tensor = mx.nd.ones(1)
         bps.byteps_push_pull(tensor, name="again")
@@ -645,6 +646,8 @@ def leaving(arguments):
                     raise ValueError("on purpose")
                 finally:
                     bps.shutdown()
+            if arguments["how"] == "stall":
+                time.sleep(1000)
             sys.exit(3 if arguments["how"] == "exit" else 0)
 
 
@@ -659,6 +662,51 @@ def forever(arguments):
             begun = running.with_suffix(".begun")
             begun.write_text(str(os.getpid()))
             begun.rename(running)  # whoever waits for it finds it whole
+
+
+def until_told(arguments):
+    """Steps of a trainer on known gradients: compressed, not compressed, and in rows.
+
+    arguments: folder, where `stepRANK` says how many were made, and `last` how many to make; or
+    last itself. Returns the weights, and a digest of the gradients after all steps.
+    """
+    shapes = [(3000,), (500,), (50, 6), (40, 4)]
+    params = _parameters(shapes[:2])
+    for i, shape in enumerate(shapes[2:], 2):
+        params.append(mx.gluon.Parameter(f"p{i}", shape=shape, grad_stype="row_sparse"))
+        params[-1].initialize(mx.init.One())
+    for param in params[1::2]:
+        param.compression_params = None
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        {"learning_rate": 0.01},
+        compression_params={"compressor": "onebit", "ef": "vanilla", "scaling": True},
+    )
+    seen, last, step = hashlib.sha256(), arguments.get("last"), 0
+    while step != last:
+        for param, gradient in zip(params, gradients_of(bps.rank(), step, shapes[:2])):
+            mx.nd.array(gradient).copyto(param.list_grad()[0])
+        for param in params[2:]:
+            ids, values = rows_of(bps.rank(), step, param.shape)
+            gradient = mx.nd.sparse.zeros("row_sparse", param.shape)
+            if ids:
+                gradient = mx.nd.sparse.row_sparse_array((values, ids), param.shape)
+            gradient.copyto(param.list_grad()[0])
+        trainer.step(1, ignore_stale_grad=True)
+        for param in params:
+            seen.update(param.list_grad()[0].asnumpy().tobytes())
+        step += 1
+        if "folder" in arguments:
+            folder = Path(arguments["folder"])
+            part = folder / f"part{bps.rank()}"
+            part.write_text(str(step))
+            part.rename(folder / f"step{bps.rank()}")
+            if (folder / "last").exists():
+                last = int((folder / "last").read_text())
+                assert step <= last
+    weights = {f"w{i}": param.data().asnumpy() for i, param in enumerate(params)}
+    return {**weights, "seen": np.frombuffer(seen.digest(), np.uint8), "steps": np.array(step)}
 
 
 def weight_decay(arguments):

@@ -41,7 +41,7 @@ def test_a_script_that_fails_is_named_with_its_reason(cluster, script, said, cod
     nodes.start_roles()
     nodes.start_script(0, FOREVER)
     nodes.start_script(1, f"exchange()\n{script}")
-    _all_end(nodes, f"ends: worker 1 has failed: {said}", {"worker1": code})
+    _all_end(nodes, f"ends: worker 1 at 127.0.0.1 has failed: {said}", {"worker1": code})
     assert nodes.log("worker1").count("Traceback") == ("Error" in said and "gone" not in said)
 
 
@@ -79,7 +79,7 @@ def test_a_script_goes_on_after_it_has_left_by_an_error_but_joins_no_other(clust
         "try:\n  try: 1 / 0\n  finally: bps.shutdown()\nexcept ZeroDivisionError: print('caught')\n"
         "try: bps.init()\nexcept RuntimeError as error: print(error)",
     )
-    _all_end(nodes, "ends: worker 1 has failed: ZeroDivisionError", {"worker1": 1})
+    _all_end(nodes, "ends: worker 1 at 127.0.0.1 has failed: ZeroDivisionError", {"worker1": 1})
     caught, refused = nodes.log("worker1").splitlines()
     assert caught == "caught" and "can join no other" in refused
 
@@ -92,7 +92,7 @@ def test_a_users_excepthook_is_called_and_the_process_leaves(cluster, when):
     nodes.start_script(0, FOREVER)
     before = hook if when == "before init" else ""
     nodes.start_script(1, f"{'' if before else hook}raise ValueError('x')", before=before)
-    _all_end(nodes, "worker 1 has failed: ValueError: x", {"worker1": 1})
+    _all_end(nodes, "worker 1 at 127.0.0.1 has failed: ValueError: x", {"worker1": 1})
     assert nodes.log("worker1") == "user saw ValueError\n"
 
 
@@ -108,7 +108,7 @@ def test_a_node_that_dies_before_all_are_there_is_named(cluster, gone):
         nodes.wait_for_line("scheduler", f"{name} has come")
     process = gone.replace(" ", "")
     nodes.processes[process].kill()
-    _all_end(nodes, f"{gone} is gone", {process: -signal.SIGKILL})
+    _all_end(nodes, f"{gone}( at 127.0.0.1)? is gone", {process: -signal.SIGKILL})
 
 
 @pytest.mark.parametrize("role", ["server", "worker"])
@@ -118,8 +118,8 @@ def test_a_node_that_dies_as_ps_lite_starts_is_named(cluster, role):
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
     code = (
-        "import os; from gluon_gc import env; from gluon_gc.launch import census\n"
-        f"lifeline = census.join(env.cluster('{role}'), 60); print(lifeline.name, flush=True)\n"
+        "import os; from gluon_gc import env; from gluon_gc.launch.joining import join\n"
+        f"lifeline = join(env.cluster('{role}'), 60); print(lifeline.name, flush=True)\n"
         "os._exit(9)"
     )
     odd = {"DMLC_WORKER_ID": 1}
@@ -128,7 +128,7 @@ def test_a_node_that_dies_as_ps_lite_starts_is_named(cluster, role):
         taken.kill()
         taken.wait()
     nodes.start("odd", [sys.executable, "-c", code], **odd)
-    _all_end(nodes, f"{role} [01] is gone", {"odd": 9})
+    _all_end(nodes, f"{role} [01] at 127.0.0.1 is gone", {"odd": 9})
 
 
 @pytest.mark.parametrize("role", ["server", "worker", "scheduler"])
@@ -142,25 +142,62 @@ def test_a_node_that_dies_while_all_train_is_named(cluster, role):
     process = {"server": "server0", "worker": "worker1", "scheduler": "scheduler"}[role]
     nodes.processes[process].kill()
     said = {"server": "server 0", "worker": "worker 1", "scheduler": "the scheduler"}[role]
-    _all_end(nodes, f"{said} is gone", {process: -signal.SIGKILL})
+    _all_end(nodes, f"{said}( at 127.0.0.1)? is gone", {process: -signal.SIGKILL})
 
 
-@pytest.mark.parametrize("role", ["server", "worker"])
-def test_a_node_that_stands_still_is_missed_by_its_heartbeats(cluster, role):
+STANDS_STILL = "os.kill(os.getpid(), 19)"
+
+
+def _all_miss(nodes, name):
+    """All but that node say that they heard nothing of it; it is ended in the end."""
+    stopped = nodes.processes.pop(name.replace(" ", ""))
+    where = f"{name} at 127.0.0.1" if name[-1].isdigit() else f"the {name}"
+    try:
+        _all_end(nodes, f"no heartbeat for 3 s from {where}")
+    finally:
+        stopped.kill()
+        stopped.wait()
+
+
+@pytest.mark.parametrize("name", ["server 0", "worker 1", "scheduler"])
+def test_a_node_that_stands_still_is_missed_while_all_train(cluster, name):
     nodes = cluster(2, 1, PS_HEARTBEAT_TIMEOUT=3)
     nodes.start_roles()
     for rank in range(2):
         nodes.start_worker(rank, "forever", {"folder": str(nodes.folder)})
     for rank in range(2):
         nodes.wait_for(nodes.folder / f"running{rank}")
-    process, name = {"server": ("server0", "server 0"), "worker": ("worker1", "worker 1")}[role]
-    stopped = nodes.processes.pop(process)
-    stopped.send_signal(signal.SIGSTOP)
-    try:
-        _all_end(nodes, f"no heartbeat for 3 s from {name}")
-    finally:
-        stopped.kill()
-        stopped.wait()
+    nodes.processes[name.replace(" ", "")].send_signal(signal.SIGSTOP)
+    _all_miss(nodes, name)
+
+
+@pytest.mark.parametrize("name", ["server 0", "worker 0", "scheduler"])
+def test_a_node_that_stands_still_is_missed_before_all_are_there(cluster, name):
+    nodes = cluster(
+        2, 1, PS_HEARTBEAT_TIMEOUT=3, BYTEPS_LOG_LEVEL="INFO", GLUON_GC_CONNECT_TIMEOUT=1
+    )
+    nodes.start("scheduler", service("scheduler"))
+    for role in ("server", "worker"):
+        nodes.start_node(role)
+        nodes.wait_for_line("scheduler", f"{role} 0 has come")
+    nodes.processes[name.replace(" ", "")].send_signal(signal.SIGSTOP)
+    _all_miss(nodes, name)
+
+
+@pytest.mark.parametrize(
+    "when, before, script",
+    [
+        ("ps-lite starts", f"mx.kv.create = lambda _: {STANDS_STILL}\n", ""),
+        ("all begin alike", "", f"{STANDS_STILL}\nbps.barrier()"),
+        ("it leaves", "", f"exchange()\nmx.nd.waitall = lambda: {STANDS_STILL}\nbps.shutdown()"),
+    ],
+)
+def test_a_worker_that_stands_still_is_missed_when(cluster, when, before, script):
+    nodes = cluster(2, 1, PS_HEARTBEAT_TIMEOUT=3)
+    nodes.start_roles()
+    nodes.start_script(0, "exchange()" if when == "it leaves" else "bps.barrier()")
+    nodes.start_script(1, script, before=before)
+    _all_miss(nodes, "worker 1")
 
 
 @pytest.mark.parametrize("gone", ["server 0", "worker 1", "scheduler"])
@@ -172,7 +209,7 @@ def test_a_node_that_dies_while_a_worker_waits_to_leave_is_named(cluster, tmp_pa
     nodes.wait_for(tmp_path / "leaving")
     process = gone.replace(" ", "")
     nodes.processes[process].kill()
-    _all_end(nodes, f"{gone} is gone", {process: -signal.SIGKILL})
+    _all_end(nodes, f"{gone}( at 127.0.0.1)? is gone", {process: -signal.SIGKILL})
 
 
 def test_a_child_that_outlives_a_worker_does_not_hide_its_death(cluster, tmp_path):
@@ -189,16 +226,19 @@ def test_a_child_that_outlives_a_worker_does_not_hide_its_death(cluster, tmp_pat
     nodes.wait_for(tmp_path / "child")
     nodes.processes["worker1"].kill()
     try:
-        _all_end(nodes, "worker 1 is gone", {"worker1": -signal.SIGKILL})
+        _all_end(nodes, "worker 1 at 127.0.0.1 is gone", {"worker1": -signal.SIGKILL})
     finally:
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["exit", "finally", "early"])
+@pytest.mark.parametrize("how", ["exit", "finally", "early", "stall"])
 def test_under_horovod_a_script_that_fails_ends_all(tmp_path, how):
     pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    nodes = start_horovod(tmp_path, "leaving", {"leaver": 1, "how": how}, workers=2)
+    patience = {"GLUON_GC_STALL_SECONDS": 2, "GLUON_GC_TIMEOUT": 4} if how == "stall" else {}
+    job = {"leaver": 1, "how": how}
+    nodes = start_horovod(tmp_path, "leaving", job, workers=2, variables=patience)
     try:
         assert nodes.wait("horovodrun", 60) != 0
+        assert how != "stall" or "Missing ranks:" in nodes.log("horovodrun")
     finally:
         nodes.stop()

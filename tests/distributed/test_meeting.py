@@ -1,5 +1,6 @@
 """How nodes meet: what must be alike, and strangers at the scheduler's port."""
 
+import json
 import re
 import socket
 import sys
@@ -8,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from gluon_gc.launch.launcher import service
+from gluon_gc.launch.session import Session, nonce, plain, unsealed
 from tests.distributed.cluster import last_line
 
 STOCK_SERVER = [sys.executable, "-c", "import mxnet"]
@@ -42,7 +44,7 @@ def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, s
         ("worker 1", "DMLC_NUM_WORKER", 3, "3, but the scheduler has 2", False),
         ("server 0", "DMLC_NUM_WORKER", 1, "1, but the scheduler has 2", True),
         ("worker 1", "DMLC_NUM_SERVER", 2, "2, but the scheduler has 1", False),
-        ("server 0", "PS_HEARTBEAT_TIMEOUT", 60, "60, but the scheduler has 10", False),
+        ("server 0", "PS_HEARTBEAT_TIMEOUT", 60, "60, but the scheduler has 30", False),
         ("worker 1", "PS_HEARTBEAT_INTERVAL", 0, "0, but the scheduler has 1", True),
         ("worker 1", "PS_RESEND", 1, "True, but the scheduler has False", False),
     ],
@@ -100,23 +102,74 @@ def test_another_version_of_gluon_gc_is_refused(cluster, module, other):
     assert re.search(said, nodes.log("worker0"))
 
 
+NO_HELLOS = {
+    "nothing more": b"",
+    "a port scan": b"\0",
+    "ZeroMQ": b"\xff",
+    "HTTP": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2,
+    "no end": b"{" * 65536,
+    "no nonce": b"{}\n",
+    "a nonce that is none": b'{"nonce": 1e999}\n',
+    "no object": b"[]\n",
+    "too deep": b'{"nonce": ' + b"[" * 5000 + b"\n",
+    "a number too long": b'{"nonce": ' + b"9" * 8000 + b"}\n",
+}
+_WORKER = {"role": "worker", "rank": 0, "local_size": 1, "alike": {}}
+FALSE_HELLOS = [
+    b"\n",
+    b"x" * 65536,
+    b"[]",
+    b'{"nonce": ' + b"[" * 5000,
+    *(
+        json.dumps({**_WORKER, name: value}).encode()
+        for name, values in {
+            "role": (1, "scheduler", None, []),
+            "rank": (-1, 1e308, float("nan"), 10**18, "0", None, True, []),
+            "local_size": (0, -1, 10**18, float("inf"), {}),
+            "alike": (None, [], "x"),
+        }.items()
+        for value in values
+    ),
+]
+
+
 def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
+    """Also those that know how to begin, where there is no secret."""
     nodes = cluster(1, 1, BYTEPS_LOG_LEVEL="INFO")
     nodes.start_roles()
     nodes.wait_for_line("scheduler", "server 0 has come")
-    garbage = [b"\xff", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"{" * 65536, b"{}\n", b"[]\n"]
-    garbage += [b'{"role": 1, "rank": [], "local_size": "x", "alike": {}}\n']
-    for data in garbage:
+    for what, data in NO_HELLOS.items():
         with _stranger(nodes, data) as stranger, suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
-    with _stranger(nodes, b'{"role": "worker", '):  # and no more, for as long as the others meet
-        nodes.start_worker(0, "push_pull")
-        nodes.results()
+            stranger.shutdown(socket.SHUT_WR) if not data else None
+            assert stranger.recv(1) == b"", what
+    for text in FALSE_HELLOS:
+        theirs = nonce()
+        with _stranger(nodes, plain({"nonce": theirs})) as stranger, suppress(ConnectionResetError):
+            with stranger.makefile("rb") as lines:
+                session = Session(None, theirs, unsealed(lines.readline())["nonce"], is_node=True)
+                stranger.sendall(_sealed(session, text))
+                assert lines.read() == b"", text
+    idle = [_stranger(nodes, b'{"nonce": ') for _ in range(1000)]
+    nodes.start_worker(0, "push_pull")
+    nodes.results()
+    for stranger in idle:
+        stranger.close()
+    assert "Traceback" not in nodes.log("scheduler")
+    assert nodes.log("scheduler").count("has come") == 2
+
+
+def _sealed(session, text):
+    """Any text as that session's next line."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json, "dumps", lambda _: text.decode())
+        return session.seal({})
 
 
 def _stranger(nodes, data):
     stranger = socket.create_connection(("127.0.0.1", _port(nodes)), timeout=30)
-    stranger.sendall(data)
+    with suppress(ConnectionError):  # it may be closed before it has said all
+        stranger.sendall(data)
     return stranger
 
 

@@ -68,6 +68,7 @@ class GluonGCHorovod(CompressingKVStore):
         if self.connected is not None:
             raise RuntimeError("this process is connected to its Horovod already")
         self._hvd = _load()
+        env.prepare_horovod()
         self._hvd.init(process_sets="dynamic")
         ending().concerns(self)  # after Horovod's own exit handler, to be asked first
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()

@@ -18,7 +18,8 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, kernels, plan
-from ...launch import census, ps_lite, watch
+from ...launch import ps_lite
+from ...launch.joining import join
 from ...launch.leaving import ending
 from ...log import logger
 from .. import operators
@@ -74,9 +75,10 @@ class GluonGCParameterServer(CompressingKVStore):
         notice = threading.Timer(30, logger.warning, [waiting])
         notice.daemon = True
         notice.start()
-        self._lifeline = census.join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
+        self._lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
         notice.cancel()
-        with env.exported_for_ps_lite(self._lifeline.cluster):
+        self._progress = self._lifeline.progress
+        with env.exported_for_ps_lite(self._lifeline.cluster), self._progress.waiting():
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
@@ -86,13 +88,11 @@ class GluonGCParameterServer(CompressingKVStore):
         self._rows: Dict[Channel, Rows] = {}
         self._summed: Dict[Channel, _Summed] = {}
         self._sparse: Dict[SparseChannel, SparseRows] = {}
-        self._lifeline.know(ps_lite.worker_id(self._row))
-        self._watch = watch.scheduler(self._kv.handle, f"worker {self.rank}")
         GluonGCParameterServer.connected = self
         keys = [self._allocator.key(server) for server in range(self._servers)]
         self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
         self._configure([])
-        self._kv.init(keys, [greeting.first() for greeting in self._greetings])
+        self._init(keys, [greeting.first() for greeting in self._greetings])
         self._agree({})
 
     def close(self) -> None:
@@ -101,17 +101,24 @@ class GluonGCParameterServer(CompressingKVStore):
             return
         mx.nd.waitall()
         self._lifeline.leave()
-        self._watch.stop()
-        del self._kv, self._rows, self._greetings  # ps-lite waits for all nodes
-        self._lifeline.close()
         GluonGCParameterServer.connected = None
+        if env.get("PS_RESEND"):
+            ending().stays(self._stay)
+            return
+        ps_lite.leave_alone(self._kv.handle)
+        del self._kv, self._rows, self._greetings  # ps-lite ends with them
+        self._lifeline.close()
         ending().concerns(None)
+
+    def _stay(self) -> None:
+        """Remain until all workers end: ps-lite fails where what it sends is not acknowledged."""
+        self._lifeline.stay()
+        self._lifeline.close()
 
     def abandon(self, why: str) -> None:
         """Leave the cluster at once; all others end, and say why."""
         if self.connected is self:
             self._lifeline.abandon(why)
-            self._watch.stop()
             GluonGCParameterServer.connected = None
             ending().abandoned()
 
@@ -126,6 +133,7 @@ class GluonGCParameterServer(CompressingKVStore):
         for channel, server in zip(channels, servers):
             key = self._allocator.key(server)
             keys.append(key)
+            self._progress.watch(server, channel.under_way)
             if channel.framed or channel.dtype == "float64":
                 layout = MessageRows(((channel.message_bytes, None),))
                 if channel.framed:
@@ -138,8 +146,7 @@ class GluonGCParameterServer(CompressingKVStore):
                 zeros.append(mx.nd.zeros(values, dtype=channel.dtype))
                 self._summed[channel] = _Summed(key, mx.nd.zeros(values, dtype=channel.dtype))
         self._configure(configured)
-        if keys:
-            self._kv.init(keys, zeros)
+        self._init(keys, zeros)
 
     def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
         keys, first, configured = [], [], []
@@ -150,9 +157,10 @@ class GluonGCParameterServer(CompressingKVStore):
             keys += rows.keys
             first += rows.first()
             configured += [{"key": key, "server": server, "gathered": True} for key in own]
+            self._progress.watch(server, channel.under_way)
         if keys:
             self._configure(configured)
-            self._kv.init(keys, first)
+            self._init(keys, first)
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """What the server must know of a channel in rows."""
@@ -165,6 +173,12 @@ class GluonGCParameterServer(CompressingKVStore):
         ]
         params = channel.params.aggregators.describe()
         return {"chunks": chunks, "params": params, "dtype": channel.dtype}
+
+    def _init(self, keys: Sequence[int], first: Sequence[NDArray]) -> None:
+        """What the servers store first; returns when all workers have come here."""
+        if keys:
+            with self._progress.waiting():
+                self._kv.init(keys, first)
 
     def _configure(self, keys: List[Dict[str, Any]]) -> None:
         if self._row == 0:
@@ -179,10 +193,11 @@ class GluonGCParameterServer(CompressingKVStore):
         """Make sure that all servers are ours, and all workers about to do the same."""
         self._lifeline.next_exchange()
         hello = handshake.hello(self.rank, about)
-        for greeting in self._greetings:
-            (answer,) = greeting.exchange([hello])
-            handshake.check(answer)
-        self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
+        with self._progress.waiting():
+            for greeting in self._greetings:
+                (answer,) = greeting.exchange([hello])
+                handshake.check(answer)
+            self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
 
     # What travels
 
@@ -269,7 +284,7 @@ class GluonGCParameterServer(CompressingKVStore):
         lane = min(most, -(-words.size // self._servers))
         keys = [self._allocator.key(server) for server in range(self._servers)]
         buffers = [mx.nd.zeros(lane) for _ in keys]
-        self._kv.init(keys, buffers)
+        self._init(keys, buffers)
         received = np.empty_like(words)
         round_words = lane * len(keys)
         for start in range(0, words.size, round_words):
@@ -277,7 +292,8 @@ class GluonGCParameterServer(CompressingKVStore):
                 part = words[begin : begin + lane] if self.rank == root_rank else words[:0]
                 buffer[:] = np.pad(part, (0, lane - part.size))
                 self._kv.pushpull(key, buffer, out=buffer)
-            answers = np.concatenate([buffer.asnumpy() for buffer in buffers])
+            with self._progress.waiting():
+                answers = np.concatenate([buffer.asnumpy() for buffer in buffers])
             part = received[start : start + round_words]
             part[:] = answers[: part.size]
         data = kernels.unframe(received.view(np.uint32), data.size)

@@ -1,0 +1,121 @@
+"""A worker's or server's part in the meeting of `census`."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import replace
+from typing import Any, Dict, Tuple
+
+from .. import env
+from ..env import Cluster, ConfigurationError
+from .census import ZEROMQ, must_be_alike
+from .connection import Connection, SilentError
+from .lifeline import Lifeline
+from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
+
+_PAUSE = 0.2  # seconds between two tries to reach the scheduler
+
+
+def join(cluster: Cluster, timeout: float) -> Lifeline:
+    """Tell the scheduler of this node, and wait until all are there.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds within which the scheduler must be reached.
+
+    Returns
+    -------
+    Lifeline
+        The connection to the scheduler. Its `cluster` has the workers a machine, and the number of
+        the scheduler's address.
+
+    Raises
+    ------
+    ConnectionError
+        There is no scheduler in time, it leaves before all are there, or is MXNet's own.
+    ConfigurationError
+        It has another GLUON_GC_SECRET.
+    RuntimeError
+        What `census.hold` finds.
+    """
+    address = f"{cluster.root_uri}:{cluster.root_port}"
+    link, session = _introduced(cluster, address, timeout)
+    connection = Connection(link, session)
+    try:
+        answer = next(filter(None, connection.messages), None)
+    except SilentError:
+        raise ConnectionError(
+            f"no heartbeat for {env.heartbeat_timeout()} s from the scheduler at {address}"
+        ) from None
+    if answer is None:
+        raise ConnectionError(f"the scheduler at {address} left before all nodes were there")
+    if "problem" in answer:
+        raise RuntimeError(answer["problem"])
+    cluster = replace(cluster, root_uri=connection.uri, local_size=answer["local_size"])
+    connection.survives(answer["name"], answer["port"])
+    return Lifeline(connection, answer["name"], cluster)
+
+
+def _introduced(cluster: Cluster, address: str, timeout: float) -> Tuple[socket.socket, Session]:
+    """A connection to the scheduler, which knows of this node then."""
+    own = nonce()
+    link, text = _reached(cluster, address, timeout, own)
+    if text.startswith(ZEROMQ):
+        raise ConnectionError(
+            f"the scheduler at {address} is not gluon_gc's but MXNet's own; "
+            "start it with DMLC_ROLE=scheduler bpslaunch"
+        )
+    secret = env.get("GLUON_GC_SECRET")
+    try:
+        session = Session(secret, own, unsealed(text)["nonce"], is_node=True)
+    except (ValueError, KeyError):
+        raise ConnectionError(f"what listens at {address} is no scheduler of gluon_gc") from None
+    try:
+        session.open(text)
+    except OtherSecretError as other:
+        link.sendall(session.seal(_hello(cluster)))  # so that it can say whom it does not let in
+        has = "another" if secret and str(other) != "no" else "one" if secret else "none"
+        raise ConfigurationError(
+            "GLUON_GC_SECRET must be the same on all nodes: this one has "
+            f"{has}, the scheduler at {address} {'none' if str(other) == 'no' else 'one'}"
+        ) from None
+    link.sendall(session.seal(_hello(cluster)))
+    return link, session
+
+
+def _reached(
+    cluster: Cluster, address: str, timeout: float, own: str
+) -> Tuple[socket.socket, bytes]:
+    """A connection to the scheduler, which may start later, and its answer to a nonce."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            left = max(1.0, deadline - time.monotonic())
+            link = socket.create_connection((cluster.root_uri, cluster.root_port), timeout=left)
+            link.sendall(plain({"nonce": own}))
+            return link, _first_line(link)
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise ConnectionError(
+                    f"no scheduler at {address} within {timeout:g} s ({error}); "
+                    "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
+                ) from None
+            time.sleep(_PAUSE)
+
+
+def _first_line(link: socket.socket) -> bytes:
+    """What the scheduler says first; of ZeroMQ only what has come of it."""
+    data = b""
+    while not data.endswith(b"\n") and not data.startswith(ZEROMQ) and len(data) < LINE_BYTES:
+        received = link.recv(LINE_BYTES)
+        if not received:
+            raise ConnectionResetError("it has closed the connection")
+        data += received
+    return data
+
+
+def _hello(cluster: Cluster) -> Dict[str, Any]:
+    hello = {name: getattr(cluster, name) for name in ("role", "rank", "local_size")}
+    return {**hello, "alike": must_be_alike()}

@@ -1,0 +1,247 @@
+"""The scheduler's ends of all nodes' connections: who is there, who is gone, who is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, Dict, List, Set
+
+from .. import env
+from ..env import Cluster
+from ..log import logger
+from .leaving import die
+from .returning import Door
+from .session import Session, plain
+from .stall import Stalls
+
+_HEAD_START = 0.2  # seconds that one who failed ends before all others: launchers see it first
+_TOGETHER = 2  # intervals within which all are silent whom one fault has cut off
+_TICK = 1.0  # seconds between two looks around, where there are no signs of life
+
+
+class Node:
+    """A node that has come.
+
+    Attributes
+    ----------
+    where : str
+        Its name and host.
+    silent : int
+        Intervals since something was heard of it.
+    machine : str
+        Its address.
+    done : bool
+        Whether it has left well.
+    comes_back : bool
+        Whether it knows how to connect again where the network resets its connection.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        session: Session,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.name, self._session = name, session
+        self.where = f"{name} at {writer.get_extra_info('peername')[0]}"
+        self.reader, self.writer = reader, writer
+        self.machine = writer.get_extra_info("peername")[0]
+        self.silent = 0
+        self.done = False
+        self.comes_back = False
+        self._returns: asyncio.Queue = asyncio.Queue()
+
+    def tell(self, **message: Any) -> None:
+        """Tell it, unless it is done."""
+        if not self.done:
+            self.writer.write(self._session.seal(message))
+
+    def beat(self) -> None:
+        """Give it a sign of life, and count that none has come from it."""
+        self.silent += 1
+        if not self.writer.is_closing():
+            self.writer.write(b"\n")
+
+    async def next(self) -> Dict[str, Any]:
+        """What it says next; EOFError at its end, ValueError if it is not ours."""
+        while True:
+            was_reset = False
+            try:
+                line = await self.reader.readline()
+            except OSError:
+                line, was_reset = b"", True
+            if not line.endswith(b"\n"):
+                await self._return(was_reset)
+                continue
+            self.silent = 0
+            if line != b"\n":
+                return self._session.open(line)
+
+    def session(self) -> Session:
+        """The session of the one who proves to be this node; KeyError while it cannot come back."""
+        if not self.comes_back:
+            raise KeyError
+        return self._session
+
+    def let_in(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: int
+    ) -> None:
+        """It has connected again, and had received so many lines before."""
+        if self.done:
+            writer.write(plain({"received": self._session.received}))
+            writer.close()
+        else:
+            self._returns.put_nowait((reader, writer, received))
+            self.writer.transport.abort()  # it may not be known here that it was reset
+
+    async def _return(self, was_reset: bool) -> None:
+        if self._returns.empty() and not (was_reset and self.comes_back):
+            raise EOFError
+        patience = env.get("PS_HEARTBEAT_TIMEOUT")
+        returned = await asyncio.wait_for(self._returns.get(), patience)
+        self.reader, self.writer, received = returned
+        lost = self._session.after(received)
+        self.writer.write(plain({"received": self._session.received}) + lost)
+
+
+class Nodes:
+    """All of them; lives in an asyncio loop.
+
+    Attributes
+    ----------
+    problem : str
+        Why the cluster ends; empty while all is well.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.problem = ""
+        self.nodes: Dict[str, Node] = {}
+        self.stalls = Stalls(
+            self._where, env.get("GLUON_GC_STALL_SECONDS"), env.get("GLUON_GC_TIMEOUT")
+        )
+        self.door = Door(
+            lambda name: self.nodes[name].session(),
+            lambda name, *caller: self.nodes[name].let_in(*caller),
+        )
+        self._left: List[str] = []
+        self._ready: Set[str] = set()
+        self._over = threading.Event()
+        self._all_done = threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def _where(self, name: str) -> str:
+        return self.nodes[name].where if name in self.nodes else name
+
+    def present(self) -> List[Node]:
+        """Those that are not done."""
+        return [node for node in self.nodes.values() if not node.done]
+
+    async def attend(self, node: Node) -> None:
+        """Listen to a node until it is gone."""
+        try:
+            while True:
+                self._heed(node, await node.next())
+        except (EOFError, asyncio.TimeoutError, ValueError, KeyError, TypeError):
+            if not node.done:
+                self.fail(f"{node.where} is gone")
+
+    def _heed(self, node: Node, message: Dict[str, Any]) -> None:
+        if "problem" in message:
+            self.fail(message["problem"])
+        elif "failed" in message:
+            self.fail(f"{node.where} has failed: {message['failed']}")
+        elif "left" in message:
+            self._left.append(node.name)
+            self._tell(left=node.name, exchanges=message["left"])
+            if len(self._left) == self.cluster.total_workers:
+                self._tell(all_left=True)
+        elif "sent" in message:
+            self.stalls.heed(node.name, **message)
+        elif "ready" in message:
+            self._prepare(node)
+        else:
+            self._prepare(node)
+            node.done = True
+            node.writer.close()
+            if not self.present():
+                self._all_done.set()
+
+    def _prepare(self, node: Node) -> None:
+        """A node is ready for the end; servers are once all workers are."""
+        if node.name not in self._ready:
+            self._ready.add(node.name)
+            if len(self._ready) == self.cluster.total_workers:
+                self._tell(over=True)
+                self._over.set()
+
+    def _tell(self, **message: Any) -> None:
+        for node in self.present():
+            node.tell(**message)
+
+    async def watch(self) -> None:
+        """Exchange signs of life with all nodes, and look for stalls."""
+        interval = env.get("PS_HEARTBEAT_INTERVAL")
+        while not self.problem:
+            await asyncio.sleep(interval or _TICK)
+            if interval:
+                self._beat()
+            warning, problem = self.stalls.look(interval or _TICK)
+            if problem:
+                self.fail(problem)
+            if warning:
+                logger.warning("scheduler: %s", warning)
+                for name in self.stalls.waiting:
+                    self.nodes[name].tell(warning=warning)
+
+    def _beat(self) -> None:
+        for node in self.present():
+            node.beat()
+        if any(env.is_silent(node.silent - _TOGETHER) for node in self.present()):
+            self.fail(self._silence())
+
+    def _silence(self) -> str:
+        """What is wrong where nothing is heard of some nodes."""
+        silent = [node for node in self.present() if env.is_silent(node.silent)]
+        names = ", ".join(node.where for node in silent)
+        problem = f"no heartbeat for {env.heartbeat_timeout()} s from {names}"
+        machines = {node.machine for node in silent} - {self.cluster.root_uri}
+        others = [node for node in self.present() if node.machine != self.cluster.root_uri]
+        if len(machines) > 1 and all(node in silent for node in others):
+            problem += ": the scheduler's machine is cut off from all others"
+        return problem
+
+    def fail(self, problem: str) -> None:
+        """End all nodes, and this process."""
+        if not self.problem:
+            self.problem = problem
+            self._ending = asyncio.ensure_future(self._end())
+
+    async def _end(self) -> None:
+        await asyncio.sleep(_HEAD_START)
+        self._tell(problem=self.problem)
+        await self.aftermath()
+        for node in self.present():
+            try:
+                await asyncio.wait_for(node.writer.drain(), 1)
+            except (OSError, asyncio.TimeoutError):
+                pass  # it is the one that is gone
+        die(f"scheduler ends: {self.problem}")
+
+    async def aftermath(self) -> None:
+        """What there is still to do once all have been told of a problem."""
+
+    # From another thread than the loop's
+
+    def wait_for_workers(self) -> None:
+        """Wait until all workers are done or ready to end."""
+        self._over.wait()
+
+    def close(self, timeout: float) -> None:
+        """Wait until all nodes are done."""
+        if not self._all_done.wait(timeout):
+            late = ", ".join(node.where for node in self.present())
+            problem = f"{late} did not leave within {timeout:g} s"
+            self._loop.call_soon_threadsafe(self.fail, problem)
+            threading.Event().wait()  # until the loop ends this process

@@ -1,0 +1,89 @@
+"""Finds out for the scheduler whether an exchange does not finish, and for whom it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Sequence, Tuple
+
+
+@dataclass
+class _Worker:
+    sent: int = 0
+    answered: int = 0
+    servers: Sequence[int] = ()  # whose answers it waits for
+    waited: float = 0.0  # seconds since the last answer
+
+    @property
+    def waits(self) -> bool:
+        return self.sent > self.answered
+
+
+class Stalls:
+    """Who waits for whom, by what workers tell of their `Progress`.
+
+    A stall is that somebody waits; that all compute for long is none.
+
+    Parameters
+    ----------
+    where : callable
+        Of a node's name: it and its host.
+    warn_after, give_up_after : float
+        Seconds; 0: never.
+    """
+
+    def __init__(
+        self, where: Callable[[str], str], warn_after: float, give_up_after: float
+    ) -> None:
+        self._where = where
+        self._warn_after, self._give_up_after = warn_after, give_up_after
+        self._workers: Dict[str, _Worker] = {}
+        self._warnings = 0  # in this stall
+
+    def expect(self, workers: Sequence[str]) -> None:
+        """Look after these."""
+        self._workers = {name: _Worker() for name in workers}
+
+    def heed(self, name: str, sent: int, answered: int, servers: Sequence[int]) -> None:
+        """Take in what a worker tells."""
+        worker = self._workers[name]
+        if answered != worker.answered:
+            worker.waited = 0.0
+        worker.sent, worker.answered, worker.servers = sent, answered, servers
+
+    def look(self, seconds: float) -> Tuple[str, str]:
+        """What to warn of and why to give up, so many seconds after the last look; mostly nothing.
+
+        Time in which this process was suspended does not count.
+        """
+        for worker in self._workers.values():
+            worker.waited = worker.waited + seconds if worker.waits else 0.0
+        longest = max((worker.waited for worker in self._workers.values()), default=0.0)
+        if self._give_up_after and longest >= self._give_up_after:
+            return "", f"{self._described(self._give_up_after)} (GLUON_GC_TIMEOUT)"
+        due = int(longest / self._warn_after) if self._warn_after else 0
+        warning = self._described(due * self._warn_after) if due > self._warnings else ""
+        self._warnings = due
+        return warning, ""
+
+    @property
+    def waiting(self) -> List[str]:
+        """The workers that wait."""
+        return [name for name, worker in self._workers.items() if worker.waits]
+
+    def _described(self, seconds: float) -> str:
+        most = max(worker.sent for worker in self._workers.values())
+        missing = [
+            name
+            for name, worker in self._workers.items()
+            if worker.sent < most and not worker.waits
+        ]
+        if missing:
+            whom = ", ".join(map(self._where, missing))
+            return f"no exchange has finished for {seconds:g} s: all wait for {whom}"
+        waiting = [worker for worker in self._workers.values() if worker.waits]
+        numbers = sorted({number for worker in waiting for number in worker.servers})
+        whom = ", ".join(self._where(f"server {number}") for number in numbers) or "the servers"
+        return (
+            f"no exchange has finished for {seconds:g} s, though all workers have sent theirs: "
+            f"no answer from {whom}"
+        )

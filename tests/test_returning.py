@@ -1,0 +1,103 @@
+"""How a node comes back to the scheduler, over real sockets."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from gluon_gc.launch.returning import Door, come_back
+from gluon_gc.launch.session import Session, nonce
+
+
+@pytest.fixture
+def sessions():
+    """The two ends of one."""
+    nonces = nonce(), nonce()
+    return Session("secret", *nonces, is_node=True), Session("secret", *nonces, is_node=False)
+
+
+@pytest.fixture
+def door(sessions):
+    """The port of an open door, and who was let in through it."""
+    node_named = {"worker 0": sessions[1]}.__getitem__
+    came, opened, loop = [], threading.Event(), asyncio.new_event_loop()
+
+    def let_in(name, reader, writer, received):
+        came.append((name, received))
+        writer.write(b'{"received": 5}\n')
+
+    async def serve():
+        came.append(await Door(node_named, let_in).open("127.0.0.1"))
+        opened.set()
+
+    loop.create_task(serve())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    assert opened.wait(10)
+    yield came.pop(), came
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+def test_a_node_comes_back_and_each_end_says_how_much_it_has_received(sessions, door):
+    node, scheduler = sessions
+    for number in range(3):
+        node.open(scheduler.seal({"number": number}))
+    port, came = door
+    link, received = come_back(("127.0.0.1", port), "worker 0", node)
+    link.close()
+    assert received == 5 and came == [("worker 0", 3)]
+    assert [node.open(line) for line in [scheduler.seal({"next": 1})]] == [{"next": 1}]
+
+
+def test_what_was_lost_is_sent_again_and_opens_there(sessions):
+    node, scheduler = sessions
+    lines = [node.seal({"number": number}) for number in range(5)]
+    for line in lines[:2]:
+        scheduler.open(line)
+    lost = node.after(scheduler.received).splitlines(keepends=True)
+    assert [scheduler.open(line)["number"] for line in lost] == [2, 3, 4]
+    for impossible in (-1, 6):
+        with pytest.raises(ValueError):
+            node.after(impossible)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"x" * 65536,
+        b"[" * 8000 + b"\n",
+        b'{"name": "worker 0", "received": 3, "proof": "0"}\n',
+        b'{"name": "worker 9", "received": 3, "proof": "0"}\n',
+        b'{"name": [], "received": {}, "proof": null}\n',
+    ],
+)
+def test_who_proves_nothing_is_shut_out(door, said):
+    port, came = door
+    with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+        assert b"nonce" in stranger.recv(4096)
+        stranger.sendall(said)
+        try:
+            assert stranger.recv(4096) == b""
+        except ConnectionResetError:
+            pass
+    assert came == []
+
+
+def test_another_session_proves_nothing(door, monkeypatch):
+    monkeypatch.setenv("PS_HEARTBEAT_TIMEOUT", "1")
+    other = Session("secret", nonce(), nonce(), is_node=True)
+    port, came = door
+    with pytest.raises(OSError):
+        come_back(("127.0.0.1", port), "worker 0", other)
+    assert came == []
+
+
+def test_a_scheduler_that_has_ended_is_not_waited_for(sessions):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        come_back(("127.0.0.1", port), "worker 0", sessions[0])
