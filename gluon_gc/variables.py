@@ -152,6 +152,12 @@ TABLE = (
     # Faults.
     Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds to wait for the scheduler"),
     Variable(
+        "GLUON_GC_RESTARTS",
+        None,
+        "count",
+        "how often bpslaunch has restarted this node; bpslaunch --max-restarts sets it",
+    ),
+    Variable(
         "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none", alike=True
     ),
     Variable(

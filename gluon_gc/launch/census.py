@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import select
 import socket
 import threading
 import time
@@ -22,10 +23,13 @@ from .. import env
 from ..env import Cluster, ConfigurationError
 from ..log import logger
 from ..version import __version__
+from .leaving import Alone
 from .lifeline import LINE_BYTES, Lifeline, Lifelines, keep_alive, line
 
 _REMIND = 30  # seconds after which the scheduler says who is missing
 _PATIENCE = 10  # seconds for a node's line, once it is connected
+_GREETING = 0.3  # seconds in which ZeroMQ greets whoever connects
+_AGAIN = 0.2  # seconds between attempts to reach the scheduler
 _ZEROMQ = b"\xff"  # how ZeroMQ begins, and so MXNet's own nodes
 
 
@@ -47,8 +51,8 @@ class _Census(Lifelines):
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in whoever connects; one who does not speak as our nodes do is shut out."""
         hello = await self._hello(reader, writer)
-        if hello is None:
-            writer.close()
+        if hello is None or (self.problem and _restarts() is not None):
+            writer.close()  # who comes back already is for the next scheduler
             return
         keep_alive(writer.get_extra_info("socket"))
         name = self._enter(hello, writer)
@@ -136,9 +140,26 @@ class _Census(Lifelines):
                 logger.warning("scheduler: %s", _stranger(host))
 
     async def aftermath(self) -> None:
-        """Tell those who come late, as long as they look for the scheduler."""
+        """Tell those who come late, as long as they look for it; not if the scheduler restarts."""
+        if _restarts() is not None:
+            return
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_came.wait(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+
+    async def gather(self) -> None:
+        """Wait until all are here; of those that have been here before, not for ever."""
+        timeout = env.get("GLUON_GC_CONNECT_TIMEOUT")
+        try:
+            await asyncio.wait_for(self.all_here.wait(), timeout if _restarts() else None)
+        except asyncio.TimeoutError:
+            missing = ", ".join(self.missing())
+            self.fail(f"{missing} did not come back within {timeout} s of the restart", alone=True)
+            await self.all_here.wait()
+
+
+def _restarts() -> Optional[int]:
+    """How often this node was restarted; None where nobody would."""
+    return env.get("GLUON_GC_RESTARTS")
 
 
 def _check(hello: Dict[str, Any]) -> None:
@@ -160,7 +181,7 @@ async def _hold(cluster: Cluster, listener: socket.socket, held: Future) -> None
     census = _Census(cluster)
     server = await asyncio.start_server(census.meet, sock=listener, limit=LINE_BYTES)
     reminder = asyncio.ensure_future(census.remind())
-    await census.all_here.wait()
+    await census.gather()
     reminder.cancel()
     server.close()
     held.set_result(census)
@@ -248,13 +269,33 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
         There is no scheduler in time, it leaves before all are there, or is MXNet's own.
     RuntimeError
         What `hold` finds.
+    Alone
+        This node was restarted, and the others have not come back in time.
     """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return _met(_connected(cluster.root_uri, cluster.root_port, timeout, deadline), cluster)
+        except Alone:
+            raise
+        except ConnectionError as error:
+            if _restarts() is None:
+                raise
+            if time.monotonic() >= deadline:
+                raise Alone(str(error)) from None
+            time.sleep(_AGAIN)  # it was the scheduler of before
+
+
+def _met(link: socket.socket, cluster: Cluster) -> Lifeline:
+    """Meet all others over this connection."""
     hello = {name: getattr(cluster, name) for name in ("role", "rank", "local_size")}
     hello["alike"] = _must_be_alike()
     address = f"{cluster.root_uri}:{cluster.root_port}"
-    link = _connected(cluster.root_uri, cluster.root_port, timeout)
     keep_alive(link)
-    link.sendall(line(hello))
+    if _restarts():
+        link.settimeout(env.get("GLUON_GC_CONNECT_TIMEOUT") + _PATIENCE)
+    if _restarts() is None or not select.select([link], [], [], _GREETING)[0]:
+        link.sendall(line(hello))  # but to ps-lite, which would not survive it
     text = _line_from(link)
     if text.startswith(_ZEROMQ):
         raise ConnectionError(
@@ -265,7 +306,8 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
         raise ConnectionError(f"the scheduler at {address} left before all nodes were there")
     answer = json.loads(text)
     if "problem" in answer:
-        raise RuntimeError(answer["problem"])
+        raise (Alone if answer.get("alone") else RuntimeError)(answer["problem"])
+    link.settimeout(None)
     uri = link.getpeername()[0]
     cluster = replace(cluster, root_uri=uri, local_size=answer["local_size"])
     return Lifeline(link, answer["name"], cluster)
@@ -281,9 +323,8 @@ def _line_from(link: socket.socket) -> bytes:
         return b""
 
 
-def _connected(host: str, port: int, timeout: float) -> socket.socket:
+def _connected(host: str, port: int, timeout: float, deadline: float) -> socket.socket:
     """A connection to the scheduler, which may start later."""
-    deadline = time.monotonic() + timeout
     while True:
         try:
             link = socket.create_connection((host, port), timeout=max(1.0, timeout))
@@ -295,4 +336,4 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
                     f"no scheduler at {host}:{port} within {timeout:g} s ({error}); "
                     "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
                 ) from None
-            time.sleep(0.2)
+            time.sleep(_AGAIN)

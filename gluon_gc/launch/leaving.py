@@ -12,12 +12,24 @@ from typing import Any, NoReturn, Optional, Type
 
 from ..log import logger
 
+ALONE = 69
+"""The exit code of a node that was restarted, and to which the others have not come back."""
 
-def die(message: str) -> NoReturn:
+
+class Alone(ConnectionError):
+    """The others have not come back to this node, which was restarted."""
+
+
+def die(message: str, code: int = 1) -> NoReturn:
     """Say why and end the process at once: its main thread may wait for good inside MXNet."""
     _flush()
     logger.critical(message)
-    _end(1)
+    _end(code)
+
+
+def exit_code(error: BaseException) -> int:
+    """With what a process ends that such an exception ends."""
+    return ALONE if isinstance(error, Alone) else 1
 
 
 def _flush() -> None:
@@ -84,7 +96,7 @@ class Ending:
     ) -> None:
         self._show(kind, error, trace)
         if self._store is not None and not _interactive():
-            self._leave(failure(error), 1)
+            self._leave(failure(error), exit_code(error))
 
     def _note(self, status: Any = None) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
@@ -101,7 +113,7 @@ class Ending:
             self._leave(failure(SystemExit(self._status)), code)
         error = getattr(sys, "last_value", None)
         if error is not None and not _interactive():  # which an excepthook after ours has shown
-            self._leave(failure(error), 1)
+            self._leave(failure(error), exit_code(error))
         try:
             self._store.close()
         except BaseException as error:

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Tuple
 
 from .. import env
 from ..env import Cluster
-from .leaving import die
+from .leaving import ALONE, die
 
 LINE_BYTES = 8192
 """The most that a line may have."""
@@ -145,6 +145,7 @@ class Lifelines:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.problem = ""
+        self._alone = False
         self.writers: Dict[str, asyncio.StreamWriter] = {}
         self.ids: Dict[int, str] = {}
         self._left: Dict[str, int] = {}
@@ -182,15 +183,15 @@ class Lifelines:
             if name not in self._done:
                 writer.write(line(message))
 
-    def fail(self, problem: str) -> None:
-        """End all nodes, and this process."""
+    def fail(self, problem: str, alone: bool = False) -> None:
+        """End all nodes, and this process; `alone`: for good, since some have not come back."""
         if not self.problem:
-            self.problem = problem
+            self.problem, self._alone = problem, alone
             self._ending = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
         await asyncio.sleep(_HEAD_START)
-        self._tell(problem=self.problem)
+        self._tell(problem=self.problem, alone=self._alone)
         await self.aftermath()
         for name, writer in self.writers.items():
             if name not in self._done:
@@ -198,7 +199,7 @@ class Lifelines:
                     await asyncio.wait_for(writer.drain(), 1)
                 except (OSError, asyncio.TimeoutError):
                     pass  # it is the one that is gone
-        die(f"scheduler ends: {self.problem}")
+        die(f"scheduler ends: {self.problem}", ALONE if self._alone else 1)
 
     async def aftermath(self) -> None:
         """What there is still to do once all have been told of a problem."""

@@ -17,12 +17,12 @@ def main(role: str) -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder, whose modules are to be found within gluon_gc only
     from gluon_gc.env import ConfigurationError
-    from gluon_gc.launch.leaving import die
+    from gluon_gc.launch.leaving import die, exit_code
 
     try:
         import_module(SERVICES[role]).serve()
     except (ImportError, OSError, RuntimeError, ConfigurationError) as error:
-        die(f"{role}: {error}")
+        die(f"{role}: {error}", exit_code(error))
 
 
 if __name__ == "__main__":

@@ -96,6 +96,13 @@ def test_arguments_of_the_command_line_come_last(started):
     assert words[-4:] == ["--k", "0.01", "--save-dir", "a b"]
 
 
+def test_restarts_are_asked_for_by_a_setting(started):
+    environ = {"DMLC_NUM_WORKER": "2", "CLUSTER_MAX_RESTARTS": "3"}
+    asked = ["-m", "bpslaunch", "--max-restarts", "3"]
+    assert started("server.sh", **environ)[0] == asked
+    assert started("worker.sh", "cifar100", "topk", **environ)[0][:4] == asked
+
+
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_the_environment_wins_over_the_settings(started, role):
     guide = {
