@@ -172,6 +172,12 @@ TABLE = (
         "the same on all nodes of a cluster: who does not have it is not let in",
     ),
     Variable(
+        "GLUON_GC_RESTARTS",
+        None,
+        "count",
+        "how often bpslaunch has restarted this node; bpslaunch --max-restarts sets it",
+    ),
+    Variable(
         "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none", alike=True
     ),
     Variable(

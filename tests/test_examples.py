@@ -1,6 +1,7 @@
 """The cifar100, imagenet and mnist examples: their arguments, schedules, checkpoints and runs."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,6 +22,7 @@ from common.board import Board
 from common.checkpoint import ResumePoint, resume_point
 from common.datasets import mnist
 from common.images import DatasetImages
+from common.last_checkpoint import last_checkpoint
 from common.log import read_configurations, read_log
 from common.model import zoo_network
 from common.schedule import learning_rate_schedule
@@ -286,6 +288,7 @@ def test_weights_alone_begin_a_new_run():
     [
         ("--resume-from weights.params", "NAME-EPOCHS.params, got 'weights.params'"),
         ("--resume-from a-1.params --resume-epoch 1", "without the other --resume arguments"),
+        ("--resume auto --resume-params a.params", "without the other --resume arguments"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(command, message):
@@ -335,6 +338,9 @@ def test_half_precision_without_a_gpu_is_refused(alone, data, tmp_path):
         losses(data, tmp_path, "--no-cuda --dtype float16 --batch-size 16")
 
 
+CHECKSUM = re.compile(r"rank (\d) of 2: checksum of the parameters (\w+)")
+
+
 def train(script, folder, arguments):
     """Run a script on two workers and one server; the checksums of all workers, and the log.
 
@@ -347,8 +353,7 @@ def train(script, folder, arguments):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "said").write_text(done.stdout + done.stderr)
-    sums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters (\w+)", done.stdout))
-    return sums, read_log(str(log))
+    return dict(CHECKSUM.findall(done.stdout)), read_log(str(log))
 
 
 RECORDS = " ".join(
@@ -413,6 +418,62 @@ def test_training_on_from_a_checkpoint_is_as_if_it_had_never_stopped(data, tmp_p
     assert first["arguments"]["resume_from"] == ""
     assert second["arguments"]["resume_from"] == f"{tmp_path}/mnist-1.params"
     assert log[2]["step_loss"] == records[1]["step_loss"]
+
+
+def test_the_last_checkpoint_is_one_that_is_whole(alone, data, tmp_path, capsys):
+    losses(
+        data,
+        tmp_path,
+        f"--no-cuda --batch-size 16 --epochs 3 --save-period 1 --save-dir {tmp_path}",
+    )
+
+    def epoch(most=3):
+        return last_checkpoint(str(tmp_path), "mnist", most).epoch
+
+    assert epoch() == 3 and epoch(most=2) == 2
+    states = tmp_path / "mnist-3.states.0"
+    states.write_bytes(states.read_bytes()[:-1])
+    assert epoch() == 2
+    (tmp_path / "mnist-2.params").write_bytes(b"not whole")
+    assert epoch() == 1 and f"goes on from {tmp_path}/mnist-1.params" in capsys.readouterr().out
+    (tmp_path / "mnist-1.states.0").unlink()
+    assert epoch() == 0 and "starts afresh" in capsys.readouterr().out
+
+
+def processes_of(launcher, words):
+    """Those that bpslaunch has started with these words in their command."""
+    for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if words in Path(f"/proc/{pid}/cmdline").read_text():
+            yield int(pid)
+
+
+def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data, tmp_path):
+    script, epochs = "mnist/train_mnist.py", 12
+    arguments = f"{ONEBIT} --no-cuda --data-dir {data}/mnist -j 0 --batch-size 16 --epochs {epochs}"
+    sums, _ = train(script, tmp_path, f"{arguments} --save-period 0")
+    shell = (  # in which each worker has a disk of its own
+        f"{sys.executable} example/{script} {arguments} --save-period 2 --resume auto "
+        f"--save-dir {tmp_path}/$DMLC_WORKER_ID"
+    )
+    launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1"]
+    victims = {1: "service.py\0server", 5: script}
+    with subprocess.Popen(
+        [*launch, "--max-restarts", "2", shell],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as launcher:
+        said = []
+        for line in launcher.stdout:
+            said.append(line)
+            epoch = re.search(r"epoch (\d+) of 12: ", line)
+            if epoch and int(epoch[1]) in victims:
+                os.kill(next(processes_of(launcher.pid, victims.pop(int(epoch[1])))), 9)
+    said = "".join(said)
+    assert launcher.returncode == 0 and said.count("; restart ") == 2, said
+    assert "starts afresh" in said and re.search(r"goes on from \S+/0/mnist-(4|6).params", said)
+    assert dict(CHECKSUM.findall(said)) == sums
 
 
 def scalars(file):

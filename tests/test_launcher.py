@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gluon_gc.launch import launcher
+from gluon_gc.launch.leaving import ALONE
 from gluon_gc.launch.prefixed_output import LineSplitter, PrefixedOutput
 from gluon_gc.version import __version__
 from tests.processes import clean_environ, heed_interrupts
@@ -157,6 +158,11 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
         (["--local", "train.py"], {}, "COMMAND must be a program, got 'train.py'; did you mean"),
         (["--local", "A=1", "./train.py"], {}, "COMMAND must be a program, got './train.py'; did"),
         (["--local", "A=1"], {}, "a worker needs a COMMAND to run"),
+        (
+            ["--max-restarts", "-1", "true"],
+            {},
+            "--max-restarts must be a whole number >= 0, got -1",
+        ),
         (["--lokal", "true"], {}, "unrecognized arguments: --lokal"),
     ],
 )
@@ -172,7 +178,8 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(
 def test_alone_it_says_how_it_is_used(launch):
     code, out, err = finish(launch())
     assert (code, out) == (2, "")
-    assert err.startswith("usage: bpslaunch COMMAND...\n") and "bpslaunch --local -n WORKERS" in err
+    assert err.startswith("usage: bpslaunch [--max-restarts N] COMMAND...\n")
+    assert "bpslaunch --local -n WORKERS" in err
     assert err.splitlines()[-1].startswith("bpslaunch: DMLC_ROLE is not set: ")
 
 
@@ -594,6 +601,122 @@ def test_a_reader_that_goes_away_ends_the_cluster(launch, stand_in, tmp_path):
 def test_the_launcher_needs_no_mxnet(launch, stand_in, tmp_path):
     (tmp_path / "mxnet.py").write_text("raise SystemExit('mxnet was imported')")
     assert finish(launch(*local(1, 1, DONE)))[0] == 0
+
+
+# Restarts.
+
+COUNT = "import os; count = int(os.environ['GLUON_GC_RESTARTS'])\n"
+
+
+def restarting(number, *arguments):
+    return "--max-restarts", str(number), *arguments
+
+
+@pytest.mark.parametrize(
+    "failure, how", [("sys.exit(3)", "exited with code 3"), ("os.kill(os.getpid(), 9)", "was kil")]
+)
+def test_a_cluster_is_restarted_when_a_worker_fails(launch, stand_in, tmp_path, failure, how):
+    stand_in(f"print(os.environ['DMLC_PS_ROOT_PORT'])\n{NOTE_PID}{UNTIL_WORKERS_ARE_DONE}")
+    source = f"""{NOTE_PID}{COUNT}
+import pathlib, sys, time
+while len(list(pathlib.Path().glob("pid.*"))) < 4 * (count + 1):
+    time.sleep(0.02)
+if count == 2:
+    {DONE}
+    print("well", flush=True)
+elif os.environ["DMLC_WORKER_ID"] == "1":
+    print("last", flush=True)
+    {failure}
+else:
+    time.sleep(1000)"""
+    code, out, err = finish(launch(*restarting(2, *local(2, 1, source))))
+    said = [line for line in err.splitlines() if line.startswith("bpslaunch")]
+    assert code == 0 and len(said) == 2
+    for restart, line in enumerate(said, start=1):
+        assert line.startswith(f"bpslaunch: worker 1 {how}")
+        assert line.endswith(f"; restart {restart} of 2; its last lines:")
+    assert {"[worker 0] well", "[worker 1] well"} <= set(out.splitlines())
+    ports = {line for line in out.splitlines() if line.startswith("[scheduler]")}
+    assert len(ports) == 4  # what it is, and one after the other
+    assert len(pids(tmp_path)) == 12 and not any(map(alive, pids(tmp_path)))
+
+
+def test_what_fails_each_time_ends_with_its_code_after_the_last_restart(launch):
+    words = [*PYTHON, COUNT + "print(count, flush=True); raise SystemExit(5)"]
+    code, out, err = finish(launch(*restarting(2, *words), **worker()))
+    assert (code, out) == (5, "0\n1\n2\n")
+    assert err.splitlines() == [
+        "bpslaunch: worker 1 exited with code 5; restart 1 of 2",
+        "bpslaunch: worker 1 exited with code 5; restart 2 of 2",
+        "bpslaunch: worker 1 exited with code 5",
+    ]
+
+
+@pytest.mark.parametrize("role", ["server", "scheduler"])
+def test_a_service_of_its_own_is_restarted(launch, stand_in, role):
+    stand_in("if os.environ['GLUON_GC_RESTARTS'] == '0': sys.exit(7)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
+    code, out, err = finish(launch(*restarting(1), **environ))
+    assert (code, err) == (0, f"bpslaunch: {role} exited with code 7; restart 1 of 1\n")
+    assert out.count(role) == 2
+
+
+def test_all_workers_of_a_machine_are_restarted(launch, tmp_path):
+    source = COUNT + (
+        "rank = os.environ['BYTEPS_LOCAL_RANK']; open(f'ran{rank}.{count}', 'w').close()\n"
+        "import pathlib, sys, time\n"
+        "while len(list(pathlib.Path().glob(f'ran*.{count}'))) < 2: time.sleep(0.02)\n"
+        "if count == 0: sys.exit(4) if rank == '1' else time.sleep(1000)"
+    )
+    environ = worker(BYTEPS_LOCAL_SIZE="2")
+    code, _, err = finish(launch(*restarting(3, *PYTHON, source), **environ))
+    assert (code, err) == (0, "bpslaunch: worker 3 exited with code 4; restart 1 of 3\n")
+    assert {path.name for path in tmp_path.glob("ran*")} == {"ran0.0", "ran1.0", "ran0.1", "ran1.1"}
+
+
+def test_who_is_alone_is_not_restarted_again(launch):
+    words = [*PYTHON, COUNT + f"raise SystemExit({ALONE} if count else 1)"]
+    code, _, err = finish(launch(*restarting(9, *words), **worker()))
+    assert (code, err.count("\n")) == (ALONE, 2)
+
+
+def test_a_service_that_fails_after_the_workers_is_not_restarted(launch, stand_in):
+    stand_in(UNTIL_WORKERS_ARE_DONE + "if sys.argv[1] == 'server': sys.exit(7)")
+    code, _, err = finish(launch(*restarting(3, *local(1, 1, DONE))))
+    assert code == 7 and err.startswith("bpslaunch: server 0 exited with code 7; its last lines")
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+@pytest.mark.parametrize("when", ["running", "ending", "pausing"])
+def test_a_signal_is_never_followed_by_a_restart(launch, tmp_path, when, size):
+    fails = "" if when == "running" else "if os.environ['BYTEPS_LOCAL_RANK'] == '0': os._exit(1)\n"
+    patient = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if when == "ending" else ""
+    source = f"import os, signal\n{patient}{NOTE_PID}{fails}{FOREVER}"
+    environ = worker(BYTEPS_LOCAL_SIZE=size)
+    process = launch(*restarting(9, *PYTHON, source), **environ)
+    if when == "pausing":
+        assert process.stderr.readline().endswith("; restart 1 of 9\n")
+    else:
+        wait_for(lambda: len(pids(tmp_path)) == int(size))
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 128 + signal.SIGINT
+    assert not any(map(alive, pids(tmp_path)))
+
+
+def test_horovodrun_is_started_again(monkeypatch):
+    monkeypatch.setattr(
+        launcher, "horovod_command", lambda words, n: ["horovodrun", str(n), *words]
+    )
+    runs = []
+    monkeypatch.setattr(launcher.supervisor, "run", lambda *arguments: runs.append(arguments))
+    launcher.main(["--local", "-n", "2", "--backend", "horovod", *restarting(3, "true")])
+    ((tasks, max_restarts),) = runs
+    (task,) = tasks(2)
+    assert (task.command, task.bare, max_restarts) == (["hvd", "2", "true"], True, 3)
+    assert task.environ["GLUON_GC_RESTARTS"] == "2"
 
 
 # Lines and progress bars.

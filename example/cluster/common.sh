@@ -34,5 +34,6 @@ launch() {
   count_servers
   mkdir -p "$CLUSTER_WORK"
   cd "$CLUSTER_WORK" || exit
-  DMLC_ROLE=$1 exec "$CLUSTER_PYTHON" -m bpslaunch "${@:2}"
+  local restarts=(${CLUSTER_MAX_RESTARTS:+--max-restarts "$CLUSTER_MAX_RESTARTS"})
+  DMLC_ROLE=$1 exec "$CLUSTER_PYTHON" -m bpslaunch "${restarts[@]}" "${@:2}"
 }

@@ -89,6 +89,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=10,
         help="epochs between them; 0: none are saved",
     )
+    group.add_argument(
+        "--resume",
+        choices=("auto",),
+        default="",
+        help="go on from the last checkpoint in --save-dir that all workers have, if there is one",
+    )
     group.add_argument("--resume-from", default="", help="X.params: go on where it was saved")
     group.add_argument("--resume-params", default="", help="file of weights to start from")
     group.add_argument(

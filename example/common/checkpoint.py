@@ -33,9 +33,11 @@ def resume_point(args: argparse.Namespace) -> ResumePoint:
     Raises
     ------
     ValueError
-        --resume-from is not the weights of a checkpoint, or is not alone.
+        --resume-from is not the weights of a checkpoint, or it or --resume is not alone.
     """
     point = ResumePoint(args.resume_params, args.resume_states, args.resume_epoch)
+    if args.resume and (args.resume_from or point != ResumePoint()):
+        raise ValueError("--resume auto goes without the other --resume arguments")
     if not args.resume_from:
         return point
     if point != ResumePoint():

@@ -17,6 +17,7 @@ from .arguments import compression_params, max_grad_norm
 from .checkpoint import Checkpoints, ResumePoint, resume_point
 from .checksum import parameter_checksum
 from .images import Batch
+from .last_checkpoint import last_checkpoint
 from .log import EpochLog
 from .progress import STEPS_AHEAD, progress_bar, say
 from .schedule import learning_rate_schedule
@@ -104,6 +105,8 @@ class Training:
         self._step_images = self._batch_size * bps.size()
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=targets is None)
         point = resume_point(args)
+        if args.resume:
+            point = last_checkpoint(args.save_dir, name, args.num_epochs)
         self._first_epoch = point.epoch
         self._initialize(point)
         self._trainer = self._make_trainer(point)

@@ -63,7 +63,7 @@ class _Census(Nodes):
             writer.close()
             return
         if self.problem:
-            node.tell(problem=self.problem)
+            node.tell(problem=self.problem, alone=False)
         await self.attend(node)
 
     async def _admitted(
@@ -94,7 +94,7 @@ class _Census(Nodes):
             self._refuse(f"{name} at {host} has {error} GLUON_GC_SECRET, and is not let in")
             return None
         _check(hello)
-        if self.all_here.is_set():
+        if self.all_here.is_set() or self._ends_to_restart:
             return None
         del self._unknown[writer]
         return self._enter(hello, session, reader, writer)
@@ -160,14 +160,21 @@ class _Census(Nodes):
             node.comes_back = True
             node.tell(name=node.name, local_size=self.cluster.local_size, port=self.port)
 
+    @property
+    def _ends_to_restart(self) -> bool:
+        """Whether who comes now is for the scheduler that comes after this one."""
+        return bool(self.problem) and restarts() is not None
+
     async def remind(self) -> None:
         """Say from time to time who is missing, and give up in the end."""
-        patience = env.get("GLUON_GC_TIMEOUT")
+        patience = env.get("GLUON_GC_CONNECT_TIMEOUT" if restarts() else "GLUON_GC_TIMEOUT")
         while not self.problem:
             await asyncio.sleep(1)
             self._waited += 1
             missing = ", ".join(self.missing())
-            if patience and self._waited >= patience:
+            if patience and self._waited >= patience and restarts():
+                self.fail(f"{missing} did not come back within {patience} s", alone=True)
+            elif patience and self._waited >= patience:
                 self.fail(f"{missing} did not come within {patience} s (GLUON_GC_TIMEOUT)")
             elif self._waited % _REMIND == 0:
                 logger.warning("scheduler: waits for %s", missing)
@@ -175,9 +182,16 @@ class _Census(Nodes):
                     logger.warning("scheduler: %s", who)
 
     async def aftermath(self) -> None:
-        """Tell those who come late, as long as they look for the scheduler."""
+        """Tell those who come late, as long as they look for it; not if the scheduler restarts."""
+        if self._ends_to_restart:
+            return
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_came.wait(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+
+
+def restarts() -> Optional[int]:
+    """How often this node was restarted; None where nobody would."""
+    return env.get("GLUON_GC_RESTARTS")
 
 
 def _check(hello: Dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import time
 from dataclasses import replace
@@ -11,11 +12,13 @@ from typing import Any, Dict, Tuple
 
 from .. import env
 from ..env import Cluster, ConfigurationError
-from .census import ZEROMQ, must_be_alike
+from .census import ZEROMQ, must_be_alike, restarts
 from .connection import Connection, SilentError
+from .leaving import Alone
 from .lifeline import Lifeline
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
 
+_GREETING = 0.3  # seconds in which ZeroMQ greets whoever connects
 _PAUSE = 0.2  # seconds between two tries to reach the scheduler
 
 
@@ -41,9 +44,26 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
         It has another GLUON_GC_SECRET.
     RuntimeError
         What `census.hold` finds.
+    Alone
+        This node is one that bpslaunch restarts, and the others have not come back in time.
     """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return _joined(cluster, timeout, deadline)
+        except Alone:
+            raise
+        except ConnectionError as error:
+            if restarts() is None:
+                raise
+            if time.monotonic() >= deadline:
+                raise Alone(str(error)) from None
+            time.sleep(_PAUSE)  # it was the scheduler of before
+
+
+def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
     address = f"{cluster.root_uri}:{cluster.root_port}"
-    link, session = _introduced(cluster, address, timeout)
+    link, session = _introduced(cluster, address, timeout, deadline)
     connection = Connection(link, session)
     try:
         answer = next(filter(None, connection.messages), None)
@@ -54,16 +74,18 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
     if answer is None:
         raise ConnectionError(f"the scheduler at {address} left before all nodes were there")
     if "problem" in answer:
-        raise RuntimeError(answer["problem"])
+        raise (Alone if answer["alone"] else RuntimeError)(answer["problem"])
     cluster = replace(cluster, root_uri=connection.uri, local_size=answer["local_size"])
     connection.survives(answer["name"], answer["port"])
     return Lifeline(connection, answer["name"], cluster)
 
 
-def _introduced(cluster: Cluster, address: str, timeout: float) -> Tuple[socket.socket, Session]:
+def _introduced(
+    cluster: Cluster, address: str, timeout: float, deadline: float
+) -> Tuple[socket.socket, Session]:
     """A connection to the scheduler, which knows of this node then."""
     own = nonce()
-    link, text = _reached(cluster, address, timeout, own)
+    link, text = _reached(cluster, address, timeout, deadline, own)
     if text.startswith(ZEROMQ):
         raise ConnectionError(
             f"the scheduler at {address} is not gluon_gc's but MXNet's own; "
@@ -88,15 +110,15 @@ def _introduced(cluster: Cluster, address: str, timeout: float) -> Tuple[socket.
 
 
 def _reached(
-    cluster: Cluster, address: str, timeout: float, own: str
+    cluster: Cluster, address: str, timeout: float, deadline: float, own: str
 ) -> Tuple[socket.socket, bytes]:
     """A connection to the scheduler, which may start later, and its answer to a nonce."""
-    deadline = time.monotonic() + timeout
     while True:
         try:
             left = max(1.0, deadline - time.monotonic())
             link = socket.create_connection((cluster.root_uri, cluster.root_port), timeout=left)
-            link.sendall(plain({"nonce": own}))
+            if not _greets(link):
+                link.sendall(plain({"nonce": own}))
             return link, _first_line(link)
         except OSError as error:
             if time.monotonic() >= deadline:
@@ -105,6 +127,11 @@ def _reached(
                     "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
                 ) from None
             time.sleep(_PAUSE)
+
+
+def _greets(link: socket.socket) -> bool:
+    """Whether ps-lite has this port still, of before a restart; it would not survive our line."""
+    return restarts() is not None and bool(select.select([link], [], [], _GREETING)[0])
 
 
 def _first_line(link: socket.socket) -> bytes:

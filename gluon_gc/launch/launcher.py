@@ -14,7 +14,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Mapping, NoReturn, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence
 
 from .. import env
 from ..log import warn_of_misspelt
@@ -34,8 +34,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="bpslaunch",
-        usage="bpslaunch COMMAND...\n       bpslaunch --local -n WORKERS -s SERVERS COMMAND...\n"
-        "       bpslaunch --local -n WORKERS --backend horovod COMMAND...",
+        usage="bpslaunch [--max-restarts N] COMMAND...\n"
+        "       bpslaunch --local -n WORKERS -s SERVERS [--max-restarts N] COMMAND...\n"
+        "       bpslaunch --local -n WORKERS --backend horovod [--max-restarts N] COMMAND...",
         description="Without --local, DMLC_ROLE and its like say what to start: a scheduler or a "
         "server, which need no COMMAND, or workers, which run it once for every visible device.",
         allow_abbrev=False,
@@ -50,6 +51,14 @@ def _parser() -> argparse.ArgumentParser:
         "--backend",
         choices=("dist_sync", "horovod"),
         help="with --local: MXNet's parameter server (dist_sync, the default) or Horovod",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often to start all again that this bpslaunch has started, when one of them fails "
+        "(default 0); give the bpslaunch of every node the same",
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each worker runs"
@@ -67,6 +76,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             raise env.ConfigurationError(f"-{name} goes with --local")
         if value is not None and value < 1:
             raise env.ConfigurationError(f"-{name} must be a positive whole number, got {value}")
+    if arguments.max_restarts < 0:
+        rule = env.KINDS["count"][0]
+        raise env.ConfigurationError(f"--max-restarts must be {rule}, got {arguments.max_restarts}")
     if arguments.backend is not None and not arguments.local:
         raise env.ConfigurationError("--backend goes with --local")
     if arguments.backend == "horovod" and arguments.s is not None:
@@ -182,22 +194,38 @@ def _become(command: Sequence[str], environ: dict) -> NoReturn:
     os.execvpe(command[0], list(command), environ)
 
 
+def _run(tasks: Callable[[], List[Task]], max_restarts: int) -> int:
+    """Run what `tasks` makes, and what it makes once more after a failure."""
+
+    def again(restarts: int) -> List[Task]:
+        told = {"GLUON_GC_RESTARTS": str(restarts)} if max_restarts else {}
+        return [replace(task, environ={**task.environ, **told}) for task in tasks()]
+
+    return supervisor.run(again, max_restarts)
+
+
+def _run_alone(task: Task, max_restarts: int) -> int:
+    """Run the only process that there is to start."""
+    if not max_restarts and not keeps_shell(task.command):  # which would not pass signals on
+        _become(task.command, task.environ)
+    return _run(lambda: [replace(task, bare=True)], max_restarts)
+
+
 def _start(arguments: argparse.Namespace) -> int:
+    command, workers, restarts = arguments.command, arguments.n or 1, arguments.max_restarts
     if arguments.backend == "horovod":
-        _become(horovod_command(arguments.command, arguments.n or 1), env.for_child({}))
+        horovod = Task("horovodrun", horovod_command(command, workers), env.for_child({}))
+        return _run_alone(horovod, restarts)
     if arguments.local:
-        return supervisor.run(local_tasks(arguments.command, arguments.n or 1, arguments.s or 1))
+        return _run(lambda: local_tasks(command, workers, arguments.s or 1), restarts)
     if not env.is_set("DMLC_ROLE"):
-        _refuse_without_role(arguments.command)
+        _refuse_without_role(command)
     role = env.get("DMLC_ROLE")
     if role == "worker":
-        tasks = worker_tasks(arguments.command)
+        tasks = worker_tasks(command)
         if len(tasks) > 1:
-            return supervisor.run(tasks)
-        (task,) = tasks
-        if keeps_shell(task.command):  # which would not pass signals on
-            return supervisor.run([replace(task, bare=True)])
-        _become(task.command, task.environ)
+            return _run(lambda: worker_tasks(command), restarts)
+        return _run_alone(tasks[0], restarts)
     warn_of_misspelt()
     if env.one_machine():
         _say(
@@ -208,7 +236,7 @@ def _start(arguments: argparse.Namespace) -> int:
     cluster = env.cluster()
     if role == "scheduler":
         census.listen(cluster.root_uri, cluster.root_port).close()  # to be told now if it cannot
-    _become(service(role), env.for_service({"DMLC_ROLE": None}))
+    return _run_alone(Task(role, service(role), env.for_service({"DMLC_ROLE": None})), restarts)
 
 
 def _refuse_without_role(command: Sequence[str]) -> NoReturn:

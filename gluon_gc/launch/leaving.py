@@ -12,12 +12,24 @@ from typing import Any, Callable, NoReturn, Optional, Type
 
 from ..log import logger
 
+ALONE = 69
+"""The exit code of a node that was restarted, and to which the others have not come back."""
 
-def die(message: str) -> NoReturn:
+
+class Alone(ConnectionError):
+    """The others have not come back to this node, which was restarted."""
+
+
+def die(message: str, code: int = 1) -> NoReturn:
     """Say why and end the process at once: its main thread may wait for good inside MXNet."""
     _flush()
     logger.critical(message)
-    end(1)
+    end(code)
+
+
+def exit_code(error: BaseException) -> int:
+    """With what a process ends that such an exception ends."""
+    return ALONE if isinstance(error, Alone) else 1
 
 
 def _flush() -> None:
@@ -95,7 +107,7 @@ class Ending:
     ) -> None:
         self._show(kind, error, trace)
         if self._store is not None and not _interactive():
-            self._leave(failure(error), 1)
+            self._leave(failure(error), exit_code(error))
 
     def _note(self, status: Any = None) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
@@ -111,14 +123,14 @@ class Ending:
             if code:
                 self._leave(failure(SystemExit(self._status)), code)
             if error is not None:  # which an excepthook after ours has shown
-                self._leave(failure(error), 1)
+                self._leave(failure(error), exit_code(error))
             try:
                 self._store.close()
             except BaseException as failed:
                 self._fail(type(failed), failed, failed.__traceback__)
         if self._stay is not None:
             self._stay()
-            end(code or int(error is not None))
+            end(code or (exit_code(error) if error is not None else 0))
 
     def _leave(self, why: str, code: int) -> NoReturn:
         if not self._abandoned:

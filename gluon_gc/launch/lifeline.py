@@ -14,7 +14,7 @@ from .. import env
 from ..env import Cluster
 from ..log import logger
 from .connection import Connection, SilentError
-from .leaving import die
+from .leaving import ALONE, die
 from .progress import Progress
 
 _WHY_CHARACTERS = 1000  # of a reason, which may be anything that a script raises
@@ -115,7 +115,7 @@ class Lifeline:
 
     def _heed(self, message: Dict[str, Any]) -> None:
         if "problem" in message:
-            self._die(message["problem"])
+            self._die(message["problem"], ALONE if message["alone"] else 1)
         elif "warning" in message:
             logger.warning("%s: %s", self.name, message["warning"])
         elif "left" in message:
@@ -132,6 +132,6 @@ class Lifeline:
             self._told = progress
             self._connection.tell(**progress)
 
-    def _die(self, problem: str) -> None:
+    def _die(self, problem: str, code: int = 1) -> None:
         if not self._closed:
-            die(f"{self.name} ends: {problem}")
+            die(f"{self.name} ends: {problem}", code)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Set
 from .. import env
 from ..env import Cluster
 from ..log import logger
-from .leaving import die
+from .leaving import ALONE, die
 from .returning import Door
 from .session import Session, plain
 from .stall import Stalls
@@ -117,6 +117,7 @@ class Nodes:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.problem = ""
+        self._alone = False
         self.nodes: Dict[str, Node] = {}
         self.stalls = Stalls(
             self._where, env.get("GLUON_GC_STALL_SECONDS"), env.get("GLUON_GC_TIMEOUT")
@@ -212,22 +213,22 @@ class Nodes:
             problem += ": the scheduler's machine is cut off from all others"
         return problem
 
-    def fail(self, problem: str) -> None:
-        """End all nodes, and this process."""
+    def fail(self, problem: str, alone: bool = False) -> None:
+        """End all nodes, and this process; `alone`: for good, since some have not come back."""
         if not self.problem:
-            self.problem = problem
+            self.problem, self._alone = problem, alone
             self._ending = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
         await asyncio.sleep(_HEAD_START)
-        self._tell(problem=self.problem)
+        self._tell(problem=self.problem, alone=self._alone)
         await self.aftermath()
         for node in self.present():
             try:
                 await asyncio.wait_for(node.writer.drain(), 1)
             except (OSError, asyncio.TimeoutError):
                 pass  # it is the one that is gone
-        die(f"scheduler ends: {self.problem}")
+        die(f"scheduler ends: {self.problem}", ALONE if self._alone else 1)
 
     async def aftermath(self) -> None:
         """What there is still to do once all have been told of a problem."""

@@ -17,13 +17,13 @@ def main(role: str) -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder, whose modules are to be found within gluon_gc only
     from gluon_gc.env import ConfigurationError
-    from gluon_gc.launch.leaving import die, end
+    from gluon_gc.launch.leaving import die, end, exit_code
 
     try:
         import_module(SERVICES[role]).serve()
         end(0)
     except (ImportError, OSError, RuntimeError, ConfigurationError) as error:
-        die(f"{role}: {error}")
+        die(f"{role}: {error}", exit_code(error))
 
 
 if __name__ == "__main__":

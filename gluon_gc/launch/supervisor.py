@@ -1,6 +1,7 @@
 """Runs the processes of a cluster together: prefixes their output, ends all of them when one fails.
 
-One thread does everything: it sleeps in select until there is output, an ended child or a signal.
+Then it may start them again. One thread does everything: it sleeps in select until there is output,
+an ended child or a signal.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Iterable, Mapping, Optional, Sequence
+from typing import Callable, Iterable, Mapping, Optional, Sequence
 
+from .leaving import ALONE
 from .prefixed_output import LineSplitter, PrefixedOutput
 
 GRACE = 5.0
 """Seconds from a signal that asks a process to end to the one that makes it."""
 LEAVE = 10.0
 """Seconds that servers and scheduler have to leave once the workers are done."""
+PAUSE = 1.0
+"""Seconds before tasks are started again."""
 _TAIL = 20
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PREFIXED = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -134,6 +138,7 @@ class _Supervisor:
     def __init__(self) -> None:
         self.children: list = []
         self.signals: list = []
+        self.asked = 0  # the first signal of all
         self._output = PrefixedOutput(sys.stdout.buffer, sys.stdout.isatty())
         self._selector = selectors.DefaultSelector()
         self._wakeup, waker = socket.socketpair()
@@ -158,6 +163,7 @@ class _Supervisor:
             if key.data is None:
                 numbers = self._wakeup.recv(4096)
                 self.signals += [n for n in numbers if n in _FORWARDED]
+                self.asked = self.asked or next(iter(self.signals), 0)
             elif not key.data.read():
                 self._selector.unregister(key.fileobj)
         for child in self.children:
@@ -165,8 +171,11 @@ class _Supervisor:
 
     def wait(self, children: Sequence[_Child], seconds: float) -> None:
         """Wait for these to end, at most so long, and not beyond a signal."""
+        self._sleep(seconds, lambda: any(child.code is None for child in children))
+
+    def _sleep(self, seconds: float, condition: Callable[[], bool] = lambda: True) -> None:
         deadline = time.monotonic() + seconds
-        while any(child.code is None for child in children) and not self.signals:
+        while condition() and not self.signals:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -182,42 +191,74 @@ class _Supervisor:
                 self.signals.clear()
                 self.wait(group, seconds)
 
-    def run(self, tasks: Sequence[Task]) -> int:
-        for task in tasks:
-            self.start(task)
-        while not self.signals:
-            working = any(child.code is None for child in self.children if not child.task.service)
-            for child in self.children:
-                if child.code:
-                    return self._failed(child)
+    def run(self, tasks: Callable[[int], Sequence[Task]], max_restarts: int) -> int:
+        restarts = 0
+        while True:
+            for task in tasks(restarts):
+                self.start(task)
+            failed = self._first_failure()
+            if failed is not None:
+                restarts += 1
+                again = restarts <= max_restarts and self._working() and failed.exit_code != ALONE
+                self._bury(failed, f"; restart {restarts} of {max_restarts}" if again else "")
+                if again:
+                    self._sleep(PAUSE)
+                elif not self.asked:
+                    return failed.exit_code
+            if self.asked:
+                self.stop(self.asked)
+                return 128 + self.asked
             if self._output.broken:
                 return 128 + signal.SIGPIPE
-            if working:
+            if failed is None:
+                return 0
+            self._forget()
+
+    def _working(self) -> bool:
+        """Whether there is a worker that has not ended well."""
+        return any(child.code != 0 for child in self.children if not child.task.service)
+
+    def _first_failure(self) -> Optional[_Child]:
+        """What has failed; None once all have ended well, and where something else ends them."""
+        while not self.signals and not self._output.broken:
+            for child in self.children:
+                if child.code:
+                    return child
+            if self._working():
                 self.poll(None)
             else:
                 self.wait([child for child in self.children if child.task.service], LEAVE)
                 if not self.signals:
-                    return self._done()
-        number = self.signals[0]
-        self.stop(number)
-        return 128 + number
+                    return self._failure_of_services()
+        return None
 
-    def _failed(self, child: _Child) -> int:
-        in_sight = self._output.last_name == child.task.name and _one_stream()
-        self.stop()
-        last_lines = "".join(f"\n  {line}" for line in child.tail if not in_sight)
-        _say(child.obituary() + (f"; its last lines:{last_lines}" if last_lines else ""))
-        return child.exit_code
-
-    def _done(self) -> int:
+    def _failure_of_services(self) -> Optional[_Child]:
         """The workers are done, and the services have had time to leave."""
         for child in self.children:
             if child.code:
-                return self._failed(child)
+                return child
             if child.code is None:
                 _say(f"ended {child.task.name}: still there {LEAVE:.0f} s after the last worker")
                 child.signal(signal.SIGKILL)
-        return 0
+        return None
+
+    def _bury(self, child: _Child, what_next: str) -> None:
+        """End all, and say why."""
+        in_sight = self._output.last_name == child.task.name and _one_stream()
+        self.stop()
+        last_lines = "".join(f"\n  {line}" for line in child.tail if not in_sight)
+        lines = f"; its last lines:{last_lines}" if last_lines else ""
+        _say(child.obituary() + ("" if self.asked else what_next) + lines)
+
+    def _forget(self) -> None:
+        """Have no children, since all have ended."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                self._selector.unregister(key.fileobj)
+        for child in self.children:
+            if child.pipe is not None:
+                child.pipe.close()
+        self.children.clear()
 
     def close(self) -> None:
         self.stop()
@@ -235,20 +276,29 @@ def _say(message: str) -> None:
     print(f"bpslaunch: {message}", file=sys.stderr, flush=True)
 
 
-def run(tasks: Sequence[Task]) -> int:
+def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:
     """Run tasks until the workers among them are done and the services have left.
 
     A task that fails, or a SIGINT, SIGTERM or SIGHUP to this process, ends all of them, with their
     process groups. Nothing outlives this process, except that a task's own children may if this
     process is killed with SIGKILL.
 
+    Parameters
+    ----------
+    tasks : callable
+        Makes the tasks, given how often they were started before.
+    max_restarts : int
+        How often all are started again when one fails. It does not happen after a signal, nor once
+        the workers have ended well, nor where a task says that the other machines have not come
+        back (`leaving.ALONE`).
+
     Returns
     -------
     int
-        0, or the exit code of the task that failed, or 128 plus the number of the signal.
+        0, or the exit code of the task that failed last, or 128 plus the number of the signal.
     """
     supervisor = _Supervisor()
     try:
-        return supervisor.run(tasks)
+        return supervisor.run(tasks, max_restarts)
     finally:
         supervisor.close()

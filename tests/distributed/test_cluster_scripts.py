@@ -96,6 +96,13 @@ def test_arguments_of_the_command_line_come_last(started):
     assert words[-4:] == ["--k", "0.01", "--save-dir", "a b"]
 
 
+def test_restarts_are_asked_for_by_a_setting(started):
+    environ = {"DMLC_NUM_WORKER": "2", "CLUSTER_MAX_RESTARTS": "3"}
+    asked = ["-m", "bpslaunch", "--max-restarts", "3"]
+    assert started("server.sh", **environ)[0] == asked
+    assert started("worker.sh", "cifar100", "topk", **environ)[0][:4] == asked
+
+
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_the_environment_wins_over_the_settings(started, role):
     guide = {
@@ -187,13 +194,13 @@ class Cluster:
             "PYTHONPATH": str(ROOT),
         }
 
-    def run(self, arguments):
+    def run(self, arguments, **environ):
         """Start run.sh on CIFAR-100."""
         small = "--model cifar_resnet20_v1 --batch-size 16 -j 0"
         command = [str(SCRIPTS / "run.sh"), "cifar100", "onebit", *f"{small} {arguments}".split()]
         process = subprocess.Popen(
             command,
-            env={**CLEAN, **self._environ},
+            env={**CLEAN, **self._environ, **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -267,6 +274,24 @@ def test_a_worker_that_dies_ends_the_job_with_its_code(cluster):
     _, err = run.communicate(timeout=60)
     assert run.returncode == 137
     assert re.search(r"run.sh: worker 1 on \S+ ended with code 137: \S+/worker-1.log\n", err)
+
+
+@needs_namespaces
+def test_a_job_goes_on_after_a_worker_has_died(cluster):
+    arguments = "--num-epochs 4 --save-period 1 --resume auto"
+    run = cluster.run(arguments, CLUSTER_MAX_RESTARTS="1")
+    said = []
+    for line in run.stdout:
+        said.append(line)
+        if "epoch 2 of 4" in line and "restart 1 of 1" not in "".join(said):
+            commands = cluster.processes(1).items()
+            (worker,) = [p for p, c in commands if "train_cifar100" in c and "bpslaunch" not in c]
+            os.kill(worker, signal.SIGKILL)
+    said = "".join(said)
+    assert run.wait(timeout=60) == 0, said
+    assert said.count("; restart 1 of 1") == 5
+    assert re.search(r"\[worker 0\] goes on from params/cifar100-onebit/.*-[123].params", said)
+    assert len(set(re.findall(r"checksum of the parameters (\w+)", said))) == 1
 
 
 @needs_namespaces

@@ -1,0 +1,158 @@
+"""A cluster on this machine, each node of which has a bpslaunch of its own, as if on several."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Dict, List, NamedTuple, Optional, Sequence, Type
+
+BPSLAUNCH = Path(__file__).resolve().parents[1] / "bpslaunch.py"
+_OURS = ("DMLC_", "BYTEPS_", "PS_", "GLUON_GC_")
+_libc = ctypes.CDLL(None)
+
+
+class Line(NamedTuple):
+    """What a node said."""
+
+    time: float
+    text: str
+
+
+def _die_with_the_caller() -> None:
+    _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Launched:
+    """Nodes, called "scheduler", "server N" and "worker N"; a context manager, which ends them.
+
+    Parameters
+    ----------
+    folder : Path
+        Gets what each node says, in NODE.log.
+    workers, servers : int
+    **variables
+        Of all nodes.
+
+    Attributes
+    ----------
+    port : int
+        The scheduler's.
+    said : dict
+        By node, what it has said so far.
+    """
+
+    def __init__(self, folder: Path, workers: int, servers: int, **variables: object) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self.said: Dict[str, List[Line]] = {}
+        self.launchers: Dict[str, subprocess.Popen] = {}
+        clean = {name: text for name, text in os.environ.items() if not name.startswith(_OURS)}
+        self._environ = {
+            **clean,
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(self.port),
+            "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(servers),
+            "BYTEPS_FORCE_DISTRIBUTED": "1",
+            "BYTEPS_LOG_LEVEL": "INFO",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore",
+            **{name: str(value) for name, value in variables.items()},
+        }
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        for launcher in self.launchers.values():
+            launcher.kill()  # and what it has started
+            launcher.wait()
+
+    def launch(self, node: str, command: Sequence[str] = (), max_restarts: int = 0) -> None:
+        """Start the bpslaunch of a node; a worker needs a command."""
+        role, _, rank = node.partition(" ")
+        own = {"DMLC_ROLE": role, **({"DMLC_WORKER_ID": rank} if role == "worker" else {})}
+        words = [sys.executable, str(BPSLAUNCH), "--max-restarts", str(max_restarts), *command]
+        file = self.folder / f"{node.replace(' ', '')}.log"
+        with open(file, "w") as log:
+            self.launchers[node] = subprocess.Popen(
+                words,
+                env={**self._environ, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_the_caller,
+            )
+        self.said[node] = []
+        threading.Thread(target=self._follow, args=(node, file), daemon=True).start()
+
+    def _follow(self, node: str, file: Path) -> None:
+        with open(file) as log:
+            while True:
+                ended = self.launchers[node].poll() is not None
+                for text in log:
+                    self.said[node].append(Line(time.monotonic(), text.rstrip("\n")))
+                if ended:
+                    return
+                time.sleep(0.02)
+
+    def child(self, node: str) -> Optional[int]:
+        """The process that the bpslaunch of a node has started; None while there is none."""
+        pid = self.launchers[node].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0]) if children else None
+
+    def restarts(self, node: str) -> int:
+        """How often a node was restarted."""
+        return sum("; restart " in text for _, text in self.said[node])
+
+    def wait_until_said(self, node: str, text: str, seconds: float) -> None:
+        """Wait until a node has said something."""
+        self.wait_until(lambda: any(text in line.text for line in self.said[node]), text, seconds)
+
+    def wait_until(self, happened, what: str, seconds: float) -> None:
+        """Wait until something has happened; TimeoutError, with all logs, if it does not."""
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} was waited for {seconds:g} s\n{self.logs()}")
+            time.sleep(0.02)
+
+    def codes(self, seconds: float) -> Dict[str, Optional[int]]:
+        """The exit codes of all; None for those that have not ended after so many seconds."""
+        deadline = time.monotonic() + seconds
+        found: Dict[str, Optional[int]] = {}
+        for node, launcher in self.launchers.items():
+            try:
+                found[node] = launcher.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                found[node] = None
+        return found
+
+    def logs(self) -> str:
+        """The last of what each has said."""
+        return "\n".join(
+            f"--- {node}\n" + "\n".join(line.text for line in lines[-30:])
+            for node, lines in self.said.items()
+        )

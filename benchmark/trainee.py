@@ -1,0 +1,130 @@
+"""A small training, for others to disturb: `kill_matrix` of the tests, and soak.py.
+
+As the examples do with --resume auto, it goes on from the last complete checkpoint in FOLDER.
+Worker r keeps in FOLDER/steps.r how many steps it has done, and leaves the checksum of its weights
+in FOLDER/sum.r.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+import gluon_gc as bps
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example"))
+
+from common.checkpoint import Checkpoints
+from common.checksum import parameter_checksum
+from common.last_checkpoint import last_checkpoint
+
+_HELD_STEP = 3  # from 0
+_PHASES = ("broadcast", "step", "saving", "shutdown")
+
+
+class Gate:
+    """Where workers wait, so that one can be killed in a certain phase of the first start.
+
+    All say in FOLDER/at.r that they have come there, and one waits until there is FOLDER/go.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._open = os.environ.get("GLUON_GC_RESTARTS", "0") != "0"
+
+    def __call__(self, phase: str) -> None:
+        if self._open or phase != self._args.phase:
+            return
+        self._open = True
+        (self._args.folder / f"at.{bps.rank()}").touch()
+        while bps.rank() == self._args.held and not (self._args.folder / "go").exists():
+            time.sleep(0.02)
+
+    def before_states_are_in_place(self) -> None:
+        """Have a gate where the states are written, under another name."""
+        replace = os.replace
+
+        def gated(old: str, new: str) -> None:
+            if str(new).endswith(f".states.{bps.rank()}"):
+                self("saving")
+            replace(old, new)
+
+        os.replace = gated
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file that is whole for whoever finds it."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text)
+    part.rename(file)
+
+
+def step(net: gluon.Block, trainer: gluon.Trainer, number: int, gate: Gate) -> None:
+    """Train on data that depends on the step and the worker only."""
+    random = np.random.default_rng((number, bps.rank()))
+    with autograd.record():
+        loss = (net(mx.nd.array(random.standard_normal((8, 100)))) ** 2).mean()
+    loss.backward()
+    if number == _HELD_STEP:
+        gate("step")
+    trainer.step(1)
+
+
+def last_step(args: argparse.Namespace) -> int:
+    """How many steps there are to do: FOLDER/steps has another number, once it is known."""
+    file = args.folder / "steps"
+    return int(file.read_text()) if file.exists() else args.steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--period", type=int, default=2, help="steps between checkpoints")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
+    parser.add_argument("--phase", choices=_PHASES, help="where workers wait, at the first start")
+    parser.add_argument("--held", type=int, help="the worker that goes on waiting there")
+    args = parser.parse_args()
+    gate = Gate(args)
+    gate.before_states_are_in_place()
+    bps.init()
+    rank = bps.rank()
+    mx.random.seed(1)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(40, in_units=100, activation="relu"), gluon.nn.Dense(10, in_units=40))
+    net.initialize(mx.init.Xavier())
+    point = last_checkpoint(str(args.folder), "net", args.steps)
+    if point.params:
+        net.load_parameters(point.params)
+    gate("broadcast")
+    bps.broadcast_parameters(net.collect_params())
+    trainer = bps.DistributedTrainer(
+        net.collect_params(),
+        "sgd",
+        {"learning_rate": 0.05, "momentum": 0.9},
+        compression_params={"compressor": "onebit", "ef": "vanilla", "momentum": "nesterov"},
+    )
+    if point.states:
+        trainer.load_states(point.trainer_states(rank))
+    checkpoints = Checkpoints(str(args.folder), "net", args.period, rank)
+    done = point.epoch
+    while done < last_step(args):
+        step(net, trainer, done, gate)
+        done += 1
+        checkpoints.save(net, trainer, done, last=done == last_step(args))
+        write(args.folder / f"steps.{rank}", str(done))
+        time.sleep(args.pause)
+    write(args.folder / f"sum.{rank}", parameter_checksum(net))
+    gate("shutdown")
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Kills each node of a small cluster in each phase of a training, and says what comes of it.
+
+    python -m tests.distributed.kill_matrix [--jobs 4] [--only "server 0"] [--phase step]
+
+Every node has a `bpslaunch --max-restarts` of its own, as on machines of their own. A cell is right
+if all processes end well, with the weights of a run that nobody disturbed; if every node that ended
+because of another has named that one, and within 2 s of a kill; and if a node that stood still for
+less than PS_HEARTBEAT_TIMEOUT has cost nothing but time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from benchmark.launched import Launched, Line
+
+TRAINEE = Path(__file__).resolve().parents[2] / "benchmark" / "trainee.py"
+NODES = ("scheduler", "server 0", "worker 0", "worker 1")
+PHASES = ("rendezvous", "broadcast", "step", "saving", "shutdown")
+SIGNALS = ("KILL", "TERM", "STOP 5 s", "STOP 30 s")
+STEPS = 6
+MAX_RESTARTS = 3
+PATIENCE = 200  # seconds that a cell may take, from the signal on
+SOON = 2.0  # seconds in which all must have ended with a process that was killed
+HEARTBEAT = 10  # seconds, PS_HEARTBEAT_TIMEOUT
+FULL_HEAD = (
+    "| in | to | signal | others end after | and say | restarts | all done | as it should be |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+class Cell(NamedTuple):
+    """Who is killed when and how; how "STOP n s" is for so many seconds."""
+
+    phase: str
+    victim: str
+    how: str
+
+    @property
+    def held(self) -> str:
+        """The worker that is held in the phase, so that the others wait for it."""
+        return self.victim if self.victim.startswith("worker") else "worker 1"
+
+    @property
+    def late(self) -> str:
+        """The node that comes to the rendezvous when all has happened."""
+        return "worker 0" if self.victim == "worker 1" else "worker 1"
+
+    @property
+    def stopped(self) -> int:
+        """For how many seconds the victim stands still."""
+        return int(self.how.split()[1]) if self.how.startswith("STOP") else 0
+
+
+class Outcome(NamedTuple):
+    """What has become of a cell."""
+
+    cell: Cell
+    codes: Dict[str, Optional[int]]
+    restarts: Dict[str, int]
+    ends: Dict[str, Tuple[float, str]]  # of the others: after how many seconds, and why
+    seconds: float  # until all were done
+    sums: List[str]
+
+    def faults(self, sums: List[str]) -> List[str]:
+        """What should be otherwise, as `sums` are those of an undisturbed run."""
+        found = [f"{node} hangs" for node, code in self.codes.items() if code is None]
+        found += [f"{node} ended with {code}" for node, code in self.codes.items() if code]
+        found += [] if self.sums == sums else ["wrong weights"]
+        for node, (after, why) in self.ends.items():
+            if self.cell.victim not in why:
+                found.append(f"{node} says {why!r}")
+            if not self.cell.stopped and after > SOON:
+                found.append(f"{node} ended after {after:.1f} s")
+        if 0 < self.cell.stopped < HEARTBEAT and any(self.restarts.values()):
+            found.append("it was restarted")
+        return found
+
+    def times(self, sums: List[str]) -> str:
+        """When the others had ended, and when all were done; or what is wrong."""
+        after = max((after for after, _ in self.ends.values()), default=None)
+        ended = "–" if after is None else f"{after:.1f} s"
+        return "; ".join(self.faults(sums)) or f"{ended}, {self.seconds:.0f} s"
+
+    def row(self, sums: List[str]) -> str:
+        """As a row of the table."""
+        after = max((after for after, _ in self.ends.values()), default=None)
+        columns = [
+            *self.cell,
+            "" if after is None else f"{after:.1f} s",
+            "; ".join(sorted({re.sub(r"^.*? ends: ", "", why) for _, why in self.ends.values()})),
+            str(max(self.restarts.values())),
+            f"{self.seconds:.0f} s",
+            "; ".join(self.faults(sums)) or "yes",
+        ]
+        return f"| {' | '.join(columns)} |"
+
+
+def run(folder: Path, cell: Cell) -> Outcome:
+    """Train, with what happens in this cell."""
+    command = [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS)]
+    with Launched(folder, workers=2, servers=1, PS_HEARTBEAT_TIMEOUT=HEARTBEAT) as nodes:
+        if cell.phase == "rendezvous":
+            others = [node for node in NODES if node != cell.late]
+            _start(nodes, others, command)
+            for node in others[1:]:
+                nodes.wait_until_said("scheduler", f"{node} has come", PATIENCE)
+            began = _send(nodes, cell)
+            _start(nodes, [cell.late], command)
+        else:
+            _start(nodes, NODES, [*command, "--phase", cell.phase, "--held", cell.held[-1]])
+            at = [folder / f"at.{rank}" for rank in range(2)]
+            nodes.wait_until(lambda: all(file.exists() for file in at), cell.phase, PATIENCE)
+            time.sleep(0.5)  # until who is not held waits for the other
+            began = _send(nodes, cell)
+            (folder / "go").touch()
+        codes = nodes.codes(PATIENCE)
+        seconds = time.monotonic() - began
+        time.sleep(0.1)  # until their last lines have been read
+        ends = {node: _first_end(nodes.said[node]) for node in NODES if node != cell.victim}
+        return Outcome(
+            cell,
+            codes,
+            {node: nodes.restarts(node) for node in NODES},
+            {node: (end[0] - began, end[1]) for node, end in ends.items() if end},
+            seconds,
+            checksums(folder),
+        )
+
+
+def undisturbed(folder: Path) -> List[str]:
+    """The checksums of a run in which nothing happens."""
+    with Launched(folder, workers=2, servers=1) as nodes:
+        _start(nodes, NODES, [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS)])
+        assert set(nodes.codes(PATIENCE).values()) == {0}, nodes.logs()
+    return checksums(folder)
+
+
+def checksums(folder: Path) -> List[str]:
+    """What the workers wrote of their weights."""
+    files = [folder / f"sum.{rank}" for rank in range(2)]
+    return [file.read_text() if file.exists() else "" for file in files]
+
+
+def _start(nodes: Launched, names: Sequence[str], command: List[str]) -> None:
+    for node in names:
+        nodes.launch(node, command if node.startswith("worker") else (), MAX_RESTARTS)
+
+
+def _send(nodes: Launched, cell: Cell) -> float:
+    """Send the signal; one who stands still goes on later. Returns when it was."""
+    pid = nodes.child(cell.victim)
+    os.kill(pid, getattr(signal, f"SIG{cell.how.split()[0]}"))
+    if cell.stopped:
+        threading.Timer(cell.stopped, os.kill, (pid, signal.SIGCONT)).start()
+    return time.monotonic()
+
+
+def _first_end(said: List[Line]) -> Optional[Tuple[float, str]]:
+    """When a node ended for the first time, and what it said last."""
+    why = ""
+    for when, text in said:
+        if "; restart 1 of " in text:
+            return when, why
+        why = re.sub(r"^(gluon_gc|\w*Error): ", "", text) if text.strip() else why
+    return None
+
+
+def cells(phases: Sequence[str], victims: Sequence[str], signals: Sequence[str]) -> Iterator[Cell]:
+    """All cells of these."""
+    return itertools.starmap(Cell, itertools.product(phases, victims, signals))
+
+
+def print_table(outcomes: Sequence[Outcome], sums: List[str]) -> None:
+    """Print the table that docs/faults.md has: a column for each signal."""
+    signals = list(dict.fromkeys(outcome.cell.how for outcome in outcomes))
+    print(f"\n| in | to | {' | '.join(signals)} |\n|---|---|{'---|' * len(signals)}")
+    of_row = itertools.groupby(outcomes, key=lambda outcome: outcome.cell[:2])
+    for (phase, victim), row in of_row:
+        print(f"| {phase} | {victim} | {' | '.join(o.times(sums) for o in row)} |")
+
+
+def main() -> int:
+    """Run the cells that the arguments name, by default all; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=4, help="cells side by side")
+    parser.add_argument("--phase", choices=PHASES, action="append")
+    parser.add_argument("--only", choices=NODES, action="append", help="who is killed")
+    parser.add_argument("--signal", choices=SIGNALS, action="append")
+    parser.add_argument("--logs", type=Path, help="a new folder that keeps what all have said")
+    args = parser.parse_args()
+    asked = cells(args.phase or PHASES, args.only or NODES, args.signal or SIGNALS)
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = args.logs or Path(scratch)
+
+        def folder(name: str) -> Path:
+            made = folders / name.replace(" ", "")
+            made.mkdir(parents=True)
+            return made
+
+        sums = undisturbed(folder("undisturbed"))
+        print(FULL_HEAD, flush=True)
+        outcomes = []
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for outcome in pool.map(lambda cell: run(folder("-".join(cell)), cell), asked):
+                print(outcome.row(sums), flush=True)
+                outcomes.append(outcome)
+    print_table(outcomes, sums)
+    bad = sum(bool(outcome.faults(sums)) for outcome in outcomes)
+    print(f"\n{bad} of {len(outcomes)} are not as they should be")
+    return min(bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Some cells of the kill matrix, whose whole is in docs/faults.md, and a short soak."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.kill_matrix import Cell, run, undisturbed
+
+SOAK = Path(__file__).resolve().parents[2] / "benchmark" / "soak.py"
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory):
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("rendezvous", "scheduler", "KILL"),
+        Cell("broadcast", "worker 1", "STOP 5 s"),
+        Cell("step", "server 0", "KILL"),
+        Cell("saving", "worker 0", "TERM"),
+        Cell("shutdown", "scheduler", "KILL"),
+    ],
+    ids=lambda cell: "-".join(cell),
+)
+def test_training_survives(sums, tmp_path, cell):
+    outcome = run(tmp_path, cell)
+    assert outcome.faults(sums) == []
+    assert max(outcome.restarts.values()) == (0 if cell.stopped else 1)
+
+
+def test_nothing_comes_of_a_minute_of_faults():
+    command = [sys.executable, str(SOAK), "--minutes", "1", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "as if nothing had happened" in done.stdout
