@@ -170,10 +170,46 @@ def test_what_nodes_tell_each_other_is_what_must_be_alike(environ):
     assert env.alike() == {
         "DMLC_NUM_WORKER": 2,
         "DMLC_NUM_SERVER": 1,
+        "GLUON_GC_STALL_SECONDS": 60,
+        "GLUON_GC_TIMEOUT": 0,
         "PS_HEARTBEAT_INTERVAL": 1,
         "PS_HEARTBEAT_TIMEOUT": 7,
         "PS_RESEND": False,
     }
+
+
+@pytest.mark.parametrize(
+    "interval, timeout, alive", [("1", "10", 10), ("3", "10", 3), ("20", "10", 1), ("0", "1", 99)]
+)
+def test_a_node_is_dead_after_the_time_out_and_more_than_one_interval(
+    environ, interval, timeout, alive
+):
+    environ.update(PS_HEARTBEAT_INTERVAL=interval, PS_HEARTBEAT_TIMEOUT=timeout)
+    assert not env.is_silent(alive)
+    assert env.is_silent(alive + 1) == (interval != "0")
+
+
+@pytest.mark.parametrize(
+    "warn_after, give_up_after, set_for_horovod",
+    [
+        ("60", "0", {"STALL_CHECK_TIME_SECONDS": "60", "STALL_SHUTDOWN_TIME_SECONDS": "0"}),
+        ("60", "300", {"STALL_CHECK_TIME_SECONDS": "60", "STALL_SHUTDOWN_TIME_SECONDS": "300"}),
+        ("60", "20", {"STALL_CHECK_TIME_SECONDS": "20", "STALL_SHUTDOWN_TIME_SECONDS": "20"}),
+        ("0", "300", {"STALL_CHECK_TIME_SECONDS": "300", "STALL_SHUTDOWN_TIME_SECONDS": "300"}),
+        ("0", "0", {"STALL_CHECK_DISABLE": "1"}),
+    ],
+)
+def test_horovod_looks_for_stalls_as_we_do(environ, warn_after, give_up_after, set_for_horovod):
+    environ.update(GLUON_GC_STALL_SECONDS=warn_after, GLUON_GC_TIMEOUT=give_up_after)
+    env.prepare_horovod()
+    found = {name[8:]: value for name, value in environ.items() if name.startswith("HOROVOD_STALL")}
+    assert found == set_for_horovod
+
+
+def test_horovod_looks_for_stalls_as_the_user_says(environ):
+    environ.update(HOROVOD_STALL_CHECK_TIME_SECONDS="7")
+    env.prepare_horovod()
+    assert environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "7"
 
 
 def test_the_steps_of_a_trace_include_the_last(environ):

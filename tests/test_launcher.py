@@ -433,6 +433,25 @@ def test_a_local_cluster_runs_every_role_and_prefixes_their_output(launch, stand
     ]
 
 
+@pytest.mark.parametrize("given", ["", "mine"])
+@pytest.mark.parametrize("how", ["--local", "one machine"])
+def test_the_nodes_of_one_machine_share_a_secret(launch, stand_in, how, given):
+    source = f"{DONE}; print(os.environ['GLUON_GC_SECRET'])"
+    stand_in(f"{UNTIL_WORKERS_ARE_DONE}\nprint(os.environ['GLUON_GC_SECRET'])")
+    secrets = set()
+    for _ in range(2):
+        environ = {"GLUON_GC_SECRET": given}
+        command = local(1, 1, source)
+        if how == "one machine":
+            command, environ = (*PYTHON, source), alone(BYTEPS_LOCAL_SIZE="2", **environ)
+        code, out, err = finish(launch(*command, **environ))
+        assert (code, err) == (0, "")
+        said = {line.split("] ")[1] for line in out.splitlines() if "DMLC" not in line}
+        assert len(said) == 1
+        secrets |= said
+    assert secrets == {"mine"} if given else len(secrets) == 2 and len(min(secrets)) == 32
+
+
 def test_the_number_of_workers_may_be_spelt_as_horovodrun_has_it(launch, stand_in):
     code, out, _ = finish(launch(*local(2, 1, DONE + "; print('here')", n="-np")))
     assert code == 0 and {"[worker 0] here", "[worker 1] here"} <= set(out.splitlines())

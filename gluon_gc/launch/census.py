@@ -100,7 +100,7 @@ class _Census(Nodes):
         return self._enter(hello, session, reader, writer)
 
     def _refuse(self, who: str) -> None:
-        if who not in self._refused:
+        if who not in self._refused and len(self._refused) < _UNKNOWN:
             self._refused[who] = None
             logger.warning("scheduler: %s", who)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from dataclasses import replace
@@ -111,7 +113,7 @@ def _first_line(link: socket.socket) -> bytes:
     while not data.endswith(b"\n") and not data.startswith(ZEROMQ) and len(data) < LINE_BYTES:
         received = link.recv(LINE_BYTES)
         if not received:
-            raise ConnectionResetError("it has closed the connection")
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         data += received
     return data
 

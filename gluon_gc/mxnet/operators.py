@@ -106,7 +106,7 @@ def clip_factor(gradients: Sequence[NDArray], scale: float, max_norm: float) -> 
 
 def new_meter() -> NDArray:
     """A meter that says that nothing was done."""
-    return mx.nd.array(np.zeros(len(METER) + 3 * KEPT_SPANS), dtype="float64")
+    return mx.nd.array(np.zeros(len(METER) + 3 * KEPT_SPANS), mx.cpu(), "float64")
 
 
 def read_meter(meter: NDArray) -> Dict[str, float]:

@@ -145,6 +145,32 @@ def test_what_is_wrong_is_said_in_a_line(words, environ, message):
     assert done.stderr.startswith(f"{script}: {message}") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("given", ["", "mine"])
+def test_all_that_run_sh_starts_share_a_secret(tmp_path, given):
+    for name, does in [("shell", 'exec sh -c "$2"'), ("python", 'echo "$GLUON_GC_SECRET"')]:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}")
+        (tmp_path / name).chmod(0o755)
+    own = {
+        "CLUSTER_HOSTS": "here there",
+        "CLUSTER_SERVERS": "1",
+        "CLUSTER_REMOTE_SHELL": str(tmp_path / "shell"),
+        "CLUSTER_REPOSITORY": str(ROOT),
+        "CLUSTER_PYTHON": str(tmp_path / "python"),
+        "CLUSTER_WORK": str(tmp_path / "work"),
+        "DMLC_NUM_WORKER": "2",
+        "GLUON_GC_SECRET": given,
+    }
+    secrets = []
+    for _ in range(2):
+        command = [str(SCRIPTS / "run.sh"), "cifar100", "onebit"]
+        said = subprocess.check_output(command, env={**CLEAN, **own}, text=True, timeout=60)
+        lines = [line.split("] ") for line in said.splitlines()]
+        assert len(lines) == 5  # a scheduler, two servers and two workers
+        (secret,) = {text for _, text in lines}
+        secrets.append(secret)
+    assert secrets == ["mine"] * 2 if given else secrets[0] != secrets[1] and len(secrets[0]) == 32
+
+
 # run.sh, on two namespaces.
 
 

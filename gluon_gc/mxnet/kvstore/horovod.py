@@ -24,6 +24,8 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from ... import env, plan
 from ...compression import CompressionParams
 from ...launch.leaving import ending
+from ...launch.patience import Patience
+from ...launch.progress import Progress
 from ...plan import Chunk
 from ..channel import Channel
 from ..codec import MessageCodec
@@ -93,6 +95,8 @@ class GluonGCHorovod(CompressingKVStore):
         self._summed: Dict[Channel, NDArray] = {}
         self._summed_in_node: Dict[Channel, List[NDArray]] = {}
         self._broadcasts = itertools.count()
+        self._progress = Progress()
+        self._patience = Patience(f"worker {self.rank}", self._progress)
         GluonGCHorovod.connected = self
         self._agree({})
 
@@ -101,20 +105,24 @@ class GluonGCHorovod(CompressingKVStore):
         if self.connected is not None:
             GluonGCHorovod.connected = None
             mx.nd.waitall()
-            self._hvd.shutdown()
+            with self._progress.waiting():
+                self._hvd.shutdown()
+            self._patience.end()
             ending().concerns(None)
 
     def abandon(self, why: str) -> None:
         """Leave without the others, whom horovodrun ends once this process has ended."""
         if self.connected is self:
             GluonGCHorovod.connected = None
+            self._patience.end()
             ending().abandoned()
 
     # Set-up: every worker comes here with the same chunks
 
     def _agree(self, about: Mapping[str, Any]) -> None:
         hello = json.dumps(handshake.describe(self.rank, about)).encode() + b"\n"
-        everybody = self._everybody.gather(hello, "hello").splitlines()
+        with self._progress.waiting():
+            everybody = self._everybody.gather(hello, "hello").splitlines()
         problem = handshake.difference([json.loads(line) for line in everybody])
         if problem:
             raise RuntimeError(f"the cluster does not fit together: {problem}")
@@ -125,6 +133,7 @@ class GluonGCHorovod(CompressingKVStore):
             owners = plan.spread([channel.message_bytes for channel in inside], circle.size)
             self._owners.update(zip(inside, owners))
         for channel in channels:
+            self._progress.watch(0, channel.under_way)
             self._keys[channel] = len(self._keys)
             if self._hierarchical(channel.params):
                 self._summed_in_node[channel] = [
@@ -137,6 +146,10 @@ class GluonGCHorovod(CompressingKVStore):
             elif not channel.gathered:
                 values = channel.message_bytes // np.dtype(channel.dtype).itemsize
                 self._summed[channel] = mx.nd.zeros(values, dtype=channel.dtype)
+
+    def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
+        for channel in channels:
+            self._progress.watch(0, channel.under_way)
 
     def _hierarchical(self, params: Optional[CompressionParams]) -> bool:
         return params is not None and params.hierarchical and len(self._circles) > 1
