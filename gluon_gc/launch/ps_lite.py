@@ -68,7 +68,7 @@ def serve(
         try:
             _check(library().MXKVStoreRunServer(node, controller, None))
         except RuntimeError as error:
-            die(f"ps-lite: {error}")
+            die(str(error))
 
     threading.Thread(target=run, name="ps-lite", daemon=True).start()
     wait()
