@@ -1,10 +1,13 @@
 """A node that comes back after a restart: whom it meets, and whom it leaves alone."""
 
+import re
 import signal
+
+import pytest
 
 from gluon_gc.launch.launcher import service
 from gluon_gc.launch.leaving import ALONE
-from tests.distributed.cluster import last_line
+from tests.distributed.cluster import last_line, launch
 
 
 def test_a_node_that_comes_back_waits_for_the_next_scheduler_and_disturbs_no_other(cluster):
@@ -48,3 +51,26 @@ def test_a_scheduler_that_ends_and_restarts_is_met_again_by_those_who_waited(clu
     nodes.start("scheduler", service("scheduler"), GLUON_GC_RESTARTS=1)
     nodes.start_worker(1, "push_pull")
     nodes.results()
+
+
+def test_a_scheduler_that_restarts_does_not_stay_for_those_who_come_late(cluster):
+    nodes = cluster(1, 1, GLUON_GC_RESTARTS=0, BYTEPS_LOG_LEVEL="INFO")
+    nodes.start_roles()
+    nodes.wait_for_line("scheduler", "server 0 has come")
+    nodes.processes["server0"].kill()
+    assert nodes.wait("scheduler", timeout=30) == 1  # GLUON_GC_CONNECT_TIMEOUT is 60
+    assert re.search("server 0.* is gone", last_line(nodes.log("scheduler")))
+
+
+def test_horovods_workers_are_started_again():
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    script = (
+        "import os, gluon_gc as bps\n"
+        "bps.init()\n"
+        "if os.environ['GLUON_GC_RESTARTS'] == '0' and bps.rank() == 1: os._exit(3)\n"
+        "print('the sum is', bps.allreduce(bps.rank() + 1, average=False))\n"
+        "bps.shutdown()"
+    )
+    said = launch(script, "--local", "-n", "2", "--backend", "horovod", "--max-restarts", "1")
+    assert "; restart 1 of 1" in "".join(said)
+    assert "".join(said).count("the sum is 3") == 2
