@@ -124,8 +124,7 @@ def write(
         put(f"{_NAME} {_FORMAT}\n{json.dumps(whole)}\n".encode())
         expected = iter(layout.items())
         for place, array in arrays:
-            if (place, (array.shape, array.dtype.name)) != next(expected, None):
-                raise AssertionError(f"{place} is not what comes next in the layout")
+            assert (place, (array.shape, array.dtype.name)) == next(expected, None)
             put(np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
         put(optimizer)
         file.write(digest.digest())
