@@ -352,23 +352,31 @@ def states_of_others(arguments):
 
 
 def wrong_states(arguments):
-    """Loads the states of all ranks, in turn, into every worker; what was said of each."""
+    """Loads the states of all ranks, in turn, into every worker; what was said of each.
+
+    And what was said, as "steps", where worker 0 loads its own of step 1, and the others of step 2.
+    """
     folder = Path(arguments["folder"])
     params = _parameters([(300, 70)])
     compression = {"compressor": "onebit", "ef": "vanilla"}
     trainer = bps.DistributedTrainer(params, "sgd", compression_params=compression)
-    _backward(params, gradients_of(bps.rank(), 0, [(300, 70)]))
-    trainer.step(1)
-    trainer.save_states(str(folder / str(bps.rank())))
-    bps.byteps_push_pull(mx.nd.zeros(1), name="saved")
-    mx.nd.waitall()
+    for step in ("", "later"):
+        _backward(params, gradients_of(bps.rank(), 0, [(300, 70)]))
+        trainer.step(1)
+        trainer.save_states(str(folder / f"{bps.rank()}{step}"))
+    bps.barrier()
     said = {}
-    for rank in range(bps.size()):
+
+    def load(name, file):
         try:
-            trainer.load_states(str(folder / str(rank)))
-            said[f"of{rank}"] = np.array("")
+            trainer.load_states(str(folder / file))
+            said[name] = np.array("")
         except (RuntimeError, ValueError) as error:
-            said[f"of{rank}"] = np.array(str(error))
+            said[name] = np.array(str(error))
+
+    for rank in range(bps.size()):
+        load(f"of{rank}", str(rank))
+    load("steps", "0" if bps.rank() == 0 else f"{bps.rank()}later")
     return said
 
 
