@@ -2,10 +2,12 @@
 
 One behind the other it has
 
-- the line ``gluon_gc states 1``, whose number is that of the format;
+- the line ``gluon_gc states 2``, whose number is that of the format;
 - the header, a line of JSON: what must fit the trainer that loads it (``world_size``, ``rank``,
-  ``momentum``, and of each parameter ``name``, ``shape``, ``dtype`` and ``compression``), then
-  ``learning_rate``, the ``arrays`` (name, dtype, shape) and ``optimizer_bytes``;
+  ``momentum``, and of each parameter ``name``, ``shape``, ``dtype``, ``compression`` and
+  ``senders``), then ``steps``, ``learning_rate``, ``optimizer_bytes`` and the ``arrays``: of each
+  the parameter's number, who carries it over, what it is, the element that it begins at, dtype,
+  shape;
 - the arrays, in the order of the header, row by row, little-endian;
 - the optimizer's states, as MXNet pickles them: the only part that can run code;
 - the SHA-256 of all this, 32 bytes.
@@ -17,25 +19,49 @@ import contextlib
 import hashlib
 import json
 import math
+import mmap
 import os
-from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Tuple
+from typing import Any, BinaryIO, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple, Union
 
 import numpy as np
 
-_NAME, _FORMAT = "gluon_gc states", 1
+_NAME, _FORMAT = "gluon_gc states", 2
 _DIGEST_BYTES = 32
+_BLOCK_BYTES = 2**22  # that are read or written at once
 _PICKLE = b"\x80"  # the first byte of one
 
-Layout = Dict[str, Tuple[Tuple[int, ...], str]]
-"""By the name of an array its shape and dtype."""
+
+class Place(NamedTuple):
+    """What an array is of.
+
+    Parameters
+    ----------
+    tensor : int or str
+        The parameter's number in a file; what a store calls its gradient.
+    node : str
+        Who carries it over: "worker", "aggregator", or "trainer", whose are equal on all workers.
+    what : str
+        "residual" or "momentum", flat; "stream": of each chunk where it begins and ends, and the
+        two words of its random stream, uint64, shape (chunks, 4).
+    begin : int
+        Which element of the tensor it begins at. Only an aggregator's may be in several arrays.
+    """
+
+    tensor: Union[int, str]
+    node: str
+    what: str
+    begin: int = 0
+
+
+Layout = Dict[Place, Tuple[Tuple[int, ...], str]]
+"""Shape and dtype of each array."""
 
 
 class States(NamedTuple):
-    """What a file holds: the header, the arrays by name, read-only, and the optimizer's states."""
+    """What a file holds: the header, the arrays, read-only, and the optimizer's states."""
 
     header: Dict[str, Any]
-    arrays: Dict[str, np.ndarray]
+    arrays: Dict[Place, np.ndarray]
     optimizer: bytes
 
 
@@ -71,84 +97,94 @@ def _to_disk(path: str) -> None:
         os.close(descriptor)
 
 
-def write(name: str, states: States) -> None:
-    """Write such a file, in the place of what is there."""
-    arrays = {key: _little_endian(array) for key, array in states.arrays.items()}
-    header = {
-        **states.header,
-        "arrays": [[key, array.dtype.str, array.shape] for key, array in arrays.items()],
-        "optimizer_bytes": len(states.optimizer),
-    }
-    start = f"{_NAME} {_FORMAT}\n{json.dumps(header)}\n".encode()
+def write(
+    name: str,
+    header: Mapping[str, Any],
+    layout: Layout,
+    arrays: Iterable[Tuple[Place, np.ndarray]],
+    optimizer: bytes,
+) -> None:
+    """Write such a file, in the place of what is there.
+
+    The arrays are taken one by one, in the order of their layout.
+    """
+    table = [
+        [*place, np.dtype(dtype).newbyteorder("<").str, shape]
+        for place, (shape, dtype) in layout.items()
+    ]
+    whole = {**header, "arrays": table, "optimizer_bytes": len(optimizer)}
     digest = hashlib.sha256()
     with replacing(name) as new, open(new, "wb") as file:
-        for part in (start, *(array.data for array in arrays.values()), states.optimizer):
-            file.write(part)
-            digest.update(part)
+
+        def put(part: Any) -> None:
+            for block in _blocks(part):
+                file.write(block)
+                digest.update(block)
+
+        put(f"{_NAME} {_FORMAT}\n{json.dumps(whole)}\n".encode())
+        expected = iter(layout.items())
+        for place, array in arrays:
+            assert (place, (array.shape, array.dtype.name)) == next(expected, None)
+            put(np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
+        put(optimizer)
         file.write(digest.digest())
 
 
-def _little_endian(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+def _blocks(part: Any) -> Iterator[memoryview]:
+    """What is in memory, in blocks that the processor still has after it has written them."""
+    view = memoryview(part)
+    if not view.nbytes:
+        return
+    view = view.cast("B")
+    for begin in range(0, len(view), _BLOCK_BYTES):
+        yield view[begin : begin + _BLOCK_BYTES]
+
+
+def is_pickle(name: str) -> bool:
+    """Whether a file begins as a pickle does, as one of gluon.Trainer.save_states."""
+    with open(name, "rb") as file:
+        return file.read(1) == _PICKLE
 
 
 def read(name: str) -> States:
-    """Read such a file, of which nothing is unpickled.
+    """Read such a file, of which nothing is unpickled; arrays are read when they are used.
 
     Raises
     ------
     ValueError
         It is not one, or of another format, or damaged.
     """
-    data = Path(name).read_bytes()
-    first, _, rest = data.partition(b"\n")
-    kind, _, number = first.decode("latin-1").rpartition(" ")
-    if kind != _NAME:
-        hint = "; it may be one of gluon.Trainer.save_states" if data[:1] == _PICKLE else ""
-        raise ValueError(f"'{name}' is not a file of DistributedTrainer.save_states{hint}")
-    if number != str(_FORMAT):
-        raise ValueError(f"'{name}' has format {number}, but this gluon_gc reads {_FORMAT}")
-    if hashlib.sha256(memoryview(data)[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
-        raise ValueError(f"'{name}' is damaged: its checksum does not fit its {len(data)} bytes")
-    header = json.loads(rest.partition(b"\n")[0])
-    at = data.index(b"\n", len(first) + 1) + 1
+    with open(name, "rb") as file:
+        first = file.readline(100)
+        kind, _, number = first.rstrip(b"\n").decode("latin-1").rpartition(" ")
+        if kind != _NAME:
+            raise ValueError(f"'{name}' is not a file of DistributedTrainer.save_states")
+        if number != str(_FORMAT):
+            raise ValueError(f"'{name}' has format {number}, but this gluon_gc reads {_FORMAT}")
+        size = os.fstat(file.fileno()).st_size
+        if not _is_whole(file, size):
+            raise ValueError(f"'{name}' is damaged: its checksum does not fit its {size} bytes")
+        file.seek(len(first))
+        header = json.loads(file.readline())
+        at = file.tell()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays = {}
-    for key, dtype, shape in header.pop("arrays"):
-        count = math.prod(shape)
-        arrays[key] = np.frombuffer(data, np.dtype(dtype), count, at).reshape(shape)
-        at += arrays[key].nbytes
-    return States(header, arrays, data[at : at + header.pop("optimizer_bytes")])
+    for *place, dtype, shape in header.pop("arrays"):
+        array = np.frombuffer(mapped, np.dtype(dtype), math.prod(shape), at).reshape(shape)
+        arrays[Place(*place)] = array
+        at += array.nbytes
+    return States(header, arrays, mapped[at : at + header.pop("optimizer_bytes")])
 
 
-def check_header(name: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the header of a file has what is expected."""
-    expected = json.loads(json.dumps(expected))
-    for key in ("world_size", "rank", "momentum"):
-        _check(name, key, found[key], expected[key])
-    there, here = found["parameters"], expected["parameters"]
-    _check(name, "number of parameters", len(there), len(here))
-    for number, (a, b) in enumerate(zip(there, here)):
-        for key in ("shape", "dtype", "compression"):
-            what = f"{key} of parameter {number} ('{a['name']}' there, '{b['name']}' here)"
-            _check(name, what, a[key], b[key])
-
-
-def check_arrays(name: str, arrays: Mapping[str, np.ndarray], layout: Layout) -> None:
-    """Raise ValueError unless a file's arrays are those of a layout."""
-    there = {key: (array.shape, array.dtype.name) for key, array in arrays.items()}
-    for key in sorted(there.keys() | layout.keys()):
-        if there.get(key) != layout.get(key):
-            values = [
-                "{1} of shape {0}".format(*of[key]) if key in of else "missing"
-                for of in (there, layout)
-            ]
-            raise ValueError(
-                f"'{name}' does not fit: {key} is {values[0]} there, but {values[1]} here; it "
-                "loads with the backend, the nodes and the BYTEPS_PARTITION_BYTES and "
-                "BYTEPS_MIN_COMPRESS_BYTES that it was saved with"
-            )
-
-
-def _check(name: str, what: str, there: Any, here: Any) -> None:
-    if there != here:
-        raise ValueError(f"'{name}' does not fit: the {what} is {there} there, but {here} here")
+def _is_whole(file: BinaryIO, size: int) -> bool:
+    """Whether the last bytes of a file are the digest of those before."""
+    file.seek(0)
+    digest, left = hashlib.sha256(), size - _DIGEST_BYTES
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    while left > 0:
+        count = file.readinto(block[: min(left, _BLOCK_BYTES)])
+        if not count:
+            return False
+        digest.update(block[:count])
+        left -= count
+    return file.read(_DIGEST_BYTES) == digest.digest()

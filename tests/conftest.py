@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gluon_gc.log import logger
 from tests.distributed import standing
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "example"
@@ -27,3 +28,10 @@ def data(tmp_path_factory):
 def standing_clusters():
     yield
     standing.end()
+
+
+@pytest.fixture
+def logged(caplog, monkeypatch):
+    """What the log says."""
+    monkeypatch.setattr(logger, "propagate", True)
+    return caplog

@@ -59,6 +59,11 @@ class Exchange:
         if not params.compressor.traits.summable and params.exchange != "gather":
             self.server = node(params.aggregators, 0)  # which draws as worker 0 does
 
+    @property
+    def nodes(self) -> List[Any]:
+        """All that carry something over."""
+        return self.workers if self.server is None else [*self.workers, self.server]
+
     def step(
         self, gradients: Sequence[np.ndarray], ratio: float, order: Sequence[int]
     ) -> np.ndarray:
@@ -69,6 +74,30 @@ class Exchange:
         for rank in order[1:]:
             total = total + decoded[rank]
         return total if self.server is None else self.server.step(total, ratio=ratio)[1]
+
+
+def cut_anew(
+    before: Sequence[Exchange],
+    parts: Sequence[slice],
+    after: Sequence[Exchange],
+    now: Sequence[slice],
+) -> None:
+    """Let exchanges go on from what others have, whose parts of a tensor were others."""
+    for place in range(len(before[0].nodes)):
+        nodes = [exchange.nodes[place] for exchange in before]
+        for exchange, part in zip(after, now):
+            node = exchange.nodes[place]
+            for name in ("residual", "momentum"):
+                if getattr(node, name) is not None:
+                    whole = np.concatenate([getattr(one, name) for one in nodes])
+                    setattr(node, name, whole[part])
+            ((first, old),) = [
+                pair for pair in zip(nodes, parts) if pair[1].start <= part.start < pair[1].stop
+            ]
+            state = np.array(first.start, np.uint64)
+            kernels.jump(state, first.drawn)
+            kernels.jump(state, (part.start - old.start) * 2**32)
+            node.start = tuple(state.tolist())
 
 
 class RowsExchange:

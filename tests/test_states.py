@@ -15,7 +15,7 @@ import pytest
 import gluon_gc as bps
 from gluon_gc import checkpoint
 from gluon_gc.mxnet import carried
-from tests.test_trainer import make, train
+from tests.test_trainer import backward, gradients, make, train
 
 SHAPES = [(40, 3), (7,)]
 SGD = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
@@ -38,8 +38,22 @@ def saved(tmp_path):
 def contents(trainer):
     """All that a trainer carries from step to step."""
     states = trainer._updaters[0].get_states(dump_optimizer=False)
+    numbers = {tensor.name: number for number, tensor in trainer._declared.items()}
     arrays = carried.state(trainer._store, trainer._names())
-    return states, {name: array.tobytes() for name, array in arrays.items()}
+    return states, {(numbers[p.tensor], *p[1:]): array.tobytes() for p, array in arrays}
+
+
+def write(file, states):
+    """Write states as they are in memory."""
+    layout = {place: (array.shape, array.dtype.name) for place, array in states.arrays.items()}
+    arrays = states.arrays.items()
+    checkpoint.write(str(file), states.header, layout, arrays, states.optimizer)
+
+
+def rewrite(file, **header):
+    """Give a file another header."""
+    states = checkpoint.read(str(file))
+    write(file, states._replace(header={**states.header, **header}))
 
 
 def assert_refused(file, trainer, message):
@@ -85,15 +99,8 @@ def test_a_file_of_other_parameters_is_refused(saved, shapes, message):
 
 @pytest.mark.parametrize("thing, here", [("rank", 0), ("world_size", 1)])
 def test_a_file_of_another_rank_or_number_of_workers_is_refused(saved, thing, here):
-    states = checkpoint.read(str(saved))
-    checkpoint.write(str(saved), states._replace(header={**states.header, thing: 5}))
+    rewrite(saved, **{thing: 5})
     assert_refused(saved, trained()[1], f"does not fit: the {thing} is 5 there, but {here} here")
-
-
-def test_chunks_of_another_size_are_refused(saved, monkeypatch):
-    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "240")
-    missing = "0/0-120/aggregator/residual is .* there, but missing here; .*BYTEPS_PARTITION_BYTES"
-    assert_refused(saved, trained()[1], f"does not fit: {missing}")
 
 
 def test_a_flipped_bit_anywhere_is_refused(saved):
@@ -115,20 +122,88 @@ def test_a_file_that_is_cut_off_or_goes_on_is_refused(saved):
 
 
 def test_a_file_of_another_format_is_refused(saved):
-    saved.write_bytes(saved.read_bytes().replace(b"states 1\n", b"states 2\n", 1))
-    assert_refused(saved, trained()[1], "has format 2, but this gluon_gc reads 1")
+    saved.write_bytes(saved.read_bytes().replace(b"states 2\n", b"states 1\n", 1))
+    assert_refused(saved, trained()[1], "has format 1, but this gluon_gc reads 2")
 
 
-def test_a_stock_trainers_file_is_refused(tmp_path):
+@pytest.mark.parametrize("optimizer, params", [("adam", {}), ("sgd", SGD), ("nag", SGD)])
+@pytest.mark.parametrize("compression", [{"compressor": "onebit"}, ONEBIT])
+def test_a_stock_trainers_file_loads_the_optimizers_state(
+    tmp_path, logged, optimizer, params, compression
+):
+    """Where the compressor applies momentum, it starts from zero, and nobody else applies any."""
+    if "momentum" in compression and not params:
+        pytest.skip("adam has no momentum that a compressor could apply")
     weights, _ = make(SHAPES, SGD)
-    trainer = mx.gluon.Trainer(weights, "sgd", dict(SGD))
-    train(weights, trainer, SHAPES, 1)
-    trainer.save_states(str(tmp_path / "stock"))
-    message = "is not a file of .*; it may be one of gluon.Trainer.save_states"
-    assert_refused(tmp_path / "stock", trained()[1], message)
+    stock = mx.gluon.Trainer(weights, optimizer, dict(params))
+    train(weights, stock, SHAPES, 3)
+    stock.save_states(str(tmp_path / "stock"))
+    going_on = []
+    for loads in (True, False):
+        here, _ = make(SHAPES, SGD)
+        for a, b in zip(here, weights):
+            a.set_data(b.data())
+        trainer = bps.DistributedTrainer(
+            here, optimizer, dict(params), compression_params=compression, kvstore="local"
+        )
+        if loads:
+            trainer.load_states(str(tmp_path / "stock"))
+        else:
+            with open(tmp_path / "stock", "rb") as file:
+                trainer._updaters[0].set_states(file.read())
+            trainer._optimizer = trainer._updaters[0].optimizer
+            if "momentum" in compression:
+                trainer._updaters[0].states.clear()
+        going_on.append(train(here, trainer, SHAPES, 3))
+    for loaded, expected in zip(*going_on):
+        np.testing.assert_allclose(loaded, expected, rtol=1e-5, atol=1e-6)
+    assert "momentum of compression start from zero" in logged.text
 
 
-def test_parameters_of_other_names_load(tmp_path):
+def test_what_was_carried_over_is_gone_after_a_stock_trainers_file(tmp_path):
+    weights, _ = make(SHAPES, SGD)
+    stock = mx.gluon.Trainer(weights, "sgd", dict(SGD))
+    train(weights, stock, SHAPES, 1)
+    stock.save_states(str(tmp_path / "stock"))
+    _, trainer = trained()
+    trainer.load_states(str(tmp_path / "stock"))
+    _, arrays = contents(trainer)
+    assert not any(any(array) for array in arrays.values())
+
+
+def test_a_stock_trainers_file_that_does_not_fit_is_refused(tmp_path):
+    file = tmp_path / "stock"
+    weights, _ = make([*SHAPES, (3,)], SGD)
+    stock = mx.gluon.Trainer(weights, "sgd", {**SGD, "momentum": 0.5})
+    train(weights, stock, [*SHAPES, (3,)], 1)
+    stock.save_states(str(file))
+    assert_refused(
+        file, trained()[1], "does not fit: it has states of parameter 2, but there are 2"
+    )
+    message = "does not fit: the momentum is 0.5 there, but 0.9 here"
+    assert_refused(file, trained(shapes=[*SHAPES, (3,)])[1], message)
+    file.write_bytes(b"\x80 and nothing that pickle knows")
+    assert_refused(file, trained()[1], "is not a file of .*, nor of gluon.Trainer's")
+
+
+def test_parameters_in_another_order_are_told_by_their_names(saved):
+    here, _ = make(SHAPES, SGD)
+    for a, b in zip(here, trained()[0]):
+        a.set_data(b.data())
+    other = bps.DistributedTrainer(
+        here[::-1], "sgd", dict(SGD), compression_params=ONEBIT, kvstore="local"
+    )
+    other.load_states(str(saved))
+    backward(here, gradients(2, SHAPES))
+    other.step(2)
+    expected, trainer = trained()
+    backward(expected, gradients(2, SHAPES))
+    trainer.step(2)
+    for a, b in zip(here, expected):
+        np.testing.assert_array_equal(a.data().asnumpy(), b.data().asnumpy())
+
+
+def test_parameters_of_other_names_load_in_their_order(tmp_path, logged):
     """Gluon counts the nets that a process has made."""
     trainers = []
     for net in [mx.gluon.nn.Dense(2, in_units=3) for _ in range(2)]:
@@ -142,6 +217,7 @@ def test_parameters_of_other_names_load(tmp_path):
     trainers[0].save_states(str(tmp_path / "states"))
     assert contents(trainers[1]) != contents(trainers[0])
     trainers[1].load_states(str(tmp_path / "states"))
+    assert "its parameters have other names, and are taken in order" in logged.text
     assert contents(trainers[1])[1] == contents(trainers[0])[1]
 
 
@@ -175,12 +251,16 @@ def test_what_is_loaded_is_what_is_saved_before_any_step(saved, tmp_path):
 SAVE = """
     import os, resource, signal, sys
     import mxnet as mx, numpy as np
-    from gluon_gc import checkpoint
+    from tests.test_states import numbered, write
 
     def save(value):
-        states = checkpoint.States({"value": value}, {"a": np.full(300_000, value)}, b"")
-        checkpoint.write(sys.argv[1], states)
+        write(sys.argv[1], numbered(value))
 """
+
+
+def numbered(value, count=300_000):
+    place = checkpoint.Place(0, "worker", "residual")
+    return checkpoint.States({"value": value}, {place: np.full(count, value)}, b"")
 
 
 def run(code, file):
@@ -193,15 +273,15 @@ def run(code, file):
 def assert_whole(file, value):
     states = checkpoint.read(str(file))
     assert states.header["value"] == value
-    assert (states.arrays["a"] == value).all()
+    (array,) = states.arrays.values()
+    assert (array == value).all()
 
 
 @pytest.fixture
 def old(tmp_path):
     folder = tmp_path / "states"
     folder.mkdir()
-    states = checkpoint.States({"value": 1}, {"a": np.full(300_000, 1.0)}, b"")
-    checkpoint.write(str(folder / "file"), states)
+    write(folder / "file", numbered(1.0))
     return folder / "file"
 
 
@@ -244,7 +324,7 @@ def test_what_is_saved_is_on_disk_before_it_takes_its_place(old, monkeypatch):
         os, "fsync", lambda fd: (done.append(os.readlink(f"/proc/self/fd/{fd}")), sync(fd))
     )
     monkeypatch.setattr(os, "replace", lambda *names: (done.append(names), replace(*names)))
-    checkpoint.write(str(old), checkpoint.States({}, {}, b""))
+    write(old, checkpoint.States({}, {}, b""))
     new = f"{old}.{os.getpid()}.tmp"
     assert done == [new, (new, str(old)), str(old.parent)]
 
@@ -252,6 +332,6 @@ def test_what_is_saved_is_on_disk_before_it_takes_its_place(old, monkeypatch):
 def test_a_link_goes_on_leading_to_the_file(old):
     link = old.parent / "latest"
     link.symlink_to(old.name)
-    checkpoint.write(str(link), checkpoint.States({"value": 2.0}, {"a": np.full(1, 2.0)}, b""))
+    write(link, numbered(2.0))
     assert link.is_symlink()
     assert_whole(old, 2.0)

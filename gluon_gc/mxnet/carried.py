@@ -1,69 +1,179 @@
-"""What codecs carry over from step to step, as the named arrays of a checkpoint.
+"""What codecs carry over from step to step, as named arrays that are flat over the whole tensor.
 
-A name is "INDEX/BEGIN-END/NODE/NAME": of the tensor, its slice, whether "worker" or "aggregator"
-carries it over, and what it is.
+`state` joins those of the chunks, and `load` cuts them again, as the chunks are then. A chunk that
+is cut otherwise goes on in the random stream of the chunk that had its first element, 2^32 draws
+further on for each element that it begins later: no draw is used twice, and no two chunks meet.
 """
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterator, List, Mapping, Tuple
+import itertools
+from typing import Collection, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from ..checkpoint import Layout
+from .. import kernels
+from ..checkpoint import Layout, Place
+from ..plan import Slice
 from .channel import Channel
 from .codec import state_layout
-from .exchange import CompressingKVStore
+from .exchange import CompressingKVStore, States
+from .kvstore import archive
+
+Arrays = Dict[Place, np.ndarray]
+STREAM = "stream"
+
+_STREAM_ROOM = 2**32  # draws between two streams, for each element between their chunks
 
 
-def state(store: CompressingKVStore, names: Collection[str]) -> Dict[str, np.ndarray]:
-    """Residuals and momentum of these tensors; waits until all exchanges are done."""
-    channels = _compressed(store, names)
-    aggregators = store.aggregator_states([c for c in channels if store.keeps_aggregator(c)])
-    arrays = {}
-    for channel in channels:
-        kept = {"worker": channel.codec.state(), "aggregator": aggregators.get(channel, ())}
-        for node, states in kept.items():
-            for path, chunk_state in zip(channel.paths, states):
-                arrays.update((f"{path}/{node}/{name}", a) for name, a in chunk_state.items())
-    return arrays
+def state(store: CompressingKVStore, names: Collection[str]) -> Iterator[Tuple[Place, np.ndarray]]:
+    """What this worker keeps of these tensors, in the order of `layout`; waits for all exchanges.
+
+    Each array is made when it is asked for.
+    """
+    shapes = layout(store, names)
+    unfinished: Arrays = {}
+    missing = {place: shape[0] for place, (shape, _) in shapes.items()}
+    for node, channels in _kept(store, names):
+        runs = _runs(channels)
+        streams: Dict[str, List[List[int]]] = {}
+        if node == "worker":
+            all_states = (channel.codec.state() for channel in channels)
+        else:
+            all_states = store.aggregator_states(channels)
+        for channel, states in zip(channels, all_states):
+            for piece, chunk_state in zip(channel.slices, states):
+                if piece.tensor not in names:
+                    continue
+                for what, values in chunk_state.items():
+                    if what == STREAM:
+                        row = [piece.begin, piece.end, *values.tolist()]
+                        streams.setdefault(piece.tensor, []).append(row)
+                        continue
+                    place = Place(piece.tensor, node, what, runs[piece])
+                    if place not in unfinished:
+                        shape, dtype = shapes[place]
+                        unfinished[place] = np.empty(shape, dtype)
+                    begin = piece.begin - runs[piece]
+                    unfinished[place][begin : begin + piece.size] = values
+                    missing[place] -= piece.size
+                    if not missing[place]:
+                        yield place, unfinished.pop(place)
+        for tensor, rows in streams.items():
+            yield Place(tensor, node, STREAM), np.array(rows, np.uint64)
 
 
 def layout(store: CompressingKVStore, names: Collection[str]) -> Layout:
-    """Shape and dtype of each array of `state`."""
-    return {
-        f"{path}/{node}/{name}": of_array
-        for channel in _compressed(store, names)
-        for node, layouts in _layouts(store, channel)
-        for path, chunk_layout in zip(channel.paths, layouts)
-        for name, of_array in chunk_layout.items()
-    }
+    """Shape and dtype of each array of `state`, in the order in which they are complete."""
+    whole: Layout = {}
+    for node, channels in _kept(store, names):
+        runs = _runs(channels)
+        streams: Dict[Place, int] = {}
+        for channel in channels:
+            params = channel.params if node == "worker" else channel.params.aggregators
+            for piece in channel.slices:
+                if piece.tensor not in names:
+                    continue
+                of_chunk = state_layout(params, piece.size, channel.dtype)
+                for what, ((count, *_), dtype) in of_chunk.items():
+                    if what == STREAM:
+                        place = Place(piece.tensor, node, STREAM)
+                        streams[place] = streams.get(place, 0) + 1
+                    else:
+                        place = Place(piece.tensor, node, what, runs[piece])
+                        ((so_far,), _) = whole.pop(place, ((0,), dtype))
+                        whole[place] = (so_far + count,), dtype
+        whole.update((place, ((chunks, 4), "uint64")) for place, chunks in streams.items())
+    return whole
 
 
-def load(
-    store: CompressingKVStore, names: Collection[str], arrays: Mapping[str, np.ndarray]
-) -> None:
-    """Go on from what `state` returned, whose arrays are as `layout` says."""
+def load(store: CompressingKVStore, names: Collection[str], arrays: Arrays) -> None:
+    """Go on from what `state` returned; all workers call it, each with its own arrays.
+
+    What is nowhere starts from zero, with a random stream of its own. What servers carry over is in
+    rank 0's; an aggregator that is a worker's may find it in any worker's.
+    """
+    load_workers(store, names, arrays)
+    aggregated = [channel for channel in _compressed(store, names) if channel.aggregated]
+    theirs = {place: array for place, array in arrays.items() if place.node == "aggregator"}
+    theirs = store.share_aggregators(aggregated, theirs)
+    store.load_aggregators(aggregated, lambda channel: _cut(store, channel, "aggregator", theirs))
+
+
+def load_workers(store: CompressingKVStore, names: Collection[str], arrays: Arrays) -> None:
+    """Let this worker go on from what `state` returned, without aggregators."""
     for channel in _compressed(store, names):
-        for node, layouts in _layouts(store, channel):
-            states = [
-                {name: arrays[f"{path}/{node}/{name}"] for name in chunk_layout}
-                for path, chunk_layout in zip(channel.paths, layouts)
-            ]
-            if node == "worker":
-                channel.codec.load_state(states)
-            else:
-                store.load_aggregator_states(channel, states)
+        channel.codec.load_state(_cut(store, channel, "worker", arrays))
+
+
+def places(store: CompressingKVStore) -> Dict[str, Tuple[int, int]]:
+    """Of each compressed tensor, which residual is this worker's, and how many there are."""
+    compressed = (channel for channel in store.channels if channel.codec is not None)
+    return {
+        piece.tensor: store.place(chunk)
+        for channel in compressed
+        for chunk in channel.chunks
+        for piece in chunk.slices
+    }
 
 
 def _compressed(store: CompressingKVStore, names: Collection[str]) -> List[Channel]:
     return [channel for channel in store.channels_of(names) if channel.codec is not None]
 
 
-def _layouts(store: CompressingKVStore, channel: Channel) -> Iterator[Tuple[str, List[Layout]]]:
-    """For each node whose states this worker saves, the layout of those of each chunk."""
-    nodes = {"worker": channel.params}
-    if store.keeps_aggregator(channel):
-        nodes["aggregator"] = channel.params.aggregators
-    for node, params in nodes.items():
-        yield node, [state_layout(params, chunk.size, chunk.dtype) for chunk in channel.chunks]
+def _kept(store: CompressingKVStore, names: Collection[str]) -> Iterator[Tuple[str, List[Channel]]]:
+    """For each node whose states this worker saves, the channels."""
+    channels = _compressed(store, names)
+    yield "worker", channels
+    yield "aggregator", [channel for channel in channels if store.keeps_aggregator(channel)]
+
+
+def _runs(channels: Iterable[Channel]) -> Dict[Slice, int]:
+    """For each slice, where those without a gap before it begin."""
+    runs: Dict[Slice, int] = {}
+    last: Optional[Slice] = None
+    pieces = itertools.chain.from_iterable(channel.slices for channel in channels)
+    for piece in sorted(pieces, key=lambda piece: (piece.tensor, piece.begin)):
+        follows = last is not None and (last.tensor, last.end) == (piece.tensor, piece.begin)
+        runs[piece] = runs[last] if follows else piece.begin
+        last = piece
+    return runs
+
+
+def _cut(store: CompressingKVStore, channel: Channel, node: str, arrays: Arrays) -> States:
+    """What a node carries over for the chunks of a channel."""
+    params = channel.params if node == "worker" else channel.params.aggregators
+    states = []
+    for chunk in channel.chunks:
+        (piece,), chunk_state = chunk.slices, {}
+        for what, (shape, dtype) in state_layout(params, piece.size, channel.dtype).items():
+            place = Place(piece.tensor, node, what)
+            if what == STREAM:
+                stream = _stream_at(arrays.get(place), piece)
+                chunk_state[what] = store.first_stream(chunk, node) if stream is None else stream
+                continue
+            values = np.zeros(shape, dtype)
+            for begin, found in _found(arrays, place, piece):
+                values[begin - piece.begin : begin - piece.begin + found.size] = found
+            chunk_state[what] = values
+        states.append(chunk_state)
+    return states
+
+
+def _found(arrays: Arrays, place: Place, piece: Slice) -> Iterator[Tuple[int, np.ndarray]]:
+    """What arrays have of a slice: from which element on, and which."""
+    for there, array in arrays.items():
+        if there[:3] == place[:3]:
+            found = archive.part(there, array, piece)
+            if found is not None:
+                yield found
+
+
+def _stream_at(streams: Optional[np.ndarray], piece: Slice) -> Optional[np.ndarray]:
+    """The random stream of a chunk, given those of all chunks as they were cut before."""
+    for begin, end, *words in [] if streams is None else streams.tolist():
+        if begin <= piece.begin < end:
+            stream = np.array(words, np.uint64)
+            kernels.jump(stream, (piece.begin - begin) * _STREAM_ROOM)
+            return stream
+    return None

@@ -261,6 +261,10 @@ class MessageCodec:
             self._pinned[name] = mx.nd.empty(size, mx.cpu_pinned(), dtype)
         return self._pinned[name]
 
+    def layouts(self) -> List[Dict[str, Tuple[Tuple[int, ...], str]]]:
+        """Shape and dtype of each array of `state`."""
+        return [state_layout(self._params, part.size, self._dtype) for part in self.parts]
+
     def state(self) -> List[Dict[str, np.ndarray]]:
         """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""
         arrays = [array.asnumpy() for array in self._state]

@@ -6,13 +6,16 @@ import math
 import os
 from typing import (
     Any,
+    Callable,
     Collection,
     Dict,
     Iterable,
+    Iterator,
     List,
     Mapping,
     Optional,
     Sequence,
+    Set,
     Tuple,
     Union,
 )
@@ -24,6 +27,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import env, plan
+from ..checkpoint import Place
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
 from .channel import Channel
@@ -66,10 +70,13 @@ class CompressingKVStore(KVStoreBase):
         Previous learning rate over the current one, for error feedback that is not "vanilla".
     channels : list of Channel and SparseChannel
         All of them, in the order in which they were declared.
+    when_declared : callable
+        Is told the names of tensors once they can be exchanged.
     """
 
     rank = 0
     num_workers = 1
+    spreads_aggregators = False  # over all workers, whose checkpoints have a part each
 
     def __init__(self) -> None:
         self.local_rank = env.get("BYTEPS_LOCAL_RANK")
@@ -79,6 +86,7 @@ class CompressingKVStore(KVStoreBase):
         self._params = CompressionParams()
         self._tensors: Dict[str, Tensor] = {}
         self.channels: List[Union[Channel, SparseChannel]] = []
+        self.when_declared: Callable[[Set[str]], None] = lambda names: None
         self._entropy = b""
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
         self._step = 0  # number of that exchange
@@ -139,16 +147,34 @@ class CompressingKVStore(KVStoreBase):
         shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
         self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
 
+    # Checkpoints
+
     def keeps_aggregator(self, channel: Channel) -> bool:
         """Whether this worker's checkpoint has what the aggregator of a channel carries over."""
         return False
 
-    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
-        """What the aggregators of these channels, which this worker keeps, carry over."""
-        return {}
+    def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
+        """What the aggregator of each of these channels, which this worker keeps, carries over."""
+        return iter(())
 
-    def load_aggregator_states(self, channel: Channel, states: States) -> None:
-        """Let the aggregator of a channel go on from that."""
+    def share_aggregators(
+        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
+    ) -> Mapping[Place, np.ndarray]:
+        """What `load_aggregators` needs of what all workers have; all of them call it."""
+        return arrays
+
+    def load_aggregators(
+        self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
+    ) -> None:
+        """Let the aggregators of these channels go on from states; all workers call it.
+
+        Servers take those of rank 0.
+        """
+
+    def first_stream(self, chunk: Chunk, node: str) -> np.ndarray:
+        """The state that the random stream of this worker, or the aggregator, starts from."""
+        number = self.place(chunk)[0] if node == "worker" else None
+        return np.array(self._start(chunk, number), np.uint64)
 
     # MXNet's KVStoreBase
 
@@ -300,13 +326,14 @@ class CompressingKVStore(KVStoreBase):
         chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
         self._agree(plan.described(chunks, sparse))
         channels = [
-            Channel(message, self._tensors, [self._start(c, self._place(c)[0]) for c in message])
+            Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])
             for message in plan.messages(chunks)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)
         self._open_rows(in_rows)
         self.channels += [*channels, *in_rows]
+        self.when_declared({tensor.name for tensor in tensors})
 
     def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
         """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
@@ -354,7 +381,7 @@ class CompressingKVStore(KVStoreBase):
 
     # Random streams
 
-    def _place(self, chunk: Chunk) -> Tuple[int, int]:
+    def place(self, chunk: Chunk) -> Tuple[int, int]:
         """This worker's number among those who exchange a chunk, and how many they are."""
         return self.rank, self.num_workers
 

@@ -105,16 +105,13 @@ class Momentum:
         """Start again from zero."""
         self._state.clear()
 
-    def state(self) -> Dict[str, np.ndarray]:
-        """For a checkpoint, by "INDEX", or "INDEX/CONTEXT" for the part of weight decay."""
-        return {"/".join(map(str, place)): a.asnumpy() for place, a in self._state.items()}
+    def state(self) -> Dict[Tuple[int, ...], np.ndarray]:
+        """For a checkpoint, by (index,), or (index, context) for the part of weight decay."""
+        return {place: array.asnumpy() for place, array in self._state.items()}
 
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state(self, state: Mapping[Tuple[int, ...], np.ndarray]) -> None:
         """Go on from what `state` returned."""
-        self._state = {
-            tuple(map(int, name.split("/"))): mx.nd.array(a, dtype=a.dtype)
-            for name, a in state.items()
-        }
+        self._state = {place: mx.nd.array(a, dtype=a.dtype) for place, a in state.items()}
 
 
 def _dense_float32(*arrays: NDArray) -> bool:

@@ -19,6 +19,7 @@ from ..plan import Tensor, require_on_nonfinite
 from .exchange import CompressingKVStore
 from .gradient import legacy, params_for
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
+from .suspension import Suspended, all_fit
 
 
 class _Declared(NamedTuple):
@@ -31,6 +32,8 @@ class _Declared(NamedTuple):
 _default: Optional[CompressingKVStore] = None
 _declared: Dict[str, _Declared] = {}
 _nameless = itertools.count(1)  # tensors that got a name here
+_suspended: Optional[Suspended] = None
+_goes_on = False  # whether all workers go on as they were before `suspend`
 
 
 def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> CompressingKVStore:
@@ -89,10 +92,13 @@ def init(lazy: bool = True) -> None:
     ConnectionError
         The scheduler cannot be reached.
     """
-    global _default
+    global _default, _goes_on
     if _default is not None:
         return
-    _default = create_kvstore()
+    store = _default = create_kvstore()
+    suspended, _goes_on = _suspended, all_fit(store, _suspended)
+    if suspended is not None:
+        store.when_declared = lambda names: suspended.give_back(store, names, _goes_on)
     if _default.local_rank == 0:  # the others of its machine were given the same variables
         warn_of_misspelt()
 
@@ -103,8 +109,8 @@ def shutdown() -> None:
     Called while an exception is in flight, as in a ``finally`` block, it leaves at once: the others
     end, and say why.
     """
-    global _default, _nameless
-    store, _default = _default, None
+    global _default, _nameless, _suspended
+    store, _default, _suspended = _default, None, None
     _declared.clear()
     _nameless = itertools.count(1)
     if store is None:
@@ -117,15 +123,24 @@ def shutdown() -> None:
 
 
 def suspend() -> None:
-    """Leave the cluster when all workers have come here, to `resume` in another."""
+    """Leave the cluster when all workers have come here, to `resume` in another.
+
+    What compression carries over is kept, and summed over all workers.
+    """
+    global _suspended
+    leaving = _default is None or failure(sys.exc_info()[1])
+    suspended = None if leaving else Suspended(_default)
     shutdown()
+    _suspended = suspended
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     """Join a cluster of another size, whose scheduler and servers are new.
 
-    Trainers go on with it at their next step: parameters are broadcast from the root rank, and
-    residuals start from zero.
+    Trainers go on with it at their next step: parameters are broadcast from the root rank. If all
+    workers are those that were there, with their ranks, they go on bit for bit. Else, where W
+    workers are now W', each who was there has 1 / min(W, W') of the sum of all residuals, and of
+    all momenta, and who is new starts from zero, as servers do.
 
     Parameters
     ----------
@@ -137,6 +152,11 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     """
     env.resize(num_workers, num_servers, None if global_rank == -1 else global_rank)
     init()
+
+
+def goes_on() -> bool:
+    """Whether all workers go on as they were before `suspend`."""
+    return _goes_on
 
 
 def default_kvstore() -> CompressingKVStore:

@@ -2,50 +2,248 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Sequence
+import contextlib
+import itertools
+import os
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Set, Union
 
 import numpy as np
 
 from .. import checkpoint
-from ..compression import CompressionParams
-from . import carried
+from ..checkpoint import Place
+from ..log import logger
+from . import carried, fitting
+from .carried import Arrays
+from .momentum import momentum_of
 
 if TYPE_CHECKING:
     from .trainer import DistributedTrainer
 
-_MOMENTUM = "momentum/"  # what the names of the trainer's own arrays begin with
+Files = Union[str, Sequence[str]]
+
+
+_OWN = "trainer"  # the node of what is equal on all workers
+
+
+class _Found(NamedTuple):
+    """What was found to go on from, all of it checked.
+
+    Parameters
+    ----------
+    described : str
+        What must be alike on all workers.
+    optimizer : bytes
+        As pickled.
+    numbers : dict
+        By the number of a parameter in the file its number in the trainer.
+    arrays : dict
+        By what the store calls tensors; what is the trainer's own by the number of the parameter.
+    steps : int
+    learning_rate : float, optional
+    """
+
+    described: str
+    optimizer: bytes
+    numbers: Dict[int, int]
+    arrays: Arrays
+    steps: int
+    learning_rate: Optional[float]
 
 
 def save(trainer: DistributedTrainer, fname: str) -> None:
     """Write the optimizer's states, residuals and momentum; see `DistributedTrainer`."""
     indices = trainer._declare_all()
-    arrays = carried.state(trainer._store, trainer._names(indices))
-    if trainer._momentum is not None:
-        momentum = trainer._momentum.state().items()
-        arrays.update((_MOMENTUM + place, array) for place, array in momentum)
-    header = {**_described(trainer, indices), "learning_rate": trainer._learning_rate}
+    names = trainer._names(indices)
+    numbers = {trainer._declared[i].name: i for i in indices}
+    own = _of_momentum(trainer)
+    layout = {
+        **{
+            place._replace(tensor=numbers[place.tensor]): of_array
+            for place, of_array in carried.layout(trainer._store, names).items()
+        },
+        **{place: (array.shape, array.dtype.name) for place, array in own.items()},
+    }
+    of_codecs = (
+        (place._replace(tensor=numbers[place.tensor]), array)
+        for place, array in carried.state(trainer._store, names)
+    )
+    header = {
+        **_described(trainer, indices),
+        "steps": trainer._steps,
+        "learning_rate": trainer._learning_rate,
+    }
     optimizer = trainer._updaters[0].get_states(dump_optimizer=True)
-    checkpoint.write(fname, checkpoint.States(header, arrays, optimizer))
+    arrays = itertools.chain(of_codecs, own.items())
+    checkpoint.write(fname, header, layout, arrays, optimizer)
 
 
-def load(trainer: DistributedTrainer, fname: str) -> None:
+def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None:
     """Go on from what `save` wrote, once all of it was checked; see `DistributedTrainer`."""
     indices = trainer._declare_all()
-    names = trainer._names(indices)
-    states = checkpoint.read(fname)
-    checkpoint.check_header(fname, states.header, _described(trainer, indices))
-    of_codecs = {k: a for k, a in states.arrays.items() if not k.startswith(_MOMENTUM)}
-    momentum = {k[len(_MOMENTUM) :]: a for k, a in states.arrays.items() if k not in of_codecs}
-    checkpoint.check_arrays(fname, of_codecs, carried.layout(trainer._store, names))
-    for updater in trainer._updaters:
-        updater.set_states(states.optimizer)
-        updater.optimizer = trainer._updaters[0].optimizer
-    trainer._optimizer = trainer._updaters[0].optimizer
-    trainer._optimizer.param_dict = dict(enumerate(trainer._params))
-    carried.load(trainer._store, names, of_codecs)
+    meet = trainer._store.meet
+    try:
+        found = _find(trainer, fname, strict, indices)
+    except (OSError, TypeError, ValueError):
+        with contextlib.suppress(RuntimeError):  # this error says more
+            meet({"states": "that it refuses"})
+        raise
+    meet({"states": found.described})
+    _set_optimizer(trainer, found)
+    own = {place: array for place, array in found.arrays.items() if place.node == _OWN}
+    of_codecs = {place: array for place, array in found.arrays.items() if place not in own}
+    carried.load(trainer._store, trainer._names(indices), of_codecs)
     if trainer._momentum is not None:
-        trainer._momentum.load_state(momentum)
-    trainer._learning_rate = states.header["learning_rate"]
+        trainer._momentum.load_state(
+            {(place.tensor, *map(int, place.what.split("/")[1:])): a for place, a in own.items()}
+        )
+    trainer._learning_rate, trainer._steps = found.learning_rate, found.steps
+
+
+def _find(
+    trainer: DistributedTrainer, fname: Files, strict: bool, indices: Sequence[int]
+) -> _Found:
+    """What to go on from."""
+    several = not isinstance(fname, (str, os.PathLike))
+    if several and strict:
+        raise ValueError("a list of files needs strict=False")
+    if not several and checkpoint.is_pickle(fname):
+        return _of_stock(trainer, str(fname))
+    here = fitting.as_read(_described(trainer, indices))
+    files = [(str(name), checkpoint.read(name)) for name in (fname if several else [fname])]
+    if several:
+        files = fitting.in_order_of_ranks(files)
+        if len(files) == here["world_size"]:
+            files = [files[here["rank"]]]
+        else:
+            here.update(world_size=len(files))
+    arrays = []
+    for name, states in files:
+        if len(files) > 1:
+            here["rank"] = states.header["rank"]
+        for key in ("world_size", "rank", "momentum"):
+            fitting.check(name, key, states.header[key], here[key])
+        there = states.header["parameters"]
+        numbers = fitting.numbers_of_parameters(name, there, here["parameters"], strict)
+        arrays.append(_renamed(trainer, states.arrays, numbers))
+    loaded = {trainer._declared[i].name for i in numbers.values() if i in trainer._declared}
+    for (name, _), of_worker in zip(files, arrays):
+        _check_arrays(trainer, name, "worker", of_worker, loaded, strict)
+    (name, _), chosen = files[0], arrays[0]
+    if len(files) > 1:
+        before = {i: there[number]["senders"] for number, i in numbers.items()}
+        chosen = fitting.shared_out(arrays, _shares(trainer, before), trainer._store.rank == 0)
+    if not trainer._store.spreads_aggregators:
+        _check_arrays(trainer, name, "aggregator", chosen, loaded, strict)
+    header = states.header
+    return _Found(
+        f"of step {header['steps']} of {header['world_size']} workers",
+        states.optimizer,
+        numbers,
+        chosen,
+        header["steps"],
+        header["learning_rate"],
+    )
+
+
+def _renamed(trainer: DistributedTrainer, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
+    """The arrays of a file, as `_Found` has them; without those that are of no use here."""
+    renamed = {}
+    for place, array in arrays.items():
+        number = numbers.get(place.tensor)
+        if place.node == _OWN and number is not None:
+            renamed[place._replace(tensor=number)] = array
+        elif number in trainer._declared:
+            renamed[place._replace(tensor=trainer._declared[number].name)] = array
+    return renamed
+
+
+def _check_arrays(
+    trainer: DistributedTrainer,
+    name: str,
+    node: str,
+    arrays: Arrays,
+    loaded: Set[str],
+    strict: bool,
+) -> None:
+    """Raise ValueError unless a file has what a node is to carry over for these tensors."""
+    there = {place: array for place, array in arrays.items() if place.node == node}
+    layout = carried.layout(trainer._store, loaded)
+    here = {place: of_array for place, of_array in layout.items() if place.node == node}
+    called = {t.name: trainer._params[i].name for i, t in trainer._declared.items()}
+    fitting.check_arrays(name, there, here, called, strict)
+
+
+def _shares(trainer: DistributedTrainer, before: Dict[int, Any]) -> Dict[str, fitting.Share]:
+    """Of each tensor, which share this worker gets, if there were so many residuals before."""
+    places = carried.places(trainer._store)
+    shares = {}
+    for i, tensor in trainer._declared.items():
+        if tensor.name in places and before.get(i):
+            number, now = places[tensor.name]
+            alike = tensor.params.compressor.traits.draws_alike
+            shares[tensor.name] = fitting.Share(before[i], now, number, alike)
+    return shares
+
+
+def _of_stock(trainer: DistributedTrainer, fname: str) -> _Found:
+    """What a file of gluon.Trainer has: its optimizer's states."""
+    data = Path(fname).read_bytes()
+    try:
+        states, optimizer = pickle.loads(data)
+        indices = list(states)
+    except Exception as error:
+        raise ValueError(
+            f"'{fname}' is not a file of DistributedTrainer.save_states, nor of gluon.Trainer's: "
+            f"{error}"
+        ) from error
+    number = len(trainer._params)
+    for index in indices:
+        if index not in range(number):
+            raise ValueError(
+                f"'{fname}' does not fit: it has states of parameter {index}, but there are "
+                f"{number} parameters here"
+            )
+    if trainer._momentum is not None:
+        mu, _ = momentum_of(optimizer)
+        fitting.check(fname, "momentum", mu, trainer._momentum.mu)
+    logger.warning(
+        "'%s' is one of gluon.Trainer: the optimizer's states are loaded, but residuals and the "
+        "momentum of compression start from zero",
+        fname,
+    )
+    return _Found("of gluon.Trainer", data, {i: i for i in range(number)}, {}, 0, None)
+
+
+def _set_optimizer(trainer: DistributedTrainer, found: _Found) -> None:
+    """Let the optimizer go on from its states."""
+    numbers = found.numbers
+    for updater in trainer._updaters:
+        updater.set_states(found.optimizer)
+        updater.states = _renumbered(updater.states, numbers)
+        updater.states_synced = dict.fromkeys(updater.states, False)
+        updater.optimizer = trainer._updaters[0].optimizer
+    optimizer = trainer._optimizer = trainer._updaters[0].optimizer
+    for counts in optimizer._all_index_update_counts.values():
+        renumbered = _renumbered(counts, numbers)
+        counts.clear()
+        counts.update(renumbered)
+    optimizer.param_dict = dict(enumerate(trainer._params))
+
+
+def _renumbered(of_parameters: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:
+    return {numbers[i]: value for i, value in of_parameters.items() if i in numbers}
+
+
+def _of_momentum(trainer: DistributedTrainer) -> Arrays:
+    """The momentum that the trainer applies by itself: a gradient's, or what weight decay has."""
+    if trainer._momentum is None:
+        return {}
+    return {
+        Place(index, _OWN, "/".join(["momentum", *map(str, context)])): array
+        for (index, *context), array in trainer._momentum.state().items()
+    }
 
 
 def _described(trainer: DistributedTrainer, indices: Sequence[int]) -> Dict[str, Any]:
@@ -53,6 +251,8 @@ def _described(trainer: DistributedTrainer, indices: Sequence[int]) -> Dict[str,
 
     `indices` are those of the parameters that have gradients.
     """
+    places = carried.places(trainer._store)
+    tensors = [trainer._declared[i] if i in indices else None for i in range(len(trainer._params))]
     return {
         "world_size": trainer._store.num_workers,
         "rank": trainer._store.rank,
@@ -62,16 +262,9 @@ def _described(trainer: DistributedTrainer, indices: Sequence[int]) -> Dict[str,
                 "name": param.name,
                 "shape": param.shape,
                 "dtype": np.dtype(param.dtype).name,
-                "compression": _compression(trainer, i) if i in indices else None,
+                "compression": tensor.params.identity() if tensor else None,
+                "senders": places[tensor.name][1] if tensor and tensor.name in places else 0,
             }
-            for i, param in enumerate(trainer._params)
+            for param, tensor in zip(trainer._params, tensors)
         ],
     }
-
-
-def _compression(trainer: DistributedTrainer, index: int) -> Dict[str, Any]:
-    """How a gradient travels."""
-    params = trainer._declared[index].params
-    if trainer._travels_plain(index):
-        params = CompressionParams(fp16=params.fp16)
-    return params.identity()

@@ -23,7 +23,8 @@ from ..launch.lifeline import Lifeline
 from ..log import logger
 from . import operators
 from .codec import MessageCodec, Part
-from .kvstore import archive, handshake, messages
+from .kvstore import archive, handshake, messages, pages
+from .kvstore.pages import PAGE_BYTES
 from .trace import Trace
 
 
@@ -42,8 +43,10 @@ class Server:
         self._aggregators: Dict[int, MessageCodec] = {}
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
-        self._greeting: Optional[NDArray] = None  # what workers pull messages from
-        self._archive = b""
+        self._page_key: Optional[int] = None
+        self._page: Optional[NDArray] = None  # what workers pull pages from
+        self._saved = archive.Cutter(iter(()))
+        self._loaded = archive.Joiner({})
         self._serving = False
         self._trace: Optional[Trace] = None
         self._updates: Counter = Counter()  # of each key of payloads, to know which step it is
@@ -77,6 +80,8 @@ class Server:
                 continue
             if "gathered" in message:
                 self._gathered.add(key)
+            elif "pages" in message:
+                self._page_key = key
             elif "summed_bytes" in message:
                 self._rows[key] = operators.MessageRows(((message["summed_bytes"], None),))
             else:
@@ -89,25 +94,29 @@ class Server:
                 self._trace = Trace(f"server{self._kv.rank}")
 
     def _save(self, request: Dict[str, Any]) -> None:
-        """Answer with a page of what is carried over for some chunks; the first page fixes it."""
-        if request["page"] == 0:
-            own = [key for key in request["keys"] if key in self._aggregators]
-            self._archive = archive.pack({key: self._aggregators[key].state() for key in own})
-        page = messages.pack(archive.page(self._archive, request["page"]))
-        places = self._greeting.shape[0] // messages.ROWS.count
-        operators.frame([page], messages.ROWS, 0, places).copyto(self._greeting)
-        self._greeting.wait_to_read()
+        """Lay ready the next page of what is carried over, or the first for these keys."""
+        if "keys" in request:
+            own = [self._aggregators[key] for key in request["keys"] if key in self._aggregators]
+            self._saved = archive.Cutter(codec.state() for codec in own)
+        pages.full(self._saved.page(PAGE_BYTES)).copyto(self._page)
+        self._page.wait_to_read()
 
     def _load(self, request: Dict[str, Any]) -> None:
-        if request["key"] in self._aggregators:
-            states = archive.from_json(request["states"])
-            self._aggregators[request["key"]].load_state(states)
+        """Expect pages of what is to be carried over for these keys."""
+        own = [key for key in request["keys"] if key in self._aggregators]
+        self._loaded = archive.Joiner({key: self._aggregators[key].layouts() for key in own})
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
         """Called by MXNet once every worker has pushed `key`."""
         try:
             if received.stype == "default":
                 received.copyto(stored)
+                return
+            if key == self._page_key:
+                self._page = stored
+                if self._loaded.left:
+                    for loaded, states in self._loaded.add(pages.unframed(received)):
+                        self._aggregators[loaded].load_state(states)
                 return
             if self._trace is not None and (key in self._aggregators or key in self._gathered):
                 self._updates[key] += 1
@@ -128,7 +137,6 @@ class Server:
                     reply = operators.as_bytes(operators.sum_rows(parts, "float64"))
                 else:
                     reply = handshake.answer(parts)
-                    self._greeting = stored
                 operators.frame([reply], rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:

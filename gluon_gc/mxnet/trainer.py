@@ -125,6 +125,7 @@ class DistributedTrainer(Trainer):
         self._epoch: Optional[int] = None
         self._nonfinite = 0  # results so far that were not finite
         self._skipped = False  # whether the last step's were not
+        self._steps = 0  # so far, as a checkpoint says
         broadcast_initial(self._params, self._broadcast)
         traced = env.get("BYTEPS_TRACE_ON") and self._number == 0
         self._trace = Trace(str(self._store.local_rank)) if traced else None
@@ -151,8 +152,8 @@ class DistributedTrainer(Trainer):
         self._declared.clear()
         self._nonfinite = 0
         self._momentum_after.clear()
-        if self._momentum is not None:
-            self._momentum.clear()  # as the compressors': a worker that is new has none
+        if self._momentum is not None and not runtime.goes_on():
+            self._momentum.clear()  # it is the same on all, and a worker that is new has none
         broadcast_initial(self._params, self._broadcast)
 
     # A step
@@ -216,6 +217,7 @@ class DistributedTrainer(Trainer):
 
     def _reduce(self, batch_size: int) -> None:
         self._follow_cluster()
+        self._steps += 1
         if self._amp_loss_scaler is not None and self._amp_loss_scaler.check(self._params):
             return  # all workers leave this step out
         indices = self._declare_all()
@@ -420,20 +422,35 @@ class DistributedTrainer(Trainer):
         """
         saving.save(self, fname)
 
-    def load_states(self, fname: str) -> None:
-        """Go on from what `save_states` saved, with the same parameters, workers and compression.
+    def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
+        """Go on from what `save_states` saved; all workers call it, each with its own file.
 
-        Parameters are told by their order, shapes and dtypes; their names may differ. The file is
-        checked whole before anything of it is used. Load only what you trust: the optimizer's
-        part is MXNet's pickle, which can run code.
+        Nothing is used before all workers have checked all they load. Parameters are told by
+        their names; if these differ, but shapes and dtypes agree, by their order, with a warning.
+        How many servers there are, and how gradients are cut into chunks, may change. Of a file
+        that gluon.Trainer saved the optimizer's state is loaded, with a warning; what compression
+        carries over starts from zero. Load only what you trust: the optimizer's part is MXNet's
+        pickle, which can run code.
+
+        Parameters
+        ----------
+        fname : str or list of str
+            This worker's file. If not strict: or those of all workers, in any order, on every
+            worker, whose number may have been another. Each then goes on with an even share of the
+            sum of all residuals, and of momenta, so that these sums stay what they were.
+        strict : bool
+            If not, parameters that are not in the file start from zero, and those that are not
+            here are ignored; the log says which.
 
         Raises
         ------
         ValueError
-            The file is of other parameters, another compression, rank or number of workers; it is
-            damaged, or not one of `save_states`. Nothing has changed then.
+            A file is of other parameters, another compression, rank, step or number of workers; it
+            is damaged, or not one of `save_states`. Nothing has changed then.
+        RuntimeError
+            Another worker refuses its file, or has one of another step. Nothing has changed then.
         """
-        saving.load(self, fname)
+        saving.load(self, fname, strict)
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -112,7 +112,8 @@ def averages(arguments):
         for i, param in enumerate(params):
             for c, context in enumerate(contexts):
                 result[f"g{i}_{step}_{c}"] = param.grad(context).asnumpy()
-    result.update(carried.state(default_kvstore(), trainer._names()))
+    for place, array in carried.state(default_kvstore(), trainer._names()):
+        result["/".join(map(str, place))] = array
     result["stats"] = np.array(list(trainer.compression_stats()["total"].values())[:3])
     return result
 
@@ -241,11 +242,6 @@ def several_steps(arguments):
     return _several(steps, arguments)
 
 
-def several_checkpoints(arguments):
-    """`checkpoint` for each of a list of arguments; results under "NUMBER/"."""
-    return _several(checkpoint, arguments)
-
-
 def shares_of_a_gradient(arguments):
     """A step for each of `shares`, on a gradient of which only so much is not 0.
 
@@ -304,52 +300,84 @@ def nonfinite(arguments):
 def checkpoint(arguments):
     """Steps `begin` to `end` of a trainer, from a checkpoint if begin > 0; saves one in the middle.
 
-    Returns the weights in the end. Rank r's file is "FOLDER/NAME-r".
+    Returns the weights and the last gradients. Rank r's file is "FOLDER/NAME-r". arguments: also
+    shapes, compression_params, partition_bytes.
     """
     begin, middle, end = arguments["begin"], arguments["middle"], arguments["end"]
     file = str(Path(arguments["folder"], f"{arguments['name']}-{bps.rank()}"))
-    shapes = arguments["shapes"]
-    params = _parameters(shapes)
-    trainer = bps.DistributedTrainer(
-        params,
-        "sgd",
-        {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
-        compression_params=arguments["compression_params"],
-    )
+    params, trainer = _to_be_saved(arguments)
     if begin > 0:
         with np.load(file + ".npz") as weights:
             for i, param in enumerate(params):
                 param.set_data(mx.nd.array(weights[f"w{i}"]))
         trainer.load_states(file)
         trainer.save_states(file + ".again")
+    result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
     for step in range(begin, end):
         trainer.set_learning_rate(0.1 / (1 + step))
-        _backward(params, gradients_of(bps.rank(), step, shapes))
-        trainer.step(1)
+        _backward(params, gradients_of(bps.rank(), step, arguments["shapes"]))
+        trainer.allreduce_grads()
+        if step + 1 == end:
+            result.update((f"g{i}", param.grad().asnumpy()) for i, param in enumerate(params))
+        trainer.update(1)
         if step + 1 == middle:
             trainer.save_states(file)
             np.savez(file, **{f"w{i}": p.data().asnumpy() for i, p in enumerate(params)})
-    return {f"w{i}": param.data().asnumpy() for i, param in enumerate(params)}
+    return {**result, **{f"w{i}": param.data().asnumpy() for i, param in enumerate(params)}}
+
+
+def _to_be_saved(arguments):
+    """The parameters and the trainer of `checkpoint`."""
+    os.environ["BYTEPS_PARTITION_BYTES"] = str(arguments["partition_bytes"])
+    params = _parameters(arguments["shapes"])
+    trainer = bps.DistributedTrainer(
+        params,
+        "sgd",
+        {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+        compression_params=arguments["compression_params"],
+    )
+    return params, trainer
+
+
+def states_of_others(arguments):
+    """Loads the files of all `workers` of another cluster, which `checkpoint` saved.
+
+    Rank r then saves what it has as "FOLDER/NAME-r.shared".
+    """
+    file = str(Path(arguments["folder"], arguments["name"]))
+    _, trainer = _to_be_saved(arguments)
+    files = [f"{file}-{rank}" for rank in range(arguments["workers"])]
+    trainer.load_states(files, strict=False)
+    trainer.save_states(f"{file}-{bps.rank()}.shared")
+    return {}
 
 
 def wrong_states(arguments):
-    """Loads the states of all ranks, in turn, into every worker; what was said of each."""
+    """Loads the states of all ranks, in turn, into every worker; what was said of each.
+
+    And what was said, as "steps", where worker 0 loads its own of step 1, and the others of step 2.
+    """
     folder = Path(arguments["folder"])
     params = _parameters([(300, 70)])
     compression = {"compressor": "onebit", "ef": "vanilla"}
     trainer = bps.DistributedTrainer(params, "sgd", compression_params=compression)
-    _backward(params, gradients_of(bps.rank(), 0, [(300, 70)]))
-    trainer.step(1)
-    trainer.save_states(str(folder / str(bps.rank())))
-    bps.byteps_push_pull(mx.nd.zeros(1), name="saved")
-    mx.nd.waitall()
+    for step in ("", "later"):
+        _backward(params, gradients_of(bps.rank(), 0, [(300, 70)]))
+        trainer.step(1)
+        trainer.save_states(str(folder / f"{bps.rank()}{step}"))
+    bps.barrier()
     said = {}
-    for rank in range(bps.size()):
+
+    def load(name, file):
         try:
-            trainer.load_states(str(folder / str(rank)))
-            said[f"of{rank}"] = np.array("")
-        except ValueError as error:
-            said[f"of{rank}"] = np.array(str(error))
+            trainer.load_states(str(folder / file))
+            said[name] = np.array("")
+        except (RuntimeError, ValueError) as error:
+            said[name] = np.array(str(error))
+
+    for rank in range(bps.size()):
+        load(f"of{rank}", str(rank))
+    load("steps", "0" if bps.rank() == 0 else f"{bps.rank()}later")
     return said
 
 
@@ -581,22 +609,54 @@ def amp_overflow(arguments):
 
 
 def resume(arguments):
-    """Steps in a cluster of two, then alone in one of one worker."""
-    params = _parameters([(40,)])
-    compression = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
-    trainer = bps.DistributedTrainer(
-        params, "sgd", {"learning_rate": 1.0}, compression_params=compression
-    )
-    _backward(params, [np.ones(40, np.float32)])
-    trainer.step(1)
+    """Steps in a cluster, then in another, then of worker 0 alone.
+
+    Returns the weights after `steps` steps in the second, and of a trainer that did them all in the
+    first; what each worker carried over to the end of the second, and what worker 0 went on with.
+    """
+    shapes, compression = [(300, 7), (33,)], arguments["compression_params"]
+    optimizer = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+
+    def made():
+        params = _parameters(shapes)
+        return params, bps.DistributedTrainer(
+            params, "sgd", optimizer, compression_params=compression
+        )
+
+    def train(params, trainer, steps):
+        for step in steps:
+            _backward(params, gradients_of(bps.rank(), step, shapes))
+            trainer.step(1)
+
+    def weights(name, params):
+        return {f"{name}{i}": param.data().asnumpy() for i, param in enumerate(params)}
+
+    def carried_over(name, trainer):
+        arrays = carried.state(default_kvstore(), trainer._names())
+        return {
+            f"{name}/{place.tensor}/{place.what}": a
+            for place, a in arrays
+            if place.node == "worker"
+        }
+
+    never, trainer_never = made()
+    train(never, trainer_never, range(6))
+    params, trainer = made()
+    train(params, trainer, range(3))
     bps.suspend()
-    result = {"suspended": params[0].data().asnumpy()}
-    if arguments["worker_that_goes_on"] == int(os.environ["DMLC_WORKER_ID"]):
-        os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+    os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
+    bps.resume(num_workers=2, num_servers=1)
+    train(params, trainer, range(3, 6))
+    result = {**weights("resumed", params), **weights("never", never)}
+    result.update(carried_over("before", trainer))
+    rank = bps.rank()
+    bps.suspend()
+    if rank == 0:
+        del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
         bps.resume(num_workers=1, num_servers=1, global_rank=0)
-        _backward(params, [np.ones(40, np.float32)])
-        trainer.step(1)
-        result.update(resumed=params[0].data().asnumpy(), size=np.array(bps.size()))
+        trainer._follow_cluster()
+        trainer._declare_all()
+        result.update(carried_over("alone", trainer), size=np.array(bps.size()))
     return result
 
 

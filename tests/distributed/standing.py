@@ -76,6 +76,12 @@ def end() -> None:
         _standing.popitem()[1].end()
 
 
+def kill() -> None:
+    """Kill all processes of the cluster that stands."""
+    while _standing:
+        _standing.popitem()[1].kill()
+
+
 def _run(start: Callable[..., Cluster], job: str, arguments: Any, **options: Any) -> Results:
     name = f"{start.__name__} {options}"
     if name not in _standing or not _standing[name].is_fresh():

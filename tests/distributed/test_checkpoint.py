@@ -1,69 +1,162 @@
 """Checkpoints of a cluster: what workers and servers carry over is in them."""
 
+import re
+
 import numpy as np
 import pytest
 
 from gluon_gc import checkpoint
+from gluon_gc.compression import parse
+from tests import replay
 from tests.compressors import COMPRESSORS
 from tests.distributed import standing
-from tests.distributed.standing import run, run_horovod
+from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_horovod, run_local
 
-SHAPES = [(300, 70), (33,), (1,)]  # the first residual takes several messages
+SHAPES = [(300, 70), (33,), (1,)]  # the first is cut into chunks
+MIDDLE, END = 10, 20
+TWO_CHUNKS, THREE_CHUNKS = 64_000, 32_000  # bytes at most of each
 
-
+WITH_FEEDBACK = [
+    {**params, "ef": "corrected", "momentum": "nesterov"} for params in COMPRESSORS.values()
+]
 COMPRESSIONS = [
-    *({**params, "ef": "corrected", "momentum": "nesterov"} for params in COMPRESSORS.values()),
+    *WITH_FEEDBACK,
     {"compressor": "dgc", "k": 0.01, "seed": 7, "momentum": "nesterov"},
 ]
 
 
-def trained(tmp_path, start, begin):
-    """What new workers end with, trained from step `begin` to 6 with each of COMPRESSIONS."""
-    standing.end()
-    arguments = [
+def jobs(tmp_path, **more):
+    """Arguments of `jobs.checkpoint` for each of COMPRESSIONS."""
+    return [
         {
             "folder": str(tmp_path),
             "name": str(number),
             "shapes": SHAPES,
             "compression_params": params,
-            **{"begin": begin, "middle": 3, "end": 6},
+            "partition_bytes": TWO_CHUNKS,
+            **{"begin": 0, "middle": MIDDLE, "end": END, **more},
         }
         for number, params in enumerate(COMPRESSIONS)
     ]
-    return start("several_checkpoints", arguments)
 
 
-def on_servers(job, arguments):
-    return run(job, arguments, 2, 2, {"BYTEPS_PARTITION_BYTES": 64_000})
+def on_servers(job, arguments, servers=2):
+    return run(job, arguments, 2, servers)
 
 
-def assert_saved_again_before_any_step(tmp_path):
+def alone(job, arguments):
+    return [run_local(job, arguments)]
+
+
+def assert_equal(results, expected):
+    for ours, other in zip(results, expected):
+        for key in ours.keys() - {"row"}:
+            np.testing.assert_array_equal(ours[key], other[key], err_msg=key)
+
+
+def assert_saved_again_before_any_step(job, ranks):
     """What was loaded, the servers' part too, is in the file that was saved at once."""
-    for number in range(len(COMPRESSIONS)):
-        for rank in range(2):
-            file = tmp_path / f"{number}-{rank}"
-            loaded = checkpoint.read(str(file))
-            again = checkpoint.read(f"{file}.again")
-            assert again.header == loaded.header
-            assert again.arrays.keys() == loaded.arrays.keys()
-            for name, array in loaded.arrays.items():
-                np.testing.assert_array_equal(again.arrays[name], array, err_msg=name)
+    for rank in range(ranks):
+        file = f"{job['folder']}/{job['name']}-{rank}"
+        loaded, again = checkpoint.read(file), checkpoint.read(f"{file}.again")
+        assert again.header == loaded.header
+        assert again.arrays.keys() == loaded.arrays.keys()
+        for place, array in loaded.arrays.items():
+            np.testing.assert_array_equal(again.arrays[place], array, err_msg=str(place))
 
 
-@pytest.mark.parametrize("start", [on_servers, run_horovod])
+def expected_of_new_chunks(params, rows):
+    """The last gradient of SHAPES[0], if it was cut into three chunks in place of two at MIDDLE."""
+    params = parse(params, 0.9)
+    n = int(np.prod(SHAPES[0]))
+    parts, now = replay.chunks(n, TWO_CHUNKS // 4), replay.chunks(n, THREE_CHUNKS // 4)
+    assert [part.start for part in parts] == [0, 10_500]
+    assert [part.start for part in now] == [0, 7000, 14_000]
+
+    def exchanges(parts):
+        return [
+            replay.Exchange(len(rows), params, part.stop - part.start, 0, np.float32)
+            for part in parts
+        ]
+
+    paths, previous = exchanges(parts), None
+    for step in range(MIDDLE + 2):
+        if step == MIDDLE:
+            before, old = paths, parts
+            paths, parts = exchanges(now), now
+            replay.cut_anew(before, old, paths, parts)
+        rate = 0.1 / (1 + step)
+        ratio = previous / rate if previous else 1.0
+        previous = rate
+        gradients = [
+            gradients_of(rank, step, SHAPES)[0].ravel() * np.float32(1 / len(rows))
+            for rank in range(len(rows))
+        ]
+        results = [
+            path.step([g[part] for g in gradients], ratio, np.argsort(rows))
+            for path, part in zip(paths, parts)
+        ]
+    return np.concatenate(results).reshape(SHAPES[0])
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("start", [on_servers, run_horovod, alone])
 def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, start):
     if start is run_horovod:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    for whole, resumed in zip(trained(tmp_path, start, 0), trained(tmp_path, start, 3)):
-        for key in whole:
-            np.testing.assert_array_equal(resumed[key], whole[key], err_msg=key)
-    assert_saved_again_before_any_step(tmp_path)
+    standing.end()
+    whole = [start("checkpoint", job) for job in jobs(tmp_path)]
+    standing.kill()
+    for job, expected in zip(jobs(tmp_path, begin=MIDDLE), whole):
+        assert_equal(start("checkpoint", job), expected)
+        assert_saved_again_before_any_step(job, len(expected))
+    if start is on_servers:
+        for job, expected in zip(jobs(tmp_path, begin=MIDDLE), whole):
+            assert_equal(start("checkpoint", job, servers=1), expected)
+    anew = {"begin": MIDDLE, "end": MIDDLE + 2, "partition_bytes": THREE_CHUNKS}
+    for job, params in zip(jobs(tmp_path, **anew), WITH_FEEDBACK):
+        results = start("checkpoint", job)
+        expected = expected_of_new_chunks(params, [int(result["row"]) for result in results])
+        for result in results:
+            np.testing.assert_allclose(result["g0"], expected, rtol=2e-5, atol=2e-5)
 
 
-def test_another_workers_file_is_refused(tmp_path):
+@pytest.mark.timeout(900)
+def test_more_workers_share_what_was_carried_over(tmp_path):
+    """The sum over workers stays; streams that all share stay shared, and others differ."""
+    of_all = jobs(tmp_path, middle=2, end=2, workers=2)
+    large = {"name": "large", "shapes": [(1100, 1000)], "partition_bytes": 2**20}
+    of_all.append({**of_all[0], **large})  # a server sends several pages
+    for job in of_all:
+        on_servers("checkpoint", job)
+    for job in of_all:
+        run("states_of_others", job, workers=3, servers=1)
+    for job in of_all:
+        file, params = f"{job['folder']}/{job['name']}", job["compression_params"]
+        before = [checkpoint.read(f"{file}-{rank}").arrays for rank in range(2)]
+        after = [checkpoint.read(f"{file}-{rank}.shared").arrays for rank in range(3)]
+        for place, array in before[0].items():
+            if place.node != "worker":
+                np.testing.assert_array_equal(after[0][place], array, err_msg=f"{params} {place}")
+            elif place.what == "stream":
+                words = {arrays[place][:, 2:].tobytes() for arrays in after}
+                assert len(words) == (1 if params["compressor"] == "randomk" else 3)
+                np.testing.assert_array_equal(after[1][place], before[1][place])
+            else:
+                total = sum(arrays[place].astype(np.float64) for arrays in before)
+                for arrays in after:
+                    np.testing.assert_allclose(arrays[place], total / 3, rtol=1e-7)
+
+
+def test_another_workers_file_or_step_is_refused_by_all(tmp_path):
     for rank, said in enumerate(run("wrong_states", {"folder": str(tmp_path)})):
         other = 1 - rank
-        assert str(said[f"of{rank}"]) == ""
         file = tmp_path / str(other)
         rule = f"the rank is {other} there, but {rank} here"
         assert str(said[f"of{other}"]) == f"'{file}' does not fit: {rule}"
+        refusal = rf'does not fit together: .*worker {other} has (states )?"that it refuses"'
+        assert re.search(refusal, str(said[f"of{rank}"]))
+        for worker in range(2):
+            step = rf'worker {worker} has (states )?"of step {worker + 1} of 2 workers"'
+            assert re.search(step, str(said["steps"]))

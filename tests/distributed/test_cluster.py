@@ -137,19 +137,27 @@ def test_an_overflow_on_one_worker_makes_all_leave_the_step_out(tmp_path):
         assert [float(result[f"scale{step}"]) for step in range(3)] == [65536, 32768, 32768]
 
 
-def test_a_worker_can_go_on_in_a_cluster_of_another_size(tmp_path):
-    second = Cluster(tmp_path, 1, 1)
-    first = Cluster(tmp_path, 2, 1)
+def test_workers_go_on_in_another_cluster_and_in_one_of_another_size(tmp_path):
+    compression = {"compressor": "onebit", "ef": "corrected", "momentum": "nesterov"}
+    first, second = Cluster(tmp_path, 2, 2), Cluster(tmp_path, 2, 1)
     port = second.environment["DMLC_PS_ROOT_PORT"]
     try:
         first.start_roles()
         second.start_roles("2")
         for rank in range(2):
-            first.start_worker(rank, "resume", {"worker_that_goes_on": 1, "port": port})
-        left, resumed = first.results()
-        np.testing.assert_array_equal(left["suspended"], np.zeros(40))
-        np.testing.assert_array_equal(resumed["resumed"], np.full(40, -1))
-        assert resumed["size"] == 1 and "resumed" not in left
+            arguments = {"port": port, "compression_params": compression}
+            first.start_worker(rank, "resume", arguments)
+        both = first.results()
+        for result in both:
+            for i in range(2):
+                np.testing.assert_array_equal(result[f"resumed{i}"], result[f"never{i}"])
+        alone = {name: a for name, a in both[0].items() if name.startswith("alone/")}
+        assert {name.rsplit("/")[-1] for name in alone} == {"residual", "momentum"}
+        for name, array in alone.items():
+            total = sum(result[name.replace("alone", "before")] for result in both)
+            np.testing.assert_array_equal(array, total)
+            assert total.any()
+        assert both[0]["size"] == 1
         for name in second.processes:
             assert second.wait(name) == 0
     finally:

@@ -1,60 +1,155 @@
-"""What servers carry over from step to step, as bytes that go into a worker's checkpoint and back.
-
-Rank 0 asks by command. A server answers page by page, where that worker pulls messages from.
-"""
+"""What aggregators carry over, as bytes that travel between them and workers' checkpoints."""
 
 from __future__ import annotations
 
-import base64
-import io
-from typing import Dict, List
+import json
+from typing import Any, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .messages import MAX_BYTES
+from ...checkpoint import Place
+from ...plan import Slice
 
-States = Dict[int, List[Dict[str, np.ndarray]]]
-"""By key, the arrays that an aggregator keeps, chunk by chunk."""
-
-PAGE_BYTES = MAX_BYTES - 1
-
-
-def pack(states: States) -> bytes:
-    """States as bytes that hold nothing but arrays."""
-    arrays = {
-        f"{key}/{chunk}/{name}": array
-        for key, chunks in states.items()
-        for chunk, state in enumerate(chunks)
-        for name, array in state.items()
-    }
-    file = io.BytesIO()
-    np.savez(file, **arrays, counts=[(key, len(chunks)) for key, chunks in states.items()])
-    return file.getvalue()
+Arrays = Mapping[Place, np.ndarray]
+States = List[Dict[str, np.ndarray]]
+"""What a codec carries over, chunk by chunk."""
+Layouts = List[Dict[str, Tuple[Tuple[int, ...], str]]]
+"""Shape and dtype of each array of `States`."""
 
 
-def unpack(data: bytes) -> States:
-    """What `pack` packed."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        states: States = {key: [{} for _ in range(n)] for key, n in arrays["counts"].tolist()}
-        for path in arrays:
-            if path != "counts":
-                key, chunk, name = path.split("/")
-                states[int(key)][int(chunk)][name] = arrays[path]
-    return states
+def num_bytes(layouts: Layouts) -> int:
+    """Of all arrays."""
+    return sum(
+        int(np.prod(shape)) * np.dtype(dtype).itemsize
+        for layout in layouts
+        for shape, dtype in layout.values()
+    )
 
 
-def page(data: bytes, number: int) -> bytes:
-    """A page: whether more follow, as a byte, then data."""
-    begin = number * PAGE_BYTES
-    more = begin + PAGE_BYTES < len(data)
-    return bytes([more]) + data[begin : begin + PAGE_BYTES]
+class Cutter:
+    """Cuts the arrays of states, as they lie one behind the other, into pages.
+
+    Parameters
+    ----------
+    states : iterator of States
+        Each is asked for when its turn comes.
+    """
+
+    def __init__(self, states: Iterator[States]) -> None:
+        self._arrays = (array for one in states for state in one for array in state.values())
+        self._left = np.empty(0, np.uint8)
+
+    def page(self, most: int) -> np.ndarray:
+        """The next bytes, uint8: so many, or fewer at the end."""
+        page, filled = np.empty(most, np.uint8), 0
+        while filled < most:
+            if not self._left.size:
+                array = next(self._arrays, None)
+                if array is None:
+                    break
+                self._left = np.ascontiguousarray(array).view(np.uint8)
+            taken = self._left[: most - filled]
+            page[filled : filled + taken.size] = taken
+            filled += taken.size
+            self._left = self._left[taken.size :]
+        return page[:filled]
 
 
-def to_json(states: List[Dict[str, np.ndarray]]) -> str:
-    """What an aggregator keeps as text."""
-    return base64.b64encode(pack({0: states})).decode()
+class Joiner:
+    """Makes states of the pages that a `Cutter` cut them into.
+
+    Parameters
+    ----------
+    layouts : mapping
+        Of the states in their order, by what they are called.
+    """
+
+    def __init__(self, layouts: Mapping[Hashable, Layouts]) -> None:
+        self._layouts = iter(layouts.items())
+        self.left = sum(map(num_bytes, layouts.values()))  # bytes that are missing yet
+        self._next()
+
+    def _next(self) -> None:
+        """Make room for the next states that have any bytes."""
+        for key, layouts in self._layouts:
+            self._key = key
+            self._states: States = [
+                {name: np.empty(*of_array) for name, of_array in layout.items()}
+                for layout in layouts
+            ]
+            arrays = [array for state in self._states for array in state.values()]
+            self._rooms = [array.view(np.uint8) for array in arrays if array.size]
+            if self._rooms:
+                break
+
+    def add(self, page: np.ndarray) -> Iterator[Tuple[Hashable, States]]:
+        """Take the next bytes; the states that are whole with them."""
+        page = page[: self.left]
+        self.left -= page.size
+        while page.size:
+            room = self._rooms[0]
+            count = min(room.size, page.size)
+            room[:count] = page[:count]
+            page = page[count:]
+            self._rooms[0] = room[count:]
+            if count == room.size:
+                self._rooms.pop(0)
+            if not self._rooms:
+                yield self._key, self._states
+                self._next()
 
 
-def from_json(text: str) -> List[Dict[str, np.ndarray]]:
-    """What `to_json` made text of."""
-    return unpack(base64.b64decode(text))[0]
+# Between workers
+
+
+def part(place: Place, array: np.ndarray, piece: Slice) -> Optional[Tuple[int, np.ndarray]]:
+    """What a flat array has of a slice of its tensor: from which element on, and which."""
+    low, high = max(place.begin, piece.begin), min(place.begin + array.size, piece.end)
+    if place.tensor != piece.tensor or low >= high:
+        return None
+    return low, array[low - place.begin : high - place.begin]
+
+
+def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Place, np.ndarray]:
+    """What arrays have of these slices, and all random streams of their tensors."""
+    found = {}
+    tensors = {piece.tensor for piece in pieces}
+    for place, array in arrays.items():
+        if place.what == "stream":
+            if place.tensor in tensors:
+                found[place] = array
+            continue
+        for piece in pieces:
+            of_piece = part(place, array, piece)
+            if of_piece is not None:
+                begin, values = of_piece
+                found[place._replace(begin=begin)] = values
+    return found
+
+
+def pack(arrays: Arrays) -> bytes:
+    """Arrays as bytes that hold nothing else; none if there are none."""
+    if not arrays:
+        return b""
+    table = [[*place, array.dtype.str, array.shape] for place, array in arrays.items()]
+    return b"".join(
+        [json.dumps(table).encode(), b"\n", *(array.tobytes() for array in arrays.values())]
+    )
+
+
+def unpack(data: bytes) -> Dict[Place, np.ndarray]:
+    """What `pack` packed, several times, one behind the other; a tensor's streams are joined."""
+    arrays: Dict[Place, np.ndarray] = {}
+    at = 0
+    while at < len(data):
+        end = data.index(b"\n", at)
+        table: List[Any] = json.loads(data[at:end])
+        at = end + 1
+        for *of, dtype, shape in table:
+            place = Place(*of)
+            array = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
+            at += array.nbytes
+            if place in arrays:
+                array = np.concatenate([arrays[place], array])
+            arrays[place] = array
+    return arrays

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -22,17 +22,18 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, plan
+from ...checkpoint import Place
 from ...compression import CompressionParams
 from ...launch.leaving import ending
 from ...launch.patience import Patience
 from ...launch.progress import Progress
-from ...plan import Chunk
+from ...plan import Chunk, Slice
 from ..channel import Channel
 from ..codec import MessageCodec
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel
-from . import bundle, handshake
+from . import archive, bundle, handshake
 from .circle import Circle, nodes_of
 
 
@@ -62,6 +63,7 @@ class GluonGCHorovod(CompressingKVStore):
     """
 
     type = "horovod"
+    spreads_aggregators = True
     connected: ClassVar[Optional["GluonGCHorovod"]] = None
     """The one connection that a process can have."""
 
@@ -140,7 +142,7 @@ class GluonGCHorovod(CompressingKVStore):
                     mx.nd.zeros(chunk.size, dtype=channel.dtype) for chunk in channel.chunks
                 ]
             if channel.aggregated:
-                place, _ = self._place(channel.chunks[0])
+                place, _ = self.place(channel.chunks[0])
                 if self._owners[channel] == place and self._takes_part(channel):
                     self._aggregators[channel] = self._aggregator(channel)
             elif not channel.gathered:
@@ -165,10 +167,10 @@ class GluonGCHorovod(CompressingKVStore):
     def _takes_part(self, channel: Channel) -> bool:
         return self._circle(channel).place >= 0
 
-    def _place(self, chunk: Chunk) -> Tuple[int, int]:
+    def place(self, chunk: Chunk) -> Tuple[int, int]:
         if self._hierarchical(chunk.params):
             return self._number_of_node, self._leaders.size
-        return super()._place(chunk)
+        return super().place(chunk)
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         return super().message_bytes(channel, done) if self._takes_part(channel) else (0, 0)
@@ -297,8 +299,22 @@ class GluonGCHorovod(CompressingKVStore):
     def keeps_aggregator(self, channel: Channel) -> bool:
         return channel in self._aggregators
 
-    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
-        return {channel: self._aggregators[channel].state() for channel in channels}
+    def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
+        return (self._aggregators[channel].state() for channel in channels)
 
-    def load_aggregator_states(self, channel: Channel, states: States) -> None:
-        self._aggregators[channel].load_state(states)
+    def share_aggregators(
+        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
+    ) -> Mapping[Place, np.ndarray]:
+        wanted: List[List[Slice]] = [[] for _ in range(self.num_workers)]
+        for channel in channels:
+            owner = self._circle(channel).ranks[self._owners[channel]]
+            wanted[owner] += channel.slices
+        parts = [archive.pack(archive.parts(arrays, pieces)) for pieces in wanted]
+        return archive.unpack(self._everybody.alltoall(parts, "aggregators"))
+
+    def load_aggregators(
+        self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
+    ) -> None:
+        for channel in channels:
+            if channel in self._aggregators:
+                self._aggregators[channel].load_state(states_of(channel))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Sequence, Tuple
+from typing import Callable, Dict, Iterator, Sequence, Tuple
 
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
@@ -50,8 +50,11 @@ class GluonGCLocal(CompressingKVStore):
     def keeps_aggregator(self, channel: Channel) -> bool:
         return channel.aggregated
 
-    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
-        return {channel: self._aggregators[channel].state() for channel in channels}
+    def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
+        return (self._aggregators[channel].state() for channel in channels)
 
-    def load_aggregator_states(self, channel: Channel, states: States) -> None:
-        self._aggregators[channel].load_state(states)
+    def load_aggregators(
+        self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
+    ) -> None:
+        for channel in channels:
+            self._aggregators[channel].load_state(states_of(channel))

@@ -9,7 +9,19 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 import numpy as np
@@ -24,11 +36,13 @@ from ...launch.leaving import ending
 from ...log import logger
 from .. import operators
 from ..channel import Channel
+from ..codec import state_layout
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradient, Gradients
 from ..operators import MessageRows
 from ..sparse import SparseChannel
 from . import archive, handshake, messages
+from .pages import PAGE_BYTES, Pages
 from .rows import Rows
 from .sparse_rows import SparseRows
 
@@ -88,6 +102,8 @@ class GluonGCParameterServer(CompressingKVStore):
         self._rows: Dict[Channel, Rows] = {}
         self._summed: Dict[Channel, _Summed] = {}
         self._sparse: Dict[SparseChannel, SparseRows] = {}
+        self._server_of: Dict[Channel, int] = {}
+        self._pages: List[Pages] = []  # of each server, once there is an aggregator
         GluonGCParameterServer.connected = self
         keys = [self._allocator.key(server) for server in range(self._servers)]
         self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
@@ -106,7 +122,7 @@ class GluonGCParameterServer(CompressingKVStore):
             ending().stays(self._stay)
             return
         ps_lite.leave_alone(self._kv.handle)
-        del self._kv, self._rows, self._greetings  # ps-lite ends with them
+        del self._kv, self._rows, self._sparse, self._greetings, self._pages  # ps-lite ends so
         self._lifeline.close()
         ending().concerns(None)
 
@@ -130,6 +146,17 @@ class GluonGCParameterServer(CompressingKVStore):
         ]
         servers = plan.spread([channel.message_bytes for channel in channels], self._servers)
         keys, zeros, configured = [], [], []
+        new_pages = []
+        if not self._pages and any(channel.aggregated for channel in channels):
+            numbers = range(self._servers)
+            new_pages = [Pages(self._kv, self._allocator.key(server)) for server in numbers]
+            keys += [pages.key for pages in new_pages]
+            zeros += [pages.first() for pages in new_pages]
+            configured += [
+                {"key": pages.key, "server": server, "pages": True}
+                for server, pages in enumerate(new_pages)
+            ]
+        self._server_of.update(zip(channels, servers))
         for channel, server in zip(channels, servers):
             key = self._allocator.key(server)
             keys.append(key)
@@ -147,6 +174,11 @@ class GluonGCParameterServer(CompressingKVStore):
                 self._summed[channel] = _Summed(key, mx.nd.zeros(values, dtype=channel.dtype))
         self._configure(configured)
         self._init(keys, zeros)
+        for pages in new_pages:  # a server sees what it has stored when somebody pushes
+            pages.push()
+        if new_pages:
+            mx.nd.waitall()
+            self._pages = new_pages
 
     def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
         keys, first, configured = [], [], []
@@ -246,30 +278,57 @@ class GluonGCParameterServer(CompressingKVStore):
     def keeps_aggregator(self, channel: Channel) -> bool:
         return self.rank == 0 and channel.aggregated
 
-    def aggregator_states(self, channels: Sequence[Channel]) -> Dict[Channel, States]:
-        keys = [self._rows[channel].key for channel in channels]
-        archived = self._archived(keys) if keys else {}
-        return {channel: archived[key] for channel, key in zip(channels, keys)}
-
-    def _archived(self, keys: Sequence[int]) -> archive.States:
-        """What servers carry over for these keys."""
+    def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
         mx.nd.waitall()
-        pages = [b""] * self._servers
-        unfinished, page_number = list(range(self._servers)), 0
-        while unfinished:
-            self._command("save", {"keys": keys, "page": page_number})
-            for server in list(unfinished):
-                (answer,) = self._greetings[server].answer()
-                page = messages.unpack(answer)
-                pages[server] += page[1:]
-                if not page[0]:
-                    unfinished.remove(server)
-            page_number += 1
-        return {key: states for data in pages for key, states in archive.unpack(data).items()}
+        of_servers = self._layouts(channels)
+        joiners = [archive.Joiner(layouts) for layouts in of_servers]
+        arrived: Dict[int, States] = {
+            key: [{} for _ in layouts]
+            for of_server in of_servers
+            for key, layouts in of_server.items()
+            if not archive.num_bytes(layouts)
+        }
+        request: Dict[str, Any] = {"keys": [self._rows[channel].key for channel in channels]}
+        for channel in channels:
+            key = self._rows[channel].key
+            while key not in arrived:
+                self._command("save", request)
+                request = {}
+                asked = [number for number, joiner in enumerate(joiners) if joiner.left]
+                for number in asked:
+                    self._pages[number].ask()
+                for number in asked:
+                    arrived.update(joiners[number].add(self._pages[number].answer()))
+            yield arrived.pop(key)
 
-    def load_aggregator_states(self, channel: Channel, states: States) -> None:
-        key = self._rows[channel].key
-        self._command("load", {"key": key, "states": archive.to_json(states)})
+    def load_aggregators(
+        self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
+    ) -> None:
+        if self.rank == 0:
+            self._command("load", {"keys": [self._rows[channel].key for channel in channels]})
+        on_servers = [
+            [channel for channel in channels if self._server_of[channel] == number]
+            for number in range(self._servers)
+        ]
+        cutters = [archive.Cutter(map(states_of, on_server)) for on_server in on_servers]
+        left = [sum(map(archive.num_bytes, of.values())) for of in self._layouts(channels)]
+        while any(left):
+            for number, bytes_left in enumerate(left):
+                if bytes_left:
+                    page = cutters[number].page(PAGE_BYTES) if self.rank == 0 else None
+                    self._pages[number].push(page)
+            mx.nd.waitall()
+            left = [max(0, bytes_left - PAGE_BYTES) for bytes_left in left]
+
+    def _layouts(self, channels: Sequence[Channel]) -> List[Dict[int, archive.Layouts]]:
+        """What each server carries over for these channels, by key."""
+        layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers)]
+        for channel in channels:
+            params = channel.params.aggregators
+            layouts[self._server_of[channel]][self._rows[channel].key] = [
+                state_layout(params, chunk.size, channel.dtype) for chunk in channel.chunks
+            ]
+        return layouts
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
