@@ -110,8 +110,14 @@ def read(name: str) -> States:
         raise ValueError(f"'{name}' has format {number}, but this gluon_gc reads {_FORMAT}")
     if hashlib.sha256(memoryview(data)[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
         raise ValueError(f"'{name}' is damaged: its checksum does not fit its {len(data)} bytes")
-    header = json.loads(rest.partition(b"\n")[0])
-    at = data.index(b"\n", len(first) + 1) + 1
+    try:
+        return _contents(data, *rest.split(b"\n", 1))
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
+        raise ValueError(f"'{name}' is damaged: its header does not fit it ({error!r})") from None
+
+
+def _contents(data: bytes, line: bytes, behind: bytes) -> States:
+    header, at = json.loads(line), len(data) - len(behind)
     arrays = {}
     for key, dtype, shape in header.pop("arrays"):
         count = math.prod(shape)
