@@ -68,7 +68,7 @@ class _Census(Lifelines):
             hello = json.loads(first + await asyncio.wait_for(reader.readline(), _PATIENCE))
             _check(hello)
             return hello
-        except (asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError):
+        except (asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _warn_of(self, host: str) -> None:

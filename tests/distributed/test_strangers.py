@@ -1,4 +1,4 @@
-"""Lines that are almost those of a node, at the scheduler's port: none of them ends the scheduler."""
+"""Lines that are almost those of a node, at the scheduler's port: none ends the scheduler."""
 
 import json
 import random

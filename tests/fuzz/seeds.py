@@ -1,4 +1,4 @@
-"""Inputs that fuzzing begins with: payloads that each compressor makes of the examples of its tests."""
+"""Inputs that fuzzing begins with: payloads that compressors make of examples of their tests."""
 
 from __future__ import annotations
 
