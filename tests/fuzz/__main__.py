@@ -35,7 +35,7 @@ def fuzz(folder: Path, name: str, seconds: int) -> List[str]:
         (inputs / f"seed{number}").write_bytes(seed)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     options = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", "-print_final_stats=1"]
-    options += ["-timeout=300", f"-artifact_prefix={crashes}/{name}-"]
+    options += ["-timeout=300", "-report_slow_units=300", f"-artifact_prefix={crashes}/{name}-"]
     done = subprocess.run(
         [folder / name, *options, inputs], stderr=subprocess.PIPE, text=True, errors="replace"
     )

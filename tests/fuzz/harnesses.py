@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import subprocess
 import sys
-import zipfile
+import tarfile
 from pathlib import Path
-from typing import Iterable, List
+from typing import Iterable
 
 from gluon_gc import kernels
 
 HERE = Path(__file__).resolve().parent
 MXNET = importlib.util.find_spec("mxnet")
 NAMES = (*kernels.names(), *["messages"] * (MXNET is not None))
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # of all inputs, so that the same ones are the same archive
 
 
 def build(folder: Path, compiler: str) -> None:
@@ -29,21 +29,20 @@ def build(folder: Path, compiler: str) -> None:
 
 
 def _archive(name: str) -> Path:
-    return HERE / "corpus" / f"{name}.zip"
+    return HERE / "corpus" / f"{name}.tar.xz"
 
 
-def unpack(name: str, folder: Path) -> List[Path]:
+def unpack(name: str, folder: Path) -> None:
     """Write the inputs of a harness that are in the repository to a folder; none if it is new."""
-    if not _archive(name).exists():
-        return []
-    with zipfile.ZipFile(_archive(name)) as inputs:
-        return [Path(inputs.extract(input, folder)) for input in inputs.namelist()]
+    if _archive(name).exists():
+        with tarfile.open(_archive(name)) as inputs:
+            inputs.extractall(folder)
 
 
 def pack(name: str, inputs: Iterable[Path]) -> None:
     """Put inputs in the repository, in the place of those that are there."""
-    all_bytes = {file.read_bytes() for file in inputs}
-    with zipfile.ZipFile(_archive(name), "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for data in sorted(all_bytes):
-            called = hashlib.sha256(data).hexdigest()[:16]
-            archive.writestr(zipfile.ZipInfo(called, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    with tarfile.open(_archive(name), "w:xz", preset=9) as archive:
+        for data in sorted({file.read_bytes() for file in inputs}):
+            member = tarfile.TarInfo(hashlib.sha256(data).hexdigest()[:16])  # of no time, nobody's
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
