@@ -29,12 +29,15 @@ BED := build/cu112
 BED_SOURCES := $(shell find operators $(wildcard tests/cuda tests/cu112) -name '*.h' -o -name '*.cpp' -o -name '*.cu*') \
   operators/CMakeLists.txt tests/cuda/emulator.py tests/cu112/build.py
 
+# Of fuzzing, for all harnesses together.
+SECONDS ?= 60
+
 HOROVOD := requirements/horovod.txt
 REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core test-cu112 test-gpu bed lint sanitize wheel docs clean
+.PHONY: help demo test test-core test-cu112 test-gpu bed lint sanitize fuzz wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
@@ -45,6 +48,7 @@ help:
 	@echo "make bed       build what they run on; tests/cu112/bed COMMAND then runs others there"
 	@echo "make lint      check the Python files with ruff"
 	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
+	@echo "make fuzz      fuzz decoders and messages for SECONDS=n; needs clang"
 	@echo "make wheel     make the wheel for any Python in dist/"
 	@echo "make docs      make the reference of the Python names in $(API_PAGES)"
 	@echo "make clean     remove what these made"
@@ -92,6 +96,10 @@ sanitize: $(VENV)/.built
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 GLUON_GC_LIBRARY="$(CURDIR)/$(SANITIZE)/libgluon_gc.so" \
 	  $(PY) -m pytest -q tests/core
+
+fuzz: $(VENV)/.built
+	@echo "== Fuzzing what comes from a network, for $(SECONDS) s in all"
+	$(PY) -m tests.fuzz $(SECONDS)
 
 # MXNet brings no libgomp either: with a copy in the wheel, two pools of threads would wait for work.
 wheel: $(VENV)/.installed

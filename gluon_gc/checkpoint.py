@@ -165,9 +165,18 @@ def read(name: str) -> States:
         if not _is_whole(file, size):
             raise ValueError(f"'{name}' is damaged: its checksum does not fit its {size} bytes")
         file.seek(len(first))
-        header = json.loads(file.readline())
-        at = file.tell()
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            return _contents(file)
+        except Exception as error:  # a header may be anything
+            problem = f"'{name}' is damaged: its header does not fit it ({error!r})"
+            raise ValueError(problem) from None
+
+
+def _contents(file: BinaryIO) -> States:
+    """What a file has from its header on."""
+    header = json.loads(file.readline())
+    at = file.tell()
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays = {}
     for *place, dtype, shape in header.pop("arrays"):
         array = np.frombuffer(mapped, np.dtype(dtype), math.prod(shape), at).reshape(shape)

@@ -22,9 +22,9 @@ void replace(const char* source, const void* image);
 template <typename T>
 constexpr const char* suffix = "";
 template <>
-constexpr const char* suffix<float> = "_float32";
+inline constexpr const char* suffix<float> = "_float32";
 template <>
-constexpr const char* suffix<double> = "_float64";
+inline constexpr const char* suffix<double> = "_float64";
 
 class Queue {
  public:

@@ -42,8 +42,8 @@ std::size_t dithering_capacity(std::size_t n, std::size_t levels) {
 }
 
 // Room in bytes for the Elias code of a block: the worst are elements without a 0 among them.
-std::size_t dithering_scratch_bytes(std::size_t levels) {
-  return stream_block * (2 + 2 * dithering_symbol_bits(levels)) / 8 + 8;
+std::size_t dithering_scratch_bytes(const DitheringConfig& config) {
+  return config.fixed_width ? 0 : stream_block * (2 + 2 * dithering_symbol_bits(config.levels)) / 8 + 8;
 }
 
 std::size_t dithering_blocks(std::size_t n) { return n / stream_block + (n % stream_block != 0); }
@@ -55,11 +55,11 @@ struct Workspace {
         sums(reinterpret_cast<double*>(streams + stream_states(n))),
         code_bits(reinterpret_cast<std::uint32_t*>(sums + sums_bytes(n) / sizeof(double))),
         scratch(reinterpret_cast<std::uint8_t*>(code_bits + dithering_blocks(n))),
-        scratch_bytes(config.fixed_width ? 0 : dithering_scratch_bytes(config.levels)) {}
+        scratch_bytes(dithering_scratch_bytes(config)) {}
 
   static std::size_t bytes(std::size_t n, const DitheringConfig& config) {
-    const Workspace at(nullptr, n, config);
-    return reinterpret_cast<std::size_t>(at.scratch) + dithering_blocks(n) * at.scratch_bytes;
+    const std::size_t of_block = sizeof(std::uint32_t) + dithering_scratch_bytes(config);
+    return stream_states(n) * sizeof(Stream) + sums_bytes(n) + dithering_blocks(n) * of_block;
   }
 
   Stream* const streams;           // where each segment's draws begin

@@ -1,0 +1,1 @@
+"""Fuzzing of what comes from a network or a disk: harnesses for libFuzzer, and what they found."""

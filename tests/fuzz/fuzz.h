@@ -1,0 +1,94 @@
+// What the harnesses share: the bytes that a fuzzer gives, memory between redzones, and expectations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+namespace gluon_gc {
+
+// Ends the process, which the fuzzer counts as a crash, unless a condition holds.
+inline void expect(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "not true: %s\n", what);
+  std::abort();
+}
+
+// The bytes that are left of an input. What is asked for behind its end is 0.
+struct Input {
+  template <typename Value>
+  Value take() {
+    Value value{};
+    const std::size_t count = sizeof(value) < size ? sizeof(value) : size;
+    std::memcpy(&value, bytes(count), count);
+    return value;
+  }
+
+  // Up to a byte of zero, which is skipped.
+  std::string text() {
+    const std::size_t length = strnlen(reinterpret_cast<const char*>(data), size);
+    const std::string text(reinterpret_cast<const char*>(bytes(length)), length);
+    take<char>();
+    return text;
+  }
+
+  const std::uint8_t* bytes(std::size_t count) {
+    const std::uint8_t* const begin = data;
+    data += count;
+    size -= count;
+    return begin;
+  }
+
+  const std::uint8_t* data;
+  std::size_t size;
+};
+
+// Memory of just so many bytes, aligned to 64, of which AddressSanitizer guards both ends.
+class Room {
+ public:
+  explicit Room(std::size_t size, int fill = 0) : size(size) {
+    expect(posix_memalign(&data_, 64, size) == 0, "there is memory");
+    std::memset(data_, fill, size);
+  }
+  Room(const void* from, std::size_t size) : Room(size) {
+    if (size != 0) std::memcpy(data_, from, size);
+  }
+  Room(const Room& other) : Room(other.data_, other.size) {}
+  Room& operator=(const Room&) = delete;
+  ~Room() { std::free(data_); }
+
+  template <typename Value = std::uint8_t>
+  Value* as() const {
+    return static_cast<Value*>(data_);
+  }
+
+  const std::size_t size;
+
+ private:
+  void* data_;
+};
+
+template <typename T>
+bool same_floats(const T* a, const T* b, std::size_t n) {
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  for (std::size_t i = 0; i < n; ++i) {
+    Bits x, y;
+    std::memcpy(&x, a + i, sizeof(x));
+    std::memcpy(&y, b + i, sizeof(y));
+    if (x != y && !(a[i] != a[i] && b[i] != b[i])) return false;
+  }
+  return true;
+}
+
+// Whether two arrays are the same bit for bit, but for which NaN a NaN is.
+inline bool same_values(const Room& a, const Room& b, std::size_t itemsize) {
+  if (a.size != b.size) return false;
+  return itemsize == sizeof(float) ? same_floats(a.as<float>(), b.as<float>(), a.size / itemsize)
+                                   : same_floats(a.as<double>(), b.as<double>(), a.size / itemsize);
+}
+
+}  // namespace gluon_gc

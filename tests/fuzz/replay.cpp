@@ -1,0 +1,23 @@
+// Runs a harness without a fuzzer: on each of the files that the command line names.
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+int main(int count, char** names) {
+  for (int i = 1; i < count; ++i) {
+    std::ifstream file(names[i], std::ios::binary);
+    if (!file) {
+      std::fprintf(stderr, "cannot read %s\n", names[i]);
+      return 1;
+    }
+    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    // What a sanitizer reports is of the last one that was named.
+    std::printf("%s\n", names[i]);
+    std::fflush(stdout);
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+  }
+}
