@@ -118,7 +118,8 @@ class GluonGCParameterServer(CompressingKVStore):
         mx.nd.waitall()
         self._lifeline.leave()
         self._watch.stop()
-        del self._kv, self._rows, self._greetings  # ps-lite waits for all nodes
+        # ps-lite waits for all nodes, once nothing refers to it.
+        del self._kv, self._rows, self._sparse, self._pages, self._greetings
         self._lifeline.close()
         GluonGCParameterServer.connected = None
         ending().concerns(None)
