@@ -122,7 +122,8 @@ class GluonGCParameterServer(CompressingKVStore):
             ending().stays(self._stay)
             return
         ps_lite.leave_alone(self._kv.handle)
-        del self._kv, self._rows, self._sparse, self._greetings, self._pages  # ps-lite ends so
+        # ps-lite ends once nothing refers to it.
+        del self._kv, self._rows, self._sparse, self._pages, self._greetings
         self._lifeline.close()
         ending().concerns(None)
 
