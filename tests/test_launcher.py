@@ -707,9 +707,7 @@ def test_a_signal_is_never_followed_by_a_restart(launch, tmp_path, when, size):
 
 
 def test_horovodrun_is_started_again(monkeypatch):
-    monkeypatch.setattr(
-        launcher, "horovod_command", lambda words, n: ["horovodrun", str(n), *words]
-    )
+    monkeypatch.setattr(launcher, "horovod_command", lambda words, n: ["hvd", str(n), *words])
     runs = []
     monkeypatch.setattr(launcher.supervisor, "run", lambda *arguments: runs.append(arguments))
     launcher.main(["--local", "-n", "2", "--backend", "horovod", *restarting(3, "true")])

@@ -173,7 +173,7 @@ def _first_end(said: List[Line]) -> Optional[Tuple[float, str]]:
     for when, text in said:
         if "; restart 1 of " in text:
             return when, why
-        why = re.sub(r"^(gluon_gc|\w*Error): ", "", text) if text.strip() else why
+        why = re.sub(r"^(gluon_gc: )?(server: |\w*Error: )?", "", text) if text.strip() else why
     return None
 
 
