@@ -189,9 +189,9 @@ def _is_whole(file: BinaryIO, size: int) -> bool:
     """Whether the last bytes of a file are the digest of those before."""
     file.seek(0)
     digest, left = hashlib.sha256(), size - _DIGEST_BYTES
-    block = memoryview(bytearray(_BLOCK_BYTES))
+    block = memoryview(bytearray(min(size, _BLOCK_BYTES)))
     while left > 0:
-        count = file.readinto(block[: min(left, _BLOCK_BYTES)])
+        count = file.readinto(block[: min(left, len(block))])
         if not count:
             return False
         digest.update(block[:count])

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <vector>
+#include <string>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -14,7 +14,7 @@ int main(int count, char** names) {
       std::fprintf(stderr, "cannot read %s\n", names[i]);
       return 1;
     }
-    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     // What a sanitizer reports is of the last one that was named.
     std::printf("%s\n", names[i]);
     std::fflush(stdout);
