@@ -57,10 +57,8 @@ demo: $(VENV)/.built
 	$(PY) example/digits/demo.py
 
 test: $(VENV)/.built $(VENV)/.horovod
-	@echo "== Running the tests of all else, side by side"
-	$(PY) -m pytest -q --numprocesses 2 --dist loadfile --ignore tests/distributed tests
-	@echo "== Running the tests of whole clusters, which take all cores"
-	$(PY) -m pytest -q tests/distributed
+	@echo "== Running all tests, two files at a time"
+	$(PY) -m pytest -q --numprocesses 2 --dist loadfile tests
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"
