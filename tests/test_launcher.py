@@ -689,10 +689,19 @@ def test_a_service_that_fails_after_the_workers_is_not_restarted(launch, stand_i
     assert code == 7 and err.startswith("bpslaunch: server 0 exited with code 7; its last lines")
 
 
+ALL_HERE_RANK_0_FAILS = """
+import glob, time
+while len(glob.glob("pid.*")) < int(os.environ["BYTEPS_LOCAL_SIZE"]):
+    time.sleep(0.02)
+if os.environ["BYTEPS_LOCAL_RANK"] == "0":
+    os._exit(1)
+"""
+
+
 @pytest.mark.parametrize("size", ["1", "2"])
 @pytest.mark.parametrize("when", ["running", "ending", "pausing"])
 def test_a_signal_is_never_followed_by_a_restart(launch, tmp_path, when, size):
-    fails = "" if when == "running" else "if os.environ['BYTEPS_LOCAL_RANK'] == '0': os._exit(1)\n"
+    fails = "" if when == "running" else ALL_HERE_RANK_0_FAILS
     patient = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if when == "ending" else ""
     source = f"import os, signal\n{patient}{NOTE_PID}{fails}{FOREVER}"
     environ = worker(BYTEPS_LOCAL_SIZE=size)

@@ -268,7 +268,7 @@ def test_a_float16_infinity_under_amp_is_a_step_that_is_skipped(compression):
         trainer.step(1)
         weights.append(params[0].data().asnumpy())
         scales.append(trainer._amp_loss_scaler.loss_scale)
-        kept.append(carried.state(trainer._store, trainer._names()))
+        kept.append(dict(carried.state(trainer._store, trainer._names())))
     for step in (1, 2, 3):
         np.testing.assert_array_equal(weights[step], weights[0])
         for name, array in kept[step].items():

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import numpy as np
 
 from gluon_gc.launch.launcher import service
+from tests.distributed.nursery import Forked, Nursery, die_with_parent
 from tests.processes import clean_environ
 
 BPSLAUNCH = Path(__file__).resolve().parents[2] / "bpslaunch.py"
@@ -35,8 +35,15 @@ def exchange():
 """
 
 
-def _die_with_the_tests() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def _of_no_cluster() -> Dict[str, str]:
+    ours = ("DMLC_", "BYTEPS_", "PS_")
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    return {**clean, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@lru_cache(maxsize=None)
+def _nursery() -> Nursery:
+    return Nursery(_of_no_cluster())
 
 
 def free_port() -> int:
@@ -55,20 +62,15 @@ class Cluster:
     def __init__(self, folder: Path, workers: int, servers: int, **variables: Any) -> None:
         self.folder = folder
         self.workers = workers
-        self.processes: Dict[str, subprocess.Popen] = {}
-        clean = {
-            k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PS_"))
-        }
+        self.processes: Dict[str, Union[subprocess.Popen, Forked]] = {}
         self.environment = {
-            **clean,
+            **_of_no_cluster(),
             "DMLC_PS_ROOT_URI": "127.0.0.1",
             "DMLC_PS_ROOT_PORT": str(free_port()),
             "DMLC_NODE_HOST": "127.0.0.1",
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_NUM_SERVER": str(servers),
             "BYTEPS_FORCE_DISTRIBUTED": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
             **{name: str(value) for name, value in variables.items()},
         }
         self._servers = servers
@@ -114,14 +116,18 @@ class Cluster:
 
     def start(self, name: str, command: List[str], **variables: Any) -> None:
         environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
-        with open(self.folder / f"{name}.log", "w") as log:
+        log_file = self.folder / f"{name}.log"
+        if _nursery().serves(command, environment):
+            self.processes[name] = _nursery().start(command, environment, log_file)
+            return
+        with open(log_file, "w") as log:
             self.processes[name] = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_the_tests,
+                preexec_fn=die_with_parent,
             )
 
     def result_file(self, rank: int) -> Path:
