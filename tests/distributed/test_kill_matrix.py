@@ -33,6 +33,7 @@ def test_training_survives(sums, tmp_path, cell):
     assert max(outcome.restarts.values()) == (0 if cell.stopped else 1)
 
 
+@pytest.mark.timeout(420)
 def test_nothing_comes_of_a_minute_of_faults():
     command = [sys.executable, str(SOAK), "--minutes", "1", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
