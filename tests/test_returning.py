@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+import struct
 import threading
 
 import pytest
 
+from gluon_gc.launch.connection import Connection
 from gluon_gc.launch.returning import Door, come_back
 from gluon_gc.launch.session import Session, nonce
 
@@ -101,3 +103,37 @@ def test_a_scheduler_that_has_ended_is_not_waited_for(sessions):
         port = taken.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):
         come_back(("127.0.0.1", port), "worker 0", sessions[0])
+
+
+def _connected():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = socket.create_connection(server.getsockname())
+        return link, server.accept()[0]
+
+
+def test_a_reset_is_one_where_a_sender_has_got_the_error(sessions, door, monkeypatch):
+    monkeypatch.setenv("PS_HEARTBEAT_INTERVAL", "0")
+    node, _ = sessions
+    for number in range(5):
+        node.seal({"number": number})
+    port, came = door
+    link, other = _connected()
+    connection = Connection(link, node)
+    connection.survives("worker 0", port)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    other.close()
+    with pytest.raises(ConnectionError):
+        link.recv(1)  # as a sender gets it; who receives next finds the end
+    assert next(connection.messages) is None  # the connection is there again, and nothing was said
+    connection.close()
+    assert came == [("worker 0", 0)]
+
+
+def test_an_end_is_none(sessions, door):
+    port, came = door
+    link, other = _connected()
+    connection = Connection(link, sessions[0])
+    connection.survives("worker 0", port)
+    other.recv(1)  # what is not read would reset it
+    other.close()
+    assert list(connection.messages) == [] and came == []

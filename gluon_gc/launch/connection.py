@@ -13,6 +13,7 @@ from .returning import come_back
 from .session import LINE_BYTES, Session
 
 _TICK = 1.0  # seconds between two looks around, where there are no signs of life
+_TCP_CLOSE = 7  # the state of a connection that was reset
 
 
 class SilentError(Exception):
@@ -97,6 +98,13 @@ class Connection:
             return False
         return True
 
+    def _was_reset(self) -> bool:
+        # Who sends may have got the error, so that who receives sees no more than an end.
+        try:
+            return self._link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+        except OSError:  # it was closed here
+            return False
+
     def _messages(self) -> Iterator[Optional[Dict[str, Any]]]:
         rest, silent = b"", 0
         while len(rest) <= LINE_BYTES:
@@ -109,12 +117,12 @@ class Connection:
                 yield None
                 continue
             except OSError:
-                if not self._come_back():
+                data = b""
+            if not data:
+                if not (self._was_reset() and self._come_back()):
                     return
                 rest, silent = b"", 0
                 continue
-            if not data:
-                return
             silent = 0
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
