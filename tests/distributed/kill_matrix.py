@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     seconds: float  # until all were done
     sums: List[str]
 
-    def faults(self, sums: List[str]) -> List[str]:
+    def faults(self, sums: List[str], soon: float = SOON) -> List[str]:
         """What should be otherwise, as `sums` are those of an undisturbed run."""
         found = [f"{node} hangs" for node, code in self.codes.items() if code is None]
         found += [f"{node} ended with {code}" for node, code in self.codes.items() if code]
@@ -81,24 +81,26 @@ class Outcome(NamedTuple):
         for node, (after, why) in self.ends.items():
             if self.cell.victim not in why:
                 found.append(f"{node} says {why!r}")
-            if not self.cell.stopped and after > SOON:
+            if not self.cell.stopped and after > soon:
                 found.append(f"{node} ended after {after:.1f} s")
         if 0 < self.cell.stopped < HEARTBEAT and any(self.restarts.values()):
             found.append("it was restarted")
         return found
 
+    @property
+    def after(self) -> str:
+        """After how many seconds the last of those who ended because of another had; "" if none."""
+        return f"{max(after for after, _ in self.ends.values()):.1f} s" if self.ends else ""
+
     def times(self, sums: List[str]) -> str:
         """When the others had ended, and when all were done; or what is wrong."""
-        after = max((after for after, _ in self.ends.values()), default=None)
-        ended = "–" if after is None else f"{after:.1f} s"
-        return "; ".join(self.faults(sums)) or f"{ended}, {self.seconds:.0f} s"
+        return "; ".join(self.faults(sums)) or f"{self.after or '–'}, {self.seconds:.0f} s"
 
     def row(self, sums: List[str]) -> str:
         """As a row of the table."""
-        after = max((after for after, _ in self.ends.values()), default=None)
         columns = [
             *self.cell,
-            "" if after is None else f"{after:.1f} s",
+            self.after,
             "; ".join(sorted({re.sub(r"^.*? ends: ", "", why) for _, why in self.ends.values()})),
             str(max(self.restarts.values())),
             f"{self.seconds:.0f} s",
