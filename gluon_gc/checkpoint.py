@@ -28,6 +28,8 @@ import numpy as np
 _NAME, _FORMAT = "gluon_gc states", 2
 _DIGEST_BYTES = 32
 _BLOCK_BYTES = 2**22  # that are read or written at once
+STREAM = "stream"
+"""What a random stream is, as `Place.what`."""
 _PICKLE = b"\x80"  # the first byte of one
 
 

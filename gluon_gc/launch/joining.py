@@ -14,7 +14,7 @@ from .. import env
 from ..env import Cluster, ConfigurationError
 from .census import ZEROMQ, must_be_alike, restarts
 from .connection import Connection, SilentError
-from .leaving import Alone
+from .leaving import AloneError
 from .lifeline import Lifeline
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
 
@@ -44,20 +44,20 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
         It has another GLUON_GC_SECRET.
     RuntimeError
         What `census.hold` finds.
-    Alone
+    AloneError
         This node is one that bpslaunch restarts, and the others have not come back in time.
     """
     deadline = time.monotonic() + timeout
     while True:
         try:
             return _joined(cluster, timeout, deadline)
-        except Alone:
+        except AloneError:
             raise
         except ConnectionError as error:
             if restarts() is None:
                 raise
             if time.monotonic() >= deadline:
-                raise Alone(str(error)) from None
+                raise AloneError(str(error)) from None
             time.sleep(_PAUSE)  # it was the scheduler of before
 
 
@@ -74,7 +74,7 @@ def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
     if answer is None:
         raise ConnectionError(f"the scheduler at {address} left before all nodes were there")
     if "problem" in answer:
-        raise (Alone if answer["alone"] else RuntimeError)(answer["problem"])
+        raise (AloneError if answer["alone"] else RuntimeError)(answer["problem"])
     cluster = replace(cluster, root_uri=connection.uri, local_size=answer["local_size"])
     connection.survives(answer["name"], answer["port"])
     return Lifeline(connection, answer["name"], cluster)

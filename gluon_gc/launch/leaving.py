@@ -16,7 +16,7 @@ ALONE = 69
 """The exit code of a node that was restarted, and to which the others have not come back."""
 
 
-class Alone(ConnectionError):
+class AloneError(ConnectionError):
     """The others have not come back to this node, which was restarted."""
 
 
@@ -29,7 +29,7 @@ def die(message: str, code: int = 1) -> NoReturn:
 
 def exit_code(error: BaseException) -> int:
     """With what a process ends that such an exception ends."""
-    return ALONE if isinstance(error, Alone) else 1
+    return ALONE if isinstance(error, AloneError) else 1
 
 
 def _flush() -> None:

@@ -44,9 +44,9 @@ class Node:
         writer: asyncio.StreamWriter,
     ) -> None:
         self.name, self._session = name, session
-        self.where = f"{name} at {writer.get_extra_info('peername')[0]}"
-        self.reader, self.writer = reader, writer
         self.machine = writer.get_extra_info("peername")[0]
+        self.where = f"{name} at {self.machine}"
+        self.reader, self.writer = reader, writer
         self.silent = 0
         self.done = False
         self.comes_back = False

@@ -13,7 +13,7 @@ from typing import Collection, Dict, Iterable, Iterator, List, Optional, Tuple
 import numpy as np
 
 from .. import kernels
-from ..checkpoint import Layout, Place
+from ..checkpoint import STREAM, Layout, Place
 from ..plan import Slice
 from .channel import Channel
 from .codec import state_layout
@@ -21,7 +21,6 @@ from .exchange import CompressingKVStore, States
 from .kvstore import archive
 
 Arrays = Dict[Place, np.ndarray]
-STREAM = "stream"
 
 _STREAM_ROOM = 2**32  # draws between two streams, for each element between their chunks
 

@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from .. import kernels
-from ..checkpoint import Layout, States
+from ..checkpoint import STREAM, Layout, States
 from ..log import logger
-from .carried import STREAM, Arrays
+from .carried import Arrays
 
 _SAME = ("shape", "dtype", "compression")  # of a parameter, there and here
 

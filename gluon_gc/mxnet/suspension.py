@@ -7,10 +7,11 @@ from typing import Collection, Optional
 import mxnet as mx
 import numpy as np
 
+from ..checkpoint import STREAM
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import carried
-from .carried import STREAM, Arrays
+from .carried import Arrays
 from .exchange import CompressingKVStore
 
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+from benchmark.network import Network
 from tests.distributed.cluster import TIMEOUT, Cluster
 
-_NETWORK = Path(__file__).resolve().parents[2] / "benchmark" / "network.py"
 RATE = 1e9
-
-
-def _network() -> Any:
-    spec = importlib.util.spec_from_file_location("_network", _NETWORK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Hosts(Cluster):
@@ -38,7 +30,7 @@ class Hosts(Cluster):
         names = ["scheduler"]
         names += [f"server{i}" for i in range(servers)] + [f"worker{i}" for i in range(workers)]
         self.hosts = {name: host for host, name in enumerate(names)}
-        self.network = _network().Network(len(names), RATE)
+        self.network = Network(len(names), RATE)
         address = self.network.addresses[self.hosts["scheduler"]]
         self.environment.update(DMLC_PS_ROOT_URI=address, DMLC_INTERFACE=self.network.interface)
         del self.environment["DMLC_NODE_HOST"]

@@ -24,6 +24,7 @@ _READ_AT_IMPORT = (
     ("MXNET_", "OMP_", "PYTHON", "LD_"),
     ("BYTEPS_LOG_LEVEL", "BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY"),
 )
+_SCRIPTS = ("jobs.py", "service.py")  # of a worker, and of a server
 _MOST_BYTES = 1 << 17  # of a request
 
 
@@ -87,9 +88,10 @@ class Nursery:
     def serves(self, command: List[str], environment: Mapping[str, str]) -> bool:
         """Whether it can start this: a Python that imports both, in such an environment."""
         python, what = command[:2]
-        imports = "scheduler" not in command
         if what == "-c":
             imports = all(f"import {name}" in command[2] for name in ("mxnet", "gluon_gc"))
+        else:
+            imports = Path(what).name in _SCRIPTS and "scheduler" not in command
         alike = _read_at_import(environment) == self._alike
         return python == sys.executable and imports and alike and self._process.poll() is None
 

@@ -1,6 +1,5 @@
 """example/cluster: what its scripts start, and run.sh with namespaces in place of machines."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ import train_imagenet
 from common.arguments import compression_params
 from common.log import read_log
 
+from benchmark.network import Network
 from gluon_gc.compression import parse
 from tests import test_examples as published
 from tests.distributed.namespaces import namespaces, needs_namespaces
@@ -181,13 +181,6 @@ def test_all_that_run_sh_starts_share_a_secret(tmp_path, given):
 # run.sh, on two namespaces.
 
 
-def _network():
-    spec = importlib.util.spec_from_file_location("_network", ROOT / "benchmark" / "network.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Network
-
-
 class Cluster:
     """Two machines, and run.sh on a third."""
 
@@ -250,7 +243,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path, data):
-    with _network()(hosts=2, rate=1e9) as network:
+    with Network(hosts=2, rate=1e9) as network:
         cluster = Cluster(network, tmp_path, data)
         yield cluster
         left = [cluster.processes(host) for host in (0, 1)]

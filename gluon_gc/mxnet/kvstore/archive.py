@@ -7,12 +7,11 @@ from typing import Any, Dict, Hashable, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
-from ...checkpoint import Place
+from ...checkpoint import STREAM, Place
 from ...plan import Slice
+from ..exchange import States
 
 Arrays = Mapping[Place, np.ndarray]
-States = List[Dict[str, np.ndarray]]
-"""What a codec carries over, chunk by chunk."""
 Layouts = List[Dict[str, Tuple[Tuple[int, ...], str]]]
 """Shape and dtype of each array of `States`."""
 
@@ -115,7 +114,7 @@ def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Place, np.ndarray]:
     found = {}
     tensors = {piece.tensor for piece in pieces}
     for place, array in arrays.items():
-        if place.what == "stream":
+        if place.what == STREAM:
             if place.tensor in tensors:
                 found[place] = array
             continue
