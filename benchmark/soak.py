@@ -36,7 +36,7 @@ _HEARTBEAT = 5  # seconds, PS_HEARTBEAT_TIMEOUT
 _PATIENCE = 180.0  # seconds in which training goes on after whatever happened
 _IN_A_ROW = 3  # events without a checkpoint in between
 _OWN_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-_MOST = (16384, 0, 0)  # kB, threads and descriptors by which a process may grow
+_MOST = (65536, 0, 0)  # kB, threads and descriptors by which a process may grow
 _PROGRAMS = ("unshare", "ip", "ss", "tc")
 _STRANGERS = (
     b"GET /metrics HTTP/1.1\r\nHost: cluster\r\n\r\n",

@@ -32,7 +32,7 @@ def started(*command):
         [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",  # of progress bars, whatever locale a test before has set
         preexec_fn=heed_interrupts,
     )
     try:

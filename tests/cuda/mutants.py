@@ -1,0 +1,362 @@
+"""Kernels with one fault each, which the tests of the kernels must find.
+
+python -m tests.cuda.mutants    # tries all; the tests try one of each compressor
+"""
+
+import faulthandler
+import multiprocessing
+import shutil
+import signal
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from . import emulator, equal
+
+fork = multiprocessing.get_context("fork")  # which has imported all that is needed
+
+
+class Mutant(NamedTuple):
+    """A file of operators/cuda, a part of it and what is there instead, and what tests say.
+
+    If it is not the source of kernels, `of` names a compressor that includes it.
+    """
+
+    file: str
+    part: str
+    instead: str
+    said: str
+    of: str = "onebit"
+
+
+OUT_OF_BOUNDS = "SIGSEGV"
+NOTHING = "nothing"
+MUTANTS = {
+    "reads past the end": Mutant(
+        "correction.cuh",
+        "column.has(row) ? from[column[row]] : T{0}",
+        "from[column[row]]",
+        OUT_OF_BOUNDS,
+    ),
+    "writes past the end": Mutant(
+        "decoding.cuh", "if (column.has(r)) call.out", "call.out", OUT_OF_BOUNDS
+    ),
+    "writes words past the end": Mutant(
+        "compressors/onebit.cu", "if (word < word_count(call.n)) write", "write", OUT_OF_BOUNDS
+    ),
+    "the tail counts": Mutant(
+        "compressors/onebit.cu", "if (!column.has(r)) p = 0;", "", "another payload"
+    ),
+    "another butterfly": Mutant(
+        "sums.cuh",
+        "int half = warp_lanes / 2; half != 0; half /= 2",
+        "int half = 1; half != warp_lanes; half *= 2",
+        "another payload",
+    ),
+    "a butterfly too short": Mutant("sums.cuh", "half != 0;", "half > 1;", "another payload"),
+    "tiles in another order": Mutant(
+        "sums.cuh",
+        "column.has(row) ? published(sums + column[row])",
+        "lane() * rows + row < count ? published(sums + lane() * rows + row)",
+        "another payload",
+    ),
+    "no barrier after the ticket": Mutant(
+        "grid.cuh",
+        "gridDim.x - 1;  // after which it is 0\n  __syncthreads();",
+        "gridDim.x - 1;",
+        "",
+    ),
+    "no barrier before the ticket": Mutant(
+        "grid.cuh", "__threadfence();\n  __syncthreads();", "__threadfence();", "without a fence"
+    ),
+    "no barrier between the levels of a sum": Mutant("sums.cuh", "__syncthreads();", "", ""),
+    "no fence": Mutant(
+        "grid.cuh", "__threadfence();\n  __syncthreads();", "__syncthreads();", "without a fence"
+    ),
+    "all blocks go on": Mutant(
+        "compressors/onebit.cu",
+        "if (!last_block(call.ticket)) return;",
+        "last_block(call.ticket);",
+        "another",
+    ),
+    "the ticket stays": Mutant(
+        "grid.cuh", "atomicInc(ticket, gridDim.x - 1)", "atomicAdd(ticket, 1)", "another payload"
+    ),
+    "a thread leaves before a barrier": Mutant(
+        "grid.cuh",
+        "__threadfence();\n  __syncthreads();",
+        "__threadfence();\n  if (threadIdx.x == 77) return false;\n  __syncthreads();",
+        "not all threads of a block come",
+    ),
+    "the state is kept": Mutant("settle.cuh", "if (!finite) {", "if (false) {", "another state"),
+    "unaligned words": Mutant("bytes.cuh", "if (aligned<Value>(to))", "if (true)", "SIGILL"),
+    "a value that is not finite counts": Mutant(
+        "compressors/bytegrad.cu", "{x, x, x - x == 0}", "{x, x, true}", "another payload"
+    ),
+    "warps without a tile": Mutant(
+        "compressors/bytegrad.cu",
+        "lane() == 0 && number < tiles_of(call.n)",
+        "lane() == 0",
+        "written before the start of an array",
+    ),
+    "no barrier between the ranges of warps": Mutant(
+        "compressors/bytegrad.cu", "__syncthreads();", "", ""
+    ),
+    "steps from the wrong end": Mutant(
+        "compressors/bytegrad.cu",
+        "(lower ? low : high)",
+        "(lower ? high : low)",
+        "decode to something",
+    ),
+    "another call of the batch": Mutant(
+        "grid.cuh", "calls.call[blockIdx.y]", "calls.call[blockIdx.y / 2]", "another payload"
+    ),
+    "one ticket for all calls": Mutant(
+        "grid.cuh",
+        "__device__ inline bool last_block(uint32* ticket) {",
+        "__device__ uint32 all_calls;\n"
+        "__device__ inline bool last_block(uint32* ticket) {\n  ticket = &all_calls;",
+        "many at once",
+    ),
+    "a digit of the wrong bits": Mutant(
+        "compressors/topk_threshold.cuh",
+        "top < digit_bits ? 0 : top - digit_bits",
+        "top < digit_bits ? 0 : top - digit_bits + 1",
+        "",
+        "topk",
+    ),
+    "no barrier before counts are collected": Mutant(
+        "compressors/topk_threshold.cuh",
+        "limit, counts);\n    }\n  });\n  __syncthreads();",
+        "limit, counts);\n    }\n  });",
+        "",
+        "topk",
+    ),
+    "no barrier before counts are made": Mutant(
+        "compressors/topk_threshold.cuh",
+        "counts[i] = 0;\n  __syncthreads();",
+        "counts[i] = 0;",
+        "",
+        "topk",
+    ),
+    "counts are not zeros again": Mutant(
+        "compressors/topk_threshold.cuh",
+        "    counts[highest - i] = 0;\n",
+        "",
+        "",
+        "topk",
+    ),
+    "counts are not zeros to begin with": Mutant(
+        "compressors/topk_threshold.cuh",
+        "memory.histogram[i] = 0;",
+        ";",
+        "",
+        "topk",
+    ),
+    "a list that is too short": Mutant(
+        "compressors/topk_candidates.cuh",
+        " && state.found >= k",
+        "",
+        "another payload",
+        "topk",
+    ),
+    "a list without room": Mutant(
+        "compressors/topk_candidates.cuh",
+        "if (place + count.all > search.capacity) return;",
+        "",
+        "SIG",
+        "topk",
+    ),
+    "candidates a place too far": Mutant(
+        "compressors/topk_candidates.cuh",
+        "place += count.before;",
+        "place += count.before + 1;",
+        "",
+        "topk",
+    ),
+    "of equals the last ones": Mutant(
+        "compressors/topk_send.cuh",
+        "__popc(are_at_limit & lower_lanes)",
+        "__popc(are_at_limit & ~lower_lanes)",
+        "another payload",
+        "topk",
+    ),
+    "parts begin where they end": Mutant(
+        "compressors/topk_send.cuh",
+        "    memory.parts[part] = counts;\n    counts += here;",
+        "    counts += here;\n    memory.parts[part] = counts;",
+        "another",
+        "topk",
+    ),
+    "what is sent is kept": Mutant(
+        "compressors/topk.cu",
+        "if (topk.memory[0] != nullptr) topk.memory[0][index] = 0;",
+        "",
+        "another state",
+    ),
+    "the limit of the largest in any case": Mutant(
+        "compressors/dgc.cu",
+        "  if (!memory.dgc->largest) return;\n",
+        "",
+        "",
+    ),
+    "counts of an earlier threshold": Mutant(
+        "compressors/dgc_threshold.cuh",
+        "  dgc.reaching = 0;\n",
+        "",
+        "",
+        "dgc",
+    ),
+    "momentum of what is sent": Mutant(
+        "compressors/dgc.cu",
+        "call.momentum != nullptr && call.plan.momentum_masking",
+        "false",
+        "another state",
+    ),
+    "the ratio of the call": Mutant(
+        "correction.cuh",
+        "call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio",
+        "call.ratio",
+        "another aggregate",
+    ),
+    "lanes a segment too far": Mutant(
+        "stream.cuh",
+        "segment = t * (tile / stream_segment) + lane()",
+        "segment = t * (tile / stream_segment) + lane() + 1",
+        "another payload",
+        "randomk",
+    ),
+    "a wrong jump from tile to tile": Mutant(
+        "stream.cuh",
+        "product(of[i][base - 1], one_step);\n    }",
+        "product(of[i][base - 2], one_step);\n    }",
+        "another payload",
+        "randomk",
+    ),
+    "half a jump": Mutant("stream.cuh", "word < 2", "word < 1", "another payload", "randomk"),
+    "a remainder that is no remainder": Mutant(
+        "stream.cuh", "remainder < n ? remainder : remainder - n", "remainder", "", "randomk"
+    ),
+    "what was not finite is remembered": Mutant(
+        "settle.cuh", "if (threadIdx.x == 0) ticket[1] = 0;", "", "another payload", "randomk"
+    ),
+    "no barrier before that is forgotten": Mutant(
+        "settle.cuh", "__syncthreads();", "", "", "randomk"
+    ),
+    "an element that is drawn again is sent as zero": Mutant(
+        "compressors/randomk.cu",
+        "if (call.indices != nullptr)",
+        "if (call.indices != nullptr) call.memory[0][indices[j]] = 0;\n"
+        "      if (call.indices != nullptr)",
+        "another payload",
+    ),
+    "an element that is drawn again is added to again": Mutant(
+        "compressors/randomk.cu",
+        "call.sums[first + j] = before",
+        "call.out[indices[j]] = call.sums[first + j] = before",
+        "decode to something",
+    ),
+    "draws past the last one": Mutant(
+        "compressors/randomk.cu", "here = first + j < call.k", "here = true", OUT_OF_BOUNDS
+    ),
+    "all lanes draw for the same segment": Mutant(
+        "compressors/dithering.cu", "lane() * (call.segment", "1 * (call.segment", "another payload"
+    ),
+    "chunks begin a segment too far": Mutant(
+        "compressors/dithering.cu",
+        "c * (chunk_of(call.segment) / stream_segment)",
+        "c * (chunk_of(call.segment) / stream_segment) + 1",
+        "another payload",
+    ),
+    "draws are used before they are there": Mutant(
+        "compressors/dithering.cu", ">> 32);\n      __syncwarp();", ">> 32);", "another payload"
+    ),
+    "no barrier between the largest of warps": Mutant(
+        "compressors/dithering.cu", "  __syncthreads();\n", "", ""
+    ),
+    "planes of groups past the end": Mutant(
+        "compressors/dithering.cu", "if (first < call.n) write", "write", OUT_OF_BOUNDS
+    ),
+    "the last bytes are left as they are": Mutant(
+        "compressors/dithering.cu", "if (end != bytes)", "if (false)", "another payload"
+    ),
+    "a symbol of zero has a sign": Mutant(
+        "compressors/dithering.cu", "p[r] < 0 && symbol != 0", "p[r] < 0", "another payload"
+    ),
+    "natural levels above one count twice": Mutant(
+        "compressors/dithering_levels.cuh",
+        "lesser(y, T{1}) * power",
+        "y * power",
+        "another payload",
+        "dithering",
+    ),
+}
+
+
+def try_kernels(module: Path, words: Connection) -> None:
+    """Send what the tests say of a module."""
+    faulthandler.disable()
+    emulator.give(module)
+    try:
+        equal.check_all(module.stem)
+        equal.check_all_together(module.stem)
+    except AssertionError as error:
+        words.send(str(error))
+    else:
+        words.send(NOTHING)
+
+
+def verdict_of(module: Path) -> str:
+    """What the tests say of a module, in a process that may crash, or the signal that ended it."""
+    words, ours = fork.Pipe(duplex=False)
+    process = fork.Process(target=try_kernels, args=(module, ours))
+    process.start()
+    ours.close()
+    try:
+        said = words.recv() if words.poll(60) else "too slow"
+    except EOFError:
+        said = None
+    process.terminate()
+    process.join()
+    return said or signal.Signals(-process.exitcode).name
+
+
+def said_of(mutant: Mutant, operators: Path, folder: Path) -> str:
+    """What the tests say of a mutant, made in a copy of operators/."""
+    path = operators / "cuda" / mutant.file
+    original = path.read_text()
+    assert original.count(mutant.part) == 1
+    path.write_text(original.replace(mutant.part, mutant.instead))
+    try:
+        kernels = f"cuda/compressors/{mutant.of}.cu"
+        source = path if path.suffix == ".cu" else operators / kernels
+        module = emulator.compile_module(source, folder, operators)
+    finally:
+        path.write_text(original)
+    return verdict_of(module)
+
+
+def is_caught(mutant: Mutant, said: str) -> bool:
+    """Whether that is what the tests must say of it."""
+    return said != NOTHING and mutant.said in said
+
+
+def main() -> None:
+    """Try all mutants."""
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        operators = Path(shutil.copytree(emulator.OPERATORS, Path(folder) / "operators"))
+        for name, mutant in MUTANTS.items():
+            said = said_of(mutant, operators, Path(folder))
+            missed += not is_caught(mutant, said)
+            first, *_ = said.splitlines()
+            print(
+                f"{'caught' if is_caught(mutant, said) else 'MISSED'}  {name}: {first}", flush=True
+            )
+    sys.exit(f"{missed} of {len(MUTANTS)} mutants were not caught" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
