@@ -35,8 +35,9 @@ class Result(NamedTuple):
     method: str
     rate: float
     seconds: float
-    worker_bytes: float
+    machine_bytes: float
     limit: float
+    processor: float  # seconds of it that all processes took
 
 
 def model_shapes(name: str) -> List[Tuple[int, ...]]:
@@ -55,6 +56,8 @@ def run(
 ) -> Result:
     """Time one method on a network of its own."""
     workers, servers, steps = arguments.workers, arguments.servers, arguments.steps
+    machines = workers // arguments.per_machine
+    hosts = machines if arguments.servers_beside else machines + servers
     spec = {
         "engine": method.engine,
         "options": method.options,
@@ -67,12 +70,21 @@ def run(
         return [str(HERE / "exchange.py"), json.dumps({**spec, "rank": rank})]
 
     role = MXNET_ROLE if method.engine == "mxnet" else ROLE
-    with Network(workers + servers, rate) as network, Processes(network, TIMEOUT) as processes:
-        started = processes.start_workers(method.backend, workers, servers, words, role)
-        counts = []
+    with Network(hosts, rate) as network, Processes(network, TIMEOUT) as processes:
+        started = processes.start_workers(
+            method.backend,
+            workers,
+            servers,
+            words,
+            role,
+            arguments.per_machine,
+            arguments.servers_beside,
+        )
+        counts, processor = [], []
         for word in ("begin", "end"):
             read_line(started[0], word)
             counts.append(network.traffic())
+            processor.append(processes.processor_seconds())
             started[0].stdin.write("\n")
             started[0].stdin.flush()
         seconds = [json.loads(read_line(worker, "seconds ")) for worker in started]
@@ -84,6 +96,7 @@ def run(
         statistics.median(max(step) for step in zip(*seconds)),
         sum(moved[0]),
         8 * max(max(both) for both in moved.values()) / rate,
+        (processor[1] - processor[0]) / steps,
     )
 
 
@@ -95,8 +108,9 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
             "method": r.method,
             "Mbit/s": r.rate / 1e6,
             "seconds": round(r.seconds, 4),
-            "MB a worker": round(r.worker_bytes / 1e6, 2),
+            "MB a machine": round(r.machine_bytes / 1e6, 2),
             "of the limit": round(r.seconds / r.limit, 2),
+            "processor s": round(r.processor, 3),
         }
         for baseline in BASELINES:
             slow = seconds.get((baseline, r.rate))
@@ -110,6 +124,7 @@ def rates(text: str) -> List[float]:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet18_v2", help="of Gluon's zoo, or a JSON file")
     parser.add_argument(
@@ -117,11 +132,18 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--per-machine", type=int, default=1, help="workers of a machine")
+    parser.add_argument(
+        "--servers-beside", action="store_true", help="servers are on the workers' machines"
+    )
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", default="", help="methods whose name this expression matches")
     parser.add_argument("--csv", help="also write the table here")
     parser.add_argument("--plot", help="also draw it here")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.workers % arguments.per_machine:
+        parser.error("--per-machine must divide --workers")
+    return arguments
 
 
 def main() -> None:

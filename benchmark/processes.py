@@ -66,6 +66,8 @@ class Processes:
         servers: int,
         words: Callable[[int], Sequence[str]],
         role: Sequence[str] = ROLE,
+        per_machine: int = 1,
+        beside: bool = False,
     ) -> List[subprocess.Popen]:
         """Start a whole cluster, workers on the first hosts and servers on the next ones.
 
@@ -75,6 +77,10 @@ class Processes:
             "server", "horovod", or "none": workers that know nothing of each other.
         workers, servers : int
             How many.
+        per_machine : int
+            Workers of a host.
+        beside : bool
+            Whether servers are on the workers' hosts.
         words : callable
             The program of the worker whose rank it is called with.
         role : sequence of str
@@ -88,25 +94,32 @@ class Processes:
         if backend == "none":
             return [self.start(rank, words(rank)) for rank in range(workers)]
         if backend == "horovod":
-            return self._start_horovod(workers, words)
+            return self._start_horovod(workers, words, per_machine)
+        machines = workers // per_machine
         cluster = {
             "DMLC_PS_ROOT_URI": self._network.hub,
             "DMLC_PS_ROOT_PORT": PORT,
-            "DMLC_NUM_WORKER": workers,
+            "DMLC_NUM_WORKER": workers if role is MXNET_ROLE else machines,
             "DMLC_NUM_SERVER": servers,
         }
-        for host, name in [(-1, "scheduler"), *((workers + i, "server") for i in range(servers))]:
+        if per_machine > 1 and role is ROLE:
+            cluster["BYTEPS_LOCAL_SIZE"] = per_machine
+        hosts = [i % machines if beside else machines + i for i in range(servers)]
+        for host, name in [(-1, "scheduler"), *((host, "server") for host in hosts)]:
             self.start(host, role, **cluster, DMLC_ROLE=name)
-        return [
-            self.start(rank, words(rank), **cluster, DMLC_ROLE="worker", DMLC_WORKER_ID=rank)
-            for rank in range(workers)
-        ]
+        started = []
+        for rank in range(workers):
+            host, local_rank = divmod(rank, per_machine)
+            place = {"DMLC_WORKER_ID": host, "BYTEPS_LOCAL_RANK": local_rank}
+            started.append(self.start(host, words(rank), **cluster, **place, DMLC_ROLE="worker"))
+        return started
 
     def _start_horovod(
-        self, workers: int, words: Callable[[int], Sequence[str]]
+        self, workers: int, words: Callable[[int], Sequence[str]], per_machine: int
     ) -> List[subprocess.Popen]:
-        addresses = self._network.addresses[:workers]
-        hosts = ",".join(f"{address}:1" for address in addresses)
+        machines = workers // per_machine
+        addresses = self._network.addresses[:machines]
+        hosts = ",".join(f"{address}:{per_machine}" for address in addresses)
         rendezvous = self.start(-1, [str(HERE / "rendezvous.py"), hosts])
         common = {
             "HOROVOD_CONTROLLER": "gloo",
@@ -115,21 +128,31 @@ class Processes:
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._network.hub,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": int(rendezvous.stdout.readline()),
             "HOROVOD_SIZE": workers,
-            "HOROVOD_LOCAL_RANK": 0,
-            "HOROVOD_LOCAL_SIZE": 1,
-            "HOROVOD_CROSS_SIZE": workers,
+            "HOROVOD_LOCAL_SIZE": per_machine,
+            "HOROVOD_CROSS_SIZE": machines,
         }
-        return [
-            self.start(
-                rank,
-                words(rank),
-                **common,
-                HOROVOD_HOSTNAME=address,
-                HOROVOD_RANK=rank,
-                HOROVOD_CROSS_RANK=rank,
-            )
-            for rank, address in enumerate(addresses)
-        ]
+        started = []
+        for rank in range(workers):
+            host, local_rank = divmod(rank, per_machine)
+            place = {
+                "HOROVOD_HOSTNAME": addresses[host],
+                "HOROVOD_RANK": rank,
+                "HOROVOD_LOCAL_RANK": local_rank,
+                "HOROVOD_CROSS_RANK": host,
+            }
+            started.append(self.start(host, words(rank), **common, **place))
+        return started
+
+    def processor_seconds(self) -> float:
+        """What all processes, and those that they have started, have used so far."""
+        sessions = {process.pid for process in self._started}
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[3]) in sessions:
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def __exit__(self, *_: object) -> None:
         signal.alarm(0)

@@ -150,11 +150,18 @@ def one_machine() -> bool:
     return get("DMLC_NUM_WORKER") == 1 and not get("BYTEPS_FORCE_DISTRIBUTED")
 
 
+def _is_worker() -> bool:
+    return is_set("DMLC_ROLE") and get("DMLC_ROLE") == "worker"
+
+
 def distributed() -> bool:
     """Whether this process is a worker of a parameter-server cluster."""
-    if not is_set("DMLC_ROLE") or get("DMLC_ROLE") != "worker":
-        return False
-    return not one_machine() or get("BYTEPS_LOCAL_SIZE") > 1
+    return _is_worker() and not one_machine()
+
+
+def shares_machine() -> bool:
+    """Whether this process is one of several workers of a job that is one machine's."""
+    return _is_worker() and one_machine() and get("BYTEPS_LOCAL_SIZE") > 1
 
 
 def under_horovod() -> bool:
@@ -183,6 +190,20 @@ def cluster(role: Optional[str] = None) -> Cluster:
         num_worker=get("DMLC_NUM_WORKER"),
         num_server=get("DMLC_NUM_SERVER"),
         worker_id=get("DMLC_WORKER_ID") if role == "worker" else None,
+        local_rank=get("BYTEPS_LOCAL_RANK"),
+        local_size=get("BYTEPS_LOCAL_SIZE"),
+    )
+
+
+def machine() -> Cluster:
+    """This process's place in a job of one machine's workers, as `cluster` has it."""
+    return Cluster(
+        role="worker",
+        root_uri=get("DMLC_PS_ROOT_URI") if is_set("DMLC_PS_ROOT_URI") else "",
+        root_port=get("DMLC_PS_ROOT_PORT") if is_set("DMLC_PS_ROOT_PORT") else 0,
+        num_worker=1,
+        num_server=1,
+        worker_id=0,
         local_rank=get("BYTEPS_LOCAL_RANK"),
         local_size=get("BYTEPS_LOCAL_SIZE"),
     )

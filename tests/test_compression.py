@@ -165,7 +165,7 @@ def test_momentum_needs_the_optimizers_momentum(mu):
         ({"compressor": "topk", "k": 9, "momentum_masking": False}, []),
         ({"compressor": "dgc", "k": 9, "ef": "vanilla"}, ["ef"]),
         ({"ef": "sparse", "momentum": "nesterov"}, ["ef", "momentum"]),
-        ({"exchange": "gather", "hierarchical": True, "fp16": True}, ["exchange", "hierarchical"]),
+        ({"exchange": "gather", "hierarchical": False, "fp16": True}, ["exchange"]),
     ],
 )
 def test_what_belongs_to_another_compressor_is_ignored(params, keys):
@@ -215,10 +215,10 @@ def test_described_params_are_read_back_as_they_were(params):
     assert parse(described) == parse(params)
 
 
-def test_bytegrad_is_hierarchical_unless_told_otherwise():
-    assert parse({"compressor": "bytegrad"}).hierarchical
-    assert not parse({"compressor": "bytegrad", "hierarchical": False}).hierarchical
-    assert not parse({"compressor": "topk", "k": 1}).hierarchical
+@pytest.mark.parametrize("params", [{}, {"compressor": "bytegrad"}])
+def test_a_machines_workers_sum_first_unless_told_otherwise(params):
+    assert parse(params).hierarchical
+    assert not parse({**params, "hierarchical": False}).hierarchical
 
 
 def test_a_compress_ratio_is_a_share_or_its_reciprocal():

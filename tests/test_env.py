@@ -107,12 +107,29 @@ def test_a_variable_outside_the_table_is_not_read(environ):
         ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}, False),
         ({"DMLC_NUM_WORKER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}, True),
         ({"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0", "BYTEPS_FORCE_DISTRIBUTED": "1"}, True),
-        ({"DMLC_NUM_WORKER": "1", "BYTEPS_LOCAL_SIZE": "2"}, True),
+        ({"DMLC_NUM_WORKER": "1", "BYTEPS_LOCAL_SIZE": "2"}, False),
     ],
 )
 def test_only_a_worker_with_others_or_that_is_forced_to_is_distributed(environ, changes, expected):
     environ.update(WORKER, **changes)
     assert env.distributed() is expected
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, True),
+        ({"BYTEPS_LOCAL_SIZE": "1"}, False),
+        ({"DMLC_NUM_WORKER": "2"}, False),
+        ({"BYTEPS_FORCE_DISTRIBUTED": "1"}, False),
+        ({"DMLC_ROLE": "server"}, False),
+        ({"DMLC_ROLE": ""}, False),
+    ],
+)
+def test_only_several_workers_of_a_job_of_one_machine_share_it(environ, changes, expected):
+    alone = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "BYTEPS_LOCAL_SIZE": "2"}
+    environ.update({**alone, **changes})
+    assert env.shares_machine() is expected
 
 
 def test_ranks_follow_machine_and_place_on_it(environ):

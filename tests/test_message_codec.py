@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.mxnet import operators
-from gluon_gc.mxnet.channel import Channel
+from gluon_gc.mxnet.channel import Channel, Sending
 from gluon_gc.mxnet.codec import MessageCodec, Part, state_layout
 from gluon_gc.mxnet.gradient import Gradient
 from gluon_gc.plan import Tensor, cut, working_dtype
@@ -514,7 +514,7 @@ def test_a_tensor_that_takes_no_part_travels_as_zeros_and_is_left_alone(name):
 
     some = gradients({t: values[t] for t in "ac"})
     sent = [
-        channel.encode(given, 1.0, 1.0)
+        channel.encode(Sending(given, 1.0, 1.0, None, 0))
         for channel, given in ((absent, some), (present, gradients(zeroed)))
     ]
     codecs = absent.codec.codecs

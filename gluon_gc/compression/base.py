@@ -30,14 +30,11 @@ class Compressor:
     name, description : str
     traits : kernels.Traits
         What the library says of it.
-    hierarchical : bool
-        Whether gradients are summed within a node first, unless compression_params say.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     traits: ClassVar[kernels.Traits]
-    hierarchical: ClassVar[bool] = False
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:

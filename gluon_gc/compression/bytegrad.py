@@ -19,4 +19,3 @@ class ByteGrad(Compressor):
 
     name = "bytegrad"
     description = "1 byte an element: the nearest of 256 even levels from the least to the largest"
-    hierarchical = True

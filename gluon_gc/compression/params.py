@@ -30,7 +30,7 @@ class CompressionParams:
     nesterov : bool
         Whether momentum is Nesterov's; only a compressor that accumulates has another.
     hierarchical : bool
-        Gradients are summed within a node before they are compressed, where there are nodes.
+        Where a machine has several workers, they sum what they have before it travels.
     exchange : str
         "two_way" or "gather".
     """
@@ -40,7 +40,7 @@ class CompressionParams:
     mu: Optional[float] = None
     fp16: bool = False
     nesterov: bool = True
-    hierarchical: bool = False
+    hierarchical: bool = True
     exchange: str = "two_way"
 
     @property
@@ -80,20 +80,25 @@ class CompressionParams:
 
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""
-        described: Dict[str, Any] = {"fp16": self.fp16}
+        described: Dict[str, Any] = {"fp16": self.fp16, "hierarchical": self.hierarchical}
         if self.compressor is None:
             return described
         described.update(self.compressor.options(), compressor=self.compressor.name)
-        described.update(hierarchical=self.hierarchical, exchange=self.exchange)
+        described["exchange"] = self.exchange
         if self.ef:
             described["ef"] = self.ef
         return described
 
     def given(self) -> Dict[str, Any]:
-        """As compression_params, without the common keys that are off, for people to read."""
+        """As compression_params, without the common keys that are as usual, for people to read."""
         momentum = "nesterov" if self.mu is not None and self.nesterov else None
         described = {**self.describe(), "momentum": momentum}
-        shared = {key: described[key] for key in common() if described.get(key)}
+        usual = {"hierarchical": True}
+        shared = {
+            key: described[key]
+            for key in common()
+            if (described.get(key) or None) != usual.get(key)
+        }
         return {**shared, **(self.compressor.options() if self.compressor else {})}
 
     def identity(self) -> Dict[str, Any]:
@@ -107,7 +112,6 @@ def _names(kinds: Iterable[Type[Compressor]]) -> str:
 
 def common() -> Dict[str, Option]:
     """The keys that are no compressor's own."""
-    hierarchical = _names(kind for kind in registry.values() if kind.hierarchical)
     accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
     return {
         "compressor": one_of(tuple(registry), "the algorithm; falsy: none"),
@@ -124,8 +128,8 @@ def common() -> Dict[str, Option]:
         ),
         "fp16": switch("what no compressor handles travels as float16"),
         "hierarchical": switch(
-            "over Horovod: sum within each node first, and compress between nodes; by default for "
-            + hierarchical
+            "on by default: where a machine has several workers, they sum what they have, and "
+            "only that travels, compressed"
         ),
         "exchange": one_of(
             ("two_way", "gather"),
@@ -155,7 +159,7 @@ def keys() -> Dict[str, Option]:
     return every
 
 
-_FOR_ALL = ("compressor", "fp16")  # keys that mean something without a compressor, too
+_FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that mean something without one, too
 
 
 def _is_for(key: str, name: Optional[str]) -> bool:
@@ -255,9 +259,10 @@ def parse(
     given = {key: value for key, value in on.items() if _is_for(key, name)}
     for key, value in given.items():
         (shared.get(key) or kind.keys()[key]).check(key, value)
-    fp16 = bool(given.pop("fp16", False))
+    fp16, hierarchical = given.pop("fp16", False), given.pop("hierarchical", True)
+    for_all = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
     if kind is None:
-        return CompressionParams(fp16=fp16)
+        return CompressionParams(**for_all)
     asked = given.pop("momentum", None) is not None
     if asked and not mu:
         raise ValueError(
@@ -270,9 +275,8 @@ def parse(
         raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
     return CompressionParams(
         ef=given.pop("ef", None),
-        hierarchical=bool(given.pop("hierarchical", kind.hierarchical)),
         mu=float(mu) if mu and (asked or accumulates) else None,
-        fp16=fp16,
+        **for_all,
         nesterov=asked or nesterov or not accumulates,
         exchange=exchange,
         compressor=_made(kind, given),

@@ -169,19 +169,15 @@ def _devices() -> List[str]:
 def worker_tasks(command: Sequence[str]) -> List[Task]:
     """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them.
 
-    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``. Where the job is
-    this machine's alone, several workers have a scheduler and servers here beside them.
+    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``.
     """
     program = runnable(command)
     size = len(_devices()) or env.get("BYTEPS_LOCAL_SIZE")
     first, tasks, here = 0, [], {}
     if not env.one_machine():
         first = env.cluster().worker_id * size
-    elif size > 1:
-        asked = env.get("DMLC_NUM_SERVER") if env.is_set("DMLC_NUM_SERVER") else 0
-        here = _cluster_here(machines=1, workers=size, servers=asked or 1)
-        tasks = _service_tasks(here)
-        here.update(DMLC_ROLE="worker", DMLC_WORKER_ID="0")
+    else:
+        here = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(_free_port())}
     for local_rank in range(size):
         own = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
         bound = _bound_to_numa_node(program, local_rank, size)
@@ -229,8 +225,8 @@ def _start(arguments: argparse.Namespace) -> int:
     warn_of_misspelt()
     if env.one_machine():
         _say(
-            f"no {role} is needed where DMLC_NUM_WORKER is 1: the workers' bpslaunch starts what "
-            "they need, unless BYTEPS_FORCE_DISTRIBUTED=1 is set"
+            f"no {role} is needed where DMLC_NUM_WORKER is 1: the workers share memory, "
+            "unless BYTEPS_FORCE_DISTRIBUTED=1 is set"
         )
         return 0
     cluster = env.cluster()

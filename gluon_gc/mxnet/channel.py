@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+import itertools
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -16,6 +17,29 @@ from .rows_codec import RowsCodec
 from .values import Values, fused
 
 Start = Tuple[int, int]
+
+
+class Sending(NamedTuple):
+    """What one exchange sends.
+
+    Parameters
+    ----------
+    gradients : Gradients
+    scale : float
+        Multiplies them.
+    ratio : float
+        Previous learning rate over the current one.
+    factor : NDArray, optional
+        Multiplies them too; float64, shape (1,).
+    step : int
+        The number of the exchange, from 1, with which meters have it.
+    """
+
+    gradients: Gradients
+    scale: float
+    ratio: float
+    factor: Optional[NDArray]
+    step: int
 
 
 class Metered:
@@ -74,6 +98,8 @@ class Channel(Metered):
     ----------
     codec : MessageCodec, RowsCodec or None
         None: values travel as they are.
+    hierarchical : bool
+        Whether the workers of a machine add up what they have before it travels, if they can.
     gpu : Context or None
         Where gradients are compressed; None: on the CPU.
     paths : list of str
@@ -95,6 +121,8 @@ class Channel(Metered):
         self.slices = [piece for chunk in chunks for piece in chunk.slices]
         numbers = {name: i for i, name in enumerate(dict.fromkeys(p.tensor for p in self.slices))}
         self.tensors = numbers.keys()
+        of_tensors = all(tensors[name].params.hierarchical for name in numbers)
+        self.hierarchical = of_tensors and not first.rows
         self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self.codec: Union[None, MessageCodec, RowsCodec] = None
         if self.params is None:
@@ -112,6 +140,9 @@ class Channel(Metered):
             self._coder = self.codec
         self.gpu: Optional[mx.Context] = None
         self._told = operators.Told(dtype=self.dtype)  # of values that are copied
+        sizes = [piece.size for piece in self.slices]
+        self._sizes = dict(sizes=operators.listed(sizes))
+        self._side_by_side = tuple((0, begin) for begin in (0, *itertools.accumulate(sizes[:-1])))
         self._absent: Dict[str, NDArray] = {}
         super().__init__(self._coder.meter)
 
@@ -133,38 +164,35 @@ class Channel(Metered):
 
     def encode(
         self,
-        gradients: Gradients,
-        scale: float,
-        ratio: float,
-        values: Optional[Sequence[NDArray]] = None,
+        sending: Sending,
+        values: Optional[NDArray] = None,
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
-        factor: Optional[NDArray] = None,
-        step: int = 0,
     ) -> NDArray:
         """What travels: payloads as `MessageCodec.compress` makes them, or values.
 
-        `values` are those of the chunks, if they are not the gradients'. A `factor`, float64 of
-        shape (1,), multiplies them as `scale` does. `spans` has it as of `step`, from 1.
+        `values` are those of the chunks side by side, times scale and factor, if they are not the
+        gradients'.
         """
+        scale, factor = sending.scale, sending.factor
         if values is not None:
-            arrays, places = values, tuple((i, 0) for i in range(len(values)))
+            arrays, places, scale, factor = [values], self._side_by_side, 1.0, None
         elif self.gpu is not None:
-            arrays, places = _together(self._on_gpu(gradients, "sum_on"))
+            arrays, places = _together(self._on_gpu(sending.gradients, "sum_on"))
         else:
-            arrays, places = self._arrays(gradients, "own")
+            arrays, places = self._arrays(sending.gradients, "own")
+        ratio, step = sending.ratio, sending.step
         return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
-    def copied(
-        self, gradients: Gradients, to: Sequence[NDArray], factor: Optional[NDArray]
-    ) -> List[NDArray]:
-        """The slices' own values, times the factor if there is one, copied to an array each."""
-        arrays, places = self._arrays(gradients, "own")
-        sizes = [dict(sizes=operators.listed([array.size])) for array in to]
-        return [
-            fused(self._told, arrays, (place,), size, 1.0, array, factor)
-            for place, size, array in zip(places, sizes, to)
-        ]
+    def copy(self, sending: Sending, to: NDArray, metered: bool = False) -> NDArray:
+        """Write the slices' own values side by side, times scale and factor.
+
+        If it is `metered`, that counts as what this worker does instead of `encode`.
+        """
+        arrays, places = self._arrays(sending.gradients, "own")
+        meter = dict(meter=self._meter, step=sending.step) if metered else {}
+        of = self._told, arrays, places, self._sizes, sending.scale, to, sending.factor
+        return fused(*of, **meter)
 
     def deliver(
         self,

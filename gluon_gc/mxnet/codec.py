@@ -91,7 +91,7 @@ class MessageCodec:
         self._gpu: Optional[mx.Context] = None
         self._pinned: Dict[str, NDArray] = {}
         self._configure()
-        self._state = [mx.nd.zeros(sum(sizes), dtype=dtype) for sizes in self._state_sizes()]
+        self.carried = [mx.nd.zeros(sum(sizes), dtype=dtype) for sizes in self._state_sizes()]
         self._refused = operators.refusing([part.refused for part in parts])
 
     def _configure(self) -> None:
@@ -127,6 +127,24 @@ class MessageCodec:
             return {}
         taken = (stream.take(codec.draws) for stream, codec in zip(self._streams, self.codecs))
         return {"positions": operators.listed(word for position in taken for word in position)}
+
+    @property
+    def carried_bytes(self) -> int:
+        """What is carried over takes so much memory."""
+        return sum(array.size for array in self.carried) * np.dtype(self._dtype).itemsize
+
+    def carry_in(self, memory: np.ndarray) -> None:
+        """Have what is carried over in zeros of `carried_bytes`, uint8, on the CPU."""
+        ends = np.cumsum([array.size for array in self.carried])[:-1]
+        arrays = np.split(memory.view(self._dtype), ends) if self.carried else []
+        self.carried = [mx.nd.from_numpy(array) for array in arrays]
+
+    def move_on(self) -> Dict[str, str]:
+        """Let random streams move on as in a step; where `compress` draws in it."""
+        positions = self._positions()
+        if self._alike:
+            self._drawn_alike = positions
+        return positions
 
     def set_epoch(self, epoch: int) -> None:
         """Compress as in an epoch, counted from 0."""
@@ -164,19 +182,17 @@ class MessageCodec:
         step : int
             Number of the exchange, from 1, with which the meter has it; 0: of none.
         """
-        positions = self._positions()
-        if self._alike:
-            self._drawn_alike = positions
+        positions = self.move_on()
         framing, meters = framing or {}, (self.meter,)
         rows, target = framing, out
         if self._gpu:  # which has no meter, and frames nothing
             rows, meters, target = {}, (), None
         factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
-        how = dict(states=len(self._state), metered=len(meters), clipped=len(factors), **rows)
+        how = dict(states=len(self.carried), metered=len(meters), clipped=len(factors), **rows)
         now = dict(scale=float(scale), ratio=float(ratio), step=step)
         message = operators.call(
             "compress",
-            (*self._state, *meters, *gradients, *factors),
+            (*self.carried, *meters, *gradients, *factors),
             target,
             **self._options,
             **self._told("compress", how, len(gradients), places, **now),
@@ -192,10 +208,10 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
     ) -> NDArray:
         """The message of the sum of `count` messages, in their order, with feedback of its own."""
-        how = dict(states=len(self._state), count=count, threads=threads, **framing or {})
+        how = dict(states=len(self.carried), count=count, threads=threads, **framing or {})
         return operators.call(
             "aggregate",
-            (messages, *self._state),
+            (messages, *self.carried),
             **self._options,
             **self._told("aggregate", how),
             **self._positions(),
@@ -225,6 +241,14 @@ class MessageCodec:
             **refused,
         )
 
+    def unframed(
+        self, messages: Sequence[NDArray], out: NDArray, framing: Mapping[str, Any]
+    ) -> None:
+        """Write the payloads of messages, which are framed so, side by side; uint8."""
+        how = dict(arrays=len(messages), count=out.size // self.payload_bytes, **framing)
+        inputs = (*messages, operators.new_meter())
+        operators.call("unpack", inputs, out, **self._options, **self._told("unpack", how))
+
     # Gradients on a GPU: payloads come and go through pinned memory
 
     @cached_property
@@ -237,7 +261,7 @@ class MessageCodec:
     def move_to(self, gpu: Optional[mx.Context]) -> None:
         """Have gradients on a GPU from now on, or on the CPU."""
         self._gpu = gpu
-        self._state = [array.as_in_context(gpu or mx.cpu()) for array in self._state]
+        self.carried = [array.as_in_context(gpu or mx.cpu()) for array in self.carried]
 
     def _packed(
         self, payloads: NDArray, framing: Mapping[str, Any], out: Optional[NDArray], step: int
@@ -267,7 +291,7 @@ class MessageCodec:
 
     def state(self) -> List[Dict[str, np.ndarray]]:
         """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""
-        arrays = [array.asnumpy() for array in self._state]
+        arrays = [array.asnumpy() for array in self.carried]
         states = []
         for i, (codec, kept) in enumerate(zip(self.codecs, self._parts_of(arrays))):
             state = {}
@@ -282,7 +306,7 @@ class MessageCodec:
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Go on from what `state` returned."""
-        arrays = [array.asnumpy() for array in self._state]
+        arrays = [array.asnumpy() for array in self.carried]
         parts = self._parts_of(arrays)
         for i, (codec, kept, state) in enumerate(zip(self.codecs, parts, states)):
             if self._params.compressor.traits.draws:
@@ -291,7 +315,7 @@ class MessageCodec:
                 codec.restore(kept, np.ascontiguousarray(state["residual"]))
             if codec.momentum:
                 kept.momentum[:] = state["momentum"]
-        for array, values in zip(self._state, arrays):
+        for array, values in zip(self.carried, arrays):
             array[:] = values
 
     def _parts_of(self, arrays: Sequence[np.ndarray]) -> Iterator[kernels.State]:

@@ -10,7 +10,8 @@ from mxnet.ndarray import NDArray
 from .. import kernels
 
 _NOTHING = ctypes.cast(kernels.library.gluon_gc_nothing, ctypes.c_void_p)
-_CPU = (ctypes.c_int * 2)(1, 0)  # MXNet's struct Context
+CPU = (ctypes.c_int * 2)(1, 0)
+"""MXNet's struct Context, of the CPU."""
 
 
 def meet(*arrays: NDArray) -> None:
@@ -21,6 +22,6 @@ def meet(*arrays: NDArray) -> None:
     handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
     check_call(
         _LIB.MXEnginePushSyncND(
-            _NOTHING, None, None, _CPU, None, 0, handles, len(arrays), None, 0, b"gluon_gc_meet"
+            _NOTHING, None, None, CPU, None, 0, handles, len(arrays), None, 0, b"gluon_gc_meet"
         )
     )

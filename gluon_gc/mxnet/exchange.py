@@ -30,7 +30,7 @@ from .. import env, plan
 from ..checkpoint import Place
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
-from .channel import Channel
+from .channel import Channel, Sending
 from .codec import MessageCodec, Part
 from .gradient import Gradient, Gradients, legacy, params_for
 from .sparse import SparseChannel
@@ -117,7 +117,8 @@ class CompressingKVStore(KVStoreBase):
     def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
         """Sum these gradients over all workers, the first channel's with most priority.
 
-        `_encode` gives what travels in a channel; `Channel.deliver` takes what comes back.
+        `Channel.encode` gives what travels of what `_sending` says, and `Channel.deliver` takes
+        what comes back.
         """
         raise NotImplementedError
 
@@ -367,11 +368,10 @@ class CompressingKVStore(KVStoreBase):
         """Whether a tensor of that name can be exchanged."""
         return name in self._tensors
 
-    def _encode(self, channel: Channel, gradients: Gradients, **how: Any) -> NDArray:
-        """What travels in a channel."""
-        scale, ratio = self.gradient_scale, self.learning_rate_ratio
-        factor = self._factor if how.get("values") is None else None  # values have it already
-        return channel.encode(gradients, scale, ratio, factor=factor, step=self._step, **how)
+    def _sending(self, gradients: Gradients) -> Sending:
+        """What is sent of these in the exchange that is being queued."""
+        ratio = self.learning_rate_ratio
+        return Sending(gradients, self.gradient_scale, ratio, self._factor, self._step)
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
         """What aggregates a channel's messages."""

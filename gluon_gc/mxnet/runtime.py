@@ -18,7 +18,7 @@ from ..log import warn_of_misspelt
 from ..plan import Tensor, require_on_nonfinite
 from .exchange import CompressingKVStore
 from .gradient import legacy, params_for
-from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCParameterServer
+from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCMachine, GluonGCParameterServer
 from .suspension import Suspended, all_fit
 
 
@@ -29,6 +29,9 @@ class _Declared(NamedTuple):
     on_nonfinite: Optional[str] = None
 
 
+_CONNECTED = {
+    backend.type: backend for backend in (GluonGCParameterServer, GluonGCHorovod, GluonGCMachine)
+}
 _default: Optional[CompressingKVStore] = None
 _declared: Dict[str, _Declared] = {}
 _nameless = itertools.count(1)  # tensors that got a name here
@@ -43,8 +46,8 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
     ----------
     kvstore : None, "local", "dist_sync", "horovod" or a backend object
         None: the parameter server if the environment describes one (`env.distributed`), Horovod
-        if horovodrun or mpirun started this process, else local. A process has one connection,
-        which all trainers share.
+        if horovodrun or mpirun started this process, the memory that they share if all workers
+        are one machine's, else local. A process has one connection, which all trainers share.
 
     Raises
     ------
@@ -56,9 +59,7 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
     if isinstance(kvstore, CompressingKVStore):
         return kvstore
     if kvstore is None:
-        kvstore = "dist_sync" if env.distributed() else "local"
-        if kvstore == "local" and env.under_horovod():
-            kvstore = "horovod"
+        kvstore = _of_environment()
     if not isinstance(kvstore, str):
         raise TypeError(
             "kvstore must be 'local', 'dist_sync', 'horovod' or a CompressingKVStore, "
@@ -66,11 +67,21 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
         )
     if kvstore == "local":
         return GluonGCLocal()
-    if kvstore == "horovod":
-        return GluonGCHorovod.connected or GluonGCHorovod()
-    if kvstore != "dist_sync":
+    if kvstore == "dist_sync" and env.shares_machine():
+        kvstore = "machine"
+    if kvstore not in _CONNECTED:
         raise ValueError(f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'")
-    return GluonGCParameterServer.connected or GluonGCParameterServer()
+    backend = _CONNECTED[kvstore]
+    return backend.connected or backend()
+
+
+def _of_environment() -> str:
+    """The name of the backend that the environment describes."""
+    if env.distributed():
+        return "dist_sync"
+    if env.under_horovod():
+        return "horovod"
+    return "machine" if env.shares_machine() else "local"
 
 
 def init(lazy: bool = True) -> None:

@@ -31,9 +31,9 @@ from .trace import Trace
 class Server:
     """Answers the workers' pushes.
 
-    A key is configured as compressed, whose payloads are aggregated or gathered, or as float64,
-    which is summed. The rows of other keys are workers' hellos, and dense arrays are sums that
-    MXNet has made already.
+    A key is configured as compressed, whose payloads are aggregated or gathered, or as values in
+    rows, which are summed. The rows of other keys are workers' hellos, and dense arrays are sums
+    that MXNet has made already.
     """
 
     def __init__(self, kv: KVStore, threads: int, lifeline: Lifeline) -> None:
@@ -43,6 +43,7 @@ class Server:
         self._aggregators: Dict[int, MessageCodec] = {}
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
+        self._summed: Dict[int, str] = {}  # dtypes of values
         self._page_key: Optional[int] = None
         self._page: Optional[NDArray] = None  # what workers pull pages from
         self._saved = archive.Cutter(iter(()))
@@ -83,6 +84,7 @@ class Server:
             elif "pages" in message:
                 self._page_key = key
             elif "summed_bytes" in message:
+                self._summed[key] = message["dtype"]
                 self._rows[key] = operators.MessageRows(((message["summed_bytes"], None),))
             else:
                 self._aggregators[key] = _aggregator(message)
@@ -133,8 +135,8 @@ class Server:
                 aggregate(received, workers, self._threads, framing).copyto(stored)
             else:
                 (parts,) = operators.unframe([received], rows, workers)
-                if key in self._rows:
-                    reply = operators.as_bytes(operators.sum_rows(parts, "float64"))
+                if key in self._summed:
+                    reply = operators.as_bytes(operators.sum_rows(parts, self._summed[key]))
                 else:
                     reply = handshake.answer(parts)
                 operators.frame([reply], rows, place=0, places=workers).copyto(stored)

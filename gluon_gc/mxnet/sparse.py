@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
@@ -73,3 +74,12 @@ class SparseChannel(Metered):
     def shares(self) -> List[Tuple[str, float]]:
         """The one tensor has all."""
         return [(self._name, 1.0)]
+
+
+def summed(channel: SparseChannel, ids: bytes, values: bytes) -> RowSparseNDArray:
+    """The sums of rows, given the numbers of all workers' rows and their values."""
+    numbers = np.frombuffer(ids, np.int64)
+    rows, place = np.unique(numbers, return_inverse=True)
+    sums = np.zeros((rows.size, channel.shape[1]), np.float32)
+    np.add.at(sums, place, np.frombuffer(values, np.float32).reshape(numbers.size, -1))
+    return mx.nd.sparse.row_sparse_array((sums, rows), channel.shape)

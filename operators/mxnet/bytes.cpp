@@ -1,10 +1,13 @@
-// Values as bytes, and sums of such: how float64 travels through MXNet's parameter server, which may sum
-// what is dense in float32.
+// Values as bytes, and sums of such: of float64, which MXNet's parameter server may sum in float32, and of what
+// several processes have in memory that they share.
 //
 // gluon_gc_as_bytes(x) -> uint8: the bytes of its values
-// gluon_gc_sum_rows(uint8 (rows, bytes)) -> (n,) of `dtype`: the sum of the rows' values, in their order
+// gluon_gc_sum_rows(uint8 (rows, bytes)) -> (n,) of `dtype`: the sum of the rows' values, in their order; that of
+//     float16 is made in float32
+#include <algorithm>
 #include <cstring>
 
+#include "../core/half.h"
 #include "operator.h"
 
 namespace gluon_gc {
@@ -24,9 +27,8 @@ MXReturnValue bytes_type(const Map&, std::vector<int>*, std::vector<int>* out) {
 
 MXReturnValue bytes_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
   return guarded([&] {
-    with_dtype(dtype_named(Attributes(map).text("dtype")), [&](auto zero) {
-      out->at(0) = {static_cast<unsigned int>(elements(in->at(0)) * sizeof(zero))};
-    });
+    const std::size_t itemsize = bytes_of_float(dtype_named(Attributes(map).text("dtype")));
+    out->at(0) = {static_cast<unsigned int>(elements(in->at(0)) * itemsize)};
   });
 }
 
@@ -46,27 +48,51 @@ MXReturnValue sum_type(const Map& map, std::vector<int>*, std::vector<int>* out)
 MXReturnValue sum_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
   return guarded([&] {
     require(in->at(0).size() == 2, "rows of bytes must have two dimensions");
-    with_dtype(dtype_named(Attributes(map).text("dtype")), [&](auto zero) {
-      out->at(0) = {static_cast<unsigned int>(in->at(0)[1] / sizeof(zero))};
-    });
+    const std::size_t itemsize = bytes_of_float(dtype_named(Attributes(map).text("dtype")));
+    out->at(0) = {static_cast<unsigned int>(in->at(0)[1] / itemsize)};
   });
+}
+
+constexpr std::size_t block = 4096;  // elements whose sum stays in the nearest cache
+
+template <typename T>
+void add(const T* x, std::size_t n, T* sum) {
+  for (std::size_t i = 0; i < n; ++i) sum[i] += x[i];
+}
+
+template <typename T>
+void sum_block(const T* x, std::size_t rows, std::size_t stride, std::size_t n, T* sum) {
+  std::copy(x, x + n, sum);
+  for (std::size_t row = 1; row < rows; ++row) add(x + row * stride, n, sum);
+}
+
+void sum_block(const std::uint16_t* x, std::size_t rows, std::size_t stride, std::size_t n, std::uint16_t* sum) {
+  float total[block], one[block];
+  float_from_half(x, n, total);
+  for (std::size_t row = 1; row < rows; ++row) {
+    float_from_half(x + row * stride, n, one);
+    add(one, n, total);
+  }
+  half_from_float(total, n, 1, sum);
+}
+
+template <typename T>
+void sum_all(const MXTensor& x, MXTensor& sum) {
+  const auto* const values = static_cast<const T*>(x.data_ptr);
+  const std::size_t n = sum.size();
+  for (std::size_t begin = 0; begin < n; begin += block) {
+    sum_block(values + begin, x.shape[0], n, std::min(block, n - begin), static_cast<T*>(sum.data_ptr) + begin);
+  }
 }
 
 MXReturnValue sum_rows(const Map&, std::vector<MXTensor>* inputs, std::vector<MXTensor>* outputs,
                        const OpResource&) {
   return guarded([&] {
-    MXTensor& rows = inputs->at(0);
-    MXTensor& sum = outputs->at(0);
-    with_dtype(sum.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      const auto* values = reinterpret_cast<const T*>(rows.data<std::uint8_t>());
-      auto* out = sum.data<T>();
-      const std::int64_t n = sum.size();
-      for (std::int64_t i = 0; i < n; ++i) out[i] = values[i];
-      for (std::int64_t row = 1; row < rows.shape[0]; ++row) {
-        for (std::int64_t i = 0; i < n; ++i) out[i] += values[row * n + i];
-      }
-    });
+    switch (outputs->at(0).dtype) {
+      case mxnet::ext::kFloat16: return sum_all<std::uint16_t>(inputs->at(0), outputs->at(0));
+      case mxnet::ext::kFloat32: return sum_all<float>(inputs->at(0), outputs->at(0));
+      default: return sum_all<double>(inputs->at(0), outputs->at(0));
+    }
   });
 }
 

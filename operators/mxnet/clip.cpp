@@ -78,7 +78,7 @@ MXReturnValue clip_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, con
     const Attributes a(map);
     std::vector<gluon_gc_values> arrays;
     for (const MXTensor& gradient : *inputs) {
-      arrays.push_back({gradient.data_ptr, static_cast<std::size_t>(gradient.size()), bytes_of_float(gradient)});
+      arrays.push_back({gradient.data_ptr, static_cast<std::size_t>(gradient.size()), bytes_of_float(gradient.dtype)});
     }
     gluon_gc_clipping how{};
     how.scale = a.number("scale");

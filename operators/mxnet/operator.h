@@ -85,20 +85,20 @@ void with_dtype(int dtype, Body&& body) {
   throw std::invalid_argument("the dtype must be float32 or float64");
 }
 
-// Of an array of floats on a GPU.
-inline int bytes_of_float(const MXTensor& array) {
-  switch (array.dtype) {
+inline int bytes_of_float(int dtype) {
+  switch (dtype) {
     case mxnet::ext::kFloat16: return 2;
     case mxnet::ext::kFloat32: return 4;
     case mxnet::ext::kFloat64: return 8;
-    default: throw std::invalid_argument("an array on a GPU must be float16, float32 or float64");
+    default: throw std::invalid_argument("the dtype must be float16, float32 or float64");
   }
 }
 
 inline int dtype_named(const std::string& name) {
+  if (name == "float16") return mxnet::ext::kFloat16;
   if (name == "float32") return mxnet::ext::kFloat32;
   if (name == "float64") return mxnet::ext::kFloat64;
-  throw std::invalid_argument("dtype must be float32 or float64, got " + name);
+  throw std::invalid_argument("dtype must be float16, float32 or float64, got " + name);
 }
 
 // Callbacks of operators whose outputs are always of one type, or always stored in one way.

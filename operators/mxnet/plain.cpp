@@ -103,10 +103,7 @@ MXReturnValue fuse_mutates(const Map& map, std::vector<int>* indices) {
 }
 
 MXReturnValue fuse_type(const Map& map, std::vector<int>*, std::vector<int>* out) {
-  return guarded([&] {
-    const std::string dtype = Attributes(map).text("dtype");
-    out->at(0) = dtype == "float16" ? static_cast<int>(mxnet::ext::kFloat16) : dtype_named(dtype);
-  });
+  return guarded([&] { out->at(0) = dtype_named(Attributes(map).text("dtype")); });
 }
 
 MXReturnValue fuse_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
@@ -210,7 +207,7 @@ MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<S
 // Some values of an array on a GPU.
 struct Piece {
   Piece(const MXTensor& array, std::size_t begin)
-      : itemsize(bytes_of_float(array)), at(static_cast<char*>(array.data_ptr) + begin * itemsize) {}
+      : itemsize(bytes_of_float(array.dtype)), at(static_cast<char*>(array.data_ptr) + begin * itemsize) {}
 
   int itemsize;
   void* at;

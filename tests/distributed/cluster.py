@@ -194,11 +194,36 @@ def start_cluster(
     servers: int = 1,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Cluster:
-    """Start a function of jobs.py on every worker of a cluster with a parameter server."""
-    cluster = Cluster(folder, workers, servers, **(variables or {}))
+    """Start a function of jobs.py on every worker of a cluster with a parameter server.
+
+    With BYTEPS_LOCAL_SIZE among the variables, so many of them are on a machine.
+    """
+    variables = variables or {}
+    local_size = variables.get("BYTEPS_LOCAL_SIZE", 1)
+    machines = {"DMLC_NUM_WORKER": workers // local_size}
+    cluster = Cluster(folder, workers, servers, **{**variables, **machines})
     cluster.start_roles()
     for rank in range(workers):
-        cluster.start_worker(rank, job, arguments)
+        machine, local_rank = divmod(rank, local_size)
+        place = {"DMLC_WORKER_ID": machine, "BYTEPS_LOCAL_RANK": local_rank}
+        cluster.start_worker(rank, job, arguments, **place)
+    return cluster
+
+
+def start_machine(
+    folder: Path,
+    job: str,
+    arguments: Any = None,
+    workers: int = 2,
+    variables: Optional[Dict[str, Any]] = None,
+) -> Cluster:
+    """Start a function of jobs.py on workers of one machine, without a scheduler and servers."""
+    own = {"DMLC_NUM_WORKER": 1, "BYTEPS_LOCAL_SIZE": workers, **(variables or {})}
+    cluster = Cluster(folder, workers, 0, **own)
+    del cluster.environment["BYTEPS_FORCE_DISTRIBUTED"]
+    for rank in range(workers):
+        place = {"DMLC_WORKER_ID": 0, "BYTEPS_LOCAL_RANK": rank}
+        cluster.start_worker(rank, job, arguments, **place)
     return cluster
 
 

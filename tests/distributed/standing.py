@@ -10,7 +10,13 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from tests.distributed.cluster import Cluster, start_cluster, start_horovod, start_local
+from tests.distributed.cluster import (
+    Cluster,
+    start_cluster,
+    start_horovod,
+    start_local,
+    start_machine,
+)
 
 _IDLE_SECONDS = 120  # without a job, after which workers end
 
@@ -114,6 +120,16 @@ def run_horovod(
 ) -> Results:
     """Run a function of jobs.py on workers of horovodrun; what each returned, by rank."""
     return _run(start_horovod, job, arguments, workers=workers, variables=variables)
+
+
+def run_machine(
+    job: str,
+    arguments: Any = None,
+    workers: int = 2,
+    variables: Optional[Dict[str, Any]] = None,
+) -> Results:
+    """Run a function of jobs.py on workers of one machine; what each returned, by rank."""
+    return _run(start_machine, job, arguments, workers=workers, variables=variables)
 
 
 def run_local(

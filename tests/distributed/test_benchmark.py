@@ -15,7 +15,7 @@ from tests.distributed.namespaces import needs_namespaces
 from tests.processes import heed_interrupts
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
-RATE = 200e6
+RATE, MOVED = 200e6, "MB a machine"
 SMALL = f"{SCRIPTS / 'epoch.py'} --rate {RATE:.0f} --workers 2 --servers 1 --images 64 --epochs 2"
 SMALL += " --batch-size 8"
 pytestmark = needs_namespaces
@@ -70,8 +70,21 @@ def test_a_step_takes_no_less_than_its_bytes_do(measure, tmp_path, only):
     assert picture.stat().st_size > 0
     assert row["method"] == only
     payload = 104_933 * 4 / (1 if "fp32" in only else 32)
-    assert payload / 1e6 < float(row["MB a worker"]) < 2.5 * payload / 1e6 + 0.1
+    assert payload / 1e6 < float(row[MOVED]) < 2.5 * payload / 1e6 + 0.1
+    assert float(row["processor s"]) > 0
     assert float(row["of the limit"]) > 0.9  # what is counted is what the links let through
+
+
+def test_a_machines_link_carries_as_much_for_two_workers_as_for_one(measure, tmp_path):
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text(json.dumps([[500, 2000], [33]]))
+    options = f"--rates {RATE:.0f} --servers 1 --steps 3 --model {shapes}"
+    command = [str(SCRIPTS / "cluster.py"), *options.split(), "--only", "onebit, server"]
+    of_one, of_two = (
+        float(measure(*command, "--workers", str(2 * each), "--per-machine", str(each))[0][MOVED])
+        for each in (1, 2)
+    )
+    assert of_two < 1.05 * of_one
 
 
 def test_an_epoch_of_the_example_is_timed_and_its_bytes_are_counted(measure):

@@ -11,7 +11,7 @@ from tests import replay
 from tests.compressors import COMPRESSORS
 from tests.distributed import standing
 from tests.distributed.jobs import gradients_of
-from tests.distributed.standing import run, run_horovod, run_local
+from tests.distributed.standing import run, run_horovod, run_local, run_machine
 
 SHAPES = [(300, 70), (33,), (1,)]  # the first is cut into chunks
 MIDDLE, END = 10, 20
@@ -45,8 +45,15 @@ def on_servers(job, arguments, servers=2):
     return run(job, arguments, 2, servers)
 
 
+def on_machines(job, arguments, servers=2):
+    return run(job, arguments, 4, servers, {"BYTEPS_LOCAL_SIZE": 2})
+
+
 def alone(job, arguments):
     return [run_local(job, arguments)]
+
+
+LOCAL_SIZES = {on_machines: 2, run_machine: 2}
 
 
 def assert_equal(results, expected):
@@ -66,8 +73,9 @@ def assert_saved_again_before_any_step(job, ranks):
             np.testing.assert_array_equal(again.arrays[place], array, err_msg=str(place))
 
 
-def expected_of_new_chunks(params, rows):
+def expected_of_new_chunks(params, rows, local_size):
     """The last gradient of SHAPES[0], if it was cut into three chunks in place of two at MIDDLE."""
+    workers, rows = len(rows), rows if local_size == 1 else range(len(rows) // local_size)
     params = parse(params, 0.9)
     n = int(np.prod(SHAPES[0]))
     parts, now = replay.chunks(n, TWO_CHUNKS // 4), replay.chunks(n, THREE_CHUNKS // 4)
@@ -90,8 +98,12 @@ def expected_of_new_chunks(params, rows):
         ratio = previous / rate if previous else 1.0
         previous = rate
         gradients = [
-            gradients_of(rank, step, SHAPES)[0].ravel() * np.float32(1 / len(rows))
-            for rank in range(len(rows))
+            gradients_of(rank, step, SHAPES)[0].ravel() * np.float32(1 / workers)
+            for rank in range(workers)
+        ]
+        gradients = [
+            sum(gradients[first + 1 : first + local_size], gradients[first])
+            for first in range(0, workers, local_size)
         ]
         results = [
             path.step([g[part] for g in gradients], ratio, np.argsort(rows))
@@ -101,7 +113,7 @@ def expected_of_new_chunks(params, rows):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("start", [on_servers, run_horovod, alone])
+@pytest.mark.parametrize("start", [on_servers, on_machines, run_machine, run_horovod, alone])
 def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, start):
     if start is run_horovod:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
@@ -111,13 +123,14 @@ def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, 
     for job, expected in zip(jobs(tmp_path, begin=MIDDLE), whole):
         assert_equal(start("checkpoint", job), expected)
         assert_saved_again_before_any_step(job, len(expected))
-    if start is on_servers:
+    if start in (on_servers, on_machines):
         for job, expected in zip(jobs(tmp_path, begin=MIDDLE), whole):
             assert_equal(start("checkpoint", job, servers=1), expected)
     anew = {"begin": MIDDLE, "end": MIDDLE + 2, "partition_bytes": THREE_CHUNKS}
     for job, params in zip(jobs(tmp_path, **anew), WITH_FEEDBACK):
         results = start("checkpoint", job)
-        expected = expected_of_new_chunks(params, [int(result["row"]) for result in results])
+        rows, local_size = [int(result["row"]) for result in results], LOCAL_SIZES.get(start, 1)
+        expected = expected_of_new_chunks(params, rows, local_size)
         for result in results:
             np.testing.assert_allclose(result["g0"], expected, rtol=2e-5, atol=2e-5)
 

@@ -38,11 +38,11 @@ def test_one_worker_trains_without_a_scheduler(servers):
         {"NVIDIA_VISIBLE_DEVICES": "0,1", "DMLC_NUM_SERVER": 2, "DMLC_PS_ROOT_URI": "192.0.2.1"},
     ],
 )
-def test_several_workers_train_together_without_a_scheduler_of_the_users(several):
+def test_several_workers_train_together_without_a_scheduler(several):
     lines = launch(STEP, **ALONE, **several)
     assert sorted(lines) == [
-        "[worker 0] dist_sync 0 2 0 2 {-0.5}",
-        "[worker 1] dist_sync 1 2 1 2 {-0.5}",
+        "[worker 0] machine 0 2 0 2 {-0.5}",
+        "[worker 1] machine 1 2 1 2 {-0.5}",
     ]
 
 

@@ -40,14 +40,20 @@ def every_way(name):
     return ways + [arguments(name, dtype=dtype, steps=5) for dtype in ("float16", "float64")]
 
 
-def check_replay(results, options, chunk_elements=10**9):
-    """Compare gradients after every step, and the weights in the end, with the NumPy replay."""
+def check_replay(results, options, chunk_elements=10**9, local_size=1):
+    """Compare gradients after every step, and the weights in the end, with the NumPy replay.
+
+    `local_size` workers of a machine make their messages together.
+    """
     params = options["compression_params"]
     params = parse(params, 0.9 if params["momentum"] else None)
     dtype = np.dtype(options.get("dtype", "float32"))
     work = np.float64 if dtype == np.float64 else np.float32
     workers = len(results)
+    senders = workers // local_size
     order = np.argsort([int(result["row"]) for result in results])  # as the server sums
+    if local_size > 1:
+        order = range(senders)
     tolerance = {2: 2e-3, 4: 2e-5, 8: 1e-12}[dtype.itemsize]
     weight_tolerance = max(50 * tolerance, 1e-7)  # MXNet keeps the learning rate in float32
     for i, shape in enumerate(options["shapes"]):
@@ -55,13 +61,17 @@ def check_replay(results, options, chunk_elements=10**9):
         weight = np.full(n, i + 1.0)
         parts = replay.chunks(n, chunk_elements)
         sizes = [part.stop - part.start for part in parts]
-        paths = [replay.Exchange(workers, params, size, i, work) for size in sizes]
+        paths = [replay.Exchange(senders, params, size, i, work) for size in sizes]
         previous = RATES[0]
         for step in range(options["steps"]):
             gradients = [
                 gradients_of(rank, step, options["shapes"], dtype)[i].ravel().astype(work)
                 * work(1 / (options["batch_size"] * workers))
                 for rank in range(workers)
+            ]
+            gradients = [
+                sum(gradients[first + 1 : first + local_size], gradients[first])
+                for first in range(0, workers, local_size)
             ]
             ratio = previous / RATES[step]
             previous = RATES[step]

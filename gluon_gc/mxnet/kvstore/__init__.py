@@ -3,8 +3,9 @@
 from . import by_name
 from .horovod import GluonGCHorovod
 from .local import GluonGCLocal
+from .one_machine import GluonGCMachine
 from .parameter_server import GluonGCParameterServer
 
-__all__ = ["GluonGCHorovod", "GluonGCLocal", "GluonGCParameterServer"]
+__all__ = ["GluonGCHorovod", "GluonGCLocal", "GluonGCMachine", "GluonGCParameterServer"]
 
 by_name.heed(__all__)

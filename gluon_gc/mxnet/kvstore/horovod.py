@@ -28,11 +28,11 @@ from ...launch.leaving import ending
 from ...launch.patience import Patience
 from ...launch.progress import Progress
 from ...plan import Chunk, Slice
-from ..channel import Channel
+from ..channel import Channel, Sending
 from ..codec import MessageCodec
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradient, Gradients
-from ..sparse import SparseChannel
+from ..sparse import SparseChannel, summed
 from . import archive, bundle, handshake
 from .circle import Circle, nodes_of
 
@@ -95,7 +95,7 @@ class GluonGCHorovod(CompressingKVStore):
         # Horovod refuses a name that is still at work: what is summed always is in the same array,
         # for which MXNet's engine ends one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
-        self._summed_in_node: Dict[Channel, List[NDArray]] = {}
+        self._summed_in_node: Dict[Channel, NDArray] = {}
         self._broadcasts = itertools.count()
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
@@ -138,9 +138,7 @@ class GluonGCHorovod(CompressingKVStore):
             self._progress.watch(0, channel.under_way)
             self._keys[channel] = len(self._keys)
             if self._hierarchical(channel.params):
-                self._summed_in_node[channel] = [
-                    mx.nd.zeros(chunk.size, dtype=channel.dtype) for chunk in channel.chunks
-                ]
+                self._summed_in_node[channel] = mx.nd.zeros(channel.size, dtype=channel.dtype)
             if channel.aggregated:
                 place, _ = self.place(channel.chunks[0])
                 if self._owners[channel] == place and self._takes_part(channel):
@@ -187,7 +185,7 @@ class GluonGCHorovod(CompressingKVStore):
     # A step: what is computed is queued on MXNet's engine, while bytes wait for all workers
 
     def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
-        sent = self._all_encoded(channels, gradients)
+        sent = self._all_encoded(channels, self._sending(gradients))
         received: Dict[Channel, NDArray] = {}
         for circle in self._circles:
             inside = [channel for channel in channels if self._circle(channel) is circle]
@@ -209,27 +207,20 @@ class GluonGCHorovod(CompressingKVStore):
         name = f"rows.{self.channels.index(channel)}"
         all_ids = self._everybody.gather(ids.tobytes(), f"{name}.ids")
         all_values = self._everybody.gather(values.tobytes(), f"{name}.values")
-        rows, place = np.unique(np.frombuffer(all_ids, ids.dtype), return_inverse=True)
-        sums = np.zeros((rows.size, values.shape[1]), values.dtype)
-        np.add.at(sums, place, np.frombuffer(all_values, values.dtype).reshape(place.size, -1))
-        return mx.nd.sparse.row_sparse_array((sums, rows), channel.shape), None
+        return summed(channel, all_ids, all_values), None
 
-    def _all_encoded(
-        self, channels: Sequence[Channel], gradients: Gradients
-    ) -> Dict[Channel, NDArray]:
+    def _all_encoded(self, channels: Sequence[Channel], sending: Sending) -> Dict[Channel, NDArray]:
         """What is sent: of this worker's gradients, or of their sum over its node."""
         in_node = [channel for channel in channels if channel in self._summed_in_node]
-        sums: Dict[Channel, List[NDArray]] = {}
+        sums: Dict[Channel, NDArray] = {}
         for group in bundle.by_dtype(in_node):
             for channel in group:
-                sums[channel] = channel.copied(
-                    gradients, self._summed_in_node[channel], self._factor
-                )
-            arrays = [array for channel in group for array in sums[channel]]
+                sums[channel] = channel.copy(sending, self._summed_in_node[channel])
+            arrays = [sums[channel] for channel in group]
             self._node.sum_in_place(arrays, f"node.{self._keys[group[0]]}")
         return {
-            channel: self._encode(
-                channel, gradients, values=sums.get(channel), out=self._summed.get(channel)
+            channel: channel.encode(
+                sending, values=sums.get(channel), out=self._summed.get(channel)
             )
             for channel in channels
         }

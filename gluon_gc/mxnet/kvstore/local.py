@@ -32,7 +32,8 @@ class GluonGCLocal(CompressingKVStore):
         self._aggregators.update((c, self._aggregator(c)) for c in channels if c.aggregated)
 
     def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
-        sent = [self._encode(channel, gradients) for channel in channels]
+        sending = self._sending(gradients)
+        sent = [channel.encode(sending) for channel in channels]
         for channel, message in zip(channels, sent):
             if channel.aggregated:
                 message = self._aggregators[channel].aggregate(message, count=1)

@@ -17,7 +17,6 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -33,28 +32,23 @@ from ... import env, kernels, plan
 from ...launch import ps_lite
 from ...launch.joining import join
 from ...launch.leaving import ending
+from ...launch.machine import Machine
 from ...log import logger
-from .. import operators
+from ...plan import Chunk
 from ..channel import Channel
 from ..codec import state_layout
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradient, Gradients
-from ..operators import MessageRows
 from ..sparse import SparseChannel
 from . import archive, handshake, messages
 from .pages import PAGE_BYTES, Pages
+from .pool import Pool, Pooled
 from .rows import Rows
 from .sparse_rows import SparseRows
+from .ways import Dense, OfMachine, Payloads, SummedRows, Way
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
 _LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
-
-
-class _Summed(NamedTuple):
-    """Where values that the server sums travel: as in `Rows`, a key has an array of its own."""
-
-    key: int
-    array: NDArray
 
 
 @KVStoreBase.register
@@ -99,8 +93,10 @@ class GluonGCParameterServer(CompressingKVStore):
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
         self._servers = cluster.num_server
         self._allocator = plan.KeyAllocator(self._servers)
-        self._rows: Dict[Channel, Rows] = {}
-        self._summed: Dict[Channel, _Summed] = {}
+        self._ways: Dict[Channel, Way] = {}
+        self._machine = cluster.worker_id, cluster.num_worker
+        self._pool: Optional[Pool] = None
+        self._pooled: Dict[Channel, Pooled] = {}
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[Channel, int] = {}
         self._pages: List[Pages] = []  # of each server, once there is an aggregator
@@ -117,13 +113,15 @@ class GluonGCParameterServer(CompressingKVStore):
             return
         mx.nd.waitall()
         self._lifeline.leave()
+        if self._pool is not None:
+            self._pool.close()
         GluonGCParameterServer.connected = None
         if env.get("PS_RESEND"):
             ending().stays(self._stay)
             return
         ps_lite.leave_alone(self._kv.handle)
         # ps-lite ends once nothing refers to it.
-        del self._kv, self._rows, self._sparse, self._pages, self._greetings
+        del self._kv, self._ways, self._sparse, self._pages, self._greetings
         self._lifeline.close()
         ending().concerns(None)
 
@@ -158,21 +156,16 @@ class GluonGCParameterServer(CompressingKVStore):
                 for server, pages in enumerate(new_pages)
             ]
         self._server_of.update(zip(channels, servers))
+        if self.local_size > 1:
+            self._open_pool([channel for channel in channels if channel.hierarchical])
         for channel, server in zip(channels, servers):
-            key = self._allocator.key(server)
-            keys.append(key)
             self._progress.watch(server, channel.under_way)
-            if channel.framed or channel.dtype == "float64":
-                layout = MessageRows(((channel.message_bytes, None),))
-                if channel.framed:
-                    layout = channel.codec.rows()
-                rows = self._rows[channel] = Rows(self._kv, key, layout, next(lanes[server]))
-                zeros.append(rows.first())
-                configured.append({"key": key, "server": server, **self._description(channel)})
-            else:
-                values = channel.message_bytes // np.dtype(channel.dtype).itemsize
-                zeros.append(mx.nd.zeros(values, dtype=channel.dtype))
-                self._summed[channel] = _Summed(key, mx.nd.zeros(values, dtype=channel.dtype))
+            way = self._ways[channel] = self._way(channel, server, lanes[server])
+            keys.append(way.key)
+            zeros.append(way.first)
+            if not isinstance(way, Dense):
+                described = self._description(channel)
+                configured.append({"key": way.key, "server": server, **described})
         self._configure(configured)
         self._init(keys, zeros)
         for pages in new_pages:  # a server sees what it has stored when somebody pushes
@@ -195,12 +188,50 @@ class GluonGCParameterServer(CompressingKVStore):
             self._configure(configured)
             self._init(keys, first)
 
+    def _way(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Way:
+        """How the messages of a channel travel to a server and back."""
+        key, pooled = self._allocator.key(server), self._pooled.get(channel)
+        if pooled is None:
+            if channel.framed:
+                return Payloads(self._kv, key, channel, lane=next(lanes))
+            if channel.dtype == "float64":  # MXNet's server may sum it in float32
+                return SummedRows(self._kv, key, channel, lane=next(lanes))
+            return Dense(self._kv, key, channel)
+        kind = Payloads if channel.framed else SummedRows
+        lane = next(lanes) if pooled.owned else None
+        return OfMachine(pooled, kind(self._kv, key, channel, lane=lane, place=self._machine))
+
+    def _open_pool(self, channels: Sequence[Channel]) -> None:
+        """Have these messages made by all workers of a machine together."""
+        if not channels:
+            return
+        if self._pool is None:
+            timeout = env.get("GLUON_GC_CONNECT_TIMEOUT")
+            with self._progress.waiting():
+                self._pool = Pool(Machine(self._lifeline.cluster, timeout))
+        _, machines = self._machine
+        answers = [machines if channel.gathered else 1 for channel in channels]
+        self._pooled.update(zip(channels, self._pool.open(channels, answers, {})))
+
+    def _can_run_on_gpu(self, channel: Channel) -> bool:
+        # The sum over a machine is made in the host's memory.
+        return super()._can_run_on_gpu(channel) and channel not in self._pooled
+
+    def place(self, chunk: Chunk) -> Tuple[int, int]:
+        pooled = self.local_size > 1 and chunk.params is not None and chunk.params.hierarchical
+        return self._machine if pooled else super().place(chunk)
+
+    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+        if channel in self._pooled and not self._pooled[channel].owned:
+            return 0, 0
+        return super().message_bytes(channel, done)
+
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """What the server must know of a channel in rows."""
         if channel.gathered:
             return {"gathered": True}
         if not channel.aggregated:
-            return {"summed_bytes": channel.message_bytes}
+            return {"summed_bytes": channel.message_bytes, "dtype": channel.dtype}
         chunks = [
             {"size": chunk.size, "start": self._start(chunk, node=None)} for chunk in channel.chunks
         ]
@@ -236,38 +267,14 @@ class GluonGCParameterServer(CompressingKVStore):
 
     def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
         self._lifeline.next_exchange()
-        sent = [self._sent(channel, gradients) for channel in channels]
-        received = [
-            self._travel(channel, message, priority - number)
-            for number, (channel, message) in enumerate(zip(channels, sent))
-        ]
-        answers = self.num_workers
-        for channel, messages_ in zip(channels, received):
-            how = {}
-            if channel.framed:
-                framing = self._rows[channel].layout.framing()
-                how = dict(count=answers if channel.gathered else 1, framing=framing)
-            channel.deliver(messages_, gradients, **how)
-
-    def _sent(self, channel: Channel, gradients: Gradients) -> NDArray:
-        if channel in self._summed:
-            return self._encode(channel, gradients, out=self._summed[channel].array)
-        if not channel.framed:
-            return self._encode(channel, gradients)
-        rows = self._rows[channel]
-        return self._encode(channel, gradients, framing=rows.framing, out=rows.sent)
-
-    def _travel(self, channel: Channel, message: NDArray, priority: int) -> List[NDArray]:
-        """What comes back for what is sent."""
-        if channel in self._summed:
-            self._kv.pushpull(self._summed[channel].key, message, out=message, priority=priority)
-            return [message]
-        rows = self._rows[channel]
-        if not channel.framed:  # MXNet's server may sum float64 in float32
-            (answer,) = rows.exchange([operators.as_bytes(message)], priority)
-            return [operators.sum_rows(answer, channel.dtype)]
-        rows.push(priority)
-        return rows.pull(self.num_workers if channel.gathered else 1, priority)
+        sending = self._sending(gradients)
+        ways = [self._ways[channel] for channel in channels]
+        for way in ways:
+            way.encode(sending)
+        for number, way in enumerate(ways):
+            way.travel(priority - number)
+        for way in ways:
+            way.deliver(gradients)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -289,9 +296,9 @@ class GluonGCParameterServer(CompressingKVStore):
             for key, layouts in of_server.items()
             if not archive.num_bytes(layouts)
         }
-        request: Dict[str, Any] = {"keys": [self._rows[channel].key for channel in channels]}
+        request: Dict[str, Any] = {"keys": [self._ways[channel].key for channel in channels]}
         for channel in channels:
-            key = self._rows[channel].key
+            key = self._ways[channel].key
             while key not in arrived:
                 self._command("save", request)
                 request = {}
@@ -306,7 +313,7 @@ class GluonGCParameterServer(CompressingKVStore):
         self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
     ) -> None:
         if self.rank == 0:
-            self._command("load", {"keys": [self._rows[channel].key for channel in channels]})
+            self._command("load", {"keys": [self._ways[channel].key for channel in channels]})
         on_servers = [
             [channel for channel in channels if self._server_of[channel] == number]
             for number in range(self._servers)
@@ -326,7 +333,7 @@ class GluonGCParameterServer(CompressingKVStore):
         layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers)]
         for channel in channels:
             params = channel.params.aggregators
-            layouts[self._server_of[channel]][self._rows[channel].key] = [
+            layouts[self._server_of[channel]][self._ways[channel].key] = [
                 state_layout(params, chunk.size, channel.dtype) for chunk in channel.chunks
             ]
         return layouts

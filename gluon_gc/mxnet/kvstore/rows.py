@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -26,21 +26,29 @@ class Rows:
     key : int
     layout : MessageRows
         Of the messages.
+    place : tuple of two int, optional
+        Which message of a step this is, of how many; by default each worker has one, by its rank.
     lane : NDArray, optional
         What is exchanged in the same lane is exchanged one after the other.
     """
 
     def __init__(
-        self, kv: KVStore, key: int, layout: MessageRows, lane: Optional[NDArray] = None
+        self,
+        kv: KVStore,
+        key: int,
+        layout: MessageRows,
+        place: Optional[Tuple[int, int]] = None,
+        lane: Optional[NDArray] = None,
     ) -> None:
         self._kv, self.key, self.layout, self._lane = kv, key, layout, lane
-        shape = (kv.num_workers * layout.count, layout.row_words)
+        self.place, self.places = place or (kv.rank, kv.num_workers)
+        shape = (self.places * layout.count, layout.row_words)
         self.sent = mx.nd.sparse.zeros("row_sparse", shape)
         pulls = 1 if layout.count == 1 else 2
         self._pulled = [mx.nd.sparse.zeros("row_sparse", shape) for _ in range(pulls)]
         self._row0 = mx.nd.zeros(1, dtype="int64")
         self._first_rows = mx.nd.arange(0, shape[0], layout.count, dtype="int64")
-        self.framing = layout.framing_at(kv.rank, kv.num_workers)
+        self.framing = layout.framing_at(self.place, self.places)
 
     def first(self) -> RowSparseNDArray:
         """What the server is to store first."""
@@ -66,8 +74,7 @@ class Rows:
 
     def exchange(self, parts: Sequence[NDArray], priority: int = 0) -> List[NDArray]:
         """Push a message of bytes; the parts of the server's answer, shape (1, bytes) each."""
-        rank, workers = self._kv.rank, self._kv.num_workers
-        operators.frame(parts, self.layout, rank, workers, out=self.sent)
+        operators.frame(parts, self.layout, self.place, self.places, out=self.sent)
         self.push(priority)
         return self.answer(priority)
 

@@ -1,0 +1,173 @@
+"""The workers of one machine: how they meet, what they tell each other, and memory that they share.
+
+They meet at an abstract Unix socket of the first, to which the others stay connected. Shared memory
+has no name, so that nothing is left of it when the last of them has ended, however it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import socket
+import struct
+import time
+from multiprocessing import reduction
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+
+from .. import env
+from ..env import Cluster
+
+_LENGTH = struct.Struct("=Q")
+_CREDENTIALS = struct.Struct("=3i")  # of a process: its number, user and group
+_PAUSE = 0.02  # seconds between two attempts
+
+
+class Machine:
+    """A worker's place among those of its machine. All of them call the same methods alike.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Its `local_rank` and `local_size` say who this worker is, and how many there are.
+    timeout : float
+        Seconds in which all must come.
+
+    Attributes
+    ----------
+    links : dict
+        Connections by rank: the first's to all others, or another's to the first.
+
+    Raises
+    ------
+    ConnectionError
+        Some have not come, or what has come is another user's.
+    """
+
+    def __init__(self, cluster: Cluster, timeout: float) -> None:
+        self.rank, self.size = cluster.local_rank, cluster.local_size
+        self._timeout, self._deadline = timeout, time.monotonic() + timeout
+        address = _address(cluster)
+        self.links = {0: self._first(address)} if self.rank else self._others(address)
+
+    def gather(self, data: bytes) -> List[bytes]:
+        """What all of them have, by rank; waits for them."""
+        if self.rank:
+            (link,) = self.links.values()
+            _send(link, data)
+            return [_receive(link) for _ in range(self.size)]
+        everything = [data, *map(_receive, self.links.values())]
+        for link in self.links.values():
+            for one in everything:
+                _send(link, one)
+        return everything
+
+    def share(self, num_bytes: int) -> np.ndarray:
+        """Zeros that all of them see and may change, uint8, shape (num_bytes,); waits for them.
+
+        Raises
+        ------
+        OSError
+            There is not so much memory.
+        """
+        if self.rank:
+            memory = reduction.recv_handle(*self.links.values())
+        else:
+            memory = os.memfd_create("gluon_gc")
+            os.posix_fallocate(memory, 0, num_bytes)  # or the lack of it would end a process later
+            for link in self.links.values():
+                reduction.send_handle(link, memory, None)
+        shared = mmap.mmap(memory, num_bytes)
+        os.close(memory)
+        return np.frombuffer(shared, np.uint8)
+
+    def close(self) -> None:
+        """Leave; what is shared stays as long as somebody uses it."""
+        for link in self.links.values():
+            link.close()
+
+    def _others(self, address: bytes) -> Dict[int, socket.socket]:
+        """The first's connections to the others."""
+        links: Dict[int, socket.socket] = {}
+        with socket.socket(socket.AF_UNIX) as server:
+            self._try(server.bind, address)
+            server.listen(self.size)
+            while len(links) < self.size - 1:
+                server.settimeout(max(_PAUSE, self._deadline - time.monotonic()))
+                try:
+                    link, _ = server.accept()
+                    link.settimeout(self._timeout)
+                    if _is_ours(link):
+                        links[int(_receive(link))] = link
+                except (OSError, ValueError):
+                    if time.monotonic() >= self._deadline:
+                        raise self._missing({*range(1, self.size)} - links.keys()) from None
+        for link in links.values():
+            link.settimeout(None)
+        return dict(sorted(links.items()))
+
+    def _first(self, address: bytes) -> socket.socket:
+        """Another's connection to the first."""
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            self._try(link.connect, address)
+        except OSError:
+            raise self._missing([0]) from None
+        if not _is_ours(link):
+            raise ConnectionError("this machine's workers must be the same user's processes")
+        _send(link, str(self.rank).encode())
+        return link
+
+    def _try(self, attempt: Callable[[bytes], Any], address: bytes) -> None:
+        while True:
+            try:
+                return attempt(address)
+            except OSError:
+                if time.monotonic() >= self._deadline:
+                    raise
+                time.sleep(_PAUSE)
+
+    def _missing(self, ranks: Sequence[int]) -> ConnectionError:
+        names = ", ".join(map(str, sorted(ranks)))
+        return ConnectionError(
+            f"of this machine's {self.size} workers, those of BYTEPS_LOCAL_RANK {names} have not "
+            f"come within {self._timeout:g} s; workers that share no memory, as in containers of "
+            "their own, need 'hierarchical': False in compression_params"
+        )
+
+
+def _address(cluster: Cluster) -> bytes:
+    """Where a machine's workers of a cluster meet: no other job has the same."""
+    job = (
+        cluster.root_uri,
+        cluster.root_port,
+        cluster.worker_id,
+        env.get("GLUON_GC_SECRET"),
+        env.get("GLUON_GC_RESTARTS"),
+    )
+    return b"\0gluon_gc " + hashlib.sha256(repr(job).encode()).hexdigest().encode()
+
+
+def _is_ours(link: socket.socket) -> bool:
+    """Whether the other end is a process of the same user, or of root."""
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    return user in (0, os.getuid())
+
+
+def _send(link: socket.socket, data: bytes) -> None:
+    link.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(link: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
+    return _exactly(link, length)
+
+
+def _exactly(link: socket.socket, length: int) -> bytes:
+    data = link.recv(length, socket.MSG_WAITALL) if length else b""
+    if len(data) < length:
+        raise ConnectionError("another worker of this machine has ended")
+    return data

@@ -1,0 +1,102 @@
+"""Counts in memory that processes share, which MXNet's engine advances and awaits.
+
+operators/mxnet/eventcounts.cpp does it: no thread of the engine waits, and none of Python's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Sequence
+
+import numpy as np
+from mxnet.base import _LIB, check_call
+from mxnet.ndarray import NDArray
+
+from ..kernels import library
+from .engine import CPU
+
+_ADVANCE, _AWAIT = (
+    ctypes.cast(function, ctypes.c_void_p)
+    for function in (library.gluon_gc_advance, library.gluon_gc_await)
+)
+_start, _end = library.gluon_gc_watcher, library.gluon_gc_watcher_end
+_start.restype, _start.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+_end.restype, _end.argtypes = None, (ctypes.c_void_p,)
+
+
+class _Advance(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_void_p), ("bells", ctypes.c_void_p), ("number", ctypes.c_uint32)]
+
+
+class _Await(ctypes.Structure):
+    _fields_ = [
+        ("watcher", ctypes.c_void_p),
+        ("count", ctypes.c_void_p),
+        ("each", ctypes.c_uint32),
+        ("value", ctypes.c_uint32),
+    ]
+
+
+class Watcher:
+    """Looks after the counts that this process awaits.
+
+    Parameters
+    ----------
+    bells : ndarray
+        One of each process, uint32, zero at first, in memory that all share.
+    place : int
+        Which is this process's.
+    """
+
+    def __init__(self, bells: np.ndarray, place: int) -> None:
+        self.bells = bells
+        self.handle = _start(bells[place:].ctypes.data)
+
+    def end(self) -> None:
+        """Watch no more; nothing may be awaited."""
+        _end(self.handle)
+        self.handle = None
+
+
+class Eventcount:
+    """A count that some advance by one, and others await.
+
+    Parameters
+    ----------
+    watcher : Watcher
+    count : ndarray
+        uint32, shape (1,), zero at first, in memory that all share.
+    each : int
+        How often it is advanced between one `wait` and the next.
+    awaited_by : slice
+        The places of those who await it.
+    """
+
+    def __init__(self, watcher: Watcher, count: np.ndarray, each: int, awaited_by: slice) -> None:
+        bells = watcher.bells[awaited_by]
+        self._kept = watcher, count, bells
+        self._advance = _Advance(count.ctypes.data, bells.ctypes.data, bells.size)
+        self._await = _Await(watcher.handle, count.ctypes.data, each, 0)
+
+    def advance(self, read: Sequence[NDArray] = (), written: Sequence[NDArray] = ()) -> None:
+        """Advance it once all that is queued has written `read`, and is done with `written`."""
+        _push(_LIB.MXEnginePushSyncND, _ADVANCE, self._advance, read, written)
+
+    def wait(self, written: Sequence[NDArray]) -> None:
+        """Let what is queued for these arrays from now on wait for `each` more advances."""
+        _push(_LIB.MXEnginePushAsyncND, _AWAIT, self._await, (), written, False)
+
+
+def _push(
+    push: Any,
+    function: ctypes.c_void_p,
+    parameter: ctypes.Structure,
+    read: Sequence[NDArray],
+    written: Sequence[NDArray],
+    *more: bool,
+) -> None:
+    reads, writes = (
+        (ctypes.c_void_p * len(some))(*(array.handle for array in some)) for some in (read, written)
+    )
+    of = function, ctypes.byref(parameter), None, CPU, reads, len(read), writes, len(written)
+    check_call(push(*of, None, 0, b"gluon_gc_eventcount", *more))

@@ -1,0 +1,137 @@
+// Eventcounts (Reed and Kanodia, 1979) for MXNet's engine, in memory that the processes of a machine share: one
+// operation advances a count, and another ends once a count has come to a value. No thread of the engine waits for
+// that: each process has a watcher, which does it for all its operations. gluon_gc/mxnet/eventcounts.py uses it.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <mxnet/engine.h>
+
+#include "core/abi.h"
+
+namespace {
+
+using Done = mxnet::engine::CallbackOnComplete;
+using Count = std::atomic<std::uint32_t>;
+static_assert(Count::is_always_lock_free && sizeof(Count) == sizeof(std::uint32_t), "processes share it as a futex");
+
+void futex(Count* word, int operation, std::uint32_t value) {
+  syscall(SYS_futex, word, operation, value, nullptr, nullptr, 0);
+}
+
+// Wakes the watcher of the process whose bell it is.
+void ring(Count* bell) {
+  bell->fetch_add(1);
+  futex(bell, FUTEX_WAKE, INT_MAX);
+}
+
+class Watcher {
+ public:
+  explicit Watcher(Count* bell) : bell_(bell), thread_([this] { watch(); }) {}
+
+  ~Watcher() {
+    ends_ = true;
+    ring(bell_);
+    thread_.join();
+  }
+
+  // Calls `done` once the count has come to the value.
+  void await(const Count* count, std::uint32_t value, Done done) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!reached(*count, value)) {
+        awaited_.push_back({count, value, done});
+        return;  // who advances the count from now on rings the bell after that
+      }
+    }
+    done();
+  }
+
+ private:
+  struct Awaited {
+    const Count* count;
+    std::uint32_t value;
+    Done done;
+  };
+
+  // Counts may wrap around.
+  static bool reached(const Count& count, std::uint32_t value) {
+    return static_cast<std::int32_t>(count.load() - value) >= 0;
+  }
+
+  void watch() {
+    for (;;) {
+      const std::uint32_t rung = bell_->load();
+      if (ends_) return;
+      for (const Done& done : take_reached()) done();
+      futex(bell_, FUTEX_WAIT, rung);  // returns at once if it was rung since
+    }
+  }
+
+  std::vector<Done> take_reached() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Done> taken;
+    std::vector<Awaited> left;
+    for (const Awaited& one : awaited_) {
+      if (reached(*one.count, one.value)) {
+        taken.push_back(one.done);
+      } else {
+        left.push_back(one);
+      }
+    }
+    awaited_.swap(left);
+    return taken;
+  }
+
+  Count* const bell_;
+  std::atomic<bool> ends_{false};
+  std::mutex mutex_;
+  std::vector<Awaited> awaited_;
+  std::thread thread_;
+};
+
+// As in eventcounts.py.
+struct Advance {
+  Count* count;
+  Count* bells;  // of those who may await it
+  std::uint32_t number;
+};
+
+struct Await {
+  Watcher* watcher;
+  const Count* count;
+  std::uint32_t each, value;  // each time it comes to so much more
+};
+
+}  // namespace
+
+extern "C" {
+
+// Watches counts for this process, which has this bell; gluon_gc_watcher_end ends it.
+GLUON_GC_API void* gluon_gc_watcher(std::uint32_t* bell) { return new Watcher(reinterpret_cast<Count*>(bell)); }
+
+// Nothing may be awaited any more.
+GLUON_GC_API void gluon_gc_watcher_end(void* watcher) { delete static_cast<Watcher*>(watcher); }
+
+// MXNet's EngineSyncFunc, of an Advance.
+GLUON_GC_API void gluon_gc_advance(void*, void* parameter) {
+  const auto& advance = *static_cast<const Advance*>(parameter);
+  advance.count->fetch_add(1);
+  for (std::uint32_t i = 0; i < advance.number; ++i) ring(advance.bells + i);
+}
+
+// MXNet's EngineAsyncFunc, of an Await.
+GLUON_GC_API void gluon_gc_await(void*, void* done, void* parameter) {
+  auto& await = *static_cast<Await*>(parameter);
+  await.value += await.each;
+  await.watcher->await(await.count, await.value, *static_cast<const Done*>(done));
+}
+
+}  // extern "C"

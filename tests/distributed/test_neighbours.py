@@ -1,0 +1,74 @@
+"""Workers of one machine without a scheduler, of whom one ends before its time."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.cluster import last_line
+
+WORKERS = 3
+STEPS = "print('begun', flush=True)\nwhile True: exchange()"
+
+
+def _start(nodes, rank, script, **variables):
+    nodes.environment.pop("BYTEPS_FORCE_DISTRIBUTED", None)
+    place = {"BYTEPS_LOCAL_RANK": rank, "BYTEPS_LOCAL_SIZE": WORKERS, "DMLC_NUM_WORKER": 1}
+    nodes.start_script(rank, script, **{**place, "DMLC_WORKER_ID": 0, **variables})
+
+
+def _all_say(nodes, words, ranks):
+    for rank in ranks:
+        assert nodes.wait(f"worker{rank}") == 1
+        assert last_line(nodes.log(f"worker{rank}")) == f"gluon_gc: worker {rank} ends: {words}"
+
+
+@pytest.mark.parametrize("killed", range(WORKERS))
+def test_one_who_is_killed_is_named_by_all_others(cluster, killed):
+    nodes = cluster(1, 0)
+    for rank in range(WORKERS):
+        _start(nodes, rank, STEPS)
+    for rank in range(WORKERS):
+        nodes.wait_for_line(f"worker{rank}", "begun")
+    nodes.processes[f"worker{killed}"].kill()
+    _all_say(nodes, f"worker {killed} is gone", {*range(WORKERS)} - {killed})
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_one_that_fails_is_named_with_its_error(cluster, failing):
+    nodes = cluster(1, 0)
+    for rank in range(WORKERS):
+        _start(nodes, rank, "exchange()\nraise ValueError('no data')" if rank == failing else STEPS)
+    others = {*range(WORKERS)} - {failing}
+    _all_say(nodes, f"worker {failing} has failed: ValueError: no data", others)
+    assert nodes.wait(f"worker{failing}") == 1
+
+
+def test_those_who_do_not_come_are_named(cluster):
+    nodes = cluster(1, 0)
+    for rank in (0, 2):
+        _start(nodes, rank, STEPS, GLUON_GC_CONNECT_TIMEOUT=5)
+    assert nodes.wait("worker0") == 1
+    assert "of this machine's 3 workers, those of BYTEPS_LOCAL_RANK 1 have not come" in last_line(
+        nodes.log("worker0")
+    )
+    assert nodes.wait("worker2") == 1
+
+
+def test_nothing_is_left_where_all_are_killed_and_the_next_run_can_begin(cluster):
+    before = set(os.listdir("/dev/shm"))
+    nodes = cluster(1, 0)
+    for script in (STEPS, "exchange()\nbps.shutdown()"):
+        for rank in range(WORKERS):
+            _start(nodes, rank, script)
+        if script is STEPS:
+            for rank in range(WORKERS):
+                nodes.wait_for_line(f"worker{rank}", "begun")
+            for rank in range(WORKERS):
+                nodes.processes[f"worker{rank}"].kill()
+            for rank in range(WORKERS):
+                nodes.processes[f"worker{rank}"].wait()
+            assert set(os.listdir("/dev/shm")) <= before
+            assert "gluon_gc" not in Path("/proc/net/unix").read_text()
+    for rank in range(WORKERS):
+        assert nodes.wait(f"worker{rank}") == 0

@@ -1,0 +1,68 @@
+"""The workers of a machine make their messages together: one exchange a machine."""
+
+import numpy as np
+import pytest
+
+from tests.compressors import COMPRESSORS
+from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_machine
+from tests.distributed.test_two_way import (
+    arguments,
+    assert_identical,
+    check_replay,
+    corrected,
+    every_way,
+    of_way,
+)
+
+LOCAL_SIZE = 2
+MACHINES = {"BYTEPS_LOCAL_SIZE": LOCAL_SIZE}
+
+
+def _check(ways, machines=2, servers=1, chunk_elements=10**9, **variables):
+    variables = {**MACHINES, **variables}
+    results = run("several_steps", ways, machines * LOCAL_SIZE, servers, variables)
+    assert_identical(results)
+    for way, options in enumerate(ways):
+        of_this = [of_way(result, way) for result in results]
+        check_replay(of_this, options, chunk_elements, LOCAL_SIZE)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_machines_sum_is_compressed_as_one_workers_gradient_is(name):
+    _check(every_way(name))
+
+
+def test_chunks_of_several_owners_and_servers_agree_with_a_numpy_replay():
+    _check(corrected(steps=5), servers=2, chunk_elements=300, BYTEPS_PARTITION_BYTES=1200)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_workers_of_one_machine_agree_with_a_numpy_replay_of_one(name):
+    ways = every_way(name)
+    results = run_machine("several_steps", ways, LOCAL_SIZE)
+    assert_identical(results)
+    for way, options in enumerate(ways):
+        check_replay([of_way(result, way) for result in results], options, local_size=LOCAL_SIZE)
+
+
+def test_what_is_not_compressed_is_summed_on_the_machine_too():
+    ways = [
+        {**arguments(steps=3), "compression_params": params, "dtype": dtype}
+        for params in ({}, {"fp16": True})
+        for dtype in ("float16", "float32", "float64")
+    ]
+    for results in (
+        run("several_steps", ways, 4, 1, MACHINES),
+        run_machine("several_steps", ways, LOCAL_SIZE),
+    ):
+        assert_identical(results)
+        workers = len(results)
+        for way, options in enumerate(ways):
+            half = options["dtype"] == "float16" or options["compression_params"]
+            for i, shape in enumerate(options["shapes"]):
+                gradients = [gradients_of(rank, 0, options["shapes"])[i] for rank in range(workers)]
+                average = np.sum(gradients, 0) / (options["batch_size"] * workers)
+                result = of_way(results[0], way)[f"g{i}_0"].reshape(shape)
+                tolerance = 2e-3 if half else 1e-6
+                np.testing.assert_allclose(result, average, rtol=tolerance, atol=tolerance)
