@@ -24,6 +24,15 @@ struct Blocks {
     });
   }
 
+  // The same from each thread's last block to its first. The first of two sweeps goes back: it begins with what
+  // was written last, and ends where the second one begins, both of which may be in the cache.
+  template <typename Body>
+  void run_back(int threads, Body body) const {
+    share(threads, [=](std::size_t, std::size_t first, std::size_t last) {
+      for (std::size_t block = last; block-- > first;) body(block, block * size, end(block));
+    });
+  }
+
   // Calls body(part, begin, end) for each of parts(threads) parts, which are the blocks that `run` gives to
   // one thread: what another core wrote is slow to read.
   template <typename Body>

@@ -105,16 +105,26 @@ inline Vec<T> operator*(const Vec<T>& a, const Vec<T>& b) {
   return generate<T>([&](std::size_t i) { return a.lane[i] * b.lane[i]; });
 }
 
+// a where it is less (greater) than b, else b, also where a is a NaN.
+template <typename T>
+inline Vec<T> lesser(const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+template <typename T>
+inline Vec<T> greater(const Vec<T>& a, const Vec<T>& b) {
+  return generate<T>([&](std::size_t i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+
 // A table, since not every instruction set shifts each lane by its own count.
 constexpr std::uint32_t lane_bit[lanes] = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
                                            1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
 
-// Bit i of the result: lane i < 0, which neither -0.0 nor a NaN is.
+// Bit i of the result: lane i of a is less than that of b.
 template <typename T>
-inline std::uint32_t negative(const Vec<T>& v) {
+inline std::uint32_t less(const Vec<T>& a, const Vec<T>& b) {
   std::uint32_t bits = 0;
 #pragma omp simd reduction(| : bits)
-  for (std::size_t i = 0; i < lanes; ++i) bits |= v.lane[i] < 0 ? lane_bit[i] : 0;
+  for (std::size_t i = 0; i < lanes; ++i) bits |= a.lane[i] < b.lane[i] ? lane_bit[i] : 0;
   return bits;
 }
 
@@ -216,3 +226,15 @@ struct Half {
 #elif defined(__AVX2__)
 #include "core/vec_avx2.h"
 #endif
+
+namespace gluon_gc {
+namespace {
+
+// Bit i of the result: lane i < 0, which neither -0.0 nor a NaN is.
+template <typename T>
+inline std::uint32_t negative(const Vec<T>& v) {
+  return less(v, broadcast(T{0}));
+}
+
+}  // namespace
+}  // namespace gluon_gc

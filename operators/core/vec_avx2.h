@@ -45,11 +45,15 @@ inline Vec<float> operator*(Vec<float> a, Vec<float> b) {
   return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
 }
 
-inline __m256 below_zero(__m256 a) { return _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_LT_OQ); }
-
-inline std::uint32_t negative(Vec<float> a) {
-  return static_cast<std::uint32_t>(_mm256_movemask_ps(below_zero(a.low)) |
-                                    _mm256_movemask_ps(below_zero(a.high)) << 8);
+inline Vec<float> lesser(Vec<float> a, Vec<float> b) {
+  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
+inline Vec<float> greater(Vec<float> a, Vec<float> b) {
+  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline std::uint32_t less(Vec<float> a, Vec<float> b) {
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ)) |
+                                    _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ)) << 8);
 }
 inline Vec<float> with_sign_of(Vec<float> signs, Vec<float> magnitude) {
   const __m256 sign_bit = _mm256_set1_ps(-0.0f);

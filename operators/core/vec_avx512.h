@@ -30,9 +30,9 @@ inline Vec<float> operator+(Vec<float> a, Vec<float> b) { return {_mm512_add_ps(
 inline Vec<float> operator-(Vec<float> a, Vec<float> b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec<float> operator*(Vec<float> a, Vec<float> b) { return {_mm512_mul_ps(a.v, b.v)}; }
 
-inline std::uint32_t negative(Vec<float> a) {
-  return _mm512_cmp_ps_mask(a.v, _mm512_setzero_ps(), _CMP_LT_OQ);
-}
+inline Vec<float> lesser(Vec<float> a, Vec<float> b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec<float> greater(Vec<float> a, Vec<float> b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline std::uint32_t less(Vec<float> a, Vec<float> b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 inline Vec<float> with_sign_of(Vec<float> signs, Vec<float> magnitude) {
   constexpr int a_or_b_and_c = 0xf8;
   const __m512i sign_bit = _mm512_set1_epi32(static_cast<int>(0x80000000));

@@ -21,7 +21,7 @@ inline Ints load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
 inline void store(Ints a, std::int32_t* to) { _mm512_storeu_si512(to, a.v); }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints operator-(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-inline Ints shift_right(Ints a, int count) { return {_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(count))}; }
+inline Ints shift_right(Ints a, int count) { return {_mm512_srlv_epi32(a.v, ints(count).v)}; }
 inline Ints keep(std::uint32_t bits, Ints a) {
   return {_mm512_maskz_mov_epi32(static_cast<__mmask16>(bits), a.v)};
 }
@@ -87,10 +87,10 @@ inline Vec<T> magnitude(const Vec<T>& v) {
   return generate<T>([&](std::size_t i) { return static_cast<T>(__builtin_fabs(v.lane[i])); });
 }
 
-// a where it is less than b, else b, also where a is a NaN.
+// |a| where it is less than b, which is not negative, else b, also where a is a NaN.
 template <typename T>
-inline Vec<T> lesser(const Vec<T>& a, const Vec<T>& b) {
-  return generate<T>([&](std::size_t i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+inline Vec<T> lesser_magnitude(const Vec<T>& a, const Vec<T>& b) {
+  return lesser(magnitude(a), b);
 }
 
 // Negated where bit i is set.
@@ -138,7 +138,10 @@ inline Ints linear_log2(const Vec<T>& v, int shift) {
 
 inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Vec<float> magnitude(Vec<float> a) { return {_mm512_abs_ps(a.v)}; }
-inline Vec<float> lesser(Vec<float> a, Vec<float> b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec<float> lesser_magnitude(Vec<float> a, Vec<float> b) {
+  constexpr int lesser_magnitude = 0b10, without_sign = 0b10 << 2;
+  return {_mm512_range_ps(a.v, b.v, without_sign | lesser_magnitude)};
+}
 inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
   return {_mm512_mask_xor_ps(a.v, static_cast<__mmask16>(bits), a.v, _mm512_set1_ps(-0.0f))};
 }
@@ -165,9 +168,6 @@ inline Vec<float> operator/(Vec<float> a, Vec<float> b) {
 inline Vec<float> magnitude(Vec<float> a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};
-}
-inline Vec<float> lesser(Vec<float> a, Vec<float> b) {
-  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
 inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);

@@ -53,7 +53,7 @@ void quantise(const Corrected<T>& corrected, const Range<T>& range, T* residual,
       const Vec<T> p = corrected(i, present);
       const Vec<T> number = steps.nearest(p);
       store(lowest_bytes(number), payload.element(i), present);
-      if constexpr (with_residual) store(p - steps(number - steps.whole), residual + i, present);
+      if constexpr (with_residual) store(p - steps(number), residual + i, present);
     });
   });
 }
@@ -70,7 +70,7 @@ void for_each_decoded(const Payload<T, const std::uint8_t>& payload, std::size_t
   }
   const Steps<T> steps(range);
   sweep<lanes>(begin, end, [=](std::size_t i, auto present) {
-    step(i, present, steps(widen<T>(load(payload.element(i), present))));
+    step(i, present, steps(widen<T>(load(payload.element(i), present)) + steps.whole));
   });
 }
 

@@ -175,13 +175,14 @@ std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, co
   const Quantiser<T, natural> quantiser(norm, config);
   const Levels<T> levels(norm, config);
   const auto quantise_block = payload.planes == 3 ? quantise<3, T, natural> : quantise<0, T, natural>;
-  const auto encode_block = payload.planes == 3 ? encode<3> : encode<0>;
   for_each_block(payload.n, threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
     const Stream* const streams = workspace.streams + block * stream_lanes;
     quantise_block(corrected, residual, quantiser, levels, streams, begin, end, payload);
     if (config.fixed_width) return;
     std::uint8_t* const code = workspace.scratch + block * workspace.scratch_bytes;
-    const std::size_t bits = encode_block(payload.group(begin), payload.planes, end - begin, code);
+    const std::size_t bits = payload.planes == 3
+                                 ? encode_three_planes(payload.group(begin), end - begin, code)
+                                 : encode(payload.group(begin), payload.planes, end - begin, code);
     workspace.code_bits[block] = static_cast<std::uint32_t>(bits);
   });
   const std::size_t fixed_bytes = dithering_capacity<T>(payload.n, config.levels);

@@ -16,7 +16,7 @@ struct CodeTable {
   constexpr CodeTable() : codes{} {
     for (std::uint32_t x = least; x < count; ++x) codes[x] = code(x);
   }
-  Code operator()(std::uint32_t x) const { return x < count ? codes[x] : code(x); }
+  constexpr Code operator()(std::uint32_t x) const { return x < count ? codes[x] : code(x); }
 
   Code codes[count];
 };
@@ -32,15 +32,12 @@ inline std::uint32_t plane(const std::uint8_t* group, std::size_t index) {
 constexpr std::size_t chunk_elements = 64;
 constexpr std::size_t most_planes = 24;
 
-// Codes `count` elements from their planes, `planes` of them for each sixteen, which is `known_planes` unless
-// that is 0. Returns the number of bits.
-template <std::size_t known_planes>
-std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t count, std::uint8_t* to) {
-  if constexpr (known_planes != 0) planes = known_planes;
+// Codes `count` elements from their planes, `planes` of them for each sixteen. Returns the number of bits.
+inline std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t count, std::uint8_t* to) {
   BitWriter writer(to);
   std::size_t next = 0;  // the element after the last one that was coded
   for (std::size_t begin = 0; begin < count; begin += chunk_elements) {
-    std::uint64_t chunk[known_planes != 0 ? known_planes : most_planes] = {}, nonzero = 0;
+    std::uint64_t chunk[most_planes] = {}, nonzero = 0;
     for (std::size_t part = 0; part < chunk_elements && begin + part < count; part += lanes) {
       for (std::size_t i = 0; i < planes; ++i) chunk[i] |= std::uint64_t{plane(groups, i)} << part;
       groups += 2 * planes;
@@ -53,14 +50,72 @@ std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t c
         value |= static_cast<std::uint32_t>(chunk[i] >> place & 1) << i;
       }
       const std::size_t element = begin + static_cast<std::size_t>(place);
-      const Code distance = distance_codes(static_cast<std::uint32_t>(element + 1 - next));
-      if constexpr (known_planes != 0) {
-        writer.put(join(distance, value_codes(value)));
-      } else {  // together they may be too long
-        writer.put(distance);
-        writer.put(value_codes(value));
-      }
+      writer.put(distance_codes(static_cast<std::uint32_t>(element + 1 - next)));  // together they may be too long
+      writer.put(value_codes(value));
       next = element + 1;
+    }
+  }
+  return writer.bits();
+}
+
+// The codes of four elements of three planes, but for the distance of the first that is not 0.
+struct Window {
+  static constexpr int size = 4, planes = 3;
+
+  std::uint32_t bits;
+  std::uint8_t length;
+  std::uint8_t first, end;  // the first that is not 0, and the place behind the last
+};
+
+// By four bits of each plane.
+struct Windows {
+  static constexpr std::size_t count = 1 << Window::planes * Window::size;
+
+  constexpr Windows() : of{} {
+    for (std::uint32_t index = 0; index < count; ++index) {
+      Code codes = {0, 0};
+      int first = 0, end = 0;
+      for (int i = 0; i < Window::size; ++i) {
+        const std::uint32_t value = (index >> i & 1) | (index >> (i + 4) & 1) << 1 | (index >> (i + 8) & 1) << 2;
+        if (value < 2) continue;
+        if (end == 0) {
+          first = i;
+        } else {
+          codes = join(codes, distance_codes(static_cast<std::uint32_t>(i + 1 - end)));
+        }
+        codes = join(codes, value_codes(value));
+        end = i + 1;
+      }
+      of[index] = {static_cast<std::uint32_t>(codes.bits), static_cast<std::uint8_t>(codes.length),
+                   static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(end)};
+    }
+  }
+
+  Window of[count];
+};
+constexpr Windows windows;
+
+// The same for three planes, four elements at a time.
+inline std::size_t encode_three_planes(const std::uint8_t* groups, std::size_t count, std::uint8_t* to) {
+  constexpr std::uint64_t first_of_four = 0x1111111111111111;
+  BitWriter writer(to);
+  std::size_t next = 0;  // the element after the last one that was coded
+  for (std::size_t begin = 0; begin < count; begin += chunk_elements) {
+    std::uint64_t signs = 0, low = 0, high = 0;
+    for (std::size_t part = 0; part < chunk_elements && begin + part < count; part += lanes) {
+      signs |= std::uint64_t{plane(groups, 0)} << part;
+      low |= std::uint64_t{plane(groups, 1)} << part;
+      high |= std::uint64_t{plane(groups, 2)} << part;
+      groups += 2 * Window::planes;
+    }
+    const std::uint64_t nonzero = low | high, of_two = nonzero | nonzero >> 1;
+    for (std::uint64_t left = (of_two | of_two >> 2) & first_of_four; left != 0; left &= left - 1) {
+      const int place = __builtin_ctzll(left);
+      const Window& window = windows.of[(signs >> place & 15) | (low >> place & 15) << 4 | (high >> place & 15) << 8];
+      const std::size_t four = begin + static_cast<std::size_t>(place);
+      const Code distance = distance_codes(static_cast<std::uint32_t>(four + window.first + 1 - next));
+      writer.put(join(distance, {window.bits, window.length}));
+      next = four + window.end;
     }
   }
   return writer.bits();

@@ -92,9 +92,7 @@ struct Quantiser {
   // gives one of them whole.
   template <typename Draw>
   Ints operator()(const Vec<T>& p, const Ints& upper, Draw draw) const {
-    Vec<T> size = magnitude(p);
-    if (__builtin_expect(extreme, 0)) size = size * unit;
-    const Vec<T> y = lesser(size * scale, top);
+    const Vec<T> y = lesser_magnitude((__builtin_expect(extreme, 0) ? p * unit : p) * scale, top);
     const Ints difference = place(y) - shift_right(upper, 32 - fraction_bits);
     const Ints sum = difference + fraction;
     const std::uint32_t undecided = none_set(difference, fraction);

@@ -91,7 +91,7 @@ template <typename T, typename Correct>
 T largest_magnitude(const Correct& correct, std::size_t n, T* residual, int threads) {
   const Blocks<16384> blocks(n);
   double largest[max_blocks];
-  blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
+  blocks.run_back(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
     Largest<T> even, odd;
     sweep<2 * lanes>(begin, end, [=, &even, &odd](std::size_t i, auto present) {
       even.add(corrected_at(correct, residual, i, present.part(0)));
