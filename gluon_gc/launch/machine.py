@@ -51,6 +51,7 @@ class Machine:
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         address = _address(cluster)
         self.links = {0: self._first(address)} if self.rank else self._others(address)
+        os.register_at_fork(after_in_child=self.close)  # else a child would keep them open
 
     def gather(self, data: bytes) -> List[bytes]:
         """What all of them have, by rank; waits for them."""

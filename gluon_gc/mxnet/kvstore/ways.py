@@ -70,13 +70,17 @@ class InRows(Way):
         self.rows = Rows(kv, key, layout, place, lane)
         self.first = self.rows.first()
 
+    def copy(self, to: NDArray) -> None:
+        """Write what has come back there, as `Channel.deliver` takes it."""
+        raise NotImplementedError
+
 
 class Payloads(InRows):
     """Payloads, which our server aggregates or keeps; the parameters are those of `InRows`."""
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, channel, channel.codec.rows(), **of_rows)
-        self.count = self.rows.places if channel.gathered else 1
+        self._count = self.rows.places if channel.gathered else 1
         self._framing = self.rows.layout.framing()
         self._received: List[NDArray] = []
 
@@ -85,13 +89,12 @@ class Payloads(InRows):
 
     def travel(self, priority: int) -> None:
         self.rows.push(priority)
-        self._received = self.rows.pull(self.count, priority)
+        self._received = self.rows.pull(self._count, priority)
 
     def deliver(self, gradients: Gradients) -> None:
-        self.channel.deliver(self._received, gradients, self.count, self._framing)
+        self.channel.deliver(self._received, gradients, self._count, self._framing)
 
     def copy(self, to: NDArray) -> None:
-        """Write what has come back there, as `Channel.deliver` takes it."""
         self.channel.codec.unframed(self._received, to, self._framing)
 
 
@@ -100,7 +103,6 @@ class SummedRows(InRows):
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, channel, MessageRows(((channel.message_bytes, None),)), **of_rows)
-        self.count = 1
         self._values: Optional[NDArray] = None
 
     def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
@@ -114,7 +116,6 @@ class SummedRows(InRows):
         self.channel.deliver([self._values], gradients)
 
     def copy(self, to: NDArray) -> None:
-        """Write what has come back there."""
         self._values.copyto(to)
 
 
