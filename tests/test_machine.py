@@ -1,12 +1,13 @@
 """How the workers of a machine meet and share memory: here two of one process."""
 
 import os
+import socket
 import threading
 
 import pytest
 
 from gluon_gc.env import Cluster
-from gluon_gc.launch.machine import Machine
+from gluon_gc.launch.machine import Machine, _address
 
 
 def _cluster(rank, size=2):
@@ -60,3 +61,18 @@ def test_a_forked_child_keeps_no_connection_open(machines):
 def test_those_who_do_not_come_are_named(rank, missing):
     with pytest.raises(ConnectionError, match=f"those of BYTEPS_LOCAL_RANK {missing} have not"):
         Machine(_cluster(rank, 3), 0.2)
+
+
+def test_two_with_one_rank_are_refused():
+    other = threading.Thread(target=lambda: [Machine(_cluster(1, 3), 5) for _ in range(2)])
+    other.start()
+    with pytest.raises(ConnectionError, match="two workers .* have BYTEPS_LOCAL_RANK 1"):
+        Machine(_cluster(0, 3), 20)
+    other.join(30)
+
+
+def test_two_first_ones_are_refused():
+    with pytest.raises(ConnectionError, match="two workers .* have BYTEPS_LOCAL_RANK 0"):
+        with socket.socket(socket.AF_UNIX) as taken:
+            taken.bind(_address(_cluster(0)))
+            Machine(_cluster(0), 0.2)

@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from multiprocessing import reduction
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -93,21 +93,33 @@ class Machine:
         """The first's connections to the others."""
         links: Dict[int, socket.socket] = {}
         with socket.socket(socket.AF_UNIX) as server:
-            self._try(server.bind, address)
+            try:
+                self._try(server.bind, address)
+            except OSError:
+                raise _twice(0) from None
             server.listen(self.size)
             while len(links) < self.size - 1:
                 server.settimeout(max(_PAUSE, self._deadline - time.monotonic()))
                 try:
-                    link, _ = server.accept()
-                    link.settimeout(self._timeout)
-                    if _is_ours(link):
-                        links[int(_receive(link))] = link
-                except (OSError, ValueError):
+                    rank, link = self._accepted(server)
+                except (OSError, ValueError):  # a stranger's, or nobody's
                     if time.monotonic() >= self._deadline:
                         raise self._missing({*range(1, self.size)} - links.keys()) from None
-        for link in links.values():
-            link.settimeout(None)
+                    continue
+                if rank in links:
+                    raise _twice(rank)
+                links[rank] = link
         return dict(sorted(links.items()))
+
+    def _accepted(self, server: socket.socket) -> Tuple[int, socket.socket]:
+        """The rank of the next who connects, and the connection."""
+        link, _ = server.accept()
+        if not _is_ours(link):
+            raise ConnectionError
+        link.settimeout(self._timeout)
+        rank = int(_receive(link))
+        link.settimeout(None)
+        return rank, link
 
     def _first(self, address: bytes) -> socket.socket:
         """Another's connection to the first."""
@@ -137,6 +149,10 @@ class Machine:
             f"come within {self._timeout:g} s; workers that share no memory, as in containers of "
             "their own, need 'hierarchical': False in compression_params"
         )
+
+
+def _twice(rank: int) -> ConnectionError:
+    return ConnectionError(f"two workers of this machine have BYTEPS_LOCAL_RANK {rank}")
 
 
 def _address(cluster: Cluster) -> bytes:

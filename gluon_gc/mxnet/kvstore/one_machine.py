@@ -69,7 +69,7 @@ class GluonGCMachine(CompressingKVStore):
         mx.nd.waitall()
         GluonGCMachine.connected = None
         self._neighbours.leave()
-        self._machine.gather(b"")
+        self._gather(b"")
         self._patience.end()
         self._pool.close()
         ending().concerns(None)
