@@ -41,9 +41,10 @@ from ..exchange import CompressingKVStore, States
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel
 from . import archive, handshake, messages
-from .pages import PAGE_BYTES, Pages
+from .pages import Pages
 from .pool import Pool, Pooled
 from .rows import Rows
+from .server_states import ServerStates
 from .sparse_rows import SparseRows
 from .ways import Dense, OfMachine, Payloads, SummedRows, Way
 
@@ -99,7 +100,7 @@ class GluonGCParameterServer(CompressingKVStore):
         self._pooled: Dict[Channel, Pooled] = {}
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[Channel, int] = {}
-        self._pages: List[Pages] = []  # of each server, once there is an aggregator
+        self._states: Optional[ServerStates] = None  # once there is an aggregator
         GluonGCParameterServer.connected = self
         keys = [self._allocator.key(server) for server in range(self._servers)]
         self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
@@ -121,7 +122,7 @@ class GluonGCParameterServer(CompressingKVStore):
             return
         ps_lite.leave_alone(self._kv.handle)
         # ps-lite ends once nothing refers to it.
-        del self._kv, self._ways, self._sparse, self._pages, self._greetings
+        del self._kv, self._ways, self._sparse, self._states, self._greetings
         self._lifeline.close()
         ending().concerns(None)
 
@@ -146,7 +147,7 @@ class GluonGCParameterServer(CompressingKVStore):
         servers = plan.spread([channel.message_bytes for channel in channels], self._servers)
         keys, zeros, configured = [], [], []
         new_pages = []
-        if not self._pages and any(channel.aggregated for channel in channels):
+        if self._states is None and any(channel.aggregated for channel in channels):
             numbers = range(self._servers)
             new_pages = [Pages(self._kv, self._allocator.key(server)) for server in numbers]
             keys += [pages.key for pages in new_pages]
@@ -172,7 +173,7 @@ class GluonGCParameterServer(CompressingKVStore):
             pages.push()
         if new_pages:
             mx.nd.waitall()
-            self._pages = new_pages
+            self._states = ServerStates(new_pages, self._command)
 
     def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
         keys, first, configured = [], [], []
@@ -288,45 +289,24 @@ class GluonGCParameterServer(CompressingKVStore):
 
     def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
         mx.nd.waitall()
-        of_servers = self._layouts(channels)
-        joiners = [archive.Joiner(layouts) for layouts in of_servers]
-        arrived: Dict[int, States] = {
-            key: [{} for _ in layouts]
-            for of_server in of_servers
-            for key, layouts in of_server.items()
-            if not archive.num_bytes(layouts)
-        }
-        request: Dict[str, Any] = {"keys": [self._ways[channel].key for channel in channels]}
-        for channel in channels:
-            key = self._ways[channel].key
-            while key not in arrived:
-                self._command("save", request)
-                request = {}
-                asked = [number for number, joiner in enumerate(joiners) if joiner.left]
-                for number in asked:
-                    self._pages[number].ask()
-                for number in asked:
-                    arrived.update(joiners[number].add(self._pages[number].answer()))
-            yield arrived.pop(key)
+        if self._states is None:
+            return iter(())
+        return self._states.fetch(self._keys(channels), self._layouts(channels))
 
     def load_aggregators(
         self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
     ) -> None:
-        if self.rank == 0:
-            self._command("load", {"keys": [self._ways[channel].key for channel in channels]})
+        if self._states is None:
+            return
         on_servers = [
-            [channel for channel in channels if self._server_of[channel] == number]
+            map(states_of, [channel for channel in channels if self._server_of[channel] == number])
             for number in range(self._servers)
         ]
-        cutters = [archive.Cutter(map(states_of, on_server)) for on_server in on_servers]
-        left = [sum(map(archive.num_bytes, of.values())) for of in self._layouts(channels)]
-        while any(left):
-            for number, bytes_left in enumerate(left):
-                if bytes_left:
-                    page = cutters[number].page(PAGE_BYTES) if self.rank == 0 else None
-                    self._pages[number].push(page)
-            mx.nd.waitall()
-            left = [max(0, bytes_left - PAGE_BYTES) for bytes_left in left]
+        given = on_servers if self.rank == 0 else None
+        self._states.give(self._keys(channels), self._layouts(channels), given)
+
+    def _keys(self, channels: Sequence[Channel]) -> List[int]:
+        return [self._ways[channel].key for channel in channels]
 
     def _layouts(self, channels: Sequence[Channel]) -> List[Dict[int, archive.Layouts]]:
         """What each server carries over for these channels, by key."""
