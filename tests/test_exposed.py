@@ -56,8 +56,14 @@ class HeldProperty(mx.operator.CustomOpProp):
 class HeldNetwork(GluonGCLocal):
     """The store of one process, whose messages come to the gate "network"."""
 
-    def _encode(self, *args, **kwargs):
-        return mx.nd.Custom(super()._encode(*args, **kwargs), op_type="held", gate="network")
+    def _open(self, channels):
+        super()._open(channels)
+        for channel in channels:
+            channel.encode = held_by_the_network(channel.encode)
+
+
+def held_by_the_network(encode):
+    return lambda *what: mx.nd.Custom(encode(*what), op_type="held", gate="network")
 
 
 @pytest.fixture
