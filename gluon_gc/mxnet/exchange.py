@@ -86,6 +86,7 @@ class CompressingKVStore(KVStoreBase):
         self._params = CompressionParams()
         self._tensors: Dict[str, Tensor] = {}
         self.channels: List[Union[Channel, SparseChannel]] = []
+        self._aggregators: Dict[Channel, MessageCodec] = {}  # those that run in this process
         self.when_declared: Callable[[Set[str]], None] = lambda names: None
         self._entropy = b""
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
@@ -152,11 +153,11 @@ class CompressingKVStore(KVStoreBase):
 
     def keeps_aggregator(self, channel: Channel) -> bool:
         """Whether this worker's checkpoint has what the aggregator of a channel carries over."""
-        return False
+        return channel in self._aggregators
 
     def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
         """What the aggregator of each of these channels, which this worker keeps, carries over."""
-        return iter(())
+        return (self._aggregators[channel].state() for channel in channels)
 
     def share_aggregators(
         self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
@@ -171,6 +172,9 @@ class CompressingKVStore(KVStoreBase):
 
         Servers take those of rank 0.
         """
+        for channel in channels:
+            if channel in self._aggregators:
+                self._aggregators[channel].load_state(states_of(channel))
 
     def first_stream(self, chunk: Chunk, node: str) -> np.ndarray:
         """The state that the random stream of this worker, or the aggregator, starts from."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -29,8 +29,7 @@ from ...launch.patience import Patience
 from ...launch.progress import Progress
 from ...plan import Chunk, Slice
 from ..channel import Channel, Sending
-from ..codec import MessageCodec
-from ..exchange import CompressingKVStore, States
+from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
 from . import archive, bundle, handshake
@@ -89,7 +88,6 @@ class GluonGCHorovod(CompressingKVStore):
             (self._node,) = (c for c in [Circle(self._hvd, n) for n in nodes] if c.place >= 0)
             self._circles.append(self._leaders)
         self._threads = env.server_threads()
-        self._aggregators: Dict[Channel, MessageCodec] = {}
         self._keys: Dict[Channel, int] = {}
         self._owners: Dict[Channel, int] = {}  # places in the channel's circle
         # Horovod refuses a name that is still at work: what is summed always is in the same array,
@@ -287,12 +285,6 @@ class GluonGCHorovod(CompressingKVStore):
 
     # Checkpoints: each worker's has what it carries over for the messages that it owns
 
-    def keeps_aggregator(self, channel: Channel) -> bool:
-        return channel in self._aggregators
-
-    def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
-        return (self._aggregators[channel].state() for channel in channels)
-
     def share_aggregators(
         self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
     ) -> Mapping[Place, np.ndarray]:
@@ -302,10 +294,3 @@ class GluonGCHorovod(CompressingKVStore):
             wanted[owner] += channel.slices
         parts = [archive.pack(archive.parts(arrays, pieces)) for pieces in wanted]
         return archive.unpack(self._everybody.alltoall(parts, "aggregators"))
-
-    def load_aggregators(
-        self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
-    ) -> None:
-        for channel in channels:
-            if channel in self._aggregators:
-                self._aggregators[channel].load_state(states_of(channel))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, Sequence, Tuple
+from typing import Sequence, Tuple
 
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ..channel import Channel
-from ..codec import MessageCodec
-from ..exchange import CompressingKVStore, States
+from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel
 
@@ -23,10 +22,6 @@ class GluonGCLocal(CompressingKVStore):
     """
 
     type = "local"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._aggregators: Dict[Channel, MessageCodec] = {}
 
     def _open(self, channels: Sequence[Channel]) -> None:
         self._aggregators.update((c, self._aggregator(c)) for c in channels if c.aggregated)
@@ -47,15 +42,3 @@ class GluonGCLocal(CompressingKVStore):
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         if root_rank != 0:
             raise ValueError(f"root_rank must be 0 with one worker, got {root_rank}")
-
-    def keeps_aggregator(self, channel: Channel) -> bool:
-        return channel.aggregated
-
-    def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
-        return (self._aggregators[channel].state() for channel in channels)
-
-    def load_aggregators(
-        self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
-    ) -> None:
-        for channel in channels:
-            self._aggregators[channel].load_state(states_of(channel))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Callable, ClassVar, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -19,8 +19,7 @@ from ...launch.patience import Patience
 from ...launch.progress import Progress
 from ...plan import Chunk
 from ..channel import Channel
-from ..codec import MessageCodec
-from ..exchange import CompressingKVStore, States
+from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
 from . import handshake
@@ -58,7 +57,6 @@ class GluonGCMachine(CompressingKVStore):
             self._pool = Pool(self._machine)
         self._patience = Patience(f"worker {self.rank}", self._progress)
         self._pooled: Dict[Channel, Pooled] = {}
-        self._aggregators: Dict[Channel, MessageCodec] = {}
         GluonGCMachine.connected = self
         self._agree({})
 
@@ -139,17 +137,3 @@ class GluonGCMachine(CompressingKVStore):
             data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]
             theirs = np.frombuffer(data, own.dtype).reshape(own.shape)
             array[:] = mx.nd.array(theirs, dtype=own.dtype)
-
-    # Checkpoints: each worker's has what all of them carry over together
-
-    def keeps_aggregator(self, channel: Channel) -> bool:
-        return channel.aggregated
-
-    def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
-        return (self._aggregators[channel].state() for channel in channels)
-
-    def load_aggregators(
-        self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
-    ) -> None:
-        for channel in channels:
-            self._aggregators[channel].load_state(states_of(channel))
