@@ -64,7 +64,12 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
 def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
     address = f"{cluster.root_uri}:{cluster.root_port}"
     link, session = _introduced(cluster, address, timeout, deadline)
-    connection = Connection(link, session)
+    gone = ConnectionError(f"the scheduler at {address} left before all nodes were there")
+    try:
+        link.sendall(session.seal(_hello(cluster)))
+        connection = Connection(link, session)
+    except OSError:
+        raise gone from None
     try:
         answer = next(filter(None, connection.messages), None)
     except SilentError:
@@ -72,7 +77,7 @@ def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
             f"no heartbeat for {env.heartbeat_timeout()} s from the scheduler at {address}"
         ) from None
     if answer is None:
-        raise ConnectionError(f"the scheduler at {address} left before all nodes were there")
+        raise gone
     if "problem" in answer:
         raise (AloneError if answer["alone"] else RuntimeError)(answer["problem"])
     cluster = replace(cluster, root_uri=connection.uri, local_size=answer["local_size"])
@@ -83,7 +88,7 @@ def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
 def _introduced(
     cluster: Cluster, address: str, timeout: float, deadline: float
 ) -> Tuple[socket.socket, Session]:
-    """A connection to the scheduler, which knows of this node then."""
+    """A connection to the scheduler, which has the same secret."""
     own = nonce()
     link, text = _reached(cluster, address, timeout, deadline, own)
     if text.startswith(ZEROMQ):
@@ -105,7 +110,6 @@ def _introduced(
             "GLUON_GC_SECRET must be the same on all nodes: this one has "
             f"{has}, the scheduler at {address} {'none' if str(other) == 'no' else 'one'}"
         ) from None
-    link.sendall(session.seal(_hello(cluster)))
     return link, session
 
 
