@@ -29,7 +29,8 @@ def sums(tmp_path_factory):
 )
 def test_training_survives(sums, tmp_path, cell):
     outcome = run(tmp_path, cell)
-    assert outcome.faults(sums, soon=HEARTBEAT) == []  # by its end, not by its silence
+    # On a busy machine an end may look like a reset, after which a node could come back.
+    assert outcome.faults(sums, soon=2 * HEARTBEAT) == []
     assert max(outcome.restarts.values()) == (0 if cell.stopped else 1)
 
 
