@@ -33,6 +33,7 @@ NODES = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
 _MOST_STEPS = 20000
 _PERIOD = 20  # steps between checkpoints
 _HEARTBEAT = 5  # seconds, PS_HEARTBEAT_TIMEOUT
+_TIMEOUT = 30  # seconds, GLUON_GC_TIMEOUT: a message that a reset has lost is not waited for longer
 _PATIENCE = 180.0  # seconds in which training goes on after whatever happened
 _IN_A_ROW = 3  # events without a checkpoint in between
 _OWN_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
@@ -253,8 +254,8 @@ class Soak:
 def started(folder: Path, steps: int, pause: float, max_restarts: int) -> Launched:
     """A cluster that trains."""
     folder.mkdir()
-    variables = {"PS_HEARTBEAT_TIMEOUT": _HEARTBEAT, "GLUON_GC_CONNECT_TIMEOUT": 120}
-    nodes = Launched(folder, workers=2, servers=2, **variables)
+    variables = {"PS_HEARTBEAT_TIMEOUT": _HEARTBEAT, "GLUON_GC_TIMEOUT": _TIMEOUT}
+    nodes = Launched(folder, workers=2, servers=2, GLUON_GC_CONNECT_TIMEOUT=120, **variables)
     command = [sys.executable, str(TRAINEE), str(folder), "--steps", str(steps)]
     command += ["--period", str(_PERIOD), "--pause", str(pause)]
     for node in NODES:
