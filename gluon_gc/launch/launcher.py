@@ -109,13 +109,13 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _cluster_here(machines: int, workers: int, servers: int) -> Dict[str, Optional[str]]:
+def _cluster_here(workers: int, servers: int) -> Dict[str, Optional[str]]:
     """The variables of a cluster on this machine, as changes to the environment."""
     return {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(_free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_WORKER": str(machines),
+        "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
         "DMLC_ROLE": None,
         "DMLC_WORKER_ID": None,
@@ -139,7 +139,7 @@ def _service_tasks(cluster: Mapping[str, Optional[str]]) -> List[Task]:
 def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
     """The processes of a cluster on this machine, in which every worker counts as a machine."""
     program = runnable(command)
-    cluster = _cluster_here(workers, workers, servers)
+    cluster = _cluster_here(workers, servers)
     tasks = _service_tasks(cluster)
     for rank in range(workers):
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
@@ -176,7 +176,7 @@ def worker_tasks(command: Sequence[str]) -> List[Task]:
     first, tasks, here = 0, [], {}
     if not env.one_machine():
         first = env.cluster().worker_id * size
-    else:
+    elif size > 1:
         here = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(_free_port())}
     for local_rank in range(size):
         own = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
