@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any, Sequence
 
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
@@ -10,8 +11,23 @@ from mxnet.ndarray import NDArray
 from .. import kernels
 
 _NOTHING = ctypes.cast(kernels.library.gluon_gc_nothing, ctypes.c_void_p)
-CPU = (ctypes.c_int * 2)(1, 0)
-"""MXNet's struct Context, of the CPU."""
+_CPU = (ctypes.c_int * 2)(1, 0)  # MXNet's struct Context
+
+
+def push(
+    how: Any,
+    function: ctypes.c_void_p,
+    parameter: Any,
+    read: Sequence[NDArray],
+    written: Sequence[NDArray],
+    *more: bool,
+) -> None:
+    """Queue a C function of a parameter, by MXEnginePushSyncND or MXEnginePushAsyncND."""
+    reads, writes = (
+        (ctypes.c_void_p * len(some))(*(array.handle for array in some)) for some in (read, written)
+    )
+    of = function, parameter, None, _CPU, reads, len(read), writes, len(written)
+    check_call(how(*of, None, 0, b"gluon_gc_order", *more))
 
 
 def meet(*arrays: NDArray) -> None:
@@ -19,9 +35,4 @@ def meet(*arrays: NDArray) -> None:
 
     An operator of a library would hold shared resources while it waits; this does not.
     """
-    handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
-    check_call(
-        _LIB.MXEnginePushSyncND(
-            _NOTHING, None, None, CPU, None, 0, handles, len(arrays), None, 0, b"gluon_gc_meet"
-        )
-    )
+    push(_LIB.MXEnginePushSyncND, _NOTHING, None, (), arrays)

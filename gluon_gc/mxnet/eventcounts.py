@@ -6,14 +6,14 @@ operators/mxnet/eventcounts.cpp does it: no thread of the engine waits, and none
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB
 from mxnet.ndarray import NDArray
 
 from ..kernels import library
-from .engine import CPU
+from .engine import push
 
 _ADVANCE, _AWAIT = (
     ctypes.cast(function, ctypes.c_void_p)
@@ -80,23 +80,9 @@ class Eventcount:
 
     def advance(self, read: Sequence[NDArray] = (), written: Sequence[NDArray] = ()) -> None:
         """Advance it once all that is queued has written `read`, and is done with `written`."""
-        _push(_LIB.MXEnginePushSyncND, _ADVANCE, self._advance, read, written)
+        push(_LIB.MXEnginePushSyncND, _ADVANCE, ctypes.byref(self._advance), read, written)
 
     def wait(self, written: Sequence[NDArray]) -> None:
         """Let what is queued for these arrays from now on wait for `each` more advances."""
-        _push(_LIB.MXEnginePushAsyncND, _AWAIT, self._await, (), written, False)
-
-
-def _push(
-    push: Any,
-    function: ctypes.c_void_p,
-    parameter: ctypes.Structure,
-    read: Sequence[NDArray],
-    written: Sequence[NDArray],
-    *more: bool,
-) -> None:
-    reads, writes = (
-        (ctypes.c_void_p * len(some))(*(array.handle for array in some)) for some in (read, written)
-    )
-    of = function, ctypes.byref(parameter), None, CPU, reads, len(read), writes, len(written)
-    check_call(push(*of, None, 0, b"gluon_gc_eventcount", *more))
+        awaited = ctypes.byref(self._await)
+        push(_LIB.MXEnginePushAsyncND, _AWAIT, awaited, (), written, False)
