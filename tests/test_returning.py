@@ -19,18 +19,31 @@ def sessions():
     return Session("secret", *nonces, is_node=True), Session("secret", *nonces, is_node=False)
 
 
-@pytest.fixture
-def door(sessions):
-    """The port of an open door, and who was let in through it."""
-    node_named = {"worker 0": sessions[1]}.__getitem__
-    came, opened, loop = [], threading.Event(), asyncio.new_event_loop()
+class _Worker:
+    """The scheduler's end of one, as the door knows it."""
 
-    def let_in(name, reader, writer, received):
-        came.append((name, received))
+    def __init__(self, session, came):
+        self._session, self._came = session, came
+
+    def session(self):
+        return self._session
+
+    def let_in(self, reader, writer, received):
+        self._came.append(received)
         writer.write(b'{"received": 5}\n')
 
+    def lives(self, reader, writer):
+        self._lives = reader, writer  # which would close it if it were forgotten
+
+
+@pytest.fixture
+def door(sessions):
+    """The port of an open door, and how much the worker had received that was let in through it."""
+    came, opened, loop = [], threading.Event(), asyncio.new_event_loop()
+    nodes = {"worker 0": _Worker(sessions[1], came)}
+
     async def serve():
-        came.append(await Door(node_named, let_in).open("127.0.0.1"))
+        came.append(await Door(nodes).open("127.0.0.1"))
         opened.set()
 
     loop.create_task(serve())
@@ -49,7 +62,7 @@ def test_a_node_comes_back_and_each_end_says_how_much_it_has_received(sessions, 
     port, came = door
     link, received = come_back(("127.0.0.1", port), "worker 0", node)
     link.close()
-    assert received == 5 and came == [("worker 0", 3)]
+    assert received == 5 and came == [3]
     assert [node.open(line) for line in [scheduler.seal({"next": 1})]] == [{"next": 1}]
 
 
@@ -71,9 +84,10 @@ def test_what_was_lost_is_sent_again_and_opens_there(sessions):
         b"GET / HTTP/1.1\r\n\r\n",
         b"x" * 65536,
         b"[" * 8000 + b"\n",
-        b'{"name": "worker 0", "received": 3, "proof": "0"}\n',
-        b'{"name": "worker 9", "received": 3, "proof": "0"}\n',
-        b'{"name": [], "received": {}, "proof": null}\n',
+        b'{"name": "worker 0", "what": 3, "proof": "0"}\n',
+        b'{"name": "worker 0", "what": "lives", "proof": "0"}\n',
+        b'{"name": "worker 9", "what": 3, "proof": "0"}\n',
+        b'{"name": [], "what": {}, "proof": null}\n',
     ],
 )
 def test_who_proves_nothing_is_shut_out(door, said):
@@ -126,7 +140,7 @@ def test_a_reset_is_one_where_a_sender_has_got_the_error(sessions, door, monkeyp
         link.recv(1)  # as a sender gets it; who receives next finds the end
     assert next(connection.messages) is None  # the connection is there again, and nothing was said
     connection.close()
-    assert came == [("worker 0", 0)]
+    assert came == [0]
 
 
 def test_an_end_is_none(sessions, door):

@@ -20,6 +20,7 @@ from .. import env
 from ..env import Cluster, ConfigurationError
 from ..log import logger
 from ..version import __version__
+from .leaving import ALONE
 from .nodes import Node, Nodes
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, parsed, unsealed
 
@@ -63,7 +64,7 @@ class _Census(Nodes):
             writer.close()
             return
         if self.problem:
-            node.tell(problem=self.problem, alone=False)
+            node.tell(problem=self.problem, code=1)
         await self.attend(node)
 
     async def _admitted(
@@ -173,7 +174,7 @@ class _Census(Nodes):
             self._waited += 1
             missing = ", ".join(self.missing())
             if patience and self._waited >= patience and restarts():
-                self.fail(f"{missing} did not come back within {patience} s", alone=True)
+                self.fail(f"{missing} did not come back within {patience} s", ALONE)
             elif patience and self._waited >= patience:
                 self.fail(f"{missing} did not come within {patience} s (GLUON_GC_TIMEOUT)")
             elif self._waited % _REMIND == 0:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from contextlib import suppress
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 from .. import env
 from .pulse import Pulse
-from .returning import come_back
+from .returning import come_back, show_life
 from .session import LINE_BYTES, Session
 
 _TICK = 1.0  # seconds between two looks around, where there are no signs of life
@@ -34,6 +35,7 @@ class Connection:
         self._link, self._session = link, session
         self._address = link.getpeername()[0]
         self._back: Optional[Tuple[str, int]] = None  # who to come back as, and to which port
+        self._life: Optional[socket.socket] = None
         self._closed = False
         self._sending = threading.RLock()  # lines are counted in the order in which they are sent
         self._begin()
@@ -48,6 +50,15 @@ class Connection:
     def survives(self, name: str, port: int) -> None:
         """From now on a node of this name comes back to this port where the network resets it."""
         self._back = name, port
+        self._show_life()
+
+    def _show_life(self) -> None:
+        name, port = self._back
+        before = self._life
+        with suppress(OSError):  # the scheduler is gone, as will be seen
+            self._life = show_life((self._address, port), name, self._session)
+        if before is not None:
+            _reset(before)  # only a process that ends may end it
 
     @property
     def uri(self) -> str:
@@ -70,11 +81,13 @@ class Connection:
             self._link.shutdown(socket.SHUT_RDWR)  # wakes who waits for a message
         except OSError:
             pass
-        self._link.close()
+        self.forget()
 
     def forget(self) -> None:
         """Leave it to the process that this one was forked from."""
         self._link.close()
+        if self._life is not None:
+            self._life.close()
 
     def _come_back(self) -> bool:
         """Connect again; whether that is possible."""
@@ -92,6 +105,7 @@ class Connection:
                 lost = self._session.after(received)
                 with suppress(OSError):  # it is reset once more
                     link.sendall(lost)
+            self._show_life()
         except socket.timeout:
             raise SilentError from None
         except (OSError, ValueError):
@@ -127,3 +141,8 @@ class Connection:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 yield self._session.open(line) if line else None
+
+
+def _reset(link: socket.socket) -> None:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    link.close()

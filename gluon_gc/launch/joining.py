@@ -14,7 +14,7 @@ from .. import env
 from ..env import Cluster, ConfigurationError
 from .census import ZEROMQ, must_be_alike, restarts
 from .connection import Connection, SilentError
-from .leaving import AloneError
+from .leaving import ALONE, AloneError
 from .lifeline import Lifeline
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
 
@@ -79,7 +79,7 @@ def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
     if answer is None:
         raise gone
     if "problem" in answer:
-        raise (AloneError if answer["alone"] else RuntimeError)(answer["problem"])
+        raise (AloneError if answer["code"] == ALONE else RuntimeError)(answer["problem"])
     cluster = replace(cluster, root_uri=connection.uri, local_size=answer["local_size"])
     connection.survives(answer["name"], answer["port"])
     return Lifeline(connection, answer["name"], cluster)

@@ -14,7 +14,7 @@ from .. import env
 from ..env import Cluster
 from ..log import logger
 from .connection import Connection, SilentError
-from .leaving import ALONE, die
+from .leaving import die
 from .progress import Progress
 
 _WHY_CHARACTERS = 1000  # of a reason, which may be anything that a script raises
@@ -115,7 +115,7 @@ class Lifeline:
 
     def _heed(self, message: Dict[str, Any]) -> None:
         if "problem" in message:
-            self._die(message["problem"], ALONE if message["alone"] else 1)
+            self._die(message["problem"], message["code"])
         elif "warning" in message:
             logger.warning("%s: %s", self.name, message["warning"])
         elif "left" in message:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, Dict, List, Set
+from contextlib import suppress
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from .. import env
 from ..env import Cluster
 from ..log import logger
-from .leaving import ALONE, die
+from .leaving import die
 from .returning import Door
 from .session import Session, plain
 from .stall import Stalls
@@ -17,6 +18,7 @@ from .stall import Stalls
 _HEAD_START = 0.2  # seconds that one who failed ends before all others: launchers see it first
 _TOGETHER = 2  # intervals within which all are silent whom one fault has cut off
 _TICK = 1.0  # seconds between two looks around, where there are no signs of life
+_Return = Tuple[asyncio.StreamReader, asyncio.StreamWriter, int]
 
 
 class Node:
@@ -50,7 +52,8 @@ class Node:
         self.silent = 0
         self.done = False
         self.comes_back = False
-        self._returns: asyncio.Queue = asyncio.Queue()
+        self._returns: asyncio.Queue[Optional[_Return]] = asyncio.Queue()  # None: it never will
+        self._life: Optional[asyncio.Future] = None
 
     def tell(self, **message: Any) -> None:
         """Tell it, unless it is done."""
@@ -95,11 +98,26 @@ class Node:
             self._returns.put_nowait((reader, writer, received))
             self.writer.transport.abort()  # it may not be known here that it was reset
 
+    def lives(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """It lives until this connection ends, as long as there is no other for this."""
+        if self._life is not None:
+            self._life.cancel()
+        self._life = asyncio.ensure_future(self._outlive(reader, writer))
+
+    async def _outlive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):  # it was reset, which says nothing of the process
+            await reader.read()
+            self._returns.put_nowait(None)
+            self.writer.transport.abort()
+        writer.close()
+
     async def _return(self, was_reset: bool) -> None:
         if self._returns.empty() and not (was_reset and self.comes_back):
             raise EOFError
         patience = env.get("PS_HEARTBEAT_TIMEOUT")
         returned = await asyncio.wait_for(self._returns.get(), patience)
+        if returned is None:
+            raise EOFError
         self.reader, self.writer, received = returned
         lost = self._session.after(received)
         self.writer.write(plain({"received": self._session.received}) + lost)
@@ -117,15 +135,12 @@ class Nodes:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.problem = ""
-        self._alone = False
+        self._code = 0
         self.nodes: Dict[str, Node] = {}
         self.stalls = Stalls(
             self._where, env.get("GLUON_GC_STALL_SECONDS"), env.get("GLUON_GC_TIMEOUT")
         )
-        self.door = Door(
-            lambda name: self.nodes[name].session(),
-            lambda name, *caller: self.nodes[name].let_in(*caller),
-        )
+        self.door = Door(self.nodes)
         self._left: List[str] = []
         self._ready: Set[str] = set()
         self._over = threading.Event()
@@ -213,22 +228,29 @@ class Nodes:
             problem += ": the scheduler's machine is cut off from all others"
         return problem
 
-    def fail(self, problem: str, alone: bool = False) -> None:
-        """End all nodes, and this process; `alone`: for good, since some have not come back."""
+    def fail(self, problem: str, code: int = 1) -> None:
+        """End all nodes, and this process, with this code; with 0 where all workers are done."""
         if not self.problem:
-            self.problem, self._alone = problem, alone
+            self.problem, self._code = problem, code
+            if self._all_workers_done():
+                self.problem, self._code = f"{problem}; all workers were done", 0
             self._ending = asyncio.ensure_future(self._end())
+
+    def _all_workers_done(self) -> bool:
+        done = [node for node in self.nodes.values() if node.done]
+        workers = [node for node in done if node.name.startswith("worker")]
+        return len(workers) == self.cluster.total_workers
 
     async def _end(self) -> None:
         await asyncio.sleep(_HEAD_START)
-        self._tell(problem=self.problem, alone=self._alone)
+        self._tell(problem=self.problem, code=self._code)
         await self.aftermath()
         for node in self.present():
             try:
                 await asyncio.wait_for(node.writer.drain(), 1)
             except (OSError, asyncio.TimeoutError):
                 pass  # it is the one that is gone
-        die(f"scheduler ends: {self.problem}", ALONE if self._alone else 1)
+        die(f"scheduler ends: {self.problem}", self._code)
 
     async def aftermath(self) -> None:
         """What there is still to do once all have been told of a problem."""

@@ -1,8 +1,11 @@
 """How a node comes back to the scheduler when the network has reset their connection.
 
-A process that ends closes its connections, so the end of one is the end of the other process. An
-error comes from the network: the node then connects again, to a port that the scheduler has for
-this, and proves that it is the other end of the session. Both send again what was lost.
+The node connects again, to a port that the scheduler has for this, and proves that it is the other
+end of the session. Both send again what was lost.
+
+The kernel ends the connections of a process that ends, but resets one where the process had not
+read all that came. So each node has another connection to that port, on which the scheduler says
+nothing: its end is that of the process, and its reset comes from the network.
 """
 
 from __future__ import annotations
@@ -11,14 +14,19 @@ import asyncio
 import hmac
 import socket
 import time
-from typing import Any, Callable, Dict, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple, TypeVar
 
 from .. import env
 from .session import LINE_BYTES, Session, nonce, parsed, plain
 
+if TYPE_CHECKING:
+    from .nodes import Node
+
 _PATIENCE = 10  # seconds for a proof, from one who has connected
 _STRANGERS = 64  # who may be connected and have proved nothing yet
 _PAUSE = 0.2  # seconds between attempts to connect
+_LIVES = "lives"  # what a node says on the connection that shows its end
+_Said = TypeVar("_Said")
 
 
 def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[socket.socket, int]:
@@ -29,13 +37,24 @@ def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[so
     OSError
         The scheduler has ended, or cannot be reached within PS_HEARTBEAT_TIMEOUT.
     """
+    return _introduced(address, lambda link: _return(link, name, session))
+
+
+def show_life(address: Tuple[str, int], name: str, session: Session) -> socket.socket:
+    """A connection that ends with this process; OSError as `come_back` raises it."""
+    return _introduced(address, lambda link: _prove(link, name, _LIVES, session))[0]
+
+
+def _introduced(
+    address: Tuple[str, int], introduce: Callable[[socket.socket], _Said]
+) -> Tuple[socket.socket, _Said]:
     deadline = time.monotonic() + env.get("PS_HEARTBEAT_TIMEOUT")
     while True:
         left = deadline - time.monotonic()
         link = None
         try:
             link = socket.create_connection(address, max(_PAUSE, left))
-            return link, _prove(link, name, session)
+            return link, introduce(link)
         except ConnectionRefusedError:
             raise  # nobody listens any more
         except (OSError, ValueError, KeyError):
@@ -46,13 +65,19 @@ def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[so
             time.sleep(_PAUSE)
 
 
-def _prove(link: socket.socket, name: str, session: Session) -> int:
+def _return(link: socket.socket, name: str, session: Session) -> int:
+    _prove(link, name, session.received, session)
+    return int(_line(link)["received"])
+
+
+def _prove(link: socket.socket, name: str, what: Any, session: Session) -> None:
+    proof = session.proof(_line(link)["nonce"], name, what)
+    link.sendall(plain({"name": name, "what": what, "proof": proof}))
+
+
+def _line(link: socket.socket) -> Dict[str, Any]:
     with link.makefile("rb", buffering=0) as lines:
-        challenge = parsed(lines.readline(LINE_BYTES))["nonce"]
-        received = session.received
-        proof = session.proof(challenge, name, received)
-        link.sendall(plain({"name": name, "received": received, "proof": proof}))
-        return int(parsed(lines.readline(LINE_BYTES))["received"])
+        return parsed(lines.readline(LINE_BYTES))
 
 
 class Door:
@@ -60,18 +85,12 @@ class Door:
 
     Parameters
     ----------
-    session : callable
-        The session of the node of a name; KeyError if there is none.
-    let_in : callable
-        Takes a name, a reader, a writer, and how many lines the node has received.
+    nodes : mapping
+        Those that there are, by name.
     """
 
-    def __init__(
-        self,
-        session: Callable[[str], Session],
-        let_in: Callable[[str, asyncio.StreamReader, asyncio.StreamWriter, int], None],
-    ) -> None:
-        self._session, self._let_in = session, let_in
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = nodes
         self._strangers = 0
 
     async def open(self, host: str) -> int:
@@ -95,8 +114,11 @@ class Door:
         challenge = nonce()
         writer.write(plain({"nonce": challenge}))
         shown: Dict[str, Any] = parsed(await reader.readline())
-        name, received = shown["name"], int(shown["received"])
-        proof = self._session(name).proof(challenge, name, received)
-        if not hmac.compare_digest(proof, shown["proof"]):
+        name, what = shown["name"], shown["what"]
+        node = self._nodes[name]
+        if not hmac.compare_digest(node.session().proof(challenge, name, what), shown["proof"]):
             raise ValueError
-        self._let_in(name, reader, writer, received)
+        if what == _LIVES:
+            node.lives(reader, writer)
+        else:
+            node.let_in(reader, writer, int(what))

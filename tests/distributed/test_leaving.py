@@ -145,6 +145,46 @@ def test_a_node_that_dies_while_all_train_is_named(cluster, role):
     _all_end(nodes, f"{said}( at 127.0.0.1)? is gone", {process: -signal.SIGKILL})
 
 
+def _has_unread(port):
+    """Whether a process of this machine has not read what came from this port."""
+    sockets = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]
+    from_port = [fields for fields in sockets if int(fields[2].split(":")[1], 16) == port]
+    return any(int(fields[4].split(":")[1], 16) > 0 for fields in from_port)
+
+
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_node_that_dies_before_it_has_read_everything_is_named_at_once(cluster, role):
+    """The kernel resets its connection then, as a bad network does."""
+    nodes = cluster(2, 2, PS_HEARTBEAT_TIMEOUT=1000, PS_HEARTBEAT_INTERVAL=1)
+    nodes.start("scheduler", service("scheduler"))
+    for kind, rank in (("server", 0), ("worker", 0), ("server", 1), ("worker", 1)):
+        nodes.start_node(kind, rank, "time.sleep(1000)")
+    for name in ("server0", "server1", "worker0", "worker1"):
+        nodes.wait_for_line(name, "joined")
+    victim = nodes.processes[f"{role}1"]
+    victim.send_signal(signal.SIGSTOP)
+    port = int(nodes.environment["DMLC_PS_ROOT_PORT"])
+    nodes.wait_until(lambda: _has_unread(port), "nothing is unread")
+    victim.kill()
+    _all_end(nodes, f"{role} [01] at 127.0.0.1 is gone", {f"{role}1": -signal.SIGKILL})
+
+
+def test_a_server_that_dies_when_all_workers_are_done_costs_nothing(cluster):
+    nodes = cluster(2, 2)
+    nodes.start("scheduler", service("scheduler"))
+    for server in range(2):
+        nodes.start_node("server", server, "time.sleep(1000)")
+    for rank in range(2):
+        nodes.start_node("worker", rank, "lifeline.stay(); lifeline.close()")
+    for rank in range(2):
+        assert nodes.wait(f"worker{rank}") == 0, nodes.logs()
+    nodes.processes["server1"].kill()
+    for name in ("server0", "scheduler"):
+        assert nodes.wait(name, SOON) == 0, nodes.logs()
+        said = r"ends: server [01] at 127.0.0.1 is gone; all workers were done"
+        assert re.search(said, last_line(nodes.log(name)))
+
+
 STANDS_STILL = "os.kill(os.getpid(), 19)"
 
 
