@@ -151,3 +151,4 @@ def test_an_end_is_none(sessions, door):
     other.recv(1)  # what is not read would reset it
     other.close()
     assert list(connection.messages) == [] and came == []
+    connection.close()  # else its signs of life go to whoever has the socket's number next
