@@ -58,7 +58,7 @@ def test_pages_come_out_of_rows_as_they_went_in(count):
     for rows in (pages.framed(page), pages.full(page)):
         back = pages.unframed(rows)
         np.testing.assert_array_equal(back[:count], page)
-        assert not back[count:].any() and back.size % 15360 == 0
+        assert not back[count:].any() and back.size % 16256 == 0
 
 
 def test_workers_give_each_other_what_their_slices_need():

@@ -8,10 +8,31 @@
 namespace gluon_gc {
 namespace {
 
-constexpr std::size_t group_bytes = 60;
-constexpr std::size_t group_words = 16;
-constexpr std::uint32_t fixed_mask = 0x60000000, fixed_bits = 0x40000000;
-using GroupBlocks = Blocks<1024>;
+constexpr std::size_t block_words = framing_block_words, block_bytes = framing_block_bytes;
+constexpr std::uint32_t header = 0x40000000, number_mask = 127;
+constexpr int exponent_at = 23;
+using FramingBlocks = Blocks<128>;
+
+template <typename T>
+T lesser(T a, T b) {
+  return a < b ? a : b;
+}
+
+std::uint8_t exponent(std::uint32_t word) { return static_cast<std::uint8_t>(word >> exponent_at); }
+
+// 0 for exponents that are not normal: 255 and 0 alone become 0 and 1.
+std::uint8_t normality(std::uint8_t exponent) { return static_cast<std::uint8_t>(exponent + 1) & 0xfe; }
+
+std::uint8_t least_number(const std::uint8_t* exponents) {
+  for (std::uint8_t number = 0;; ++number) {
+    std::uint8_t least = 255;
+#pragma omp simd reduction(min : least)
+    for (std::size_t j = 0; j < block_words; ++j) {
+      least = lesser(least, normality(static_cast<std::uint8_t>(exponents[j] ^ number)));
+    }
+    if (least != 0) return number;
+  }
+}
 
 std::uint32_t read_word(const std::uint8_t* from) {
   std::uint32_t word;
@@ -19,49 +40,42 @@ std::uint32_t read_word(const std::uint8_t* from) {
   return word;
 }
 
-// Reads the 60 bytes of a group and, for nothing, the 4 before and the 4 after it.
-void frame_group(const std::uint8_t* payload, std::uint32_t* __restrict words) {
+// Writes a whole block.
+void frame_block(const std::uint8_t* payload, std::uint32_t* __restrict words) {
+  std::uint8_t exponents[block_words];
 #pragma omp simd
-  for (std::uint32_t j = 0; j < group_words; ++j) {
-    const std::uint32_t before = read_word(payload + 4 * j - 4);
-    const std::uint32_t bits = before >> 1 >> (31 - 2 * j) | read_word(payload + 4 * j) << (2 * j);
-    words[j] = fixed_bits | (bits & 0x1fffffff) | (bits << 2 & 0x80000000);
+  for (std::size_t j = 0; j < block_words - 1; ++j) exponents[j] = exponent(read_word(payload + 4 * j));
+  exponents[block_words - 1] = exponents[0];
+  const std::uint32_t number = least_number(exponents);
+  words[0] = header | number;
+#pragma omp simd
+  for (std::size_t j = 0; j < block_words - 1; ++j) {
+    words[j + 1] = read_word(payload + 4 * j) ^ number << exponent_at;
   }
 }
 
-std::uint32_t payload_bits(std::uint32_t word) { return (word & 0x1fffffff) | (word >> 2 & 0x20000000); }
-
-// Writes eight words of a group's payload.
-template <std::uint32_t first>
-void unframe_eight(const std::uint32_t* words, std::uint8_t* __restrict payload) {
+// Reads up to 127 words behind their header.
+void unframe_block(const std::uint32_t* words, std::size_t bytes, std::uint8_t* __restrict payload) {
+  const std::uint32_t mask = (words[0] & number_mask) << exponent_at;
+  const std::size_t whole = bytes / sizeof(mask), left = bytes % sizeof(mask);
 #pragma omp simd
-  for (std::uint32_t j = first; j < first + 8; ++j) {
-    const std::uint32_t bits = payload_bits(words[j]) >> (2 * j) | payload_bits(words[j + 1]) << (30 - 2 * j);
-    std::memcpy(payload + 4 * j, &bits, sizeof(bits));
+  for (std::size_t j = 0; j < whole; ++j) {
+    const std::uint32_t word = words[j + 1] ^ mask;
+    std::memcpy(payload + 4 * j, &word, sizeof(word));
   }
+  if (left == 0) return;
+  const std::uint32_t word = words[whole + 1] ^ mask;
+  std::memcpy(payload + 4 * whole, &word, left);
 }
 
-// Reads the 16 words of a group, writes the 60 bytes; two overlapping halves make 15 words.
-void unframe_group(const std::uint32_t* words, std::uint8_t* payload) {
-  unframe_eight<0>(words, payload);
-  unframe_eight<7>(words, payload);
-}
-
-// Calls whole(group) where the group and what lies 4 bytes before and after it are payload, otherwise
-// edge(group, its bytes).
-template <typename Whole, typename Edge>
-void for_each_group(std::size_t nbytes, int threads, Whole whole, Edge edge) {
-  const std::size_t groups = nbytes / group_bytes + (nbytes % group_bytes != 0);
-  GroupBlocks(groups).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
-    for (std::size_t group = begin; group < end; ++group) {
-      const std::size_t left = nbytes - group * group_bytes;
-      if (group > 0 && left >= group_bytes + 4) {
-        whole(group);
-      } else {
-        edge(group, left < group_bytes ? left : group_bytes);
-      }
-    }
-  });
+template <typename Body>
+void for_each_block(std::size_t nbytes, int threads, Body body) {
+  FramingBlocks(nbytes / block_bytes + (nbytes % block_bytes != 0))
+      .run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
+        for (std::size_t block = begin; block < end; ++block) {
+          body(block, lesser(block_bytes, nbytes - block * block_bytes));
+        }
+      });
 }
 
 }  // namespace
@@ -69,40 +83,38 @@ void for_each_group(std::size_t nbytes, int threads, Whole whole, Edge edge) {
 template <Isa isa>
 void FramingKernels<isa>::frame(const std::uint8_t* payload, std::size_t nbytes, std::uint32_t* words,
                                 int threads) {
-  const auto whole = [=](std::size_t group) {
-    frame_group(payload + group * group_bytes, words + group * group_words);
-  };
-  const auto edge = [=](std::size_t group, std::size_t bytes) {
-    std::uint8_t in[4 + group_bytes + 4] = {};
-    std::uint32_t out[group_words];
-    std::memcpy(in + 4, payload + group * group_bytes, bytes);
-    frame_group(in + 4, out);
-    std::memcpy(words + group * group_words, out, frame_words(bytes) * sizeof(out[0]));
-  };
-  for_each_group(nbytes, threads, whole, edge);
+  for_each_block(nbytes, threads, [=](std::size_t block, std::size_t bytes) {
+    const std::uint8_t* const from = payload + block * block_bytes;
+    std::uint32_t* const to = words + block * block_words;
+    if (bytes == block_bytes) return frame_block(from, to);
+    std::uint8_t in[block_bytes] = {};
+    std::uint32_t out[block_words];
+    std::memcpy(in, from, bytes);
+    frame_block(in, out);
+    std::memcpy(to, out, (1 + (bytes + 3) / 4) * sizeof(out[0]));
+  });
 }
 
 template <Isa isa>
 void FramingKernels<isa>::unframe(const std::uint32_t* words, std::size_t nbytes, std::uint8_t* payload,
                                   int threads) {
-  const auto whole = [=](std::size_t group) {
-    unframe_group(words + group * group_words, payload + group * group_bytes);
-  };
-  const auto edge = [=](std::size_t group, std::size_t bytes) {
-    std::uint32_t in[group_words] = {};
-    std::uint8_t out[group_bytes];
-    std::memcpy(in, words + group * group_words, frame_words(bytes) * sizeof(in[0]));
-    unframe_group(in, out);
-    std::memcpy(payload + group * group_bytes, out, bytes);
-  };
-  for_each_group(nbytes, threads, whole, edge);
+  for_each_block(nbytes, threads, [=](std::size_t block, std::size_t bytes) {
+    unframe_block(words + block * block_words, bytes, payload + block * block_bytes);
+  });
 }
 
 template <Isa isa>
 bool FramingKernels<isa>::framed(const std::uint32_t* words, std::size_t n) {
-  std::uint32_t wrong = 0;
-  for (std::size_t i = 0; i < n; ++i) wrong |= (words[i] & fixed_mask) ^ fixed_bits;
-  return wrong == 0;
+  bool right = true;
+  for (std::size_t begin = 0; begin < n; begin += block_words) {
+    const std::size_t count = lesser(block_words, n - begin);
+    right &= (words[begin] & ~number_mask) == header;
+    std::uint8_t least = 255;
+#pragma omp simd reduction(min : least)
+    for (std::size_t j = 0; j < count; ++j) least = lesser(least, normality(exponent(words[begin + j])));
+    right &= least != 0;
+  }
+  return right;
 }
 
 template struct FramingKernels<this_isa>;

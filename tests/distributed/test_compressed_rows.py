@@ -27,7 +27,7 @@ def every_way(folder):
 def framed_bytes(length, most):
     """Of a message of so many bytes, through MXNet's server, where `most` are the most."""
     words = kernels.frame_words(4 + most)
-    row_bytes = 4 + most if words <= 256 else 960
+    row_bytes = 4 + most if words <= 256 else 1016
     return -(-(4 + length) // row_bytes) * (4 * min(words, 256) + 12)
 
 

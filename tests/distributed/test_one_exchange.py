@@ -19,13 +19,13 @@ LOCAL_SIZE = 2
 MACHINES = {"BYTEPS_LOCAL_SIZE": LOCAL_SIZE}
 
 
-def _check(ways, machines=2, servers=1, chunk_elements=10**9, **variables):
-    variables = {**MACHINES, **variables}
-    results = run("several_steps", ways, machines * LOCAL_SIZE, servers, variables)
+def _check(ways, servers=1, chunk_elements=10**9, local_size=LOCAL_SIZE, **variables):
+    variables = {"BYTEPS_LOCAL_SIZE": local_size, **variables}
+    results = run("several_steps", ways, 2 * local_size, servers, variables)
     assert_identical(results)
     for way, options in enumerate(ways):
         of_this = [of_way(result, way) for result in results]
-        check_replay(of_this, options, chunk_elements, LOCAL_SIZE)
+        check_replay(of_this, options, chunk_elements, local_size)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
@@ -33,8 +33,9 @@ def test_a_machines_sum_is_compressed_as_one_workers_gradient_is(name):
     _check(every_way(name))
 
 
-def test_chunks_of_several_owners_and_servers_agree_with_a_numpy_replay():
-    _check(corrected(steps=5), servers=2, chunk_elements=300, BYTEPS_PARTITION_BYTES=1200)
+def test_chunks_of_four_owners_and_two_servers_agree_with_a_numpy_replay():
+    chunks = {"chunk_elements": 300, "BYTEPS_PARTITION_BYTES": 1200}
+    _check(corrected(steps=5), servers=2, local_size=4, **chunks)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)

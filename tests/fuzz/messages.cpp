@@ -32,7 +32,7 @@ constexpr int junk = 0xa5;  // in memory that is not initialised
 
 struct [[gnu::packed]] Shape {
   std::uint16_t first, second;  // elements of the two chunks, or rows and their width
-  std::uint8_t row_groups;      // of 16 words each that a row has
+  std::uint8_t row_blocks;      // of 16 words each that a row has
   std::uint8_t messages;
   std::uint8_t faults;
   struct [[gnu::packed]] {
@@ -150,7 +150,7 @@ class Messages {
   void lay_out(std::size_t most, bool varies) {
     if (varies) most += sizeof(std::uint32_t);
     const std::size_t all_words = gluon_gc_frame_words(most);
-    row_words = varies ? std::min<std::size_t>(all_words, 16 * (1 + shape.row_groups % 16)) : all_words;
+    row_words = varies ? std::min<std::size_t>(all_words, 128 * (1 + shape.row_blocks % 2)) : all_words;
     message_rows = row_words == 0 ? 1 : (all_words + row_words - 1) / row_words;
     std::vector<std::uint32_t> laid;
     std::vector<std::int64_t> numbered;

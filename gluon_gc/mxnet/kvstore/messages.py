@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 from ..operators import MessageRows
 
 _LENGTH_BYTES = 4
-_MOST = 64 * 960 - _LENGTH_BYTES
+_MOST = 64 * 1016 - _LENGTH_BYTES
 MAX_BYTES = _MOST - _LENGTH_BYTES
 ROWS = MessageRows(((_MOST, 0),))
 

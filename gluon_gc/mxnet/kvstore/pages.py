@@ -16,7 +16,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from ... import kernels
 
 _ROWS, _ROW_WORDS = 256, 4096
-_ROW_BYTES = 15 * _ROW_WORDS // 4  # 15 bytes are framed in 4 words
+_ROW_BYTES = 4 * 127 * _ROW_WORDS // 128  # of 128 framed words, one is a header
 _SHAPE = (_ROWS, _ROW_WORDS)
 PAGE_BYTES = _ROWS * _ROW_BYTES
 
