@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,6 +105,18 @@ def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path):
         os.kill(int((tmp_path / "running1").read_text()), signal.SIGKILL)
         assert cluster.wait("horovodrun", timeout=60) != 0
         assert "exited with" in cluster.log("horovodrun")
+    finally:
+        cluster.stop()
+
+
+def test_a_collective_may_be_done_before_who_queued_it_has_returned(tmp_path):
+    source, library = Path(__file__).with_name("late_name.c"), tmp_path / "late_name.so"
+    compiled = ["cc", "-shared", "-fPIC", str(source), "-Wl,--no-as-needed", "-lstdc++", "-ldl"]
+    subprocess.run([*compiled, "-o", str(library)], check=True)
+    options = arguments(steps=3)
+    cluster = start_horovod(tmp_path, "steps", options, 2, {"LD_PRELOAD": str(library)})
+    try:
+        check_replay(cluster.results(), options)
     finally:
         cluster.stop()
 

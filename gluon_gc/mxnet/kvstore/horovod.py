@@ -32,19 +32,8 @@ from ..channel import Channel, Sending
 from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
-from . import archive, bundle, handshake
+from . import archive, bundle, handshake, hvd
 from .circle import Circle, nodes_of
-
-
-def _load() -> Any:
-    try:
-        import horovod.mxnet as hvd
-    except ImportError as error:
-        raise ImportError(
-            f"the horovod backend needs Horovod built for this MXNet ({error}); "
-            "docs/horovod.md says how"
-        ) from None
-    return hvd
 
 
 @KVStoreBase.register
@@ -70,7 +59,7 @@ class GluonGCHorovod(CompressingKVStore):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is connected to its Horovod already")
-        self._hvd = _load()
+        self._hvd = hvd.load()
         env.prepare_horovod()
         self._hvd.init(process_sets="dynamic")
         ending().concerns(self)  # after Horovod's own exit handler, to be asked first
