@@ -121,6 +121,16 @@ def test_a_collective_may_be_done_before_who_queued_it_has_returned(tmp_path):
         cluster.stop()
 
 
+def test_an_error_in_a_collective_ends_all_and_says_what_it_is(tmp_path):
+    cluster = start_horovod(tmp_path, "broken_alltoall", workers=2)
+    try:
+        assert cluster.wait("horovodrun", timeout=60) != 0
+        said = "Sum of splits entries is greater than the first dimension of tensor."
+        assert said in cluster.log("horovodrun")
+    finally:
+        cluster.stop()
+
+
 def test_bpslaunch_starts_workers_on_horovod(tmp_path):
     results = str(tmp_path / "resultRANK.npz")
     jobs = [sys.executable, str(JOBS), "push_pull", results, "null"]
@@ -137,3 +147,31 @@ def test_there_may_be_fewer_chunks_than_workers():
     results = run_horovod("steps", options, 3)
     check_replay(results, options)
     assert_identical(results)
+
+
+def test_a_step_returns_before_the_others_have_come(tmp_path):
+    ways = [arguments(name, "corrected", steps=3) for name in ("onebit", "dithering", "topk")]
+    ways[-1]["compression_params"]["exchange"] = "gather"
+    for number, way in enumerate(ways):
+        way["folder"] = str(tmp_path / str(number))
+        Path(way["folder"]).mkdir()
+    results = run_horovod("several_steps", ways)
+    assert_identical(results)
+    for way, options in enumerate(ways):
+        check_replay([of_way(result, way) for result in results], options)
+
+
+def test_gradients_may_become_ready_in_another_order_on_each_worker(tmp_path):
+    params = {"compressor": "topk", "k": 10**6}
+    options = {"folder": str(tmp_path), "size": 1000, "compression_params": params}
+    results = run_horovod("in_another_order", options)
+    given = [gradients_of(rank, 0, [1000] * 2) for rank in range(2)]
+    for result in results:
+        for i, (first, second) in enumerate(zip(*given)):
+            np.testing.assert_array_equal(result[f"t{i}"], first + second)
+
+
+def test_an_alltoall_needs_nothing_of_who_queued_it(tmp_path):
+    first, second = run_horovod("forgotten_alltoall", {"folder": str(tmp_path)})
+    assert (first["splits"].tolist(), first["data"].tolist()[:2]) == ([1, 1], [0, 4])
+    assert (second["splits"].tolist(), second["data"].tolist()) == ([3, 3], [1, 2, 3, 5, 6, 7])
