@@ -809,8 +809,9 @@ def in_another_order(arguments):
 
 
 def forever(arguments):
-    """Exchange until somebody dies."""
+    """Exchange until somebody dies. arguments: folder, and optionally compression_params."""
     tensor = mx.nd.ones(1000)
+    bps.byteps_declare_tensor("again", **arguments.get("compression_params", {}))
     while True:
         bps.byteps_push_pull(tensor, name="again")
         tensor.wait_to_read()

@@ -97,8 +97,10 @@ def test_workers_that_differ_in_their_settings_are_told(tmp_path):
         cluster.stop()
 
 
-def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path):
-    cluster = start_horovod(tmp_path, "forever", {"folder": str(tmp_path)}, workers=2)
+@pytest.mark.parametrize("params", [{}, {"compressor": "onebit"}], ids=["float32", "onebit"])
+def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path, params):
+    job = {"folder": str(tmp_path), "compression_params": params}
+    cluster = start_horovod(tmp_path, "forever", job, workers=2)
     try:
         for rank in range(2):
             cluster.wait_for(tmp_path / f"running{rank}")
