@@ -307,6 +307,13 @@ def prepare_horovod() -> None:
         os.environ.setdefault(f"HOROVOD_{name}", str(value))
 
 
+def several_on_some_nodes() -> bool:
+    """Whether some of Horovod's workers may share a node, and others be elsewhere; alike on all."""
+    size = os.environ.get("HOROVOD_SIZE")
+    alone_or_together = (os.environ.get(f"HOROVOD_{of}_SIZE") for of in ("CROSS", "LOCAL"))
+    return is_set("BYTEPS_LOCAL_SIZE") or size is None or size not in alone_or_together
+
+
 def for_child(changes: Mapping[str, Optional[str]]) -> dict[str, str]:
     """This process's environment with changes, for a process to start; None removes a variable."""
     merged = {**os.environ, **changes}

@@ -12,6 +12,7 @@ from .kernels import frame_words
 
 _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 ON_NONFINITE = ("raise", "skip", "propagate")
+_EACH = 2  # messages that each owner has at least, if so many chunks travel
 SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
 
 
@@ -202,19 +203,23 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     return chunks
 
 
-def messages(chunks: Sequence[Chunk]) -> List[List[Chunk]]:
+def messages(chunks: Sequence[Chunk], owners: int = 1) -> List[List[Chunk]]:
     """Chunks that travel in one message, in the order of their first ones.
 
     Those that are compressed alike are put together up to SMALL_BYTES, but for those in rows; plain
-    ones are fused already.
+    ones are fused already. Where messages have owners who aggregate them, there are enough of them
+    for all.
     """
+    most = SMALL_BYTES
+    if owners > 1:
+        most = min(most, sum(chunk.message_bytes for chunk in chunks) // (_EACH * owners))
     bundles: List[List[Chunk]] = []
     open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
     for chunk in chunks:
         kind = chunk.params, chunk.dtype
         bundle, total = open_bundles.get(kind, ([], 0))
         alone = chunk.params is None or chunk.rows
-        if alone or not bundle or total + chunk.message_bytes > SMALL_BYTES:
+        if alone or not bundle or total + chunk.message_bytes > most:
             bundle, total = [], 0
             bundles.append(bundle)
         bundle.append(chunk)

@@ -223,6 +223,23 @@ def test_horovod_looks_for_stalls_as_we_do(environ, warn_after, give_up_after, s
     assert found == set_for_horovod
 
 
+@pytest.mark.parametrize(
+    "sizes, several",
+    [
+        ({}, True),
+        ({"": 4, "LOCAL_": 4, "CROSS_": 1}, False),
+        ({"": 4, "LOCAL_": 1, "CROSS_": 4}, False),
+        ({"": 4, "LOCAL_": 2, "CROSS_": 2}, True),
+        ({"": 3, "LOCAL_": 1, "CROSS_": 2}, True),
+    ],
+)
+def test_horovod_is_asked_for_process_sets_where_some_share_a_node(environ, sizes, several):
+    environ.update({f"HOROVOD_{of}SIZE": str(size) for of, size in sizes.items()})
+    assert env.several_on_some_nodes() == several
+    environ["BYTEPS_LOCAL_SIZE"] = "2"
+    assert env.several_on_some_nodes()
+
+
 def test_horovod_looks_for_stalls_as_the_user_says(environ):
     environ.update(HOROVOD_STALL_CHECK_TIME_SECONDS="7")
     env.prepare_horovod()

@@ -74,6 +74,18 @@ def test_small_chunks_that_are_compressed_alike_travel_in_one_message():
     assert [len(message) for message in messages(chunks)] == [50]
 
 
+def test_where_workers_aggregate_there_are_messages_for_all_of_them():
+    chunks = cut([Tensor(f"t{i}", 1000, "float32", ONEBIT) for i in range(48)], 4096000, 0)
+    together = messages(chunks, owners=4)
+    assert sum(together, []) == chunks
+    loads = [sum(chunk.message_bytes for chunk in message) for message in together]
+    carried = [0] * 4
+    for load, owner in zip(loads, spread(loads, 4)):
+        carried[owner] += load
+    assert len(set(carried)) == 1
+    assert [len(message) for message in messages(chunks[:3], owners=4)] == [1, 1, 1]
+
+
 def test_small_uncompressed_tensors_are_fused_into_one_message():
     chunks = cut([Tensor(f"t{i}", 10, "float32", PLAIN) for i in range(50)], 4096000, 0)
     assert [len(chunk.slices) for chunk in chunks] == [50]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray import NDArray
 
 from .. import kernels
 
 _NOTHING = ctypes.cast(kernels.library.gluon_gc_nothing, ctypes.c_void_p)
+_FREE = ctypes.cast(_LIB.MXNDArrayFree, ctypes.c_void_p)
 _CPU = (ctypes.c_int * 2)(1, 0)  # MXNet's struct Context
 
 
@@ -21,12 +22,16 @@ def push(
     read: Sequence[NDArray],
     written: Sequence[NDArray],
     *more: bool,
+    deleter: Optional[ctypes.c_void_p] = None,
 ) -> None:
-    """Queue a C function of a parameter, by MXEnginePushSyncND or MXEnginePushAsyncND."""
+    """Queue a C function of a parameter, by MXEnginePushSyncND or MXEnginePushAsyncND.
+
+    The deleter is called with the parameter once the function has run.
+    """
     reads, writes = (
         (ctypes.c_void_p * len(some))(*(array.handle for array in some)) for some in (read, written)
     )
-    of = function, parameter, None, _CPU, reads, len(read), writes, len(written)
+    of = function, parameter, deleter, _CPU, reads, len(read), writes, len(written)
     check_call(how(*of, None, 0, b"gluon_gc_order", *more))
 
 
@@ -36,3 +41,15 @@ def meet(*arrays: NDArray) -> None:
     An operator of a library would hold shared resources while it waits; this does not.
     """
     push(_LIB.MXEnginePushSyncND, _NOTHING, None, (), arrays)
+
+
+def second_handle(array: NDArray) -> NDArrayHandle:
+    """A further handle of an array's memory, whose shape may change without it."""
+    handle = NDArrayHandle()
+    check_call(_LIB.MXNDArraySlice(array.handle, 0, array.shape[0], ctypes.byref(handle)))
+    return handle
+
+
+def free_when_done(handle: NDArrayHandle, array: NDArray) -> None:
+    """Free a handle once all is done that is queued already to write an array."""
+    push(_LIB.MXEnginePushSyncND, _NOTHING, handle, (array,), (), deleter=_FREE)

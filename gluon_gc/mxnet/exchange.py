@@ -330,9 +330,10 @@ class CompressingKVStore(KVStoreBase):
         others = [tensor for tensor in tensors if tensor not in sparse]
         chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
         self._agree(plan.described(chunks, sparse))
+        owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
             Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])
-            for message in plan.messages(chunks)
+            for message in plan.messages(chunks, owners)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)

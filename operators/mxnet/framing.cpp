@@ -18,17 +18,6 @@ namespace {
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
 
-std::vector<Part> listed_parts(const Attributes& a) {
-  std::vector<Part> parts;
-  std::istringstream list(a.text("parts"));
-  for (std::string item; std::getline(list, item, ';');) {
-    const std::size_t at = item.find('@');
-    const bool varies = at != std::string::npos;
-    parts.push_back({std::stoull(item), varies, varies ? std::stoull(item.substr(at + 1)) : 0});
-  }
-  return parts;
-}
-
 Layout layout_of(const Attributes& a) { return Layout(listed_parts(a), a); }
 
 MXReturnValue frame_arity(const Map& map, int* inputs, int* outputs) {

@@ -41,6 +41,19 @@ struct Part {
   }
 };
 
+// The attribute `parts` lists the most bytes of each part, with "@N" if its length varies: what counts its
+// bytes from offset N on, as a uint32, is there.
+inline std::vector<Part> listed_parts(const Attributes& a) {
+  std::vector<Part> parts;
+  std::istringstream list(a.text("parts"));
+  for (std::string item; std::getline(list, item, ';');) {
+    const std::size_t at = item.find('@');
+    const bool varies = at != std::string::npos;
+    parts.push_back({std::stoull(item), varies, varies ? std::stoull(item.substr(at + 1)) : 0});
+  }
+  return parts;
+}
+
 struct Layout {
   Layout() = default;
   Layout(std::vector<Part> all, const Attributes& a)

@@ -13,6 +13,8 @@ import numpy as np
 
 import gluon_gc as bps
 from gluon_gc.mxnet import carried
+from gluon_gc.mxnet.kvstore.alltoall import Alltoall
+from gluon_gc.mxnet.kvstore.bundle import Packed
 from gluon_gc.mxnet.runtime import default_kvstore
 
 
@@ -45,12 +47,22 @@ def _backward(params, gradients):
     mx.autograd.backward(losses)
 
 
+def _wait_for(path, seconds=60):
+    """Wait until another worker has made a file."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{path.name} was not made within {seconds} s")
+        time.sleep(0.01)
+
+
 def steps(arguments):
     """Steps of a trainer on known gradients; returns gradients after each step, and the weights.
 
     arguments: shapes, steps, compression_params, optimizer_params, and optionally dtype,
     learning_rates and epochs (one a step), batch_size, overrides (by parameter number), trainer
-    (its further arguments).
+    (its further arguments), folder (where worker 0 says which steps have returned, which worker 1
+    awaits before it makes them; not of the first, in which all agree on what travels).
     """
     shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
     params = _parameters(shapes, dtype)
@@ -72,7 +84,12 @@ def steps(arguments):
         if "epochs" in arguments:
             trainer.set_epoch(arguments["epochs"][step])
         _backward(params, gradients_of(bps.rank(), step, shapes, dtype))
+        returned = Path(arguments["folder"], f"returned{step}") if "folder" in arguments else None
+        if returned and step > 0 and bps.rank() == 1:
+            _wait_for(returned)
         trainer.step(arguments.get("batch_size", 1))
+        if returned and bps.rank() == 0:
+            returned.touch()
         for i, param in enumerate(params):
             result[f"g{i}_{step}"] = param.grad().asnumpy()
     for i, param in enumerate(params):
@@ -711,9 +728,90 @@ def leaving(arguments):
             sys.exit(3 if arguments["how"] == "exit" else 0)
 
 
+def broken_alltoall(arguments):
+    """Two steps of a trainer; in the second, worker 1 says that it sends more than it has."""
+    (param,) = params = _parameters([(1000,)])
+    compression = {"compressor": "onebit", "ef": "vanilla"}
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 0.1}, compression_params=compression
+    )
+    everybody = default_kvstore()._everybody
+    exchange = everybody.exchange
+    for step in range(2):
+        if step == 1 and bps.rank() == 1:
+            everybody.exchange = lambda packed, *more: exchange(
+                packed._replace(splits=packed.splits + 1000), *more
+            )
+        _backward(params, gradients_of(bps.rank(), step, [(1000,)]))
+        trainer.step(1)
+        param.grad().wait_to_read()
+
+
+def forgotten_alltoall(arguments):
+    """An alltoall of which worker 0 has nothing left but the result before worker 1 begins it.
+
+    arguments: folder, which is empty.
+    """
+    rank, queued = bps.rank(), Path(arguments["folder"], "queued")
+    if rank == 1:
+        _wait_for(queued)
+    data = mx.nd.array(range(4 * rank, 4 * rank + 4), dtype="uint8")
+    splits = mx.nd.array([1, 3], dtype="int32")
+    came = Alltoall(default_kvstore()._everybody, 6, "forgotten")(Packed(data, splits))
+    del data, splits
+    more = [mx.nd.ones(1) for _ in range(100)]  # which may have the memory of what was freed
+    if rank == 0:
+        queued.touch()
+    return {"splits": came.splits.asnumpy(), "data": came.data.asnumpy(), "more": more[0].asnumpy()}
+
+
+class _Gate(mx.operator.CustomOp):
+    """Hands on its input once there is a file; other operators go on meanwhile."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._path = path
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        _wait_for(self._path)
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("gate")
+class _GateProp(mx.operator.CustomOpProp):
+    def __init__(self, path):
+        super().__init__(need_top_grad=False)
+        self._path = Path(path)
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return _Gate(self._path)
+
+
+def in_another_order(arguments):
+    """Sums of two tensors, of which each worker has another one first.
+
+    A worker's other one is ready when both have queued all. arguments: folder, which is empty,
+    size, compression_params.
+    """
+    folder, rank = Path(arguments["folder"]), bps.rank()
+    tensors = {}
+    for i, values in enumerate(gradients_of(rank, 0, [arguments["size"]] * 2)):
+        name = f"t{i}"
+        bps.byteps_declare_tensor(name, **arguments["compression_params"])
+        tensors[name] = mx.nd.array(values)
+        if i != rank:
+            queued = str(folder / f"queued{1 - rank}")
+            tensors[name] = mx.nd.Custom(tensors[name], op_type="gate", path=queued)
+    for name, tensor in tensors.items():
+        bps.byteps_push_pull(tensor, name=name, is_average=False)
+    (folder / f"queued{rank}").touch()
+    return {name: tensor.asnumpy() for name, tensor in tensors.items()}
+
+
 def forever(arguments):
-    """Exchange until somebody dies."""
+    """Exchange until somebody dies. arguments: folder, and optionally compression_params."""
     tensor = mx.nd.ones(1000)
+    bps.byteps_declare_tensor("again", **arguments.get("compression_params", {}))
     while True:
         bps.byteps_push_pull(tensor, name="again")
         tensor.wait_to_read()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,14 +97,38 @@ def test_workers_that_differ_in_their_settings_are_told(tmp_path):
         cluster.stop()
 
 
-def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path):
-    cluster = start_horovod(tmp_path, "forever", {"folder": str(tmp_path)}, workers=2)
+@pytest.mark.parametrize("params", [{}, {"compressor": "onebit"}], ids=["float32", "onebit"])
+def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path, params):
+    job = {"folder": str(tmp_path), "compression_params": params}
+    cluster = start_horovod(tmp_path, "forever", job, workers=2)
     try:
         for rank in range(2):
             cluster.wait_for(tmp_path / f"running{rank}")
         os.kill(int((tmp_path / "running1").read_text()), signal.SIGKILL)
         assert cluster.wait("horovodrun", timeout=60) != 0
         assert "exited with" in cluster.log("horovodrun")
+    finally:
+        cluster.stop()
+
+
+def test_a_collective_may_be_done_before_who_queued_it_has_returned(tmp_path):
+    source, library = Path(__file__).with_name("late_name.c"), tmp_path / "late_name.so"
+    compiled = ["cc", "-shared", "-fPIC", str(source), "-Wl,--no-as-needed", "-lstdc++", "-ldl"]
+    subprocess.run([*compiled, "-o", str(library)], check=True)
+    options = arguments(steps=3)
+    cluster = start_horovod(tmp_path, "steps", options, 2, {"LD_PRELOAD": str(library)})
+    try:
+        check_replay(cluster.results(), options)
+    finally:
+        cluster.stop()
+
+
+def test_an_error_in_a_collective_ends_all_and_says_what_it_is(tmp_path):
+    cluster = start_horovod(tmp_path, "broken_alltoall", workers=2)
+    try:
+        assert cluster.wait("horovodrun", timeout=60) != 0
+        said = "Sum of splits entries is greater than the first dimension of tensor."
+        assert said in cluster.log("horovodrun")
     finally:
         cluster.stop()
 
@@ -124,3 +149,31 @@ def test_there_may_be_fewer_chunks_than_workers():
     results = run_horovod("steps", options, 3)
     check_replay(results, options)
     assert_identical(results)
+
+
+def test_a_step_returns_before_the_others_have_come(tmp_path):
+    ways = [arguments(name, "corrected", steps=3) for name in ("onebit", "dithering", "topk")]
+    ways[-1]["compression_params"]["exchange"] = "gather"
+    for number, way in enumerate(ways):
+        way["folder"] = str(tmp_path / str(number))
+        Path(way["folder"]).mkdir()
+    results = run_horovod("several_steps", ways)
+    assert_identical(results)
+    for way, options in enumerate(ways):
+        check_replay([of_way(result, way) for result in results], options)
+
+
+def test_gradients_may_become_ready_in_another_order_on_each_worker(tmp_path):
+    params = {"compressor": "topk", "k": 10**6}
+    options = {"folder": str(tmp_path), "size": 1000, "compression_params": params}
+    results = run_horovod("in_another_order", options)
+    given = [gradients_of(rank, 0, [1000] * 2) for rank in range(2)]
+    for result in results:
+        for i, (first, second) in enumerate(zip(*given)):
+            np.testing.assert_array_equal(result[f"t{i}"], first + second)
+
+
+def test_an_alltoall_needs_nothing_of_who_queued_it(tmp_path):
+    first, second = run_horovod("forgotten_alltoall", {"folder": str(tmp_path)})
+    assert (first["splits"].tolist(), first["data"].tolist()[:2]) == ([1, 1], [0, 4])
+    assert (second["splits"].tolist(), second["data"].tolist()) == ([3, 3], [1, 2, 3, 5, 6, 7])

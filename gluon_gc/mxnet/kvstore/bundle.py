@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from .. import operators
 from ..channel import Channel
+from ..operators import MessageRows
 
-_BYTES = 16 * 2**20  # of values in a collective
+_VALUES = 16 * 2**20  # bytes of values in a collective, at most
+_LEAST = 256 * 2**10  # bytes that travel in it, which may take more values
 
 
 def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
-    """Messages that travel together: neighbours, of at most _BYTES of values."""
+    """Messages that travel together: neighbours, of _VALUES, or of more up to _LEAST."""
     group: List[Channel] = []
-    total = 0
+    values = travels = 0
     for channel in channels:
         size = channel.size * np.dtype(channel.dtype).itemsize
-        if group and total + size > _BYTES:
+        if group and values + size > _VALUES and travels >= _LEAST:
             yield group
-            group, total = [], 0
+            group, values, travels = [], 0, 0
         group.append(channel)
-        total += size
+        values += size
+        travels += channel.message_bytes
     if group:
         yield group
 
@@ -34,32 +38,66 @@ def by_dtype(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
         yield from groups([channel for channel in channels if channel.dtype == dtype])
 
 
-def used(channel: Channel, message: NDArray) -> bytes:
-    """The bytes in use of a message's payloads, which lie side by side, each with room for most."""
-    if channel.chunks[0].rows:  # most of the room is empty, and would take longer than all else
-        message = message[: channel.codec.codecs[0].used(message[:4].asnumpy())]
-    payload, parts, at = message.asnumpy(), [], 0
-    for codec in channel.codec.codecs:
-        room = payload[at : at + codec.payload_bytes]
-        parts.append(room[: codec.used(room)].tobytes())
-        at += codec.payload_bytes
-    return b"".join(parts)
+class Packed(NamedTuple):
+    """Bytes for several places, or from them.
 
-
-def rows(channels: Sequence[Channel], count: int, data: bytes) -> Iterator[Tuple[Channel, NDArray]]:
-    """Each channel's messages as uint8, shape (count, payload_bytes).
-
-    `data` has what is in use of the first message of each channel, then of the second of each, and
-    so on.
+    Attributes
+    ----------
+    data : NDArray
+        uint8, with room for the most that it can be: the bytes of each place, one after the other.
+    splits : NDArray
+        int32: how many bytes of it each place has.
     """
-    rest = np.frombuffer(data, np.uint8)
-    arrays = [np.zeros((count, channel.codec.payload_bytes), np.uint8) for channel in channels]
-    for number in range(count):
-        for channel, array in zip(channels, arrays):
-            at = 0
-            for codec in channel.codec.codecs:
-                length = codec.used(rest[: codec.payload_bytes])
-                array[number, at : at + length] = rest[:length]
-                rest, at = rest[length:], at + codec.payload_bytes
-    for channel, array in zip(channels, arrays):
-        yield channel, mx.nd.from_numpy(array)
+
+    data: NDArray
+    splits: NDArray
+
+
+def nothing(places: int) -> Packed:
+    """No bytes for any place."""
+    return Packed(mx.nd.zeros(1, dtype="uint8"), mx.nd.zeros(places, dtype="int32"))
+
+
+class Bundle:
+    """The messages of these channels as they travel together, each payload without its empty room.
+
+    Parameters
+    ----------
+    channels : sequence of Channel
+        With codecs.
+
+    Attributes
+    ----------
+    channels : list of Channel
+    room : int
+        The most bytes that all of them take.
+    """
+
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self.channels = list(channels)
+        parts = [channel.codec.rows().parts for channel in channels]
+        self.room = sum(most for message in parts for most, _ in message)
+        listed = MessageRows(tuple(part for message in parts for part in message)).listed()
+        self._told = {**listed, "counts": operators.listed(len(message) for message in parts)}
+
+    def pack(self, messages: Sequence[NDArray], shares: Sequence[int]) -> Packed:
+        """All messages, of which each place gets as many as `shares` says, in their order."""
+        if not self.channels:
+            return nothing(len(shares))
+        shared = operators.listed(shares)
+        return Packed(*operators.call("bundle", messages, **self._told, shares=shared))
+
+    def unpack(self, packed: Packed, count: int) -> List[NDArray]:
+        """Of each channel the messages, uint8, shape (count, payload_bytes).
+
+        `packed` has the first message of each channel, then the second of each, and so on.
+        """
+        if not self.channels:
+            return []
+        messages = operators.call("unbundle", packed, **self._told, count=count)
+        return messages if isinstance(messages, list) else [messages]
+
+
+def repeated(packed: Packed, places: int) -> Packed:
+    """All of it for each place."""
+    return Packed(*operators.call("repeat", packed, copies=places))

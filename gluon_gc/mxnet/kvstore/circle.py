@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+import ctypes
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import check_call
 from mxnet.ndarray import NDArray
 
 from ... import env
+from .. import engine
+from .bundle import Packed
 
 
 class Circle:
@@ -52,6 +56,27 @@ class Circle:
         )
         return _bytes(received)
 
+    def exchange(self, packed: Packed, came: Packed, name: str) -> None:
+        """Queue an alltoall of what is packed, into `came`; returns at once.
+
+        Horovod's own function waits, since it knows no size before; here there is room for the
+        most. It gives the array that is filled the shape of what came, from a thread of its own:
+        so it has another handle each time, and `came` stays as it is.
+        """
+        filled = engine.second_handle(came.data)
+        check_call(
+            self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async(
+                packed.data.handle,
+                filled,
+                _full(name).encode(),
+                packed.splits.handle,
+                came.splits.handle,
+                ctypes.c_int(0),
+                ctypes.c_int(self._set.process_set_id),
+            )
+        )
+        engine.free_when_done(filled, came.data)
+
     def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
         """Overwrite arrays with their sums over all members."""
         self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)
@@ -59,6 +84,21 @@ class Circle:
     def broadcast(self, array: NDArray, root: int, name: str) -> None:
         """Overwrite an array with that of the worker of rank `root`."""
         self._hvd.broadcast_(array, root, name=_full(name), process_set=self._set)
+
+
+class Team(NamedTuple):
+    """Who exchange messages among themselves, on behalf of everybody.
+
+    Attributes
+    ----------
+    circle : Circle
+    node : Circle, optional
+        This worker's node, whose first worker, the leader, is in the circle and hands on what
+        comes. None: all workers are in it.
+    """
+
+    circle: Circle
+    node: Optional[Circle] = None
 
 
 def nodes_of(hvd: Any) -> List[List[int]]:

@@ -1,9 +1,8 @@
 """The backend over Horovod: workers only, each of which aggregates some of the chunks.
 
-Compressed chunks travel in groups. An alltoall brings the payloads of a chunk to its owner, who
-aggregates them as a server would, and an allgather brings everybody what all owners answered; or
-the allgather brings everybody all payloads. Values that are summed as they are travel as grouped
-allreduces.
+Compressed chunks travel in groups. The payloads of a chunk go to its owner, who aggregates them as
+a server would, and everybody gets what all owners answered; or everybody gets all payloads. Values
+that are summed as they are travel as grouped allreduces.
 
 Hierarchical chunks are summed within each node first. Then all workers of a node have the same
 values and payload, with which the node's leader takes part in the exchange between nodes.
@@ -32,19 +31,9 @@ from ..channel import Channel, Sending
 from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
-from . import archive, bundle, handshake
-from .circle import Circle, nodes_of
-
-
-def _load() -> Any:
-    try:
-        import horovod.mxnet as hvd
-    except ImportError as error:
-        raise ImportError(
-            f"the horovod backend needs Horovod built for this MXNet ({error}); "
-            "docs/horovod.md says how"
-        ) from None
-    return hvd
+from . import archive, bundle, handshake, hvd
+from .circle import Circle, Team, nodes_of
+from .groups import Gathered, Group, TwoWay
 
 
 @KVStoreBase.register
@@ -70,9 +59,10 @@ class GluonGCHorovod(CompressingKVStore):
         super().__init__()
         if self.connected is not None:
             raise RuntimeError("this process is connected to its Horovod already")
-        self._hvd = _load()
+        self._hvd = hvd.load()
         env.prepare_horovod()
-        self._hvd.init(process_sets="dynamic")
+        # In each of its cycles Horovod asks all workers for new process sets, if there may be any.
+        self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
         ending().concerns(self)  # after Horovod's own exit handler, to be asked first
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
         self._everybody = Circle(self._hvd, range(self.num_workers))
@@ -80,20 +70,20 @@ class GluonGCHorovod(CompressingKVStore):
         (node,) = (node for node in nodes if self.rank in node)
         self.local_rank, self.local_size = node.index(self.rank), len(node)
         self._leader = node[0]
-        self._node = self._leaders = self._everybody
         self._number_of_node = nodes.index(node)
-        self._circles = [self._everybody]
+        self._flat = self._by_node = Team(self._everybody)
         if 1 < len(nodes) < self.num_workers:
-            self._leaders = Circle(self._hvd, [ranks[0] for ranks in nodes])
-            (self._node,) = (c for c in [Circle(self._hvd, n) for n in nodes] if c.place >= 0)
-            self._circles.append(self._leaders)
+            leaders = Circle(self._hvd, [ranks[0] for ranks in nodes])
+            (mine,) = (c for c in [Circle(self._hvd, n) for n in nodes] if c.place >= 0)
+            self._by_node = Team(leaders, mine)
         self._threads = env.server_threads()
         self._keys: Dict[Channel, int] = {}
-        self._owners: Dict[Channel, int] = {}  # places in the channel's circle
+        self._owner_of: Dict[Channel, int] = {}  # places in the channel's circle
         # Horovod refuses a name that is still at work: what is summed always is in the same array,
         # for which MXNet's engine ends one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
         self._summed_in_node: Dict[Channel, NDArray] = {}
+        self._groups: Dict[Tuple[Channel, ...], List[Group]] = {}  # of channels of one team
         self._broadcasts = itertools.count()
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
@@ -128,10 +118,10 @@ class GluonGCHorovod(CompressingKVStore):
             raise RuntimeError(f"the cluster does not fit together: {problem}")
 
     def _open(self, channels: Sequence[Channel]) -> None:
-        for circle in self._circles:
-            inside = [channel for channel in channels if self._circle(channel) is circle]
-            owners = plan.spread([channel.message_bytes for channel in inside], circle.size)
-            self._owners.update(zip(inside, owners))
+        for team, inside in self._by_team(channels):
+            for group in bundle.groups([channel for channel in inside if channel.aggregated]):
+                loads = [channel.message_bytes for channel in group]
+                self._owner_of.update(zip(group, plan.spread(loads, team.circle.size)))
         for channel in channels:
             self._progress.watch(0, channel.under_way)
             self._keys[channel] = len(self._keys)
@@ -139,7 +129,7 @@ class GluonGCHorovod(CompressingKVStore):
                 self._summed_in_node[channel] = mx.nd.zeros(channel.size, dtype=channel.dtype)
             if channel.aggregated:
                 place, _ = self.place(channel.chunks[0])
-                if self._owners[channel] == place and self._takes_part(channel):
+                if self._owner_of[channel] == place and self._takes_part(channel):
                     self._aggregators[channel] = self._aggregator(channel)
             elif not channel.gathered:
                 values = channel.message_bytes // np.dtype(channel.dtype).itemsize
@@ -150,22 +140,27 @@ class GluonGCHorovod(CompressingKVStore):
             self._progress.watch(0, channel.under_way)
 
     def _hierarchical(self, params: Optional[CompressionParams]) -> bool:
-        return params is not None and params.hierarchical and len(self._circles) > 1
+        return params is not None and params.hierarchical and self._by_node is not self._flat
 
-    def _circle(self, channel: Channel) -> Circle:
+    def _team(self, channel: Channel) -> Team:
         """Those who exchange a message."""
-        return self._leaders if self._hierarchical(channel.params) else self._everybody
+        return self._by_node if self._hierarchical(channel.params) else self._flat
+
+    def _by_team(self, channels: Sequence[Channel]) -> Iterator[Tuple[Team, List[Channel]]]:
+        """The channels of each team."""
+        for team in dict.fromkeys([self._flat, self._by_node]):
+            yield team, [channel for channel in channels if self._team(channel) is team]
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
         # The sum over a node is made in the host's memory.
         return super()._can_run_on_gpu(channel) and not self._hierarchical(channel.params)
 
     def _takes_part(self, channel: Channel) -> bool:
-        return self._circle(channel).place >= 0
+        return self._team(channel).circle.place >= 0
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
         if self._hierarchical(chunk.params):
-            return self._number_of_node, self._leaders.size
+            return self._number_of_node, self._by_node.circle.size
         return super().place(chunk)
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
@@ -180,23 +175,40 @@ class GluonGCHorovod(CompressingKVStore):
             if host is not array:
                 host.copyto(array)
 
-    # A step: what is computed is queued on MXNet's engine, while bytes wait for all workers
+    # A step: all is queued on MXNet's engine, but for rows that travel uncompressed
 
     def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
         sent = self._all_encoded(channels, self._sending(gradients))
         received: Dict[Channel, NDArray] = {}
-        for circle in self._circles:
-            inside = [channel for channel in channels if self._circle(channel) is circle]
-            received.update(self._sum_in(circle, inside, sent))
-            aggregated = list(bundle.groups([channel for channel in inside if channel.aggregated]))
-            replies = [self._bring_to_owners(circle, group, sent) for group in aggregated]
-            for group, reply in zip(aggregated, replies):
-                received.update(self._bring_back(circle, group, reply))
-            for group in bundle.groups([channel for channel in inside if channel.gathered]):
-                received.update(self._bring_to_all(circle, group, sent))
+        groups: List[Group] = []
+        for team, inside in self._by_team(channels):
+            received.update(self._sum_in(team, inside, sent))
+            groups += self._grouped(team, [channel for channel in inside if channel.framed])
+        # Operators wait for MXNet's resources in the order in which they are queued.
+        for group in groups:
+            group.send(sent)
+        for group in groups:
+            group.answer()
+        for group in groups:
+            received.update(group.receive())
         for channel in channels:
-            count = self._circle(channel).size if channel.gathered else 1
+            count = self._team(channel).circle.size if channel.gathered else 1
             channel.deliver([received[channel]], gradients, count)
+
+    def _grouped(self, team: Team, channels: Sequence[Channel]) -> List[Group]:
+        """The groups in which these travel, the same ones whenever these do together."""
+        key = tuple(channels)
+        if key not in self._groups:
+            self._groups[key] = made = []
+            number = len(self._groups)
+            for part in bundle.groups([channel for channel in channels if channel.aggregated]):
+                made.append(self._two_way(team, part, f"{number}.{len(made)}"))
+            for part in bundle.groups([channel for channel in channels if channel.gathered]):
+                made.append(Gathered(team, part, f"{number}.{len(made)}"))
+        return self._groups[key]
+
+    def _two_way(self, team: Team, channels: Sequence[Channel], name: str) -> TwoWay:
+        return TwoWay(team, channels, self._owner_of, self._aggregators, self._threads, name)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -215,7 +227,7 @@ class GluonGCHorovod(CompressingKVStore):
             for channel in group:
                 sums[channel] = channel.copy(sending, self._summed_in_node[channel])
             arrays = [sums[channel] for channel in group]
-            self._node.sum_in_place(arrays, f"node.{self._keys[group[0]]}")
+            self._by_node.node.sum_in_place(arrays, f"node.{self._keys[group[0]]}")
         return {
             channel: channel.encode(
                 sending, values=sums.get(channel), out=self._summed.get(channel)
@@ -224,64 +236,18 @@ class GluonGCHorovod(CompressingKVStore):
         }
 
     def _sum_in(
-        self, circle: Circle, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
+        self, team: Team, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
     ) -> Dict[Channel, NDArray]:
         """The sums of what is summed as it is."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
         for group in bundle.by_dtype(list(sums)):
-            if circle.place >= 0:
+            if team.circle.place >= 0:
                 arrays = [sums[channel] for channel in group]
-                circle.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
-        if circle is not self._everybody:
+                team.circle.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
+        if team.node is not None:
             for channel, array in sums.items():
-                self._node.broadcast(array, self._leader, f"summed.{self._keys[channel]}")
+                team.node.broadcast(array, self._leader, f"summed.{self._keys[channel]}")
         return sums
-
-    def _bring_to_owners(
-        self, circle: Circle, group: Sequence[Channel], payloads: Mapping[Channel, NDArray]
-    ) -> List[NDArray]:
-        """The aggregates, not yet computed, of the messages of a group that this worker owns."""
-        if circle.place < 0:
-            return []
-        by_owner = self._by_owner(circle, group)
-        parts = [[bundle.used(c, payloads[c]) for c in owned] for owned in by_owner]
-        received = circle.alltoall(
-            [b"".join(part) for part in parts], f"to_owners.{self._keys[group[0]]}"
-        )
-        mine = by_owner[circle.place]
-        rows = bundle.rows(mine, circle.size, received)
-        return [
-            self._aggregators[channel].aggregate(messages, circle.size, self._threads)
-            for channel, messages in rows
-        ]
-
-    def _bring_back(
-        self, circle: Circle, group: Sequence[Channel], reply: Sequence[NDArray]
-    ) -> Iterator[Tuple[Channel, NDArray]]:
-        """The aggregates of all messages of a group."""
-        by_owner = self._by_owner(circle, group)
-        mine = b"".join(
-            bundle.used(c, payload) for c, payload in zip(by_owner[circle.place], reply)
-        )
-        everything = self._from_all(circle, mine, f"bring_back.{self._keys[group[0]]}")
-        in_order = [channel for owned in by_owner for channel in owned]
-        return bundle.rows(in_order, 1, everything)
-
-    def _bring_to_all(
-        self, circle: Circle, group: Sequence[Channel], payloads: Mapping[Channel, NDArray]
-    ) -> Iterator[Tuple[Channel, NDArray]]:
-        """All messages of a group."""
-        mine = b"".join(bundle.used(channel, payloads[channel]) for channel in group)
-        everything = self._from_all(circle, mine, f"bring_to_all.{self._keys[group[0]]}")
-        return bundle.rows(group, circle.size, everything)
-
-    def _from_all(self, circle: Circle, mine: bytes, name: str) -> bytes:
-        """What all of a circle have, by rank, also for workers who are not in it."""
-        everything = circle.gather(mine, name) if circle.place >= 0 else b""
-        return everything if circle is self._everybody else self._node.gather(everything, name)
-
-    def _by_owner(self, circle: Circle, group: Sequence[Channel]) -> List[List[Channel]]:
-        return [[c for c in group if self._owners[c] == place] for place in range(circle.size)]
 
     # Checkpoints: each worker's has what it carries over for the messages that it owns
 
@@ -290,7 +256,7 @@ class GluonGCHorovod(CompressingKVStore):
     ) -> Mapping[Place, np.ndarray]:
         wanted: List[List[Slice]] = [[] for _ in range(self.num_workers)]
         for channel in channels:
-            owner = self._circle(channel).ranks[self._owners[channel]]
+            owner = self._team(channel).circle.ranks[self._owner_of[channel]]
             wanted[owner] += channel.slices
         parts = [archive.pack(archive.parts(arrays, pieces)) for pieces in wanted]
         return archive.unpack(self._everybody.alltoall(parts, "aggregators"))

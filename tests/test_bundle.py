@@ -1,0 +1,87 @@
+"""Messages side by side, as workers send them to each other over Horovod."""
+
+from types import SimpleNamespace
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluon_gc.mxnet.kvstore.bundle import Bundle, Packed, repeated
+from gluon_gc.mxnet.operators import MessageRows
+
+FIXED, VARYING = ((5, None),), ((3, None), (20, 2))
+"""The parts of two messages: 5 bytes; 3 bytes, and then up to 20, whose number is in the latter."""
+
+
+def channel(parts):
+    """What a bundle has to know of a channel."""
+    return SimpleNamespace(codec=SimpleNamespace(rows=lambda: MessageRows(parts)))
+
+
+def messages(length, first=0):
+    """Of FIXED and VARYING, the latter with so many bytes counted; and what of each is in use."""
+    fixed = np.arange(first, first + 5, dtype=np.uint8)
+    varying = np.arange(100 + first, 123 + first, dtype=np.uint8)
+    varying[5:9] = np.frombuffer(np.uint32(length).tobytes(), np.uint8)
+    return [fixed, varying], [fixed, varying[: 5 + length]]
+
+
+def arrays(payloads):
+    return [mx.nd.array(payload, dtype="uint8") for payload in payloads]
+
+
+def test_only_what_is_in_use_of_a_message_travels_to_its_place():
+    given, used = messages(7)
+    packed = Bundle([channel(FIXED), channel(VARYING)]).pack(arrays(given), [1, 0, 1])
+    assert packed.splits.asnumpy().tolist() == [5, 0, 12]
+    travels = np.concatenate(used)
+    np.testing.assert_array_equal(packed.data.asnumpy()[: travels.size], travels)
+
+
+def test_messages_of_several_places_come_out_as_they_were():
+    bundle = Bundle([channel(FIXED), channel(VARYING)])
+    every = [messages(length, first) for length, first in ((4, 0), (18, 50), (9, 90))]
+    travels = np.concatenate([part for _, used in every for part in used])
+    data = np.concatenate([travels, np.full(3, 255, np.uint8)])  # there may be more room
+    splits = [sum(part.size for part in used) for _, used in every]
+    came = Packed(*arrays([data]), mx.nd.array(splits, dtype="int32"))
+    fixed, varying = bundle.unpack(came, 3)
+    assert fixed.shape == (3, 5) and varying.shape == (3, 23)
+    for row, (_, used) in enumerate(every):
+        np.testing.assert_array_equal(fixed.asnumpy()[row], used[0])
+        np.testing.assert_array_equal(varying.asnumpy()[row, : used[1].size], used[1])
+
+
+def test_what_is_repeated_is_there_for_each_place():
+    bundle = Bundle([channel(VARYING)])
+    given, used = messages(11)
+    packed = repeated(bundle.pack(arrays(given[1:]), [1]), 3)
+    assert packed.splits.asnumpy().tolist() == [16, 16, 16]
+    np.testing.assert_array_equal(packed.data.asnumpy()[:48], np.tile(used[1], 3))
+
+
+def test_nothing_goes_to_every_place_of_no_channels():
+    packed = Bundle([]).pack([], [0, 0])
+    assert packed.splits.asnumpy().tolist() == [0, 0]
+    assert Bundle([]).unpack(packed, 2) == []
+
+
+@pytest.mark.parametrize(
+    "length, splits, said",
+    [
+        (3, [28], "says that it is 3 bytes long"),
+        (19, [28], "says that it is 19 bytes long"),
+        (7, [15], "messages end within a part"),
+        (7, [9], "a message ends within a part"),
+        (7, [18], "1 bytes more than messages have"),
+        (7, [29], "said to have 29 bytes, with room for 28"),
+        (7, [-1], "said to have -1 bytes"),
+    ],
+)
+def test_bytes_that_are_no_messages_are_refused(length, splits, said):
+    bundle = Bundle([channel(FIXED), channel(VARYING)])
+    given, _ = messages(length)
+    came = Packed(*arrays([np.concatenate(given)]), mx.nd.array(splits, dtype="int32"))
+    with pytest.raises(mx.base.MXNetError, match=said):
+        for message in bundle.unpack(came, 1):
+            message.wait_to_read()
