@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gluon_gc.compression import CompressionParams, keys, parse, registry, stream, users_of
+from gluon_gc.compression.ignored import ignored, warn_of_ignored
 from gluon_gc.compression.option import listed
-from gluon_gc.compression.params import ignored, warn_of_ignored
 from tests.compressors import params_of
 
 MU = 0.9
