@@ -26,6 +26,7 @@ from .plan import Tensor
 
 _MUST_GAIN = 0.05  # of a tensor's seconds, by what is less accurate
 _MUST_GAIN_IN_ALL = 0.1  # of a step's, by compressing anything; measurements vary by as much
+_MUST_GAIN_SECONDS = 1e-4
 _MAY_COST = 0.02  # of a step's, to leave uncompressed what gains least
 
 
@@ -136,8 +137,8 @@ def choose(
 
     Each gets what is fastest for it alone. Then, from the one that gains least, tensors go back to
     no compression for as long as the whole step takes no more than 2 % longer: small ones, and
-    those whose exchange backward hides. What is in all less than 10 % faster than no compression is
-    not chosen.
+    those whose exchange backward hides. What is in all less than 10 %, or 0.1 ms, faster than no
+    compression is not chosen.
 
     Parameters
     ----------
@@ -155,7 +156,7 @@ def choose(
         {
             name: seconds(tensor, name, params, measured, topology, partition_bytes)
             for name, params in candidates(tensor.params).items()
-            if name == PLAIN or tensor.num_bytes >= min_compress_bytes
+            if name == PLAIN or (tensor.floating and tensor.num_bytes >= min_compress_bytes)
         }
         for tensor in tensors
     ]
@@ -171,7 +172,7 @@ def choose(
         with_plain = [*names[:i], PLAIN, *names[i + 1 :]]
         if names[i] != PLAIN and exposed(with_plain) <= most:
             names = with_plain
-    if exposed(names) > plain * (1 - _MUST_GAIN_IN_ALL):
+    if exposed(names) > min(plain * (1 - _MUST_GAIN_IN_ALL), plain - _MUST_GAIN_SECONDS):
         names = [PLAIN] * len(tensors)
     by_tensor = {tensor.name: name for tensor, name in zip(tensors, names)}
     return Choice(by_tensor, exposed(names), plain)

@@ -21,9 +21,9 @@ from .channel import Channel
 from .exchange import CompressingKVStore
 
 _MESSAGES = 4  # under way at once
-_ROUNDS = 2
-_SIZES = (2**12, 2**16, 2**19, 2**21)  # bytes of float32 of one of them
-_LONGEST = 0.25  # seconds that a round may be expected to take
+_ROUNDS = 6  # at most, of which the quickest counts
+_SIZES = (2**8, 2**12, 2**16, 2**18, 2**20)  # bytes of float32 of one of them
+_LONGEST = 0.25  # seconds that a round may be expected to take, and that the later ones may
 _KINDS = Link(CompressionParams(), CompressionParams(fp16=True), parse({"compressor": "bytegrad"}))
 """What is sent to measure each way of a link."""
 
@@ -64,15 +64,13 @@ def _link(store: CompressingKVStore, topology: Topology) -> Link:
     """Send messages of growing sizes, for as long as that is quick."""
     before = list(store.channels)
     sent: List[List[_Sent]] = []
-    for size in _SIZES:
-        if sent:
-            bytes_before, _, slowest = max(sent[-1], key=lambda of_kind: of_kind.seconds)
-            if slowest * size * _MESSAGES / bytes_before > _LONGEST:
-                break
-        if size > env.get("BYTEPS_PARTITION_BYTES") and sent:
+    for last, size in zip((0, *_SIZES), _SIZES):
+        expected = max(kind.seconds for kind in sent[-1]) * size / last if sent else 0.0
+        whole = size <= env.get("BYTEPS_PARTITION_BYTES")
+        if len(sent) >= 2 and (expected > _LONGEST or not whole):
             break
         names = _declared(store, size)
-        seconds = _slowest(store, f"link.{size}", [_seconds(store, n, size) for n in names])
+        seconds = [_seconds(store, of_kind, size) for of_kind in names]
         channels = [store.channels_of(of_kind) for of_kind in names]
         sent.append([_Sent.of(*each) for each in zip(channels, seconds)])
     store.channels[:] = before  # nobody is to find the messages of this probe among the others
@@ -97,15 +95,20 @@ def _seconds(store: CompressingKVStore, names: Sequence[str], size: int) -> floa
     """What it takes to exchange these tensors, at best."""
     values = np.random.default_rng(store.rank).standard_normal(size // 4, np.float32)
     arrays = [mx.nd.array(values) for _ in names]
-    seconds = []
-    for _ in range(_ROUNDS + 1):  # the first one makes arrays
+
+    def of_round() -> float:
         mx.nd.waitall()
         store.meet({"probe": names[0]})
         start = time.perf_counter()
         store.pushpull(names, arrays)
         mx.nd.waitall()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+        return time.perf_counter() - start
+
+    of_round()  # makes arrays
+    (second,) = _slowest(store, "round", [of_round()])
+    more = min(_ROUNDS - 1, int(_LONGEST / 2 / second))
+    (quickest,) = _slowest(store, "rounds", [min([second, *(of_round() for _ in range(more))])])
+    return quickest
 
 
 def _slowest(store: CompressingKVStore, what: str, values: Sequence[float]) -> List[float]:
@@ -123,8 +126,6 @@ def _slowest(store: CompressingKVStore, what: str, values: Sequence[float]) -> L
 def _way(sent: Sequence[_Sent], passes: float) -> Way:
     """What exchanges of one kind, the smallest first, say of a way."""
     *less, most = sent
-    if not less:
-        return Way(0.0, most.bytes * passes / most.seconds)
     longer = most.seconds - less[-1].seconds
     rate = (most.bytes - less[-1].bytes) / max(longer, 0.1 * most.seconds)  # noise may say < 0
     message = min((each.seconds - each.bytes / rate) / each.messages for each in less)
