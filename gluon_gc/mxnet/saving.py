@@ -106,7 +106,7 @@ def _recall(trainer: DistributedTrainer, fname: Files) -> None:
     """Go on with the compressors that "auto" chose, not with what it would choose now."""
     several = not isinstance(fname, (str, os.PathLike))
     with contextlib.suppress(LookupError, OSError, TypeError, ValueError):  # `_find` will say it
-        header = checkpoint.header(str(next(iter(fname)) if several else fname))
+        header = checkpoint.header(str(fname[0] if several else fname))
         params = [trainer._overrides.get(i, trainer._compression) for i in trainer._last_first]
         names = {i: trainer._params[i].name for i in trainer._last_first}
         trainer._automatic.recall(header["parameters"], names, dict(zip(names, params)))
