@@ -10,7 +10,8 @@ import numpy as np
 from .codec import Codec
 
 _ELEMENTS = 2**18  # 1 MB of float32
-_SECONDS = 0.004  # that each function is measured for
+_SECONDS = 0.004  # that each function is measured for, at least
+_CALLS = 5  # at least
 
 
 class Speed(NamedTuple):
@@ -32,8 +33,8 @@ class Speed(NamedTuple):
 def measured(codec_of: Callable[[int, str], Codec]) -> Speed:
     """The speed of the codec that is made for a number of elements and a dtype.
 
-    Averages over a few milliseconds, in which other processes may have their share of the
-    processors, as they will when it is used.
+    Medians over a few milliseconds: a call during which another process had the processor says
+    nothing of the codec.
     """
     codec = codec_of(_ELEMENTS, "float32")
     values = np.random.default_rng(0).standard_normal(_ELEMENTS, np.float32)
@@ -49,8 +50,8 @@ def measured(codec_of: Callable[[int, str], Codec]) -> Speed:
 def _seconds(call: Callable[[], object]) -> float:
     """What a call takes an element."""
     call()
-    calls, start = 0, time.perf_counter()
-    while time.perf_counter() < start + _SECONDS:
+    times = [time.perf_counter()]
+    while len(times) <= _CALLS or times[-1] < times[0] + _SECONDS:
         call()
-        calls += 1
-    return (time.perf_counter() - start) / calls / _ELEMENTS
+        times.append(time.perf_counter())
+    return float(np.median(np.diff(times))) / _ELEMENTS

@@ -35,11 +35,14 @@ def check(results, chosen):
             np.testing.assert_array_equal(array, results[0][key], err_msg=key)
 
 
-@pytest.mark.parametrize("accuracy, large", [("safe", "bytegrad"), ("aggressive", "topk")])
+@pytest.mark.parametrize(
+    "accuracy, large, of_a_machine", [("safe", "bytegrad", 1), ("aggressive", "topk", 2)]
+)
 def test_a_choice_is_the_same_for_all_is_what_it_would_be_if_given_and_stays(
-    tmp_path, accuracy, large
+    tmp_path, accuracy, large, of_a_machine
 ):
-    results = run("automatic", arguments(tmp_path, accuracy), 2, 1)
+    machine = {"BYTEPS_LOCAL_SIZE": of_a_machine}
+    results = run("automatic", arguments(tmp_path, accuracy), 2, 1, machine)
     check(results, [large, "None", large])
 
 
