@@ -62,8 +62,8 @@ class Link(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """The rate that people know."""
-        return 8 * max(way.rate for way in self)
+        """The rate of values as they are, in bits a second."""
+        return 8 * self.float32.rate
 
 
 @dataclass(frozen=True)

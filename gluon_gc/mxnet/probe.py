@@ -22,7 +22,7 @@ from .exchange import CompressingKVStore
 
 _MESSAGES = 4  # under way at once
 _ROUNDS = 6  # at most, of which the quickest counts
-_SIZES = (2**8, 2**12, 2**16, 2**18, 2**20)  # bytes of float32 of one of them
+_SIZES = (2**8, 2**14, 2**16, 2**18, 2**20)  # bytes of float32 of one of them
 _LONGEST = 0.25  # seconds that a round may be expected to take, and that the later ones may
 _KINDS = Link(CompressionParams(), CompressionParams(fp16=True), parse({"compressor": "bytegrad"}))
 """What is sent to measure each way of a link."""
@@ -65,10 +65,10 @@ def _link(store: CompressingKVStore, topology: Topology) -> Link:
     before = list(store.channels)
     sent: List[List[_Sent]] = []
     for last, size in zip((0, *_SIZES), _SIZES):
-        expected = max(kind.seconds for kind in sent[-1]) * size / last if sent else 0.0
-        whole = size <= env.get("BYTEPS_PARTITION_BYTES")
-        if len(sent) >= 2 and (expected > _LONGEST or not whole):
-            break
+        if len(sent) >= 2:
+            expected = max(_expected(*kind, size / last) for kind in zip(*sent[-2:]))
+            if expected > _LONGEST or size > env.get("BYTEPS_PARTITION_BYTES"):
+                break
         names = _declared(store, size)
         seconds = [_seconds(store, of_kind, size) for of_kind in names]
         channels = [store.channels_of(of_kind) for of_kind in names]
@@ -121,6 +121,12 @@ def _slowest(store: CompressingKVStore, what: str, values: Sequence[float]) -> L
         store.declare([Tensor(name, table.size, "float64", CompressionParams())])
     store.pushpull(name, array)
     return array.asnumpy().reshape(shape).max(axis=0).tolist()
+
+
+def _expected(less: _Sent, more: _Sent, times: float) -> float:
+    """Seconds that so many times the bytes of the larger of two exchanges will take."""
+    slope = max(0.0, more.seconds - less.seconds) / (more.bytes - less.bytes)
+    return more.seconds + slope * more.bytes * (times - 1)
 
 
 def _way(sent: Sequence[_Sent], passes: float) -> Way:
