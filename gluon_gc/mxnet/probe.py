@@ -21,9 +21,9 @@ from .channel import Channel
 from .exchange import CompressingKVStore
 
 _MESSAGES = 4  # under way at once
-_ROUNDS = 6  # at most, of which the quickest counts
+_ROUNDS = 2, 7  # at least and at most, of which the quickest counts
 _SIZES = (2**8, 2**14, 2**16, 2**18, 2**20)  # bytes of float32 of one of them
-_LONGEST = 0.25  # seconds that a round may be expected to take, and that the later ones may
+_LONGEST = 0.15  # seconds that a round may be expected to take, and that the later ones may
 _KINDS = Link(CompressionParams(), CompressionParams(fp16=True), parse({"compressor": "bytegrad"}))
 """What is sent to measure each way of a link."""
 
@@ -106,9 +106,10 @@ def _seconds(store: CompressingKVStore, names: Sequence[str], size: int) -> floa
 
     of_round()  # makes arrays
     (second,) = _slowest(store, "round", [of_round()])
-    more = min(_ROUNDS - 1, int(_LONGEST / 2 / second))
-    (quickest,) = _slowest(store, "rounds", [min([second, *(of_round() for _ in range(more))])])
-    return quickest
+    least, most = _ROUNDS
+    rounds = max(least, min(most, int(_LONGEST / second)))
+    quickest = min([second, *(of_round() for _ in range(rounds - 1))])
+    return _slowest(store, "rounds", [quickest])[0]
 
 
 def _slowest(store: CompressingKVStore, what: str, values: Sequence[float]) -> List[float]:
