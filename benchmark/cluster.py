@@ -109,7 +109,7 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
             "Mbit/s": r.rate / 1e6,
             "seconds": round(r.seconds, 4),
             "MB a machine": round(r.machine_bytes / 1e6, 2),
-            "of the limit": round(r.seconds / r.limit, 2),
+            "of the limit": round(r.seconds / r.limit, 2) if r.limit else "",
             "processor s": round(r.processor, 3),
         }
         for baseline in BASELINES:
@@ -128,7 +128,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet18_v2", help="of Gluon's zoo, or a JSON file")
     parser.add_argument(
-        "--rates", type=rates, default="100M,1G", help="of the links, bits a second"
+        "--rates", type=rates, default="100M,1G", help="of the links, bits a second; inf: unshaped"
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
-from gluon_gc.compression import registry
+from gluon_gc.compression import keys, registry
 
-_SETTINGS: Dict[str, Dict[str, Any]] = {
-    "onebit": {"scaling": True},
-    "topk": {"k": 0.001},
-    "randomk": {"k": 0.001},
-    "dithering": {"k": 2},
-    "dgc": {"k": 0.001},
+_SETTINGS: Dict[str, List[Dict[str, Any]]] = {
+    "onebit": [{"scaling": True}],
+    "topk": [{"k": 0.01}, {"k": 0.001}],
+    "randomk": [{"k": 0.001}],
+    "dithering": [{"k": 2}],
+    "dgc": [{"k": 0.001}],
 }
 """The options of compressors; others have those that they are not without."""
 
@@ -20,15 +20,20 @@ def _compressions() -> Iterator[Tuple[str, Dict[str, Any]]]:
     yield "fp32", {}
     yield "fp16", {"fp16": True}
     for name, kind in registry.items():
-        options = _SETTINGS.get(name, {})
-        params = {"compressor": name, **options, "momentum": "nesterov"}
-        if not kind.traits.accumulates:
-            params["ef"] = "vanilla"
-        yield f"{name} {options['k']}" if "k" in options else name, params
+        for options in _SETTINGS.get(name, [{}]):
+            params = {"compressor": name, **options, "momentum": "nesterov"}
+            if not kind.traits.accumulates:
+                params["ef"] = "vanilla"
+            yield f"{name} {options['k']}" if "k" in options else name, params
 
 
 COMPRESSIONS = dict(_compressions())
 """compression_params by what the table calls them."""
+_AUTOMATIC = {
+    f"auto {accuracy}": {"compressor": "auto", "accuracy": accuracy}
+    for accuracy in keys()["accuracy"].choices
+}
+"""Without momentum, which the trainer would add where they choose no compression."""
 
 
 class Method(NamedTuple):
@@ -64,6 +69,6 @@ def methods() -> List[Method]:
     ours = [
         Method(f"{name}, {backend}", "gluon_gc", backend, {"compression_params": params})
         for backend in ("server", "horovod")
-        for name, params in COMPRESSIONS.items()
+        for name, params in {**COMPRESSIONS, **_AUTOMATIC}.items()
     ]
     return others + ours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 from typing import Dict, List, NamedTuple, Sequence, Tuple
@@ -16,7 +17,7 @@ _LEAST_BURST = 32 * 1024
 
 
 def bits(rate: str) -> float:
-    """Bits a second of a rate such as "100M" or "1G", for an argument.
+    """Bits a second of a rate such as "100M", "1G" or "inf", for an argument.
 
     Raises
     ------
@@ -54,7 +55,7 @@ class Network:
     hosts : int
         How many.
     rate : float
-        Bits a second of each direction of a link.
+        Bits a second of each direction of a link; infinite: it is not shaped.
 
     Attributes
     ----------
@@ -117,7 +118,9 @@ class Network:
         self.shape(host, self._rate)
 
     def shape(self, host: int, rate: float) -> None:
-        """Give a host's link a rate of its own."""
+        """Give a host's link a rate of its own, if it is not infinite."""
+        if math.isinf(rate):
+            return
         burst = max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
         limit = burst + int(rate / 8 * _QUEUE_SECONDS)
         words = f"root tbf rate {rate:.0f}bit burst {burst} limit {limit}".split()

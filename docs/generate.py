@@ -26,8 +26,8 @@ def _default(variable: env.Variable) -> str:
 
 def _default_option(compressor: str, key: str) -> str:
     """The default of a key that is a compressor's own."""
-    kind = compression.registry[compressor]
-    if key not in kind.keys():
+    kind = compression.registry.get(compressor)
+    if kind is None or key not in kind.keys():
         return ""
     default = kind.defaults().get(key, "must be given")
     return "" if default is None else str(default)

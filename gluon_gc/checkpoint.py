@@ -157,21 +157,33 @@ def read(name: str) -> States:
         It is not one, or of another format, or damaged.
     """
     with open(name, "rb") as file:
-        first = file.readline(100)
-        kind, _, number = first.rstrip(b"\n").decode("latin-1").rpartition(" ")
-        if kind != _NAME:
-            raise ValueError(f"'{name}' is not a file of DistributedTrainer.save_states")
-        if number != str(_FORMAT):
-            raise ValueError(f"'{name}' has format {number}, but this gluon_gc reads {_FORMAT}")
+        begin = _begun(name, file)
         size = os.fstat(file.fileno()).st_size
         if not _is_whole(file, size):
             raise ValueError(f"'{name}' is damaged: its checksum does not fit its {size} bytes")
-        file.seek(len(first))
+        file.seek(begin)
         try:
             return _contents(file)
         except Exception as error:  # a header may be anything
             problem = f"'{name}' is damaged: its header does not fit it ({error!r})"
             raise ValueError(problem) from None
+
+
+def header(name: str) -> Dict[str, Any]:
+    """The header of such a file, which may be damaged; ValueError if it has none."""
+    with open(name, "rb") as file:
+        _begun(name, file)
+        return json.loads(file.readline())
+
+
+def _begun(name: str, file: BinaryIO) -> int:
+    """Read the first line of a file, which must be right; where the header begins."""
+    kind, _, number = file.readline(100).rstrip(b"\n").decode("latin-1").rpartition(" ")
+    if kind != _NAME:
+        raise ValueError(f"'{name}' is not a file of DistributedTrainer.save_states")
+    if number != str(_FORMAT):
+        raise ValueError(f"'{name}' has format {number}, but this gluon_gc reads {_FORMAT}")
+    return file.tell()
 
 
 def _contents(file: BinaryIO) -> States:

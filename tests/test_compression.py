@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from gluon_gc.compression import CompressionParams, keys, parse, registry, stream, users_of
+from gluon_gc.compression.ignored import ignored, warn_of_ignored
 from gluon_gc.compression.option import listed
-from gluon_gc.compression.params import ignored, warn_of_ignored
 from tests.compressors import params_of
 
 MU = 0.9
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "momentum": "nesterov", "scaling": True}
-COMPRESSORS = listed([f"'{name}'" for name in registry], "or")
+COMPRESSORS = listed([f"'{name}'" for name in (*registry, "auto")], "or")
 
 
 def test_the_published_dictionary_is_understood():
@@ -118,6 +118,17 @@ def test_numpy_scalars_are_as_good_as_pythons():
             ValueError,
             "['compress_ratio'] must be a share between 0 and 1 or its reciprocal, got 1",
         ),
+        (
+            {"compressor": "auto", "accuracy": "fast"},
+            ValueError,
+            "['accuracy'] must be 'exact', 'safe' or 'aggressive', got 'fast'",
+        ),
+        ({"compressor": "auto", "accuracy": 1}, TypeError, "'aggressive', got 1 (int)"),
+        (
+            {"compressor": "auto", "ef": "sparse"},
+            ValueError,
+            "'sparse' is for randomk, not for auto",
+        ),
         ({"compressor": "dgc", "k": 9, "ef": "sparse"}, ValueError, "'sparse' is for randomk, not"),
         ({"compressor": "onebit", "ef": "sparse"}, ValueError, "'sparse' is for randomk, not"),
         (
@@ -164,6 +175,10 @@ def test_momentum_needs_the_optimizers_momentum(mu):
         ({"compressor": "topk", "k": 9, "momentum_masking": True}, ["momentum_masking"]),
         ({"compressor": "topk", "k": 9, "momentum_masking": False}, []),
         ({"compressor": "dgc", "k": 9, "ef": "vanilla"}, ["ef"]),
+        ({"compressor": "onebit", "accuracy": "safe"}, ["accuracy"]),
+        ({"accuracy": "safe"}, ["accuracy"]),
+        ({"compressor": "auto", "k": 9, "fp16": True, "ef": "vanilla"}, ["k", "fp16"]),
+        ({"compressor": "auto", "exchange": "gather"}, ["exchange"]),
         ({"ef": "sparse", "momentum": "nesterov"}, ["ef", "momentum"]),
         ({"exchange": "gather", "hierarchical": False, "fp16": True}, ["exchange"]),
     ],

@@ -18,7 +18,7 @@ import pytest
 import gluon_gc
 from gluon_gc import env
 from gluon_gc.compression import parse, registry, users_of
-from gluon_gc.compression.params import ignored
+from gluon_gc.compression.ignored import ignored
 from gluon_gc.launch import launcher
 from gluon_gc.variables import IGNORED, TABLE
 

@@ -132,7 +132,7 @@ def meaning_of(key: str) -> str:
     """Help for a key of `compression_params`, in the words of the compressors that it is for."""
     meanings: Dict[str, List[str]] = {}
     for name, option in users_of(key).items():
-        default = registry[name].defaults().get(key)
+        default = registry[name].defaults().get(key) if name in registry else None
         more = "" if default is None else f"; default: {default}"
         allowed = "" if bool in option.types else f" ({option.allowed}{more})"
         meanings.setdefault(option.meaning + allowed, []).append(name)
@@ -145,6 +145,7 @@ def meaning_of(key: str) -> str:
 
 FLAGS = {
     "compressor": ("--compressor",),
+    "accuracy": ("--accuracy",),
     "ef": ("--ef",),
     "momentum": ("--compress-momentum",),
     "scaling": ("--onebit-scaling", "--scaling"),

@@ -4,8 +4,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from .. import kernels
+from .auto import candidates
 from .base import Compressor, registry
-from .params import CompressionParams, keys, parse, users_of, warn_of_ignored
+from .ignored import warn_of_ignored
+from .params import CompressionParams, keys, parse, users_of
 
 for _module in iter_modules(__path__):  # a compressor registers itself when it is imported
     import_module(f"{__name__}.{_module.name}")
@@ -14,6 +16,7 @@ assert tuple(sorted(registry)) == kernels.names(), "each compressor has one file
 __all__ = [
     "CompressionParams",
     "Compressor",
+    "candidates",
     "keys",
     "parse",
     "registry",

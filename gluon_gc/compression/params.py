@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Dict, Iterable, Mapping, Optional, Type
 
@@ -11,6 +10,9 @@ import numpy as np
 from .. import kernels
 from .base import Compressor, registry
 from .option import Option, nearest, one_of, switch
+
+AUTO = "auto"
+"""The compressor that stands for those that `gluon_gc.choice` chooses among."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class CompressionParams:
         Where a machine has several workers, they sum what they have before it travels.
     exchange : str
         "two_way" or "gather".
+    accuracy : str, optional
+        How much of it "auto" may give up for each tensor, whose compressor is not chosen yet.
     """
 
     compressor: Optional[Compressor] = None
@@ -42,6 +46,7 @@ class CompressionParams:
     nesterov: bool = True
     hierarchical: bool = True
     exchange: str = "two_way"
+    accuracy: Optional[str] = None
 
     @property
     def aggregators(self) -> CompressionParams:
@@ -66,6 +71,15 @@ class CompressionParams:
             return self
         return replace(self, compressor=self.compressor.on_gpu())
 
+    def require_chosen(self) -> CompressionParams:
+        """The same; ValueError if nobody could choose what "auto" stands for."""
+        if self.accuracy is not None:
+            raise ValueError(
+                "compression_params['compressor'] 'auto' is for DistributedTrainer, which knows "
+                "all gradients of a step; a plain Trainer, or a single tensor, needs another one"
+            )
+        return self
+
     def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
         """What a codec is told, in an epoch if one was ever set."""
         feedback = dict(ef=self.ef, mu=self.mu, epoch=epoch)
@@ -81,6 +95,8 @@ class CompressionParams:
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""
         described: Dict[str, Any] = {"fp16": self.fp16, "hierarchical": self.hierarchical}
+        if self.accuracy is not None:
+            described.update(compressor=AUTO, accuracy=self.accuracy, ef=self.ef)
         if self.compressor is None:
             return described
         described.update(self.compressor.options(), compressor=self.compressor.name)
@@ -114,7 +130,9 @@ def common() -> Dict[str, Option]:
     """The keys that are no compressor's own."""
     accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
     return {
-        "compressor": one_of(tuple(registry), "the algorithm; falsy: none"),
+        "compressor": one_of(
+            (*registry, AUTO), f"the algorithm; falsy: none; {AUTO}: chosen for each gradient"
+        ),
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),
             "error feedback; corrected: by the ratio of learning rates; sparse: BytePS's name for "
@@ -137,12 +155,19 @@ def common() -> Dict[str, Option]:
             f"and sum them, by default (and always) for {accumulating}. What can be summed as it "
             "is is, either way",
         ),
+        "accuracy": one_of(
+            ("exact", "safe", "aggressive"),
+            "how much of it may be given up. exact: nothing is compressed; safe (the default): "
+            "each element is rounded, by fp16 or bytegrad; aggressive: onebit and topk too",
+        ),
     }
 
 
 def users_of(key: str) -> Dict[str, Option]:
     """The compressors that a key is for, each with what it may be there."""
     shared = common().get(key)
+    if key == "accuracy":
+        return {AUTO: shared}
     if shared is None:
         kinds = registry.items()
         return {name: kind.keys()[key] for name, kind in kinds if key in kind.keys()}
@@ -160,14 +185,17 @@ def keys() -> Dict[str, Option]:
 
 
 _FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that mean something without one, too
+_FOR_AUTO = ("compressor", "accuracy", "ef", "momentum", "hierarchical")
 
 
-def _is_for(key: str, name: Optional[str]) -> bool:
+def is_for(key: str, name: Optional[str]) -> bool:
     """Whether a key means anything with a compressor of that name, or without one."""
+    if name == AUTO:
+        return key in _FOR_AUTO
     return key in _FOR_ALL or name in users_of(key)
 
 
-def _keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
+def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
     """What is not off; a switch may be False."""
     known = keys()
     on = {}
@@ -183,36 +211,6 @@ def _keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
         if not off:
             on[key] = value
     return on
-
-
-def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
-    """The keys of valid compression_params that are for other compressors and do nothing.
-
-    What BytePS's scripts pass for a key that they do not mean is not among them.
-    """
-    on = _keys_that_are_on(params or {})
-    name = on.get("compressor")
-    known = keys()
-    return {
-        key: value
-        for key, value in on.items()
-        if not _is_for(key, name) and value and value != known[key].unused
-    }
-
-
-def warn_of_ignored(*several: Optional[Mapping[str, Any]]) -> None:
-    """Give one warning, at the caller's caller, of all keys that are ignored in these params."""
-    told = []
-    for params in several:
-        for key, value in ignored(params).items():
-            name = params.get("compressor")
-            why = f"is not for {name}" if name else "needs a compressor"
-            text = f"'{key}' {why}, got {value!r}"
-            if text not in told:
-                told.append(text)
-    if told:
-        message = f"compression_params has keys that are ignored: {'; '.join(told)}"
-        warnings.warn(message, stacklevel=3)
 
 
 def parse(
@@ -244,24 +242,24 @@ def parse(
         return CompressionParams()
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(params).__name__}")
-    on = _keys_that_are_on(params)
+    on = keys_that_are_on(params)
     shared = common()
     name = on.pop("compressor", None)
     if name is not None:
         shared["compressor"].check("compressor", name)
     kind = registry.get(name)
-    if on.get("ef") == "sparse" and kind is not None and not kind.traits.draws_alike:
+    if on.get("ef") == "sparse" and name is not None and not (kind and kind.traits.draws_alike):
         alike = ", ".join(other for other in registry if registry[other].traits.draws_alike)
         raise ValueError(
             f"compression_params['ef'] 'sparse' is for {alike}, not for {name}; "
             "'vanilla' and 'corrected' are for any compressor that does not accumulate"
         )
-    given = {key: value for key, value in on.items() if _is_for(key, name)}
+    given = {key: value for key, value in on.items() if is_for(key, name)}
     for key, value in given.items():
         (shared.get(key) or kind.keys()[key]).check(key, value)
     fp16, hierarchical = given.pop("fp16", False), given.pop("hierarchical", True)
     for_all = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
-    if kind is None:
+    if name is None:
         return CompressionParams(**for_all)
     asked = given.pop("momentum", None) is not None
     if asked and not mu:
@@ -269,6 +267,10 @@ def parse(
             "compression_params['momentum'] needs 'momentum' in optimizer_params, or an optimizer "
             f"that has momentum; got {mu!r}"
         )
+    if kind is None:
+        momentum, ef = (float(mu) if asked else None), given.get("ef", "vanilla")
+        accuracy = given.get("accuracy", "safe")
+        return CompressionParams(mu=momentum, ef=ef, accuracy=accuracy, **for_all)
     accumulates = kind.traits.accumulates
     exchange = given.pop("exchange", "gather" if accumulates else "two_way")
     if accumulates and exchange != "gather":

@@ -28,6 +28,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import env, plan
 from ..checkpoint import Place
+from ..choice import Topology
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
 from .channel import Channel, Sending
@@ -94,6 +95,9 @@ class CompressingKVStore(KVStoreBase):
         self._owners: Dict[Any, Dict[Channel, int]] = {}  # numbers of GPUs, as `_gpus` spreads them
 
     # What a backend supplies
+
+    def topology(self) -> Optional[Topology]:
+        """What connects the workers; None: no network."""
 
     def _agree(self, about: Mapping[str, Any]) -> None:
         """Make sure that all workers are about to do the same: `about` it."""
@@ -189,9 +193,9 @@ class CompressingKVStore(KVStoreBase):
         Raises
         ------
         ValueError
-            Also for "momentum", whose value a plain Trainer does not tell.
+            Also for "momentum", whose value a plain Trainer does not tell, and for "auto".
         """
-        self._params = parse(compression_params)
+        self._params = parse(compression_params).require_chosen()
         warn_of_ignored(compression_params)
 
     def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:
@@ -312,8 +316,10 @@ class CompressingKVStore(KVStoreBase):
         """Whether a channel's gradients can be compressed on the GPU that they are on."""
         return channel.runs_on_gpu
 
-    def declare(self, tensors: Iterable[Tensor]) -> None:
+    def declare(self, tensors: Iterable[Tensor], minimum: Optional[int] = None) -> None:
         """Expect pushpull of these tensors; those declared together may travel fused.
+
+        Smaller ones than `minimum` bytes, or else BYTEPS_MIN_COMPRESS_BYTES, are not compressed.
 
         Raises
         ------
@@ -325,7 +331,7 @@ class CompressingKVStore(KVStoreBase):
             if self.declared(tensor.name):
                 raise ValueError(f"tensor '{tensor.name}' is declared already")
             self._tensors[tensor.name] = tensor
-        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
         others = [tensor for tensor in tensors if tensor not in sparse]
         chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)

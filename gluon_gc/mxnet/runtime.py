@@ -215,7 +215,7 @@ def byteps_declare_tensor(
         like (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
     """
     spelled = byteps.translate(compression_params)
-    params = spelled.parse()
+    params = spelled.parse().require_chosen()
     if on_nonfinite is not None:
         require_on_nonfinite(on_nonfinite)
     warn_of_ignored(spelled.params)

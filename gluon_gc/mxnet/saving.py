@@ -81,6 +81,7 @@ def save(trainer: DistributedTrainer, fname: str) -> None:
 
 def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None:
     """Go on from what `save` wrote, once all of it was checked; see `DistributedTrainer`."""
+    _recall(trainer, fname)
     indices = trainer._declare_all()
     meet = trainer._store.meet
     try:
@@ -99,6 +100,16 @@ def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None
             {(place.tensor, *map(int, place.what.split("/")[1:])): a for place, a in own.items()}
         )
     trainer._learning_rate, trainer._steps = found.learning_rate, found.steps
+
+
+def _recall(trainer: DistributedTrainer, fname: Files) -> None:
+    """Go on with the compressors that "auto" chose, not with what it would choose now."""
+    several = not isinstance(fname, (str, os.PathLike))
+    with contextlib.suppress(LookupError, OSError, TypeError, ValueError):  # `_find` will say it
+        header = checkpoint.header(str(fname[0] if several else fname))
+        params = [trainer._overrides.get(i, trainer._compression) for i in trainer._last_first]
+        names = {i: trainer._params[i].name for i in trainer._last_first}
+        trainer._automatic.recall(header["parameters"], names, dict(zip(names, params)))
 
 
 def _find(

@@ -19,6 +19,7 @@ from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
 from . import runtime, saving, stats, summary
 from .amp import AgreedLossScaler
+from .automatic import Automatic
 from .exchange import CompressingKVStore
 from .gradient import Gradient, params_for, sums_of
 from .momentum import Momentum, momentum_of, switched_off
@@ -114,6 +115,7 @@ class DistributedTrainer(Trainer):
         self._overrides = {i: spelled.parse(mu, nesterov) for i, spelled in told.items()}
         warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
         compressions = [self._compression, *self._overrides.values()]
+        self._automatic = Automatic()
         applied = mu is not None and any(params.mu is not None for params in compressions)
         self._momentum = Momentum(mu) if applied else None
         self._root_rank = root_rank
@@ -335,6 +337,8 @@ class DistributedTrainer(Trainer):
                 )
             )
         if tensors:
+            gradients = [self._params[i].list_grad()[0] for i in new]
+            tensors = self._automatic.settled(self._store, tensors, gradients)
             self._store.declare(tensors)
             self._declared.update(zip(new, tensors))
             if self._store.rank == 0:

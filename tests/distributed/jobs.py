@@ -12,10 +12,14 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
-from gluon_gc.mxnet import carried
+from gluon_gc.choice import Link, Measured, Way
+from gluon_gc.kernels.speed import Speed
+from gluon_gc.mxnet import carried, probe
 from gluon_gc.mxnet.kvstore.alltoall import Alltoall
 from gluon_gc.mxnet.kvstore.bundle import Packed
 from gluon_gc.mxnet.runtime import default_kvstore
+
+_AUTO = ("bytegrad", "onebit", "topk")  # what may be chosen
 
 
 def _parameters(shapes, dtype="float32", contexts=1, value=None):
@@ -257,6 +261,57 @@ def _several(job, arguments):
 def several_steps(arguments):
     """`steps` for each of a list of arguments; results under "NUMBER/"."""
     return _several(steps, arguments)
+
+
+def automatic(arguments):
+    """Trainers with "auto" beside one that is given what it chose; returns weights and choices.
+
+    arguments: shapes, accuracy, folder. What "NAME/" is of: "chosen" where the link is said to be
+    slow, "given" the same compression, "resumed" the second half of "chosen" from a checkpoint,
+    where the link is said to be fast, "fast" a new trainer there, "measured" one on the real link.
+    """
+    shapes, folder = arguments["shapes"], Path(arguments["folder"])
+    auto = {"compressor": "auto", "accuracy": arguments["accuracy"], "momentum": "nesterov"}
+    file, half, end = str(folder / f"automatic-{bps.rank()}"), 2, 4
+    result, really = {}, probe.measured
+
+    def train(name, rate=None, begin=0, compression=auto, overrides=None):
+        params = _parameters(shapes)
+        for i, override in (overrides or {}).items():
+            params[i].compression_params = override
+        optimizer = {"learning_rate": 0.1, "momentum": 0.9}
+        trainer = bps.DistributedTrainer(params, "sgd", optimizer, compression_params=compression)
+        way = Way(0.0, rate)
+        said = Measured(Link(way, way, way), dict.fromkeys(_AUTO, Speed(0.0, 0.0, 0.0)))
+        probe.measured = really if rate is None else lambda *_: said
+        if begin:
+            for i, param in enumerate(params):
+                param.set_data(mx.nd.array(result[f"half/w{i}"]))
+            trainer.load_states(file)
+        for step in range(begin, end):
+            _backward(params, gradients_of(bps.rank(), step, shapes))
+            trainer.step(1)
+            weights = [param.data().asnumpy() for param in params]
+            if name == "chosen" and step + 1 == half:
+                trainer.save_states(file)
+                result.update((f"half/w{i}", array) for i, array in enumerate(weights))
+        result.update((f"{name}/w{i}", array) for i, array in enumerate(weights))
+        of_tensors = [trainer._declared[i].params for i in range(len(shapes))]
+        names = [p.compressor.name if p.compressor else p.given().get("fp16") for p in of_tensors]
+        result[f"{name}/chosen"] = np.array([str(chosen) for chosen in names])
+        return [params.given() or None for params in of_tensors]
+
+    try:
+        given = train("chosen", rate=1e6)
+        plain = {i: None for i, params in enumerate(given) if params is None}
+        train("given", compression=next(filter(None, given), None), overrides=plain)
+        train("resumed", rate=1e15, begin=half)
+        train("fast", rate=1e15)
+        train("overridden", rate=1e6, overrides={0: {"compressor": "dithering", "k": 2, "seed": 1}})
+        train("measured")
+    finally:
+        probe.measured = really
+    return result
 
 
 def shares_of_a_gradient(arguments):

@@ -22,6 +22,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, plan
 from ...checkpoint import Place
+from ...choice import Topology
 from ...compression import CompressionParams
 from ...launch.leaving import ending
 from ...launch.patience import Patience
@@ -106,6 +107,9 @@ class GluonGCHorovod(CompressingKVStore):
             GluonGCHorovod.connected = None
             self._patience.end()
             ending().abandoned()
+
+    def topology(self) -> Optional[Topology]:
+        return Topology(self._leaders.size, servers=0) if self.num_workers > 1 else None
 
     # Set-up: every worker comes here with the same chunks
 

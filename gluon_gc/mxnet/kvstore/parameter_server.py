@@ -29,6 +29,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, kernels, plan
+from ...choice import Topology
 from ...launch import ps_lite
 from ...launch.joining import join
 from ...launch.leaving import ending
@@ -137,6 +138,9 @@ class GluonGCParameterServer(CompressingKVStore):
             self._lifeline.abandon(why)
             GluonGCParameterServer.connected = None
             ending().abandoned()
+
+    def topology(self) -> Topology:
+        return Topology(self._machine[1], self._servers)
 
     # Set-up: every worker comes here with the same chunks
 

@@ -1,0 +1,38 @@
+"""Which keys of compression_params do nothing, since they are for other compressors."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict, Mapping, Optional
+
+from .params import is_for, keys, keys_that_are_on
+
+
+def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """The keys of valid compression_params that are for other compressors and do nothing.
+
+    What BytePS's scripts pass for a key that they do not mean is not among them.
+    """
+    on = keys_that_are_on(params or {})
+    name = on.get("compressor")
+    known = keys()
+    return {
+        key: value
+        for key, value in on.items()
+        if not is_for(key, name) and value and value != known[key].unused
+    }
+
+
+def warn_of_ignored(*several: Optional[Mapping[str, Any]]) -> None:
+    """Give one warning, at the caller's caller, of all keys that are ignored in these params."""
+    told = []
+    for params in several:
+        for key, value in ignored(params).items():
+            name = params.get("compressor")
+            why = f"is not for {name}" if name else "needs a compressor"
+            text = f"'{key}' {why}, got {value!r}"
+            if text not in told:
+                told.append(text)
+    if told:
+        message = f"compression_params has keys that are ignored: {'; '.join(told)}"
+        warnings.warn(message, stacklevel=3)

@@ -1,0 +1,162 @@
+"""What "auto" has chosen for a trainer: the same on all workers, for as long as it trains."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import env
+from ..choice import Choice, Measured, choose
+from ..compression import CompressionParams, candidates
+from ..compression.auto import PLAIN
+from ..log import logger
+from ..plan import Tensor
+from . import probe
+from .exchange import CompressingKVStore
+
+_NAMES_SHOWN = 3
+
+
+class Automatic:
+    """What "auto" has chosen for the parameters of a trainer, by their numbers."""
+
+    def __init__(self) -> None:
+        self._chosen: Dict[int, str] = {}
+
+    def settled(
+        self, store: CompressingKVStore, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
+    ) -> List[Tensor]:
+        """The tensors, whose params say how they are compressed; all workers call it.
+
+        What rank 0 had chosen before stays. Else all measure, and rank 0 chooses.
+
+        Parameters
+        ----------
+        store : CompressingKVStore
+        tensors : sequence of Tensor
+            In the order of backward.
+        gradients : sequence of NDArray
+            These tensors, which backward may be about to make.
+        """
+        arrays = dict(zip((tensor.name for tensor in tensors), gradients))
+        undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
+        if not undecided:
+            return list(tensors)
+        known = [self._chosen.get(tensor.index) for tensor in undecided]
+        names = _of_root(store, known)
+        if None in names:
+            chosen = _choose(store, undecided, [arrays[tensor.name] for tensor in undecided])
+            names = _of_root(store, [old or new for old, new in zip(names, chosen)])
+        self._chosen.update((tensor.index, name) for tensor, name in zip(undecided, names))
+        return [self._with_choice(tensor) for tensor in tensors]
+
+    def _with_choice(self, tensor: Tensor) -> Tensor:
+        if tensor.params.accuracy is None:
+            return tensor
+        return replace(tensor, params=candidates(tensor.params)[self._chosen[tensor.index]])
+
+    def recall(
+        self,
+        saved: Sequence[Mapping[str, Any]],
+        names: Mapping[int, str],
+        params: Mapping[int, CompressionParams],
+    ) -> None:
+        """Choose again what a checkpoint has, where nothing was chosen yet.
+
+        Parameters
+        ----------
+        saved : sequence of mapping
+            The parameters that its header lists.
+        names, params : mapping
+            Those of the trainer's parameters, by number.
+        """
+        by_name = {parameter["name"]: parameter for parameter in saved}
+        if by_name.keys().isdisjoint(names.values()):  # they are then taken in their order
+            by_name = {names[i]: saved[i] for i in names if i < len(saved)}
+        for i, name in names.items():
+            if params[i].accuracy is None or name not in by_name:
+                continue
+            for candidate, filled in candidates(params[i]).items():
+                if json.loads(json.dumps(filled.identity())) == by_name[name]["compression"]:
+                    self._chosen.setdefault(i, candidate)
+
+
+def _of_root(store: CompressingKVStore, value: Any) -> Any:
+    """What rank 0 has, made of plain values."""
+    if store.num_workers == 1:
+        return value
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = mx.nd.array([data.size], dtype="int64")
+    store.broadcast_all([size], root_rank=0)
+    room = mx.nd.array(np.resize(data, int(size.asscalar())), dtype="uint8")
+    store.broadcast_all([room], root_rank=0)
+    return json.loads(room.asnumpy().tobytes())
+
+
+def _choose(
+    store: CompressingKVStore, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
+) -> List[str]:
+    """What is best for each tensor; the log of rank 0 says why."""
+    topology = store.topology()
+    compressors = _compressors(tensors)
+    if topology is None or not compressors:
+        return [PLAIN] * len(tensors)
+    ready = _ready(gradients)
+    measured = probe.measured(store, topology, compressors)
+    settings = (env.get(f"BYTEPS_{what}_BYTES") for what in ("PARTITION", "MIN_COMPRESS"))
+    choice = choose(tensors, measured, topology, *settings, ready)
+    if store.rank == 0:
+        logger.warning("%s", _explained(tensors, choice, measured))
+    return [choice.names[tensor.name] for tensor in tensors]
+
+
+def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
+    """What these may be compressed with."""
+    return {
+        name: params
+        for of_tensor in {tensor.params: None for tensor in tensors}
+        for name, params in candidates(of_tensor).items()
+        if params.compressor is not None
+    }
+
+
+def _ready(gradients: Iterable[NDArray]) -> List[float]:
+    """Seconds from the first of these to each, once backward runs at its usual speed.
+
+    The first backward, which this waits for, is taken to run at half of it.
+    """
+    times = []
+    for gradient in gradients:
+        gradient.wait_to_read()
+        times.append(time.perf_counter())
+    return [(at - times[0]) / 2 for at in times]
+
+
+def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
+    """What was chosen, and why."""
+    by_name: Dict[str, List[Tensor]] = {}
+    for tensor in tensors:
+        by_name.setdefault(choice.names[tensor.name], []).append(tensor)
+    accuracy = "/".join(sorted({tensor.params.accuracy for tensor in tensors}))
+    chosen = "; ".join(
+        f"{name} for {len(alike)} of {sum(tensor.size for tensor in alike):,} elements "
+        f"({_listed(alike)})"
+        for name, alike in by_name.items()
+    )
+    return (
+        f"auto, {accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; gradients of "
+        f"a step are modelled to be exchanged {choice.seconds:.3g} s after backward, "
+        f"{choice.plain_seconds:.3g} s uncompressed: {chosen}"
+    )
+
+
+def _listed(tensors: Sequence[Tensor]) -> str:
+    names = [tensor.called.rpartition(" ")[2] for tensor in tensors]
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,78 @@
+""" "auto" on every backend: what is chosen is the same on all workers, and stays."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.hosts import Hosts
+from tests.distributed.namespaces import needs_namespaces
+from tests.distributed.standing import run, run_horovod, run_local, run_machine
+
+SHAPES = [(300, 100), (10,), (64, 300)]
+
+
+def weights(result, name):
+    return [result[f"{name}/w{i}"] for i in range(len(SHAPES))]
+
+
+def arguments(folder, accuracy):
+    return {"shapes": SHAPES, "accuracy": accuracy, "folder": str(folder)}
+
+
+def check(results, chosen):
+    """What was chosen is what was expected, alike on all workers, and does what it does if given.
+
+    A checkpoint keeps it; a parameter's own compression wins.
+    """
+    for result in results:
+        assert list(result["chosen/chosen"]) == chosen
+        assert list(result["resumed/chosen"]) == chosen
+        assert list(result["fast/chosen"]) == ["None"] * len(SHAPES)
+        assert list(result["overridden/chosen"]) == ["dithering", *chosen[1:]]
+        for name in ("given", "resumed"):
+            for a, b in zip(weights(result, "chosen"), weights(result, name)):
+                np.testing.assert_array_equal(a, b, err_msg=name)
+        for key, array in result.items():
+            np.testing.assert_array_equal(array, results[0][key], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "accuracy, large, of_a_machine", [("safe", "bytegrad", 1), ("aggressive", "topk", 2)]
+)
+def test_a_choice_is_the_same_for_all_is_what_it_would_be_if_given_and_stays(
+    tmp_path, accuracy, large, of_a_machine
+):
+    machine = {"BYTEPS_LOCAL_SIZE": of_a_machine}
+    results = run("automatic", arguments(tmp_path, accuracy), 2, 1, machine)
+    check(results, [large, "None", large])
+
+
+def test_a_choice_is_alike_over_horovod(tmp_path):
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    check(run_horovod("automatic", arguments(tmp_path, "aggressive")), ["topk", "None", "topk"])
+
+
+def test_nothing_is_chosen_where_nothing_is_sent(tmp_path):
+    job = "automatic", arguments(tmp_path, "aggressive")
+    for result in (run_local(*job), *run_machine(*job)):
+        for name in ("chosen", "resumed", "measured"):
+            assert list(result[f"{name}/chosen"]) == ["None"] * len(SHAPES)
+        for a, b in zip(weights(result, "chosen"), weights(result, "resumed")):
+            np.testing.assert_array_equal(a, b)
+
+
+@needs_namespaces
+def test_a_slow_link_is_measured_to_be_slow_and_gradients_are_compressed(tmp_path):
+    job = {"shapes": [(1000, 1000), (10,)], "compression_params": {"compressor": "auto"}}
+    with Hosts(tmp_path, workers=2, servers=1) as hosts:
+        for host in hosts.hosts.values():
+            hosts.network.shape(host, 20e6)
+        hosts.start_roles()
+        for rank in range(2):
+            more = {"steps": 2, "optimizer_params": {"learning_rate": 0.1}}
+            hosts.start_worker(rank, "steps", {**job, **more})
+        first, second = hosts.results()
+        said = hosts.log("worker0")
+    assert "auto, safe: the link carries" in said and "bytegrad for 1 of 1,000,000 elements" in said
+    assert "none for 1 of 10 elements (p1)" in said
+    assert "auto" not in hosts.log("worker1")
+    np.testing.assert_array_equal(first["w0"], second["w0"])

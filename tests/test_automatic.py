@@ -1,0 +1,85 @@
+""" "auto" in one process: where it is refused, and what a checkpoint brings back."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import gluon_gc as bps
+from tests.test_trainer import backward, gradients
+
+SHAPES = [(40, 5), (7,), (30, 10)]
+CHOSEN = {0: "onebit", 1: "none", 2: "topk"}
+
+
+def trainer_of(accuracy, prefix="p", chosen=None):
+    """A trainer with "auto", and its parameters; as if it had been told what to choose."""
+    params = []
+    for i, shape in enumerate(SHAPES):
+        params.append(mx.gluon.Parameter(f"{prefix}{i}", shape=shape))
+        params[-1].initialize(mx.init.One())
+    compression = {"compressor": "auto", "accuracy": accuracy}
+    trainer = bps.DistributedTrainer(
+        params, "sgd", {"learning_rate": 0.5}, compression_params=compression, kvstore="local"
+    )
+    trainer._automatic._chosen.update(chosen or {})
+    return trainer, params
+
+
+def train(trainer, params, steps):
+    for step in steps:
+        backward(params, gradients(step, SHAPES))
+        trainer.step(1)
+    return [param.data().asnumpy() for param in params]
+
+
+def test_a_single_tensor_and_a_plain_trainers_store_need_a_compressor_by_name():
+    with pytest.raises(ValueError, match="'auto' is for DistributedTrainer"):
+        bps.byteps_declare_tensor("t", compressor="auto")
+    with pytest.raises(ValueError, match="'auto' is for DistributedTrainer"):
+        mx.kv.create("GluonGCLocal").set_gradient_compression({"compressor": "auto"})
+
+
+def test_a_trainer_says_that_it_will_choose_and_then_what_it_chose():
+    trainer, params = trainer_of("aggressive", chosen=CHOSEN)
+    assert "'compressor': 'auto'" in repr(trainer) and "'accuracy': 'aggressive'" in repr(trainer)
+    train(trainer, params, range(1))
+    assert "auto" not in repr(trainer)
+    for what in ("'onebit'", "'topk'", "1 gradient of 7 elements, in 1 chunk and 1 message: uncom"):
+        assert what in repr(trainer)
+
+
+def test_without_a_network_it_trains_as_without_compression():
+    auto = train(*trainer_of("aggressive"), range(3))
+    exact = train(*trainer_of("exact"), range(3))
+    for a, b in zip(auto, exact):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("prefix", ["p", "q"], ids=["same names", "other names"])
+def test_a_checkpoint_brings_back_what_was_chosen(tmp_path, prefix):
+    file = str(tmp_path / "states")
+    trainer, params = trainer_of("aggressive", chosen=CHOSEN)
+    halfway = train(trainer, params, range(2))
+    trainer.save_states(file)
+    expected = train(trainer, params, range(2, 4))
+    again, params = trainer_of("aggressive", prefix)
+    for param, value in zip(params, halfway):
+        param.set_data(mx.nd.array(value))
+    again.load_states(file)
+    assert again._automatic._chosen == CHOSEN
+    for a, b in zip(train(again, params, range(2, 4)), expected):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_checkpoint_that_does_not_fit_what_is_chosen_is_refused(tmp_path):
+    file = str(tmp_path / "states")
+    trainer, params = trainer_of("aggressive", chosen=CHOSEN)
+    train(trainer, params, range(1))
+    trainer.save_states(file)
+    safe, _ = trainer_of("safe")
+    with pytest.raises(ValueError, match="the compression of parameter 0 .* 'onebit'"):
+        safe.load_states(file)
+    begun, params = trainer_of("aggressive")
+    train(begun, params, range(1))
+    with pytest.raises(ValueError, match="the compression of parameter 0 .* 'onebit'"):
+        begun.load_states(file)
