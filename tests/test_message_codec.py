@@ -360,6 +360,11 @@ def test_the_meter_counts_the_rows_of_framed_messages(name):
     assert rows.row_words == 256 or rows.count == 1
 
 
+def test_a_message_of_bytegrad_has_one_row_which_is_pulled_at_once():
+    rows = example("bytegrad", sizes=(40_000, 5)).codec().rows()
+    assert rows.varies and rows.count == 1
+
+
 @each_compressor
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_chunk_that_is_not_finite_is_counted_and_raised_if_it_is_refused(name, refused):

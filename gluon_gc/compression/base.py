@@ -30,11 +30,14 @@ class Compressor:
     name, description : str
     traits : kernels.Traits
         What the library says of it.
+    full : bool
+        Whether payloads whose length may vary are hardly ever shorter than they may be at most.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     traits: ClassVar[kernels.Traits]
+    full: ClassVar[bool] = False
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:

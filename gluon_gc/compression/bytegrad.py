@@ -19,3 +19,4 @@ class ByteGrad(Compressor):
 
     name = "bytegrad"
     description = "1 byte an element: the nearest of 256 even levels from the least to the largest"
+    full = True  # but where all elements are equal

@@ -113,7 +113,8 @@ class MessageCodec:
 
     def rows(self) -> MessageRows:
         """How its messages travel through MXNet's parameter server."""
-        return MessageRows(tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs))
+        parts = tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs)
+        return MessageRows(parts, in_one=self._params.compressor.full)
 
     def _state_sizes(self) -> List[List[int]]:
         """For each array of state, its elements of each chunk."""

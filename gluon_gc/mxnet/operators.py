@@ -162,9 +162,12 @@ class MessageRows:
         For each part its length in bytes, or the most that it can be, and then where it says how
         many bytes there are from there on. A message with such a part takes only the rows that it
         needs.
+    in_one : bool
+        It has one row, however short it is: who pulls it need not ask how many rows there are.
     """
 
     parts: Tuple[Tuple[int, Optional[int]], ...]
+    in_one: bool = False
 
     _ROW_WORDS = 256  # each row costs 12 bytes more on the wire, and the last is seldom full
     _LENGTH_BYTES = 4
@@ -181,7 +184,8 @@ class MessageRows:
 
     @property
     def row_words(self) -> int:
-        return min(self._words, self._ROW_WORDS) if self.varies else self._words
+        several = self.varies and not self.in_one
+        return min(self._words, self._ROW_WORDS) if several else self._words
 
     @property
     def count(self) -> int:
