@@ -109,7 +109,7 @@ class GluonGCHorovod(CompressingKVStore):
             ending().abandoned()
 
     def topology(self) -> Optional[Topology]:
-        return Topology(self._leaders.size, servers=0) if self.num_workers > 1 else None
+        return Topology(self._by_node.circle.size, servers=0) if self.num_workers > 1 else None
 
     # Set-up: every worker comes here with the same chunks
 
