@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
@@ -200,7 +201,8 @@ class Soak:
             return f"{node}, which is not there"
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
-        os.kill(pid, signal.SIGCONT)  # its bpslaunch has not reaped it: it cannot end meanwhile
+        with suppress(ProcessLookupError):  # its bpslaunch has ended it, since another had ended
+            os.kill(pid, signal.SIGCONT)
         return f"{node} for {seconds:.1f} s"
 
     def _talk_to(self, port: int) -> str:
