@@ -6,7 +6,7 @@ All workers come here together, and all get the same numbers: those of the slowe
 from __future__ import annotations
 
 import time
-from typing import List, Mapping, NamedTuple, Sequence
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
@@ -24,8 +24,6 @@ _MESSAGES = 4  # under way at once
 _ROUNDS = 2, 7  # at least and at most, of which the quickest counts
 _SIZES = (2**8, 2**14, 2**16, 2**18, 2**20)  # bytes of float32 of one of them
 _LONGEST = 0.15  # seconds that a round may be expected to take, and that the later ones may
-_KINDS = Link(CompressionParams(), CompressionParams(fp16=True), parse({"compressor": "bytegrad"}))
-"""What is sent to measure each way of a link."""
 
 
 class _Sent(NamedTuple):
@@ -77,13 +75,18 @@ def _link(store: CompressingKVStore, topology: Topology) -> Link:
     return Link(*(_way(of_kind, topology.passes) for of_kind in zip(*sent)))
 
 
+def _kinds() -> Tuple[CompressionParams, ...]:
+    """What is sent to measure each way of a link."""
+    return CompressionParams(), CompressionParams(fp16=True), parse({"compressor": "bytegrad"})
+
+
 def _declared(store: CompressingKVStore, size: int) -> List[List[str]]:
     """The names of tensors of so many bytes, of each kind."""
     names = [[f"probe.{kind}.{size}.{i}" for i in range(_MESSAGES)] for kind in Link._fields]
     store.declare(
         (
             Tensor(name, size // 4, "float32", params)
-            for of_kind, params in zip(names, _KINDS)
+            for of_kind, params in zip(names, _kinds())
             for name in of_kind
         ),
         minimum=0,
