@@ -1,7 +1,7 @@
 """The compiled library on NumPy arrays; needs no MXNet."""
 
 from .codec import Codec, State, as_text, position, runs_on_gpu
-from .framing import frame, frame_words, framed, unframe
+from .framing import frame, frame_bytes, frame_words, framed, unframe
 from .half import float_from_half, half_from_float
 from .library import PATH, Position, Status, Traits, compressors, isas, library, names
 from .stream import draw, jump, jump_to_worker
@@ -19,6 +19,7 @@ __all__ = [
     "draw",
     "float_from_half",
     "frame",
+    "frame_bytes",
     "frame_words",
     "framed",
     "half_from_float",

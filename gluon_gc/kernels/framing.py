@@ -8,10 +8,17 @@ import numpy as np
 
 from .library import address_of, isa_number, library, output_of
 
+_BLOCK_WORDS = 128  # of which one is a header
+
 
 def frame_words(nbytes: int) -> int:
     """The number of framed words that carry ``nbytes`` of payload."""
     return library.gluon_gc_frame_words(nbytes)
+
+
+def frame_bytes(words: int) -> int:
+    """The bytes of payload that fill so many framed words, which must be whole blocks of 128."""
+    return 4 * (_BLOCK_WORDS - 1) * words // _BLOCK_WORDS
 
 
 def frame(

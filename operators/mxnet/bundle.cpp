@@ -69,7 +69,6 @@ MXReturnValue bundle(const Map& map, Tensors* inputs, Tensors* outputs, const Op
   return guarded([&] {
     const Attributes a(map);
     const Messages messages(a);
-    const std::uint8_t* from = nullptr;
     std::uint8_t* to = outputs->at(0).data<std::uint8_t>();
     auto* split = outputs->at(1).data<std::int32_t>();
     auto part = messages.parts.begin();
@@ -77,7 +76,7 @@ MXReturnValue bundle(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     for (const std::size_t share : a.list("shares")) {
       const std::uint8_t* const begin = to;
       for (const std::size_t last = message + share; message < last; ++message) {
-        from = inputs->at(message).data<std::uint8_t>();
+        const std::uint8_t* from = inputs->at(message).data<std::uint8_t>();
         for (const auto end = part + messages.counts.at(message); part != end; ++part) {
           const std::size_t used = part->used(from, part->bytes);
           std::memcpy(to, from, used);

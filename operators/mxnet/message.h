@@ -65,7 +65,9 @@ struct Layout {
     if (varies) bytes += sizeof(std::uint32_t);
   }
 
-  std::size_t row_bytes() const { return message_rows == 1 ? bytes : row_words / framing_block_words * framing_block_bytes; }
+  std::size_t row_bytes() const {
+    return message_rows == 1 ? bytes : row_words / framing_block_words * framing_block_bytes;
+  }
 
   // The length of a message that starts with these bytes.
   std::size_t length(const std::uint8_t* message) const {

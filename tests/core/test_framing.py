@@ -94,3 +94,8 @@ def test_a_block_may_leave_one_pair_of_exponents_only(order, upper, isa):
 def test_no_words_are_framed():
     assert kernels.frame_words(0) == 0
     assert kernels.framed(np.empty(0, np.uint32))
+
+
+@pytest.mark.parametrize("words", [0, 128, 256, 4096])
+def test_the_bytes_that_fill_whole_blocks_take_as_many_words(words):
+    assert kernels.frame_words(kernels.frame_bytes(words)) == words

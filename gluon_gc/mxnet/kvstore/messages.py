@@ -6,10 +6,11 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from ... import kernels
 from ..operators import MessageRows
 
 _LENGTH_BYTES = 4
-_MOST = 64 * 1016 - _LENGTH_BYTES
+_MOST = kernels.frame_bytes(64 * 256) - _LENGTH_BYTES
 MAX_BYTES = _MOST - _LENGTH_BYTES
 ROWS = MessageRows(((_MOST, 0),))
 

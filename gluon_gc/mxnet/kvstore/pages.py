@@ -16,7 +16,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from ... import kernels
 
 _ROWS, _ROW_WORDS = 256, 4096
-_ROW_BYTES = 4 * 127 * _ROW_WORDS // 128  # of 128 framed words, one is a header
+_ROW_BYTES = kernels.frame_bytes(_ROW_WORDS)
 _SHAPE = (_ROWS, _ROW_WORDS)
 PAGE_BYTES = _ROWS * _ROW_BYTES
 
