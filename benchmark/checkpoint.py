@@ -1,8 +1,9 @@
 """Seconds to save and to load what a trainer carries on, beside those of writing as many bytes.
 
 Starts workers and servers on this machine, has them train one step with onebit, feedback and
-momentum, and save and load their states. Each worker then writes as many bytes as its file has,
-from memory, with fsync. Of each the slowest worker counts.
+momentum, and then, several times, save and load their states, and write as many bytes from memory,
+with fsync. Of each the slowest worker counts, and the median of all times but the first, in which
+a virtual machine may have to ask its host for memory.
 
     python benchmark/checkpoint.py [--parameters 138e6] [--workers 2] [--servers 2] [--folder DIR]
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Dict, Iterator, List
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 411e6 / 553e6  # the share that VGG-16's largest layer has of its parameters
@@ -29,6 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--parameters", type=float, default=138e6, help="VGG-16's by default")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--times", type=int, default=5, help="that count")
     parser.add_argument("--folder", help="where to; by default that for temporary files")
     return parser.parse_args()
 
@@ -37,7 +40,8 @@ def _start(args: argparse.Namespace) -> None:
     """Run this file on all workers of a cluster."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         launch = ["--local", "-n", str(args.workers), "-s", str(args.servers)]
-        own = [sys.executable, __file__, "--parameters", str(args.parameters), "--folder", folder]
+        own = [sys.executable, __file__, "--parameters", str(args.parameters)]
+        own += ["--times", str(args.times), "--folder", folder]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, str(ROOT / "bpslaunch.py"), *launch, *own]
         subprocess.run(command, env=environment, check=True)
@@ -63,7 +67,7 @@ def _work(args: argparse.Namespace) -> None:
     trainer.allreduce_grads()
     mx.nd.waitall()
     file = Path(args.folder, f"states-{bps.rank()}")
-    seconds: Dict[str, float] = {}
+    seconds: Dict[str, List[float]] = {"write": [], "save": [], "load": []}
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
@@ -73,24 +77,28 @@ def _work(args: argparse.Namespace) -> None:
         mx.nd.waitall()
         took = np.zeros(bps.size())
         took[bps.rank()] = time.perf_counter() - start
-        seconds[name] = bps.allreduce(took, average=False).max()
+        seconds[name].append(bps.allreduce(took, average=False).max())
 
-    with timed("save"):
-        trainer.save_states(str(file))
-    with timed("load"):
-        trainer.load_states(str(file))
-    size = file.stat().st_size
-    file.unlink()
     block = np.random.default_rng(0).integers(0, 255, 2**24, np.uint8)
-    with timed("write"), open(file, "wb") as raw:
-        for left in range(size, 0, -block.size):
-            raw.write(block[:left])
-        raw.flush()
-        os.fsync(raw.fileno())
+    for _ in range(1 + args.times):
+        with timed("save"):
+            trainer.save_states(str(file))
+        with timed("load"):
+            trainer.load_states(str(file))
+        size = file.stat().st_size
+        file.unlink()
+        with timed("write"), open(file, "wb") as raw:
+            for left in range(size, 0, -block.size):
+                raw.write(block[:left])
+            raw.flush()
+            os.fsync(raw.fileno())
+        file.unlink()
     total = bps.allreduce(float(size), average=False)
     if bps.rank() == 0:
+        medians = {name: statistics.median(took[1:]) for name, took in seconds.items()}
         each = ", ".join(
-            f"{name} {s:.2f} s ({total / s / 1e6:.0f} MB/s)" for name, s in seconds.items()
+            f"{name} {s:.2f} s ({total / s / 1e6:.0f} MB/s, {s / medians['write']:.1f} of writing)"
+            for name, s in medians.items()
         )
         print(f"{args.parameters:.0f} parameters, {total / 1e6:.0f} MB: {each}", flush=True)
     bps.shutdown()

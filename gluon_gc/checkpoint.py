@@ -2,7 +2,7 @@
 
 One behind the other it has
 
-- the line ``gluon_gc states 2``, whose number is that of the format;
+- the line ``gluon_gc states 3``, whose number is that of the format;
 - the header, a line of JSON: what must fit the trainer that loads it (``world_size``, ``rank``,
   ``momentum``, and of each parameter ``name``, ``shape``, ``dtype``, ``compression`` and
   ``senders``), then ``steps``, ``learning_rate``, ``optimizer_bytes`` and the ``arrays``: of each
@@ -10,13 +10,12 @@ One behind the other it has
   shape;
 - the arrays, in the order of the header, row by row, little-endian;
 - the optimizer's states, as MXNet pickles them: the only part that can run code;
-- the SHA-256 of all this, 32 bytes.
+- the XXH3 of all this, 16 bytes, which finds damage, not deceit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import mmap
@@ -24,9 +23,10 @@ import os
 from typing import Any, BinaryIO, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple, Union
 
 import numpy as np
+import xxhash
 
-_NAME, _FORMAT = "gluon_gc states", 2
-_DIGEST_BYTES = 32
+_NAME, _FORMAT = "gluon_gc states", 3
+_DIGEST_BYTES = 16
 _BLOCK_BYTES = 2**22  # that are read or written at once
 STREAM = "stream"
 """What a random stream is, as `Place.what`."""
@@ -115,7 +115,7 @@ def write(
         for place, (shape, dtype) in layout.items()
     ]
     whole = {**header, "arrays": table, "optimizer_bytes": len(optimizer)}
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     with replacing(name) as new, open(new, "wb") as file:
 
         def put(part: Any) -> None:
@@ -202,7 +202,7 @@ def _contents(file: BinaryIO) -> States:
 def _is_whole(file: BinaryIO, size: int) -> bool:
     """Whether the last bytes of a file are the digest of those before."""
     file.seek(0)
-    digest, left = hashlib.sha256(), size - _DIGEST_BYTES
+    digest, left = xxhash.xxh3_128(), size - _DIGEST_BYTES
     block = memoryview(bytearray(min(size, _BLOCK_BYTES)))
     while left > 0:
         count = file.readinto(block[: min(left, len(block))])

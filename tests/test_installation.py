@@ -101,7 +101,7 @@ def hostile(tmp_path):
     """A folder with a module of each name that Python or a package has; they note who was run."""
     standard = {path.stem for path in Path(os.__file__).parent.glob("*.py")}
     packages = {path.parent.name for path in Path(os.__file__).parent.glob("*/__init__.py")}
-    for name in standard | packages | {"gluon_gc", "mxnet", "numpy", "requests"}:
+    for name in standard | packages | {"gluon_gc", "mxnet", "numpy", "requests", "xxhash"}:
         source = f"open('ran.{name}', 'w').close()\nraise SystemExit('{name} of the user')\n"
         (tmp_path / f"{name}.py").write_text(source)
     return tmp_path
@@ -234,7 +234,7 @@ def test_nothing_brings_a_second_mxnet(environment):
         ("mxnet", "mxnet"),
     ]
     assert {extra for name, extra in required if name == "numpy"} == {"", "cu112", "mxnet"}
-    assert {name for name, extra in required if not extra} == {"numpy"}
+    assert {name for name, extra in required if not extra} == {"numpy", "xxhash"}
     assert "horovod" not in {name for name, _ in required}  # pip cannot build it beside MXNet
 
 
