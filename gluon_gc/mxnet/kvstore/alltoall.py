@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Sequence, Union
 
 import mxnet as mx
 
 from . import bundle
-from .bundle import Packed
+from .bundle import Bundle, Packed
 from .circle import Circle, Team
 
 
@@ -42,32 +42,66 @@ class Alltoall:
         return self._came
 
 
+class Allgather:
+    """Brings each member of a circle what every one has, of which the sizes are known beforehand.
+
+    In a ring: a link has one connection at a time, of which nobody has to wait for another. What
+    `Alltoall` says of names and arrays holds here too.
+
+    Parameters
+    ----------
+    circle : Circle
+        With this worker.
+    sizes : sequence of int
+        Bytes of each member, at least one.
+    name : str
+        What is exchanged.
+    """
+
+    def __init__(self, circle: Circle, sizes: Sequence[int], name: str) -> None:
+        self._circle, self._name = circle, name
+        data = mx.nd.empty(sum(sizes), dtype="uint8")
+        self._came = Packed(data, mx.nd.array(sizes, dtype="int32"))
+
+    def __call__(self, packed: Packed) -> Packed:
+        """What each member has in turn, given what this one has; returns at once.
+
+        It is good until the next call.
+        """
+        self._circle.spread(packed.data, self._came.data, self._name)
+        return self._came
+
+
 class Spread:
     """Brings everybody what each member of a team's circle has, step after step.
 
     Parameters
     ----------
     team : Team
-    room : int
-        The most bytes that all members have.
+    bundles : sequence of Bundle
+        What each member has.
     name : str
         What is exchanged.
     """
 
-    def __init__(self, team: Team, room: int, name: str) -> None:
+    def __init__(self, team: Team, bundles: Sequence[Bundle], name: str) -> None:
         self._team = team
-        self._all: Optional[Alltoall] = None
-        if team.circle.place >= 0:
-            self._all = Alltoall(team.circle, room, name)
+        rooms = [each.room for each in bundles]
+        self._known = all(rooms) and not any(each.varies for each in bundles)
+        self._all: Union[Allgather, Alltoall, None] = None
+        if team.circle.place >= 0 and self._known:
+            self._all = Allgather(team.circle, rooms, name)
+        elif team.circle.place >= 0:
+            self._all = Alltoall(team.circle, sum(rooms), name)
         if team.node is not None:
-            self._handed_on = Alltoall(team.node, room, f"{name}.in_node")
+            self._handed_on = Alltoall(team.node, sum(rooms), f"{name}.in_node")
 
     def __call__(self, packed: Optional[Packed]) -> Packed:
         """What each member has, in their order; None: this worker is none. Returns at once."""
         circle, node = self._team
         came = None
         if self._all is not None:
-            came = self._all(bundle.repeated(packed, circle.size))
+            came = self._all(packed if self._known else bundle.repeated(packed, circle.size))
         if node is None:
             return came
         handed = bundle.nothing(node.size) if came is None else bundle.repeated(came, node.size)

@@ -71,12 +71,15 @@ class Bundle:
     channels : list of Channel
     room : int
         The most bytes that all of them take.
+    varies : bool
+        Whether they may take less.
     """
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self.channels = list(channels)
         parts = [channel.codec.rows().parts for channel in channels]
         self.room = sum(most for message in parts for most, _ in message)
+        self.varies = any(at is not None for message in parts for _, at in message)
         listed = MessageRows(tuple(part for message in parts for part in message)).listed()
         self._told = {**listed, "counts": operators.listed(len(message) for message in parts)}
 

@@ -77,6 +77,21 @@ class Circle:
         )
         engine.free_when_done(filled, came.data)
 
+    def spread(self, data: NDArray, came: NDArray, name: str) -> None:
+        """Queue an allgather of uint8, into `came`, which has as many as come; returns at once."""
+        given, filled = data.handle, engine.second_handle(came)
+        check_call(
+            self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_allgather_async(
+                ctypes.byref(given),
+                ctypes.byref(filled),
+                _full(name).encode(),
+                ctypes.c_int(0),
+                ctypes.c_int(self._set.process_set_id),
+                ctypes.c_int(1),
+            )
+        )
+        engine.free_when_done(filled, came)
+
     def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
         """Overwrite arrays with their sums over all members."""
         self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)

@@ -46,13 +46,14 @@ class TwoWay:
         owned = [[c for c in channels if owners[c] == owner] for owner in range(self._size)]
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
+        bundles = [Bundle(part) for part in owned]
         self._mine: Optional[Bundle] = None
         if place >= 0:
-            self._mine = Bundle(owned[place])
+            self._mine = bundles[place]
             self._aggregators = [aggregators[channel] for channel in owned[place]]
             room = self._size * self._mine.room
             self._to_owners = Alltoall(team.circle, room, f"to_owners.{name}")
-        self._to_all = Spread(team, self._all.room, f"to_all.{name}")
+        self._to_all = Spread(team, bundles, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         """Bring the messages to their owners."""
@@ -91,7 +92,7 @@ class Gathered:
 
     def __init__(self, team: Team, channels: Sequence[Channel], name: str) -> None:
         self._team, self._bundle = team, Bundle(channels)
-        self._to_all = Spread(team, team.circle.size * self._bundle.room, f"to_all.{name}")
+        self._to_all = Spread(team, [self._bundle] * team.circle.size, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         """Bring the messages to everybody."""
