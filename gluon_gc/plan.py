@@ -14,6 +14,7 @@ _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 ON_NONFINITE = ("raise", "skip", "propagate")
 _EACH = 2  # messages that each owner has at least, if so many chunks travel
 SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
+_LARGE_BYTES = 128 * 1024  # what is compressed and larger is cut finer
 
 
 def require_on_nonfinite(value: Any) -> None:
@@ -144,21 +145,30 @@ def rows_bytes(rows: int) -> int:
     return 4 * (2 + rows)
 
 
-def _compressed(tensor: Tensor, partition_bytes: int) -> Iterator[Chunk]:
+def _compressed(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
+    """Chunks whose messages are not large, unless finer ones take more bytes in all."""
     dtype = working_dtype(tensor.dtype)
     if tensor.rows:
         payload = rows_bytes(tensor.rows) + tensor.params.codec(tensor.size, dtype).payload_bytes
         whole = Slice(tensor.name, 0, tensor.size)
-        yield Chunk((whole,), dtype, tensor.params, 4 * frame_words(payload), tensor.rows)
-        return
+        return [Chunk((whole,), dtype, tensor.params, 4 * frame_words(payload), tensor.rows)]
+    chunks = _evenly(tensor, dtype, partition_bytes)
+    total = sum(chunk.message_bytes for chunk in chunks)
+    if total > _LARGE_BYTES * len(chunks):
+        finer = _evenly(tensor, dtype, max(1, tensor.num_bytes * _LARGE_BYTES // total))
+        if sum(chunk.message_bytes for chunk in finer) < 1.01 * total:
+            return finer
+    return chunks
+
+
+def _evenly(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chunk]:
     pieces = list(_pieces(tensor, partition_bytes))
     message_bytes = {}
     for size in {piece.size for piece in pieces}:  # two at most
         payload = tensor.params.codec(size, dtype).payload_bytes
         summable = tensor.params.compressor.traits.summable
         message_bytes[size] = payload if summable else 4 * frame_words(payload)
-    for piece in pieces:
-        yield Chunk((piece,), dtype, tensor.params, message_bytes[piece.size])
+    return [Chunk((piece,), dtype, tensor.params, message_bytes[piece.size]) for piece in pieces]
 
 
 def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> List[Chunk]:

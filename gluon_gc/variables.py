@@ -112,7 +112,7 @@ TABLE = (
     ),
     Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "a list: bpslaunch starts a worker for each"),
     # What is sent, and by how many threads.
-    Variable("BYTEPS_PARTITION_BYTES", 2048000, "size", "the most float data in one chunk"),
+    Variable("BYTEPS_PARTITION_BYTES", 1024000, "size", "the most float data in one chunk"),
     Variable(
         "BYTEPS_MIN_COMPRESS_BYTES",
         0,

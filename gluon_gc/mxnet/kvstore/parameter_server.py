@@ -274,10 +274,15 @@ class GluonGCParameterServer(CompressingKVStore):
         self._lifeline.next_exchange()
         sending = self._sending(gradients)
         ways = [self._ways[channel] for channel in channels]
-        for way in ways:
+        # What is made travels before more is made, which MXNet's engine does with priority 0.
+        priorities = range(priority + len(ways), priority, -1)
+        for way, own in zip(ways, priorities):
             way.encode(sending)
-        for number, way in enumerate(ways):
-            way.travel(priority - number)
+            if not way.holds:
+                way.travel(own)
+        for way, own in zip(ways, priorities):
+            if way.holds:
+                way.travel(own)
         for way in ways:
             way.deliver(gradients)
 

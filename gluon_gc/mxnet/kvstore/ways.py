@@ -26,10 +26,14 @@ class Way:
         The KVStore's.
     first : NDArray
         What the server is to store first.
+    holds : bool
+        Whether `travel` queues operators that need what comes back. They would hold up others, that
+        make what is pushed: operators wait for MXNet's resources in the order of the queue.
     """
 
     key: int
     first: NDArray
+    holds: bool
 
     def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
         """Make what travels, of the gradients, or of values that have scale and factor already."""
@@ -80,6 +84,7 @@ class Payloads(InRows):
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, channel, channel.codec.rows(), **of_rows)
+        self.holds = self.rows.layout.count > 1
         self._count = self.rows.places if channel.gathered else 1
         self._framing = self.rows.layout.framing()
         self._received: List[NDArray] = []
@@ -101,6 +106,8 @@ class Payloads(InRows):
 class SummedRows(InRows):
     """Values as bytes, which our server sums; the parameters are those of `InRows`."""
 
+    holds = True
+
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, channel, MessageRows(((channel.message_bytes, None),)), **of_rows)
         self._values: Optional[NDArray] = None
@@ -121,6 +128,8 @@ class SummedRows(InRows):
 
 class Dense(Way):
     """Values that MXNet's server sums by itself. A key has an array of its own, as in `Rows`."""
+
+    holds = False
 
     def __init__(self, kv: KVStore, key: int, channel: Channel) -> None:
         self._kv, self.key, self.channel = kv, key, channel
@@ -150,6 +159,7 @@ class OfMachine(Way):
     def __init__(self, pooled: Pooled, way: InRows) -> None:
         self._pooled, self._way = pooled, way
         self.key, self.first = way.key, way.first
+        self.holds = pooled.owned and way.holds
 
     def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
         self._pooled.contribute(sending)
