@@ -10,6 +10,7 @@ with a line "seconds [...]".
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
@@ -44,6 +45,9 @@ class MXNetServer:
             if array is not gradient:
                 array.astype("float32").copyto(gradient)
 
+    def end_step(self) -> None:
+        """Nothing is left to do."""
+
     def barrier(self) -> None:
         self._kv._barrier()
 
@@ -66,6 +70,9 @@ class Horovod:
             array = self._compression.decompress(array, context)
             if array is not gradient:
                 array.copyto(gradient)
+
+    def end_step(self) -> None:
+        """Nothing is left to do."""
 
     def barrier(self) -> None:
         self._hvd.allreduce(mx.nd.zeros(1), name="barrier").wait_to_read()
@@ -93,6 +100,11 @@ class GluonGC:
 
     def step(self) -> None:
         self._trainer.allreduce_grads()
+
+    def end_step(self) -> None:
+        """BYTEPS_TRACE_ON counts steps by updates of the parameters."""
+        if os.environ.get("BYTEPS_TRACE_ON"):
+            self._trainer.update(1, ignore_stale_grad=True)  # no backward made them
 
     def barrier(self) -> None:
         flag = mx.nd.zeros(1)
@@ -131,6 +143,7 @@ def main() -> None:
         engine.step()
         mx.nd.waitall()
         seconds.append(time.perf_counter() - start)
+        engine.end_step()
     engine.barrier()
     if spec["rank"] == 0:
         _tell("end")

@@ -59,6 +59,14 @@ class Processes:
         self._started.append(process)
         return process
 
+    def _start_worker(
+        self, rank: int, host: int, words: Sequence[str], **variables: object
+    ) -> subprocess.Popen:
+        """Start it so that its trace has a folder of its own, if there is one to be."""
+        traces = os.environ.get("BYTEPS_TRACE_DIR")
+        own = {"BYTEPS_TRACE_DIR": f"{traces}/worker{rank}"} if traces else {}
+        return self.start(host, words, **variables, **own)
+
     def start_workers(
         self,
         backend: str,
@@ -92,7 +100,7 @@ class Processes:
             The workers.
         """
         if backend == "none":
-            return [self.start(rank, words(rank)) for rank in range(workers)]
+            return [self._start_worker(rank, rank, words(rank)) for rank in range(workers)]
         if backend == "horovod":
             return self._start_horovod(workers, words, per_machine)
         machines = workers // per_machine
@@ -111,7 +119,8 @@ class Processes:
         for rank in range(workers):
             host, local_rank = divmod(rank, per_machine)
             place = {"DMLC_WORKER_ID": host, "BYTEPS_LOCAL_RANK": local_rank}
-            started.append(self.start(host, words(rank), **cluster, **place, DMLC_ROLE="worker"))
+            place["DMLC_ROLE"] = "worker"
+            started.append(self._start_worker(rank, host, words(rank), **cluster, **place))
         return started
 
     def _start_horovod(
@@ -140,7 +149,7 @@ class Processes:
                 "HOROVOD_LOCAL_RANK": local_rank,
                 "HOROVOD_CROSS_RANK": host,
             }
-            started.append(self.start(host, words(rank), **common, **place))
+            started.append(self._start_worker(rank, host, words(rank), **common, **place))
         return started
 
     def processor_seconds(self) -> float:

@@ -75,6 +75,27 @@ def test_a_step_takes_no_less_than_its_bytes_do(measure, tmp_path, only):
     assert float(row["of the limit"]) > 0.9  # what is counted is what the links let through
 
 
+@pytest.mark.parametrize(
+    "only, names",
+    [
+        ("onebit, server", ["server0", "worker0", "worker1", "push", "sum and compress again"]),
+        ("onebit, horovod", ["worker0", "worker1", "alltoall", "allgather", "decompress"]),
+    ],
+)
+def test_the_traces_of_a_step_make_a_picture(measure, tmp_path, monkeypatch, only, names):
+    if "horovod" in only:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    traces, shapes, picture = (tmp_path / name for name in ("traces", "shapes.json", "step.svg"))
+    for name, value in (("ON", 1), ("START_STEP", 4), ("END_STEP", 4), ("DIR", traces)):
+        monkeypatch.setenv(f"BYTEPS_TRACE_{name}", str(value))
+    shapes.write_text(json.dumps([[500, 200], [33]]))
+    options = f"--rates inf --workers 2 --servers 1 --steps 3 --model {shapes}"
+    measure(str(SCRIPTS / "cluster.py"), *options.split(), "--only", only)
+    output(sys.executable, str(SCRIPTS / "timeline.py"), str(traces), str(picture))
+    drawn = picture.read_text()
+    assert [name for name in names if f">{name}</text>" not in drawn] == []
+
+
 def test_a_machines_link_carries_as_much_for_two_workers_as_for_one(measure, tmp_path):
     shapes = tmp_path / "shapes.json"
     shapes.write_text(json.dumps([[500, 2000], [33]]))

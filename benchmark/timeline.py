@@ -1,0 +1,105 @@
+"""Draws when the processes of a cluster do what in a step, from the traces of BYTEPS_TRACE_ON.
+
+    python benchmark/timeline.py FOLDER FILE
+
+FOLDER is BYTEPS_TRACE_DIR. Each process has a band; what overlaps in it lies one below the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Deque, Dict, Iterator, List, NamedTuple, Tuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+KINDS = {
+    "compress": ("tab:blue", ("gluon_gc_compress",)),
+    "push": ("tab:orange", ("KVStoreDistRowSparsePush",)),
+    "sum and compress again": ("tab:green", ("gluon_gc_aggregate",)),
+    "pull": ("tab:red", ("KVStoreDistRowSparsePull",)),
+    "alltoall": ("tab:orange", ("horovod_alltoall",)),
+    "allgather": ("tab:red", ("horovod_allgather",)),
+    "decompress": ("tab:purple", ("gluon_gc_decompress",)),
+}
+"""What is drawn: the colour, and the names that MXNet's profiler has for it."""
+
+
+class Span(NamedTuple):
+    """What an operator took, in seconds since 1970 or since the step began."""
+
+    begin: float
+    end: float
+    kind: str
+
+
+def spans(trace: Path) -> Iterator[Span]:
+    """What a trace has of the kinds that are drawn; those of a name end in the order they began."""
+    kind_of = {name: kind for kind, (_, names) in KINDS.items() for name in names}
+    begun: Dict[Tuple[int, str], Deque[float]] = defaultdict(deque)
+    for event in json.loads(trace.read_text())["traceEvents"]:
+        name = event.get("name")
+        if name in kind_of and event["ph"] == "B":
+            begun[event["pid"], name].append(event["ts"] / 1e6)
+        elif name in kind_of and event["ph"] == "E":
+            yield Span(begun[event["pid"], name].popleft(), event["ts"] / 1e6, kind_of[name])
+
+
+def rows(of_process: List[Span]) -> Iterator[Tuple[Span, int]]:
+    """Each of them with the first row in which nothing overlaps it."""
+    free: List[float] = []
+    for span in sorted(of_process):
+        row = next((i for i, until in enumerate(free) if until <= span.begin), len(free))
+        free[row:] = [span.end, *free[row + 1 :]]
+        yield span, row
+
+
+def draw(traces: Dict[str, List[Span]], file: str) -> None:
+    """A band a process, beginning with the first thing that any of them does."""
+    start = min(span.begin for each in traces.values() for span in each)
+    bands = {name: list(rows(each)) for name, each in traces.items()}
+    height = sum(2 + max(row for _, row in band) for band in bands.values())
+    figure, axes = plt.subplots(figsize=(10, 0.12 * height + 1))
+    top, ticks = 0, []
+    for band in bands.values():
+        depth = 1 + max(row for _, row in band)
+        for span, row in band:
+            seconds = 1e3 * (span.begin - start), 1e3 * (span.end - span.begin)
+            axes.broken_barh([seconds], (top + row, 0.8), color=KINDS[span.kind][0], linewidth=0)
+        ticks.append(top + depth / 2)
+        top += depth + 1
+    axes.set_yticks(ticks, list(bands))
+    axes.set_xlabel("milliseconds")
+    axes.margins(x=0.01, y=0.01)
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    drawn = {span.kind for each in traces.values() for span in each}
+    handles = [plt.Rectangle((0, 0), 1, 1, color=KINDS[kind][0]) for kind in KINDS if kind in drawn]
+    names = [kind for kind in KINDS if kind in drawn]
+    figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False)
+    figure.tight_layout(rect=(0, 0.6 / figure.get_figheight() * 0.5, 1, 1))
+    # Text as text, and nothing that differs from run to run: the file is kept in the repository.
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline"}):
+        figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="BYTEPS_TRACE_DIR")
+    parser.add_argument("file", help="the picture, .svg or .png")
+    arguments = parser.parse_args()
+    files = sorted(arguments.folder.rglob("comm.json"))
+    traces = {file.relative_to(arguments.folder).parts[0]: list(spans(file)) for file in files}
+    traces = {name: each for name, each in traces.items() if each}
+    if not traces:
+        parser.error(f"no trace in {arguments.folder} has anything to draw")
+    draw(traces, arguments.file)
+
+
+if __name__ == "__main__":
+    main()
