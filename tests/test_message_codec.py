@@ -16,7 +16,7 @@ from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.mxnet import operators
 from gluon_gc.mxnet.channel import Channel, Sending
-from gluon_gc.mxnet.codec import MessageCodec, Part, state_layout
+from gluon_gc.mxnet.codec import MessageCodec, Part
 from gluon_gc.mxnet.gradient import Gradient
 from gluon_gc.plan import Tensor, cut, working_dtype
 from tests.core.compressors import RATIOS, START, each_compressor, options_of
@@ -294,7 +294,7 @@ def test_a_codec_goes_on_from_the_state_of_another_bit_for_bit(name, data):
 
     for state, n in zip(saved, message.sizes):
         shapes = {key: (array.shape, array.dtype.name) for key, array in state.items()}
-        assert shapes == state_layout(message.params, n, message.work)
+        assert shapes == message.params.state_layout(n, message.work)
     for state, its, kept in zip(saved, expected.codecs, expected.states):
         if its.memory:
             assert state["residual"].tobytes() == its.residual(kept).tobytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Dict, Iterable, Mapping, Optional, Type
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 
 import numpy as np
 
@@ -91,6 +91,17 @@ class CompressionParams:
     def codec(self, n: int, dtype: str, epoch: Optional[int] = None) -> kernels.Codec:
         """The codec of n elements."""
         return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype)
+
+    def state_layout(self, n: int, dtype: str) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+        """Shape and dtype of each array that a checkpoint keeps of a chunk of n elements."""
+        layout: Dict[str, Tuple[Tuple[int, ...], str]] = {}
+        if self.compressor.traits.draws:
+            layout["stream"] = (2,), "uint64"
+        if self.ef or self.compressor.traits.accumulates:
+            layout["residual"] = (n,), dtype
+        if self.mu is not None:
+            layout["momentum"] = (n,), dtype
+        return layout
 
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""

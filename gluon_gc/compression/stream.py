@@ -1,4 +1,7 @@
-"""Where the random stream of a chunk starts (operators/core/stream.h says how it goes on)."""
+"""The random stream of a chunk: where it starts, and how far it has come.
+
+operators/core/stream.h says how it goes on.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +71,33 @@ def start(
         kernels.jump_to_worker(state, aggregator if node is None else node)
     first, second = state.tolist()
     return first, second
+
+
+class Stream:
+    """Where in its random stream a chunk draws.
+
+    Parameters
+    ----------
+    start : State, optional
+        What `start` returned; zeros for a compressor that does not draw.
+    """
+
+    def __init__(self, start: Optional[State]) -> None:
+        self._start, self._drawn = start or (0, 0), 0
+
+    def take(self, draws: int) -> Tuple[int, int, int]:
+        """The position of a call that takes so many draws; it moves on by them."""
+        position = (*self._start, self._drawn)
+        self._drawn += draws
+        return position
+
+    def state(self) -> np.ndarray:
+        """The stream's state, for a checkpoint; shape (2,), uint64."""
+        state = np.array(self._start, np.uint64)
+        kernels.jump(state, self._drawn)
+        return state
+
+    def load_state(self, state: np.ndarray) -> None:
+        """Go on from what `state` returned."""
+        first, second = state.tolist()
+        self._start, self._drawn = (first, second), 0

@@ -218,16 +218,24 @@ class Codec:
         state: State = _NOTHING,
         position: Position = _START,
         *,
+        payload: Optional[np.ndarray] = None,
         threads: int = 1,
     ) -> Tuple[np.ndarray, Status]:
         """Compress the sum of what the rows of `payloads` decode to, added in their order.
+
+        Parameters
+        ----------
+        payloads : array of uint8, shape (count, bytes)
+            Each row contiguous.
+        payload : array of uint8, shape (payload_bytes,), optional
+            Where to write.
 
         Raises
         ------
         ValueError
             A payload is not `valid`.
         """
-        payload = np.empty(self.payload_bytes, np.uint8)
+        payload = output_of("payload", payload, self.payload_bytes, np.uint8)
         status = self._run(
             "aggregate",
             state,
@@ -253,6 +261,7 @@ class Codec:
         Parameters
         ----------
         payloads : array of uint8, shape (bytes,) or (count, bytes)
+            Each row contiguous.
         position : Position
             As compress had it.
         out : array of T, shape (n,), optional
@@ -298,8 +307,9 @@ class Codec:
             raise ValueError(
                 f"payloads must have at least {self.payload_bytes} bytes each, got {rows.shape[1]}"
             )
-        address = address_of("payloads", rows, rows.size, np.uint8)
-        return dict(payloads=address, stride=rows.shape[1], count=rows.shape[0])
+        if rows.dtype != np.uint8 or rows.strides[1] != 1:
+            raise TypeError(f"payloads must be rows of uint8, each contiguous, got {rows.dtype}")
+        return dict(payloads=rows.ctypes.data, stride=rows.strides[0], count=rows.shape[0])
 
     def _run(self, function: str, state: State = _NOTHING, **fields: Any) -> Status:
         status = Status()

@@ -1,8 +1,6 @@
 """What codecs carry over from step to step, as named arrays that are flat over the whole tensor.
 
-`state` joins those of the chunks, and `load` cuts them again, as the chunks are then. A chunk that
-is cut otherwise goes on in the random stream of the chunk that had its first element, 2^32 draws
-further on for each element that it begins later: no draw is used twice, and no two chunks meet.
+`state` joins those of the chunks, and `load` cuts them again, as the chunks are then.
 """
 
 from __future__ import annotations
@@ -12,17 +10,12 @@ from typing import Collection, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from .. import kernels
+from .. import pieces
 from ..checkpoint import STREAM, Layout, Place
+from ..pieces import Arrays
 from ..plan import Slice
 from .channel import Channel
-from .codec import state_layout
 from .exchange import CompressingKVStore, States
-from .kvstore import archive
-
-Arrays = Dict[Place, np.ndarray]
-
-_STREAM_ROOM = 2**32  # draws between two streams, for each element between their chunks
 
 
 def state(store: CompressingKVStore, names: Collection[str]) -> Iterator[Tuple[Place, np.ndarray]]:
@@ -73,7 +66,7 @@ def layout(store: CompressingKVStore, names: Collection[str]) -> Layout:
             for piece in channel.slices:
                 if piece.tensor not in names:
                     continue
-                of_chunk = state_layout(params, piece.size, channel.dtype)
+                of_chunk = params.state_layout(piece.size, channel.dtype)
                 for what, ((count, *_), dtype) in of_chunk.items():
                     if what == STREAM:
                         place = Place(piece.tensor, node, STREAM)
@@ -131,8 +124,8 @@ def _runs(channels: Iterable[Channel]) -> Dict[Slice, int]:
     """For each slice, where those without a gap before it begin."""
     runs: Dict[Slice, int] = {}
     last: Optional[Slice] = None
-    pieces = itertools.chain.from_iterable(channel.slices for channel in channels)
-    for piece in sorted(pieces, key=lambda piece: (piece.tensor, piece.begin)):
+    slices = itertools.chain.from_iterable(channel.slices for channel in channels)
+    for piece in sorted(slices, key=lambda piece: (piece.tensor, piece.begin)):
         follows = last is not None and (last.tensor, last.end) == (piece.tensor, piece.begin)
         runs[piece] = runs[last] if follows else piece.begin
         last = piece
@@ -145,34 +138,15 @@ def _cut(store: CompressingKVStore, channel: Channel, node: str, arrays: Arrays)
     states = []
     for chunk in channel.chunks:
         (piece,), chunk_state = chunk.slices, {}
-        for what, (shape, dtype) in state_layout(params, piece.size, channel.dtype).items():
+        for what, (shape, dtype) in params.state_layout(piece.size, channel.dtype).items():
             place = Place(piece.tensor, node, what)
             if what == STREAM:
-                stream = _stream_at(arrays.get(place), piece)
+                stream = pieces.stream_at(arrays.get(place), piece)
                 chunk_state[what] = store.first_stream(chunk, node) if stream is None else stream
                 continue
             values = np.zeros(shape, dtype)
-            for begin, found in _found(arrays, place, piece):
+            for begin, found in pieces.found(arrays, place, piece):
                 values[begin - piece.begin : begin - piece.begin + found.size] = found
             chunk_state[what] = values
         states.append(chunk_state)
     return states
-
-
-def _found(arrays: Arrays, place: Place, piece: Slice) -> Iterator[Tuple[int, np.ndarray]]:
-    """What arrays have of a slice: from which element on, and which."""
-    for there, array in arrays.items():
-        if there[:3] == place[:3]:
-            found = archive.part(there, array, piece)
-            if found is not None:
-                yield found
-
-
-def _stream_at(streams: Optional[np.ndarray], piece: Slice) -> Optional[np.ndarray]:
-    """The random stream of a chunk, given those of all chunks as they were cut before."""
-    for begin, end, *words in [] if streams is None else streams.tolist():
-        if begin <= piece.begin < end:
-            stream = np.array(words, np.uint64)
-            kernels.jump(stream, (piece.begin - begin) * _STREAM_ROOM)
-            return stream
-    return None

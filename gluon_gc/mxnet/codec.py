@@ -12,11 +12,9 @@ from mxnet.ndarray import NDArray
 
 from .. import kernels
 from ..compression import CompressionParams
+from ..compression.stream import Stream
 from . import operators
 from .operators import MessageRows, Places
-
-START = (0, 0)
-
 
 @dataclass(frozen=True)
 class Part:
@@ -35,36 +33,6 @@ class Part:
     size: int
     start: Optional[Tuple[int, int]] = None
     refused: str = ""
-
-
-class Stream:
-    """Where in its random stream a part draws.
-
-    Parameters
-    ----------
-    start : tuple of two int, optional
-        The state that the stream starts from.
-    """
-
-    def __init__(self, start: Optional[Tuple[int, int]]) -> None:
-        self._start, self._drawn = start or START, 0
-
-    def take(self, draws: int) -> Tuple[int, int, int]:
-        """The position of an operator's call that takes so many draws; it moves on by them."""
-        position = (*self._start, self._drawn)
-        self._drawn += draws
-        return position
-
-    def state(self) -> np.ndarray:
-        """The stream's state, for a checkpoint; shape (2,), uint64."""
-        state = np.array(self._start, np.uint64)
-        kernels.jump(state, self._drawn)
-        return state
-
-    def load_state(self, state: np.ndarray) -> None:
-        """Go on from what `state` returned."""
-        first, second = state.tolist()
-        self._start, self._drawn = (first, second), 0
 
 
 class MessageCodec:
@@ -293,7 +261,7 @@ class MessageCodec:
 
     def layouts(self) -> List[Dict[str, Tuple[Tuple[int, ...], str]]]:
         """Shape and dtype of each array of `state`."""
-        return [state_layout(self._params, part.size, self._dtype) for part in self.parts]
+        return [self._params.state_layout(part.size, self._dtype) for part in self.parts]
 
     def state(self) -> List[Dict[str, np.ndarray]]:
         """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""
@@ -332,18 +300,3 @@ class MessageCodec:
             parts = [piece[i] for piece in pieces]
             momentum = parts.pop(0) if codec.momentum else None
             yield kernels.State(momentum, tuple(parts))
-
-
-def state_layout(
-    params: CompressionParams, n: int, dtype: str
-) -> Dict[str, Tuple[Tuple[int, ...], str]]:
-    """Shape and dtype of each array in the state of a chunk of n elements."""
-    layout: Dict[str, Tuple[Tuple[int, ...], str]] = {}
-    traits = params.compressor.traits
-    if traits.draws:
-        layout["stream"] = (2,), "uint64"
-    if params.ef or traits.accumulates:
-        layout["residual"] = (n,), dtype
-    if params.mu is not None:
-        layout["momentum"] = (n,), dtype
-    return layout

@@ -11,9 +11,10 @@ from mxnet.ndarray import NDArray
 
 from .. import kernels
 from ..compression import CompressionParams
+from ..compression.stream import Stream
 from ..plan import rows_bytes
 from . import operators
-from .codec import Part, Stream
+from .codec import Part
 from .operators import MessageRows, Places
 
 

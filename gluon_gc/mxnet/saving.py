@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
-from .. import checkpoint
+from .. import checkpoint, fitting
 from ..checkpoint import Place
 from ..log import logger
-from . import carried, fitting
-from .carried import Arrays
+from ..pieces import Arrays
+from . import carried
 from .momentum import momentum_of
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..checkpoint import STREAM
 from ..compression import CompressionParams
+from ..pieces import Arrays
 from ..plan import Tensor
 from . import carried
-from .carried import Arrays
 from .exchange import CompressingKVStore
 
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, Hashable, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from ...checkpoint import STREAM, Place
+from ...pieces import part
 from ...plan import Slice
 from ..exchange import States
 
@@ -99,14 +100,6 @@ class Joiner:
 
 
 # Between workers
-
-
-def part(place: Place, array: np.ndarray, piece: Slice) -> Optional[Tuple[int, np.ndarray]]:
-    """What a flat array has of a slice of its tensor: from which element on, and which."""
-    low, high = max(place.begin, piece.begin), min(place.begin + array.size, piece.end)
-    if place.tensor != piece.tensor or low >= high:
-        return None
-    return low, array[low - place.begin : high - place.begin]
 
 
 def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Place, np.ndarray]:

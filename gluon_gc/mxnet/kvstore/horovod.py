@@ -20,7 +20,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import env, plan
+from ... import agreement, env, plan
 from ...checkpoint import Place
 from ...choice import Topology
 from ...compression import CompressionParams
@@ -32,7 +32,7 @@ from ..channel import Channel, Sending
 from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
-from . import archive, bundle, handshake, hvd
+from . import archive, bundle, hvd
 from .circle import Circle, Team, nodes_of
 from .groups import Gathered, Group, TwoWay
 
@@ -114,10 +114,10 @@ class GluonGCHorovod(CompressingKVStore):
     # Set-up: every worker comes here with the same chunks
 
     def _agree(self, about: Mapping[str, Any]) -> None:
-        hello = json.dumps(handshake.describe(self.rank, about)).encode() + b"\n"
+        hello = json.dumps(agreement.describe(self.rank, about)).encode() + b"\n"
         with self._progress.waiting():
             everybody = self._everybody.gather(hello, "hello").splitlines()
-        problem = handshake.difference([json.loads(line) for line in everybody])
+        problem = agreement.difference([json.loads(line) for line in everybody])
         if problem:
             raise RuntimeError(f"the cluster does not fit together: {problem}")
 

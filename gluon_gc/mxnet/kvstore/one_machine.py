@@ -11,7 +11,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import env
+from ... import agreement, env
 from ...launch.leaving import ending
 from ...launch.machine import Machine
 from ...launch.neighbours import Neighbours
@@ -22,7 +22,6 @@ from ..channel import Channel
 from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
-from . import handshake
 from .pool import Pool, Pooled
 
 
@@ -84,8 +83,8 @@ class GluonGCMachine(CompressingKVStore):
             return self._machine.gather(data)
 
     def _agree(self, about: Mapping[str, object]) -> None:
-        own = json.dumps(handshake.describe(self.rank, about)).encode()
-        problem = handshake.difference([json.loads(hello) for hello in self._gather(own)])
+        own = json.dumps(agreement.describe(self.rank, about)).encode()
+        problem = agreement.difference([json.loads(hello) for hello in self._gather(own)])
         if problem:
             raise RuntimeError(f"the workers do not fit together: {problem}")
 

@@ -37,7 +37,6 @@ from ...launch.machine import Machine
 from ...log import logger
 from ...plan import Chunk
 from ..channel import Channel
-from ..codec import state_layout
 from ..exchange import CompressingKVStore, States
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel
@@ -323,7 +322,7 @@ class GluonGCParameterServer(CompressingKVStore):
         for channel in channels:
             params = channel.params.aggregators
             layouts[self._server_of[channel]][self._ways[channel].key] = [
-                state_layout(params, chunk.size, channel.dtype) for chunk in channel.chunks
+                params.state_layout(chunk.size, channel.dtype) for chunk in channel.chunks
             ]
         return layouts
 

@@ -7,10 +7,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from .. import kernels
-from ..checkpoint import STREAM, Layout, States
-from ..log import logger
-from .carried import Arrays
+from . import kernels
+from .checkpoint import STREAM, Layout, States
+from .log import logger
+from .pieces import Arrays
 
 _SAME = ("shape", "dtype", "compression")  # of a parameter, there and here
 

@@ -1,0 +1,48 @@
+"""Gradient compression for PyTorch: a hook for DistributedDataParallel, and BytePS's API.
+
+Bytes travel through torch.distributed; torchrun starts the workers.
+
+    import gluon_gc.torch as bps
+"""
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("gluon_gc.torch needs PyTorch 2.1 or newer: pip install torch") from error
+
+from .broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .functions import (
+    declare,
+    poll,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_inplace,
+    synchronize,
+)
+from .hook import compression_hook
+from .optimizer import DistributedOptimizer
+from .runtime import init, local_rank, local_size, rank, shutdown, size
+from .state import CompressionState
+
+__all__ = [
+    "CompressionState",
+    "DistributedOptimizer",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "compression_hook",
+    "declare",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]

@@ -1,0 +1,126 @@
+"""The momentum of an optimizer's parameter groups, where gluon_gc applies it.
+
+Momentum is applied to the gradient before it is compressed, so that the optimizer's is zero. What
+is left for the optimizer's step is the momentum of gradients that travel uncompressed, and the
+part that weight decay has in the optimizer's momentum.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Iterable, Optional, Tuple
+
+import torch
+from torch.optim import Optimizer
+
+from ..log import logger
+
+
+def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
+    """The momentum of all parameter groups, None without, and whether it is Nesterov's.
+
+    Raises
+    ------
+    ValueError
+        Groups differ in it.
+    """
+    groups = optimizer.param_groups if optimizer is not None else []
+    several = {(group.get("momentum") or None, bool(group.get("nesterov"))) for group in groups}
+    if len(several) > 1:
+        found = sorted({group.get("momentum") for group in groups})
+        raise ValueError(
+            "the optimizer's parameter groups must have the same momentum and nesterov, got "
+            f"momentum {found}"
+        )
+    ((mu, nesterov),) = several or {(None, False)}
+    return (float(mu) if mu else None), nesterov
+
+
+class Momentum:
+    """Applies momentum mu in the place of an optimizer, whose own it sets to 0.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    mu : float
+    has_nesterov : callable
+        Whether a parameter of that name has Nesterov's momentum, rather than the classic one.
+
+    Raises
+    ------
+    ValueError
+        The optimizer's dampening is not 0, or it maximizes.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, mu: float, has_nesterov: Callable[[str], bool]
+    ) -> None:
+        for group in optimizer.param_groups:
+            for key in ("dampening", "maximize"):
+                if group.get(key):
+                    raise ValueError(f"momentum is applied without {key}, got {group[key]}")
+        self.mu, self._optimizer, self._has_nesterov = mu, optimizer, has_nesterov
+        self.state: Dict[str, Dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
+        self._take()
+
+    def _take(self) -> None:
+        for group in self._optimizer.param_groups:
+            group.update(momentum=0.0, nesterov=False)
+
+    def before_step(
+        self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Iterable[str]
+    ) -> None:
+        """Change the averaged gradients into what an optimizer without momentum is to apply.
+
+        Parameters
+        ----------
+        parameters : iterable of (str, Parameter)
+            All of the optimizer's, with their names.
+        exempted : iterable of str
+            Those whose compressor applies no momentum.
+        """
+        if any(group["momentum"] for group in self._optimizer.param_groups):
+            logger.warning(
+                "the optimizer's momentum is set to 0 again, since compression applies it"
+            )
+            self._take()
+        decay = {
+            parameter: group.get("weight_decay", 0.0)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+        }
+        exempted = set(exempted)
+        with torch.no_grad():
+            for name, parameter in parameters:
+                if parameter.grad is None or parameter not in decay:
+                    continue
+                if name in exempted:
+                    self._add_to_gradient(name, parameter.grad)
+                self._add_weight_decay(name, parameter, decay[parameter])
+
+    def _of(self, kind: str, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The state of that name; zeros at first."""
+        states = self.state[kind]
+        if name not in states:
+            dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
+            states[name] = torch.zeros_like(like, dtype=dtype)
+        states[name] = states[name].to(like.device)
+        return states[name]
+
+    def _add_to_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        """m = mu m + g, then g = g + mu m, or g = m."""
+        m = self._of("gradient", name, gradient)
+        m.mul_(self.mu).add_(gradient)
+        if self._has_nesterov(name):
+            gradient.add_(self.mu * m)
+        else:
+            gradient.copy_(m)
+
+    def _add_weight_decay(self, name: str, parameter: torch.nn.Parameter, decay: float) -> None:
+        """w = mu (w + decay x), then g = g + w; classic momentum adds the w of the step before."""
+        if not decay and name not in self.state["weight_decay"]:
+            return
+        w = self._of("weight_decay", name, parameter.detach())
+        nesterov = self._has_nesterov(name)
+        before = None if nesterov else w.clone()
+        w.add_(parameter.detach(), alpha=decay).mul_(self.mu)
+        parameter.grad.add_(w if nesterov else before)

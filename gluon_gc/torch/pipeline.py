@@ -1,0 +1,74 @@
+"""Stages of work, each on a thread of its own, through which all work goes in the same order."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from typing import Any, Callable, Optional, Sequence
+
+_PATIENCE = 5  # seconds that the end of the process waits for a thread
+
+
+class Pipeline:
+    """Calls each stage with each item, in the order in which items were put in.
+
+    All workers put in the same items in the same order, so that what a stage does with its process
+    group is in the same order everywhere. After an error no stage is called again.
+
+    Parameters
+    ----------
+    stages : sequence of callable
+        What they return is ignored.
+    failed : callable
+        Is told each item that did not come through, and why.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Callable[[Any], None]],
+        failed: Callable[[Any, BaseException], None],
+    ) -> None:
+        self._failed, self._error = failed, None
+        self._queues = [queue.SimpleQueue() for _ in stages]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, stage), daemon=True)
+            for number, stage in enumerate(stages)
+        ]
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.close)  # Python must not end while one of them is in C++
+
+    def put(self, item: Any) -> None:
+        """Let the first stage begin with it when its turn comes."""
+        self._queues[0].put(item)
+
+    def close(self) -> None:
+        """End the threads, once they are done with what was put in."""
+        self._queues[0].put(None)
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+        atexit.unregister(self.close)
+
+    def _run(self, number: int, stage: Callable[[Any], None]) -> None:
+        following: Optional[queue.SimpleQueue] = None
+        if number + 1 < len(self._queues):
+            following = self._queues[number + 1]
+        while True:
+            item = self._queues[number].get()
+            if item is not None:
+                self._call(stage, item, following is None)
+            if following is not None:
+                following.put(item)
+            if item is None:
+                return
+
+    def _call(self, stage: Callable[[Any], None], item: Any, last: bool) -> None:
+        if self._error is None:
+            try:
+                stage(item)
+                return
+            except BaseException as error:  # whatever it is, somebody waits for the item
+                self._error = error
+        if last:
+            self._failed(item, self._error)

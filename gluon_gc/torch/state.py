@@ -1,0 +1,302 @@
+"""What compression keeps for the parameters of a model."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from torch.optim import Optimizer
+
+from ..compression import CompressionParams, parse, warn_of_ignored
+from ..compression.option import nearest
+from ..log import logger
+from ..plan import Tensor, require_on_nonfinite
+from . import staging, stats
+from .exchange import Exchange, Job
+from .momentum import Momentum, momentum_of
+
+_WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile add to names
+
+
+class CompressionState:
+    """How the gradients of parameters are compressed, and what is carried from step to step.
+
+    Every worker makes its states, and uses them, in the same order.
+
+    Parameters
+    ----------
+    named_parameters : iterable of (str, Parameter)
+        As `model.named_parameters()`. Those that need no gradient are left out.
+    compression_params : dict, optional
+        As `gluon_gc.DistributedTrainer` takes it; `gluon_gc.compression.keys` lists the keys.
+    optimizer : Optimizer, optional
+        What will step. Needed where compression applies momentum, whose value is taken from its
+        parameter groups, which get 0; for "corrected" error feedback, which needs learning rates;
+        and for on_nonfinite="skip".
+    process_group : ProcessGroup, optional
+        The workers that average gradients; by default all.
+    overrides : mapping of str to (dict or None), optional
+        compression_params of single parameters, by name or by a pattern such as "*.bias"; None: not
+        compressed. The first that matches counts.
+    on_nonfinite : str
+        What happens where a gradient has a NaN or an infinity on any worker. "raise": a
+        RuntimeError that names the parameter and the step, on all workers. "skip": the optimizer's
+        step is left out, on all workers. "propagate": nothing. Whichever it is, what compression
+        carries over for that chunk starts again from zero.
+    grad_scaler : torch.amp.GradScaler, optional
+        What scales the loss. Its scale is divided out before compression, and multiplied in again
+        after it; what is not finite propagates, since it skips such steps.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        Wrong compression_params, overrides or on_nonfinite, before anything is sent.
+    RuntimeError
+        Workers differ in version, settings or parameters.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
+        compression_params: Optional[Mapping[str, Any]] = None,
+        optimizer: Optional[Optimizer] = None,
+        process_group: Optional[dist.ProcessGroup] = None,
+        overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]] = None,
+        on_nonfinite: str = "raise",
+        grad_scaler: Optional[torch.amp.GradScaler] = None,
+    ) -> None:
+        require_on_nonfinite(on_nonfinite)
+        if on_nonfinite == "skip" and optimizer is None:
+            raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is left out")
+        self.parameters = _named(named_parameters)
+        mu, nesterov = momentum_of(optimizer)
+        chosen = parse(compression_params, mu, nesterov).require_chosen()
+        own = {
+            pattern: parse(params, mu, nesterov).require_chosen()
+            for pattern, params in (overrides or {}).items()
+        }
+        warn_of_ignored(compression_params, *(overrides or {}).values())
+        self.params = _params_of(self.parameters, chosen, own)
+        self._on_nonfinite = "propagate" if grad_scaler is not None else on_nonfinite
+        self._optimizer, self._grad_scaler = optimizer, grad_scaler
+        applied = any(params.mu is not None for params in self.params.values())
+        _require_optimizer(self.params.values(), optimizer)
+        self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(self._before_step)
+        self._names = {parameter: name for name, parameter in self.parameters.items()}
+        self.rates: Dict[str, float] = {}  # of learning, in the step before
+        self._left_out: List[str] = []  # whose gradients were not finite
+        self.steps = 0
+        self.exchange = Exchange(process_group)
+        tensors = [self._tensor(i, name) for i, name in enumerate(self.parameters)]
+        wires = {
+            name: staging.wire_of(parameter.dtype, self.params[name].fp16)
+            for name, parameter in self.parameters.items()
+        }
+        self.exchange.declare(tensors[::-1], wires)  # backward has the last ones first
+
+    # Set-up
+
+    def _tensor(self, index: int, name: str) -> Tensor:
+        parameter = self.parameters[name]
+        params = self.params[name]
+        dtype = staging.planned_dtype(parameter.dtype)
+        called = f"the gradient of parameter {name}"
+        return Tensor(
+            name, parameter.numel(), dtype, params, index, called, self._on_nonfinite
+        )
+
+    def _has_nesterov(self, name: str) -> bool:
+        own = self.params[name]
+        if own.mu is not None:
+            return own.nesterov
+        return next(params.nesterov for params in self.params.values() if params.mu is not None)
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """What a parameter was called.
+
+        Raises
+        ------
+        ValueError
+            It was not among named_parameters.
+        """
+        if parameter not in self._names:
+            shape = tuple(parameter.shape)
+            raise ValueError(f"a parameter of shape {shape} is not among named_parameters")
+        return self._names[parameter]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell compressors with a warm-up which epoch it is, counted from 0; all workers alike.
+
+        Until it is called they compress as after the warm-up.
+        """
+        if not isinstance(epoch, int) or isinstance(epoch, bool):
+            raise TypeError(f"epoch must be a whole number, got {epoch!r}")
+        if epoch < 0:
+            raise ValueError(f"epoch must be >= 0, got {epoch}")
+        self.exchange.set_epoch(epoch)
+
+    # A step
+
+    def average(self, gradients: Mapping[str, torch.Tensor], begins: bool = False) -> Future[None]:
+        """Average gradients over all workers, in place; returns at once.
+
+        Parameters
+        ----------
+        gradients : mapping
+            By the parameters' names, each flat and contiguous, of the parameter's dtype. All
+            workers call this with the same names in the same order.
+        begins : bool
+            Whether these are the first of a step.
+
+        Returns
+        -------
+        Future
+            It has an error, or is done once the averages are there.
+        """
+        self.steps += begins
+        future: Future[None] = Future()
+        staged = staging.Staged(gradients)
+        loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
+        step = self.steps
+
+        def done(job: Job, error: Optional[BaseException]) -> None:
+            try:
+                if error is None:
+                    error = self._refused(job, step)
+                if error is None:
+                    staged.finish(loss_scale)
+            except Exception as failed:
+                error = failed
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        scale = 1.0 / (loss_scale * self.exchange.workers)
+        self.exchange.start(Job(staged.values, scale, self._ratios(gradients), done))
+        return future
+
+    def _ratios(self, names: Iterable[str]) -> Dict[str, float]:
+        """Previous learning rate over that of the step to come, where they differ."""
+        if self._optimizer is None:
+            return {}
+        rates = {
+            self._names[parameter]: float(group["lr"])
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter in self._names
+        }
+        ratios = {}
+        for name in names:
+            rate = rates.get(name)
+            if not rate:
+                continue
+            before = self.rates.get(name, rate)
+            self.rates[name] = rate
+            if rate != before:
+                ratios[name] = before / rate
+        return ratios
+
+    def _refused(self, job: Job, step: int) -> Optional[Exception]:
+        """What to raise because of what is not finite; it may be noted instead."""
+        if not job.nonfinite or self._on_nonfinite == "propagate":
+            return None
+        if self._on_nonfinite == "skip":
+            self._left_out += job.nonfinite
+            return None
+        return RuntimeError(
+            f"the gradient of parameter {job.nonfinite[0]} has a NaN or an infinity in step {step}"
+        )
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """The optimizer's hook: it takes gradients that are None for none."""
+        if self._left_out:
+            logger.warning(
+                "step %d is left out: the gradient of parameter %s has a NaN or an infinity",
+                self.steps,
+                self._left_out[0],
+            )
+            self._left_out.clear()
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        elif self.momentum is not None:
+            plain = [
+                name
+                for name in self.parameters
+                if not self.exchange.applies_momentum(name)
+            ]
+            self.momentum.before_step(self.parameters.items(), plain)
+
+    # What it did
+
+    def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
+        """Bytes and seconds of a step, on average, of each parameter and in all.
+
+        The keys are those of `gluon_gc.DistributedTrainer.compression_stats`. With `reset`, the
+        next averages are of later steps alone.
+        """
+        return stats.of_step(self.exchange, self.parameters, reset)
+
+    def close(self) -> None:
+        """End the threads; nothing can be averaged afterwards."""
+        self.exchange.close()
+
+
+def _named(
+    named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
+) -> Dict[str, torch.nn.Parameter]:
+    """Those that need gradients, by names without those of wrappers."""
+    parameters: Dict[str, torch.nn.Parameter] = {}
+    for name, parameter in named_parameters:
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
+        while name.startswith(_WRAPPERS):
+            name = name.partition(".")[2]
+        if name in parameters:
+            raise ValueError(f"named_parameters has the name '{name}' twice")
+        if parameter.requires_grad:
+            parameters[name] = parameter
+    if not parameters:
+        raise ValueError("named_parameters has none that needs a gradient")
+    return parameters
+
+
+def _params_of(
+    parameters: Mapping[str, torch.nn.Parameter],
+    chosen: CompressionParams,
+    own: Mapping[str, CompressionParams],
+) -> Dict[str, CompressionParams]:
+    """How each parameter is compressed."""
+    for pattern in own:
+        if not fnmatch.filter(parameters, pattern):
+            raise ValueError(
+                f"overrides has {pattern!r}, but there is no such parameter; did you mean "
+                f"'{nearest(pattern, parameters)}'?"
+            )
+    result = {}
+    for name, parameter in parameters.items():
+        matching = [pattern for pattern in own if fnmatch.fnmatchcase(name, pattern)]
+        params = own[matching[0]] if matching else chosen
+        accumulates = params.compressor is not None and params.compressor.traits.accumulates
+        if accumulates and parameter.ndim == 1:  # as in the reference implementation of DGC
+            params = CompressionParams(fp16=params.fp16)
+        result[name] = params
+    return result
+
+
+def _require_optimizer(
+    several: Iterable[CompressionParams], optimizer: Optional[Optimizer]
+) -> None:
+    feedback = {params.ef for params in several} & {"corrected", "sparse"}
+    if feedback and optimizer is None:
+        raise ValueError(
+            f"compression_params['ef'] '{feedback.pop()}' needs the optimizer, whose learning rate "
+            "it follows"
+        )
+
