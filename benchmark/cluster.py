@@ -24,9 +24,9 @@ from network import Network, bits
 from processes import HERE, MXNET_ROLE, ROLE, Processes, read_line
 from table import print_row, write_csv
 
-WARM_UP = 2
+WARM_UP = 3  # PowerSGD begins in the third step
 TIMEOUT = 600  # seconds that a method may take
-BASELINES = ("MXNet fp32", "Horovod fp16")
+BASELINES = ("MXNet fp32", "Horovod fp16", "DDP fp32", "DDP fp16")
 
 
 class Result(NamedTuple):

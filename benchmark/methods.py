@@ -1,4 +1,4 @@
-"""What benchmark/cluster.py compares: MXNet and Horovod as they are, and gluon_gc on both."""
+"""What benchmark/cluster.py compares: MXNet, Horovod and PyTorch, and gluon_gc on each."""
 
 from __future__ import annotations
 
@@ -59,6 +59,19 @@ class Method(NamedTuple):
 
 def methods() -> List[Method]:
     """All of them, the ones to compare with first."""
+    torch = [
+        Method("DDP fp32", "ddp", "torch", {}),
+        Method("DDP fp16", "ddp", "torch", {"hook": "fp16"}),
+        Method("DDP bf16", "ddp", "torch", {"hook": "bf16"}),
+        *(
+            Method(f"DDP PowerSGD {rank}", "ddp", "torch", {"powersgd": rank})
+            for rank in (1, 2, 4)
+        ),
+        *(
+            Method(f"{name}, torch", "gluon_gc.torch", "torch", {"compression_params": params})
+            for name, params in COMPRESSIONS.items()
+        ),
+    ]
     others = [
         Method("MXNet fp32", "mxnet", "server", {}),
         Method("MXNet fp16", "mxnet", "server", {"dtype": "float16"}),
@@ -71,4 +84,4 @@ def methods() -> List[Method]:
         for backend in ("server", "horovod")
         for name, params in {**COMPRESSIONS, **_AUTOMATIC}.items()
     ]
-    return others + ours
+    return others + ours + torch

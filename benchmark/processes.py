@@ -82,7 +82,7 @@ class Processes:
         Parameters
         ----------
         backend : str
-            "server", "horovod", or "none": workers that know nothing of each other.
+            "server", "horovod", "torch", or "none": workers that know nothing of each other.
         workers, servers : int
             How many.
         per_machine : int
@@ -103,6 +103,8 @@ class Processes:
             return [self._start_worker(rank, rank, words(rank)) for rank in range(workers)]
         if backend == "horovod":
             return self._start_horovod(workers, words, per_machine)
+        if backend == "torch":
+            return self._start_torch(workers, words, per_machine)
         machines = workers // per_machine
         cluster = {
             "DMLC_PS_ROOT_URI": self._network.hub,
@@ -149,6 +151,24 @@ class Processes:
                 "HOROVOD_LOCAL_RANK": local_rank,
                 "HOROVOD_CROSS_RANK": host,
             }
+            started.append(self._start_worker(rank, host, words(rank), **common, **place))
+        return started
+
+    def _start_torch(
+        self, workers: int, words: Callable[[int], Sequence[str]], per_machine: int
+    ) -> List[subprocess.Popen]:
+        """As torchrun would, which starts those of one host only."""
+        common = {
+            "MASTER_ADDR": self._network.addresses[0],
+            "MASTER_PORT": PORT,
+            "GLOO_SOCKET_IFNAME": self._network.interface,
+            "WORLD_SIZE": workers,
+            "LOCAL_WORLD_SIZE": per_machine,
+        }
+        started = []
+        for rank in range(workers):
+            host, local_rank = divmod(rank, per_machine)
+            place = {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": host}
             started.append(self._start_worker(rank, host, words(rank), **common, **place))
         return started
 

@@ -1,5 +1,6 @@
 """The compiled library on NumPy arrays; needs no MXNet."""
 
+from .batch import Batch
 from .codec import Codec, State, as_text, position, runs_on_gpu
 from .framing import frame, frame_bytes, frame_words, framed, unframe
 from .half import float_from_half, half_from_float
@@ -9,6 +10,7 @@ from .values import sum_of_squares, values_finite
 
 __all__ = [
     "PATH",
+    "Batch",
     "Codec",
     "Position",
     "State",

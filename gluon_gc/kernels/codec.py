@@ -243,7 +243,7 @@ class Codec:
             position=position,
             payload=payload.ctypes.data,
             threads=threads,
-            **self._rows(payloads),
+            **_named(self.rows(payloads)),
         )
         return payload, status
 
@@ -281,7 +281,7 @@ class Codec:
             position=position,
             add=add,
             threads=threads,
-            **self._rows(payloads),
+            **_named(self.rows(payloads)),
         )
         return out, status
 
@@ -300,29 +300,29 @@ class Codec:
         """Set the memory so that the next p has exactly this residual added."""
         self._run("restore", state, values=address_of("residual", residual, self.n, self.dtype))
 
-    def _rows(self, payloads: np.ndarray) -> Mapping[str, Any]:
-        """Payloads as the library takes them."""
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """What the library knows it as."""
+        return self._handle
+
+    def rows(self, payloads: np.ndarray) -> Tuple[int, int, int]:
+        """Payloads as the library takes them: where they are, from row to row, and how many."""
         rows = payloads if payloads.ndim == 2 else payloads[None]
         if rows.shape[1] < self.payload_bytes:
             raise ValueError(
                 f"payloads must have at least {self.payload_bytes} bytes each, got {rows.shape[1]}"
             )
-        if rows.dtype != np.uint8 or rows.strides[1] != 1:
-            raise TypeError(f"payloads must be rows of uint8, each contiguous, got {rows.dtype}")
-        return dict(payloads=rows.ctypes.data, stride=rows.strides[0], count=rows.shape[0])
+        count, size = rows.shape
+        address = address_of("payloads", rows[0], size, np.uint8) if count else 0
+        return address, rows.strides[0], count
 
     def _run(self, function: str, state: State = _NOTHING, **fields: Any) -> Status:
         status = Status()
-        momentum = address_of("momentum", state.momentum, self.momentum, self.dtype, writes=True)
         if state.momentum is None and self.momentum and function in ("compress", "aggregate"):
             raise ValueError("a codec with momentum needs it in its state")
-        memory = (ctypes.c_void_p * 2)()
+        momentum, memory = None, (ctypes.c_void_p * 2)()
         if function in ("compress", "aggregate", "residual", "restore"):
-            given, needed = len(state.memory), len(self.memory)
-            if given != needed:
-                raise ValueError(f"memory must be {needed} arrays, got {given}")
-            for i, (array, size) in enumerate(zip(state.memory, self.memory)):
-                memory[i] = address_of("memory", array, size, self.dtype, writes=True)
+            momentum, memory = carried_by(self, state)
         if self._workspace is None:
             self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)
         start = self._workspace.ctypes.data
@@ -341,6 +341,28 @@ class Codec:
 
     def _invoke(self, function: str, call: Call) -> None:
         check(getattr(library, "gluon_gc_" + function)(ctypes.byref(call), 1))
+
+
+def carried_by(codec: Codec, state: State) -> Tuple[Optional[int], Any]:
+    """Where a codec's momentum and memory are, as the library takes them.
+
+    Raises
+    ------
+    ValueError, TypeError
+        They are not what the codec keeps.
+    """
+    momentum = address_of("momentum", state.momentum, codec.momentum, codec.dtype, writes=True)
+    given, needed = len(state.memory), len(codec.memory)
+    if given != needed:
+        raise ValueError(f"memory must be {needed} arrays, got {given}")
+    memory = (ctypes.c_void_p * 2)()
+    for i, (array, size) in enumerate(zip(state.memory, codec.memory)):
+        memory[i] = address_of("memory", array, size, codec.dtype, writes=True)
+    return momentum, memory
+
+
+def _named(rows: Tuple[int, int, int]) -> Mapping[str, int]:
+    return dict(zip(("payloads", "stride", "count"), rows))
 
 
 def as_text(options: Mapping[str, Any]) -> str:

@@ -8,11 +8,10 @@ decompress.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import time
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -21,44 +20,15 @@ import torch.distributed as dist
 from .. import agreement, env, plan
 from ..compression import stream
 from ..plan import Chunk, Tensor
-from .channel import Channel, Gathered, Plain, Summed, TwoWay
+from .channel import GATHERED, Channel
 from .coder import Coder
+from .coding import Places, codings
 from .collectives import ToAll, ToOwners
+from .job import Job
 from .pipeline import Pipeline
+from .stats import Meter
 
-_TRANSFER_BYTES = 256 * 1024  # that a worker sends in a collective, about
-
-Values = Mapping[str, np.ndarray]
-"""Of each tensor its values, flat, in the dtype that compressors compute in."""
-
-
-@dataclass
-class Job:
-    """Tensors on their way.
-
-    Parameters
-    ----------
-    values : mapping
-        What is summed, and what the sums are written to.
-    scale : float
-        Multiplies what this worker adds.
-    ratios : mapping
-        Of tensors, the previous learning rate over the current one, where it is not 1.
-    done : callable
-        Is told the job, and an error or None, on another thread.
-
-    Attributes
-    ----------
-    nonfinite : list of str
-        The tensors whose sum has a NaN or an infinity.
-    """
-
-    values: Values
-    scale: float
-    ratios: Mapping[str, float]
-    done: Callable[["Job", Optional[BaseException]], None]
-    nonfinite: List[str] = field(default_factory=list)
-    transfers: int = 0
+_TRANSFER_BYTES = int(__import__("os").environ.get("TB", 48)) * 1024
 
 
 class Transfer:
@@ -69,6 +39,12 @@ class Transfer:
     channels : sequence of Channel
     groups : pair of ProcessGroup
         For each of the two collectives.
+
+    Attributes
+    ----------
+    channels : list of Channel
+    meter : Meter
+        Of all of them.
     """
 
     def __init__(
@@ -76,70 +52,68 @@ class Transfer:
     ) -> None:
         first, second = groups
         workers, rank = dist.get_world_size(first), dist.get_rank(first)
-        self._gathered = [channel for channel in channels if channel.gathered]
-        others = [channel for channel in channels if not channel.gathered]
-        owned = [[c for c in others if c.owner == worker] for worker in range(workers)]
-        self._others = [channel for of_owner in owned for channel in of_owner]
-        self._mine = owned[rank]
-        self._count = len(channels)
+        gathered = [channel for channel in channels if channel.kind == GATHERED]
+        owned = [
+            [c for c in channels if c.kind != GATHERED and c.owner == worker]
+            for worker in range(workers)
+        ]
+        others = [channel for of_owner in owned for channel in of_owner]
         varies = any(channel.varies for channel in channels)
+        sizes = [[channel.num_bytes for channel in of_owner] for of_owner in owned]
+        self.channels, self.meter = [*gathered, *others], Meter()
+        self._to_all = ToAll(second, [channel.num_bytes for channel in gathered], sizes, varies)
+        sent = dict(zip(gathered, self._to_all.rooms))
+        answer = dict(zip(owned[rank], self._to_all.rooms[len(gathered) :]))
+        came: Dict[Channel, np.ndarray] = {}
         self._to_owners: Optional[ToOwners] = None
         if others:
-            sizes = [[channel.to_owner for channel in of_owner] for of_owner in owned]
             self._to_owners = ToOwners(first, sizes, varies)
-        gathered = [channel.to_all for channel in self._gathered]
-        sizes = [[channel.to_all for channel in of_owner] for of_owner in owned]
-        self._to_all = ToAll(second, gathered, sizes, varies)
+            sent.update(zip(others, self._to_owners.rooms))
+            came.update(zip(owned[rank], self._to_owners.rows))
+        answers = dict(zip(self.channels, self._to_all.rows))
+        places = Places(sent, came, answer, answers)
+        self._of_gathered = codings(gathered, places)
+        self._of_others = codings(others, places)
+        self._sent_first = [sent[channel] for channel in others]
+        self._sent_to_all = [*(sent[c] for c in gathered), *(answer[c] for c in owned[rank])]
+        self._first, self._to_all_channels = others, [*gathered, *owned[rank]]
 
     def send(self, job: Job) -> None:
         """Make what the owners get of the job's values, and send it."""
         if self._to_owners is not None:
-            rooms = self._to_owners.rooms
-            used = [_encode(c, job, room) for c, room in zip(self._others, rooms)]
-            self._to_owners.start(used)
+            with self.meter.timing("compress_seconds"):
+                for coding in self._of_others:
+                    coding.encode(job)
+            self.meter.pushed_bytes += self._to_owners.start(_used(self._first, self._sent_first))
 
     def answer(self, job: Job) -> None:
         """Make what all get, and send it."""
-        rooms = self._to_all.rooms
-        used = [_encode(c, job, room) for c, room in zip(self._gathered, rooms)]
+        with self.meter.timing("compress_seconds"):
+            for coding in self._of_gathered:
+                coding.encode(job)
         if self._to_owners is not None:
-            began = time.perf_counter()
-            came = self._to_owners.wait()
-            self._waited(time.perf_counter() - began)
-            answers = rooms[len(self._gathered) :]
-            used += [c.answer(rows, room) for c, rows, room in zip(self._mine, came, answers)]
-        self._to_all.start(used)
+            with self.meter.timing("wait_seconds"):
+                self._to_owners.wait()
+            for coding in self._of_others:
+                coding.answer()
+        self._to_all.start(_used(self._to_all_channels, self._sent_to_all))
 
     def deliver(self, job: Job) -> None:
         """Write the sums to the job's values."""
-        began = time.perf_counter()
-        came = self._to_all.wait()
-        self._waited(time.perf_counter() - began)
-        for channel, rows in zip([*self._gathered, *self._others], came):
-            began = time.perf_counter()
-            if not channel.deliver(rows, _values(channel, job)):
-                job.nonfinite.append(channel.piece.tensor)
-            channel.meter.pulled_bytes += sum(map(channel.used, rows))
-            channel.meter.decompress_seconds += time.perf_counter() - began
-
-    def _waited(self, seconds: float) -> None:
-        for channel in (*self._gathered, *self._others):
-            channel.meter.wait_seconds += seconds / self._count
+        with self.meter.timing("wait_seconds"):
+            self.meter.pulled_bytes += self._to_all.wait()
+        with self.meter.timing("decompress_seconds"):
+            for coding in (*self._of_gathered, *self._of_others):
+                job.nonfinite += coding.deliver(job)
+        self.meter.steps += 1
 
 
-def _values(channel: Channel, job: Job) -> np.ndarray:
-    piece = channel.piece
-    return job.values[piece.tensor][piece.begin : piece.end]
-
-
-def _encode(channel: Channel, job: Job, room: np.ndarray) -> int:
-    began = time.perf_counter()
-    ratio = job.ratios.get(channel.piece.tensor, 1.0)
-    used = channel.encode(_values(channel, job), job.scale, ratio, room)
-    channel.meter.steps += 1
-    channel.meter.pushed_bytes += used
-    channel.meter.compress_seconds += time.perf_counter() - began
-    return used
+def _used(channels: Sequence[Channel], rooms: Sequence[np.ndarray]) -> List[int]:
+    """How many bytes are in use of what was written to rooms."""
+    return [
+        channel.coder.codec.used(room) if channel.varies else room.size
+        for channel, room in zip(channels, rooms)
+    ]
 
 
 class Exchange:
@@ -225,18 +199,15 @@ class Exchange:
         """Neighbours have other owners, so that few of them are spread evenly, too."""
         owner = self._loads.index(min(self._loads))
         self._loads[owner] += chunk.message_bytes
+        how = (chunk, owner, wire, tensor.checked)
         if chunk.params is None:
-            return Plain(chunk, owner, wire, tensor.checked)
-        start = self._start(tensor, chunk, self.rank)
-        if chunk.gathered:
-            return Gathered(chunk, owner, start)
-        if not chunk.aggregated:
-            return Summed(chunk, owner, start)
+            return Channel(*how)
+        coder = Coder(chunk.params, chunk.size, chunk.dtype, self._start(tensor, chunk, self.rank))
         aggregator = None
-        if owner == self.rank:
-            from_where = self._start(tensor, chunk, None)
-            aggregator = Coder(chunk.params.aggregators, chunk.size, chunk.dtype, from_where)
-        return TwoWay(chunk, owner, start, aggregator)
+        if chunk.aggregated and owner == self.rank:
+            start = self._start(tensor, chunk, None)
+            aggregator = Coder(chunk.params.aggregators, chunk.size, chunk.dtype, start)
+        return Channel(*how, coder, aggregator)
 
     def _start(self, tensor: Tensor, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
         """Where the random stream of a worker, or (None) of the owner, starts."""
@@ -255,7 +226,8 @@ class Exchange:
     def set_epoch(self, epoch: int) -> None:
         """Compress as compressors do in an epoch, counted from 0; nothing may be under way."""
         for channel in self.channels:
-            channel.set_epoch(epoch)
+            if channel.coder is not None:
+                channel.coder.set_epoch(epoch)
         self._transfers.clear()
 
     # A step
@@ -264,6 +236,7 @@ class Exchange:
         """Begin to sum a job's tensors, whose channels' results replace the values."""
         names = tuple(job.values)
         if names not in self._transfers:
+            self._forget(names)
             channels = [channel for name in names for channel in self._of_tensor[name]]
             parts = _together(channels)
             self._transfers[names] = [Transfer(part, self._groups) for part in parts]
@@ -273,6 +246,15 @@ class Exchange:
             job.done(job, None)
         for transfer in transfers:
             self._pipeline.put((transfer, job))
+
+    def _forget(self, names: Collection[str]) -> None:
+        """Free what these tensors travelled in, together with others."""
+        for former in [former for former in self._transfers if not set(names).isdisjoint(former)]:
+            del self._transfers[former]
+
+    def transfers(self) -> Iterator[Transfer]:
+        """All of them."""
+        return itertools.chain.from_iterable(self._transfers.values())
 
     def close(self) -> None:
         """End its threads."""
@@ -318,5 +300,5 @@ def _together(channels: Sequence[Channel]) -> List[List[Channel]]:
             parts.append([])
             total = 0
         parts[-1].append(channel)
-        total += channel.to_all
+        total += channel.num_bytes
     return parts

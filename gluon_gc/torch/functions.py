@@ -13,7 +13,8 @@ import torch.distributed as dist
 from ..compression import CompressionParams, byteps
 from ..plan import Tensor
 from . import staging
-from .exchange import Exchange, Job
+from .exchange import Exchange
+from .job import Job
 
 
 class Handle:

@@ -15,7 +15,8 @@ from ..compression.option import nearest
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite
 from . import staging, stats
-from .exchange import Exchange, Job
+from .exchange import Exchange
+from .job import Job
 from .momentum import Momentum, momentum_of
 
 _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile add to names

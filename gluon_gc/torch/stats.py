@@ -1,53 +1,78 @@
-"""What a step moves and takes, from the meters of channels."""
+"""What a step moves and takes, from the meters of transfers."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, Dict, Mapping
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping
 
 import torch
 
-from .channel import Meter
-from .exchange import Exchange
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+
+@dataclass
+class Meter:
+    """What a worker did in a transfer.
+
+    Parameters
+    ----------
+    steps : int
+    pushed_bytes, pulled_bytes : int
+        That it handed over, and that came back.
+    compress_seconds, wait_seconds, decompress_seconds : float
+    """
+
+    steps: int = 0
+    pushed_bytes: int = 0
+    pulled_bytes: int = 0
+    compress_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    decompress_seconds: float = 0.0
+
+    @contextmanager
+    def timing(self, field: str) -> Iterator[None]:
+        """Add to a field what goes on within."""
+        began = time.perf_counter()
+        yield
+        setattr(self, field, getattr(self, field) + time.perf_counter() - began)
 
 
 def of_step(
     exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
 ) -> Dict[str, Any]:
     """The stats of a step on average, of these tensors and in all."""
-    sums = {name: _sum(exchange, name, reset) for name in tensors}
+    sums: Dict[str, Dict[str, float]] = {name: {} for name in tensors}
+    for transfer in exchange.transfers():
+        fields = asdict(transfer.meter)
+        steps = fields.pop("steps")
+        whole = sum(channel.num_bytes for channel in transfer.channels)
+        for channel in transfer.channels if steps else ():
+            share = channel.num_bytes / whole / steps
+            _add(sums[channel.piece.tensor], {key: share * fields[key] for key in fields})
+        if reset:
+            transfer.meter = Meter()
     total: Dict[str, float] = {}
     for fields in sums.values():
-        for field, value in fields.items():
-            total[field] = total.get(field, 0.0) + value
+        _add(total, fields)
+    sizes = {name: (tensor.numel(), tensor.itemsize) for name, tensor in tensors.items()}
     return {
-        "tensors": {
-            name: _with_ratios(tensor.numel() * tensor.itemsize, tensor.numel(), sums[name])
-            for name, tensor in tensors.items()
+        "tensors": {name: _with_ratios(*sizes[name], sums[name]) for name in tensors},
+        "total": {
+            **_with_ratios(sum(n for n, _ in sizes.values()), 1, total),
         },
-        "total": _with_ratios(
-            sum(tensor.numel() * tensor.itemsize for tensor in tensors.values()),
-            sum(tensor.numel() for tensor in tensors.values()),
-            total,
-        ),
     }
 
 
-def _sum(exchange: Exchange, name: str, reset: bool) -> Dict[str, float]:
-    """What was done for a tensor in a step, on average."""
-    total: Dict[str, float] = {}
-    for channel in exchange.channels_of(name):
-        fields = asdict(channel.meter)
-        steps = fields.pop("steps")
-        for field, value in fields.items():
-            total[field] = total.get(field, 0.0) + (value / steps if steps else 0.0)
-        if reset:
-            channel.meter = Meter()
-    return total
+def _add(to: Dict[str, float], fields: Mapping[str, float]) -> None:
+    for key, value in fields.items():
+        to[key] = to.get(key, 0.0) + value
 
 
-def _with_ratios(raw_bytes: int, size: int, fields: Mapping[str, float]) -> Dict[str, float]:
-    pushed = fields.get("pushed_bytes", 0.0)
+def _with_ratios(size: int, itemsize: int, fields: Mapping[str, float]) -> Dict[str, float]:
+    pushed, raw_bytes = fields.get("pushed_bytes", 0.0), size * itemsize
     return {
         "raw_bytes": raw_bytes,
         "ratio": raw_bytes / pushed if pushed else 0.0,

@@ -1,0 +1,124 @@
+"""What benchmark/cluster.py measures on MXNet: its own parameter server, Horovod, and gluon_gc."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, List, Mapping, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+
+Shapes = Sequence[Tuple[int, ...]]
+
+
+class Engine:
+    """Exchanges `gradients`, which a subclass makes."""
+
+    gradients: List[mx.nd.NDArray]
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
+        """Set the gradients of the next step."""
+        for gradient, array in zip(self.gradients, values):
+            gradient[:] = array
+        mx.nd.waitall()
+
+    def exchange(self) -> None:
+        """Replace the gradients by their sums or averages; returns once they are there."""
+        self.step()
+        mx.nd.waitall()
+
+    def step(self) -> None:
+        """Begin to."""
+        raise NotImplementedError
+
+    def end_step(self) -> None:
+        """What is left to do, which is not timed."""
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        raise NotImplementedError
+
+
+class MXNetServer(Engine):
+    """MXNet's own dist_sync KVStore, with what it has for compression."""
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        self._kv = mx.kv.create("dist_sync")
+        self._compressed = "2bit" in options
+        if self._compressed:
+            self._kv.set_gradient_compression({"type": "2bit", "threshold": options["2bit"]})
+        self._dtype = options.get("dtype", "float32")
+        self.gradients = [mx.nd.zeros(shape) for shape in shapes]
+        for key, shape in enumerate(shapes):
+            self._kv.init(key, mx.nd.zeros(shape, dtype=self._dtype))
+
+    def step(self) -> None:
+        for key, gradient in enumerate(self.gradients):
+            array = gradient.astype(self._dtype, copy=False)
+            if self._compressed:  # by MXNet, which pushpull does not do
+                self._kv.push(key, array, priority=-key)
+                self._kv.pull(key, out=array, priority=-key)
+            else:
+                self._kv.pushpull(key, array, out=array, priority=-key)
+            if array is not gradient:
+                array.astype("float32").copyto(gradient)
+
+    def barrier(self) -> None:
+        self._kv._barrier()
+
+
+class Horovod(Engine):
+    """Horovod's allreduce of every gradient, which it fuses."""
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        self._hvd = hvd
+        self._compression = hvd.Compression.fp16 if options.get("fp16") else hvd.Compression.none
+        self.gradients = [mx.nd.zeros(shape) for shape in shapes]
+
+    def step(self) -> None:
+        for i, gradient in enumerate(self.gradients):
+            array, context = self._compression.compress(gradient)
+            self._hvd.allreduce_(array, average=True, name=f"gradient{i}", priority=-i)
+            array = self._compression.decompress(array, context)
+            if array is not gradient:
+                array.copyto(gradient)
+
+    def barrier(self) -> None:
+        self._hvd.allreduce(mx.nd.zeros(1), name="barrier").wait_to_read()
+
+
+class GluonGC(Engine):
+    """DistributedTrainer, on whatever backend the environment says."""
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        import gluon_gc as bps
+
+        bps.init()
+        self._bps = bps
+        params = []
+        for i, shape in enumerate(shapes):
+            params.append(mx.gluon.Parameter(f"p{i}", shape=tuple(shape)))
+            params[-1].initialize(mx.init.Zero())
+        self.gradients = [param.grad() for param in params]
+        self._trainer = bps.DistributedTrainer(
+            params,
+            "sgd",
+            {"learning_rate": 0.1, "momentum": 0.9},
+            compression_params=options["compression_params"],
+        )
+
+    def step(self) -> None:
+        self._trainer.allreduce_grads()
+
+    def end_step(self) -> None:
+        """BYTEPS_TRACE_ON counts steps by updates of the parameters."""
+        if os.environ.get("BYTEPS_TRACE_ON"):
+            self._trainer.update(1, ignore_stale_grad=True)  # no backward made them
+
+    def barrier(self) -> None:
+        flag = mx.nd.zeros(1)
+        self._bps.byteps_push_pull(flag, name="barrier")
+        flag.wait_to_read()

@@ -1,0 +1,90 @@
+"""What benchmark/cluster.py measures on PyTorch: DistributedDataParallel with its hooks and ours."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence, Tuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+Shapes = Sequence[Tuple[int, ...]]
+
+HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+_ONE_BUCKET = 100_000  # megabytes
+
+
+class _Backward(torch.autograd.Function):
+    """Has given gradients, without computing anything."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:
+        return (None, *ctx.gradients)
+
+
+class _Model(torch.nn.Module):
+    def __init__(self, shapes: Shapes) -> None:
+        super().__init__()
+        tensors = (torch.nn.Parameter(torch.zeros(tuple(shape))) for shape in shapes)
+        self.parameters_ = torch.nn.ParameterList(tensors)
+
+    def forward(self, gradients: Any) -> torch.Tensor:
+        return _Backward.apply(gradients, *self.parameters_)
+
+
+class DDP:
+    """DistributedDataParallel, as it is or with one of PyTorch's communication hooks.
+
+    PowerSGD has one bucket: with several it aborts over Gloo, since it begins collectives in
+    callbacks, whose order differs between workers.
+    """
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        dist.init_process_group("gloo")
+        rank = options.get("powersgd")
+        self.model = _Model(shapes)
+        one = {"bucket_cap_mb": _ONE_BUCKET} if rank else {}
+        self.ddp = DistributedDataParallel(self.model, **one)
+        if rank:
+            state = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=rank, start_powerSGD_iter=2
+            )
+            self.ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif "hook" in options:
+            self.ddp.register_comm_hook(None, HOOKS[options["hook"]])
+        self._flag = torch.zeros(1)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
+        """Set the gradients of the next step."""
+        self.model.zero_grad()
+        self._loss = self.ddp([torch.from_numpy(array).clone() for array in values])
+
+    def exchange(self) -> None:
+        """Average them."""
+        self._loss.backward()
+
+    def end_step(self) -> None:
+        """Nothing is left to do."""
+
+    def barrier(self) -> None:
+        dist.all_reduce(self._flag)
+
+
+class GluonGC(DDP):
+    """Our communication hook."""
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        import gluon_gc.torch as bps
+
+        super().__init__(shapes, {})
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        params = options["compression_params"]
+        self.state = state = bps.CompressionState(self.model.named_parameters(), params, optimizer)
+        self.ddp.register_comm_hook(state, bps.compression_hook)

@@ -1,0 +1,52 @@
+"""Tensors on their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Mapping, Optional
+
+import numpy as np
+
+from ..plan import Slice
+
+
+@dataclass
+class Job:
+    """Tensors whose sums over workers replace them.
+
+    Parameters
+    ----------
+    values : mapping of str to array of float32 or float64
+        Flat and contiguous, in the dtype that compressors compute in.
+    scale : float
+        Multiplies what this worker adds.
+    ratios : mapping
+        Of tensors, the previous learning rate over the current one, where it is not 1.
+    done : callable
+        Is told the job, and an error or None, on another thread.
+
+    Attributes
+    ----------
+    nonfinite : list of str
+        The tensors whose sum has a NaN or an infinity.
+    transfers : int
+        Under way.
+    """
+
+    values: Mapping[str, np.ndarray]
+    scale: float
+    ratios: Mapping[str, float]
+    done: Callable[["Job", Optional[BaseException]], None]
+    nonfinite: List[str] = field(default_factory=list)
+    transfers: int = 0
+
+    def __post_init__(self) -> None:
+        self._begins: Dict[str, int] = {n: a.ctypes.data for n, a in self.values.items()}
+
+    def of(self, piece: Slice) -> np.ndarray:
+        """The values of a slice."""
+        return self.values[piece.tensor][piece.begin : piece.end]
+
+    def address(self, piece: Slice) -> int:
+        """Where they are in memory."""
+        return self._begins[piece.tensor] + piece.begin * self.values[piece.tensor].itemsize
