@@ -51,7 +51,7 @@ class DDP:
         rank = options.get("powersgd")
         self.model = _Model(shapes)
         one = {"bucket_cap_mb": _ONE_BUCKET} if rank else {}
-        self.ddp = DistributedDataParallel(self.model, **one)
+        self.ddp = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **one)
         if rank:
             state = powerSGD_hook.PowerSGDState(
                 None, matrix_approximation_rank=rank, start_powerSGD_iter=2

@@ -63,10 +63,7 @@ def methods() -> List[Method]:
         Method("DDP fp32", "ddp", "torch", {}),
         Method("DDP fp16", "ddp", "torch", {"hook": "fp16"}),
         Method("DDP bf16", "ddp", "torch", {"hook": "bf16"}),
-        *(
-            Method(f"DDP PowerSGD {rank}", "ddp", "torch", {"powersgd": rank})
-            for rank in (1, 2, 4)
-        ),
+        *(Method(f"DDP PowerSGD {rank}", "ddp", "torch", {"powersgd": rank}) for rank in (1, 2, 4)),
         *(
             Method(f"{name}, torch", "gluon_gc.torch", "torch", {"compression_params": params})
             for name, params in COMPRESSIONS.items()

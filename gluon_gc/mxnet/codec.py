@@ -16,6 +16,7 @@ from ..compression.stream import Stream
 from . import operators
 from .operators import MessageRows, Places
 
+
 @dataclass(frozen=True)
 class Part:
     """One chunk of a message.

@@ -103,9 +103,7 @@ class ToOwners:
         counts = [len(of_owner) for of_owner in self._sizes]
         all_mine = [len(self._mine)] * len(counts)
         lengths = torch.tensor(used, dtype=torch.int64)
-        dist.all_to_all_single(
-            self._lengths.view(-1), lengths, all_mine, counts, group=self._group
-        )
+        dist.all_to_all_single(self._lengths.view(-1), lengths, all_mine, counts, group=self._group)
         _pack(self.rooms, used, self._packed)
         splits = [int(part.sum()) for part in lengths.split(counts)]
         come = self._lengths.sum(1).tolist()
@@ -115,9 +113,7 @@ class ToOwners:
     def _begin(
         self, to: torch.Tensor, of: torch.Tensor, come: List[int], splits: List[int]
     ) -> None:
-        self._work = dist.all_to_all_single(
-            to, of, come, splits, group=self._group, async_op=True
-        )
+        self._work = dist.all_to_all_single(to, of, come, splits, group=self._group, async_op=True)
 
     def wait(self) -> None:
         """Return when the rows have what was sent."""

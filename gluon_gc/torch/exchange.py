@@ -28,7 +28,7 @@ from .job import Job
 from .pipeline import Pipeline
 from .stats import Meter
 
-_TRANSFER_BYTES = int(__import__("os").environ.get("TB", 48)) * 1024
+_TRANSFER_BYTES = 96 * 1024  # that a worker sends in a collective, about
 
 
 class Transfer:
@@ -156,12 +156,16 @@ class Exchange:
 
     def agree(self, about: Mapping[str, Any]) -> None:
         """RuntimeError unless all workers are about to do the same."""
-        mine = json.dumps(agreement.describe(self.rank, about))
-        everybody: List[Any] = [None] * self.workers
-        dist.all_gather_object(everybody, mine, group=self._groups[0])
+        everybody = self.gather_objects(json.dumps(agreement.describe(self.rank, about)))
         problem = agreement.difference([json.loads(one) for one in everybody])
         if problem:
             raise RuntimeError(f"the workers do not fit together: {problem}")
+
+    def gather_objects(self, mine: Any) -> List[Any]:
+        """What all workers call this with, by rank; nothing may be under way."""
+        everybody: List[Any] = [None] * self.workers
+        dist.all_gather_object(everybody, mine, group=self._groups[0])
+        return everybody
 
     def declare(self, tensors: Sequence[Tensor], wires: Mapping[str, torch.dtype]) -> None:
         """Expect these tensors, in about the order in which they will be ready.
@@ -177,7 +181,9 @@ class Exchange:
         RuntimeError
             Workers differ in version, settings or tensors.
         """
-        partition, minimum = (env.get(f"BYTEPS_{name}_BYTES") for name in ("PARTITION", "MIN_COMPRESS"))
+        partition, minimum = (
+            env.get(f"BYTEPS_{name}_BYTES") for name in ("PARTITION", "MIN_COMPRESS")
+        )
         cut = {tensor.name: plan.cut([tensor], partition, minimum) for tensor in tensors}
         self.agree(plan.described([chunk for chunks in cut.values() for chunk in chunks]))
         for tensor in tensors:

@@ -1,10 +1,10 @@
 """What a CompressionState's `state_dict` has: plain values and tensors.
 
     {"format": 1, "rank", "world_size", "momentum", "steps", "learning_rates",
-     "parameters": [{"name", "shape", "dtype", "compression", "senders"}, ...],
+     "parameters": [{"name", "shape", "dtype", "compression"}, ...],
      "arrays": {NAME: {"NODE.WHAT.BEGIN": tensor, ...}, ...}}
 
-NODE is "worker", "aggregator" (of the chunks that this worker owns) or "trainer" (equal on all),
+NODE is "worker", "aggregator" (of the chunks that this worker owns) or "trainer" (equal on all).
 WHAT is "residual", "momentum", "weight_decay" or "stream", and BEGIN the element that it begins at.
 A stream has a row for each chunk: where it begins and ends, and the two words of its random stream.
 """
@@ -15,94 +15,215 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Sequence, 
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from .. import fitting, pieces
 from ..checkpoint import STREAM, Layout, Place, States
 from ..compression import CompressionParams
 from ..log import logger
 from ..pieces import Arrays
-from .channel import Channel, TwoWay
+from .channel import Channel
 from .coder import Coder
 
 if TYPE_CHECKING:
     from .state import CompressionState
 
+StateDict = Mapping[str, Any]
+
 _FORMAT = 1
-_SAYS = "the state_dict"  # what errors call it
-_OWN = {"gradient": "momentum", "weight_decay": "weight_decay"}  # kinds of `Momentum.state`
+_SAYS = "state_dict"  # what errors call it
+_OWN = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by the kind of `Momentum.state`
 
 
 def state_dict(state: CompressionState) -> Dict[str, Any]:
     """What this worker carries over; nothing may be under way."""
     arrays: Dict[str, Dict[str, torch.Tensor]] = {name: {} for name in state.parameters}
-    for place, array in _arrays(state).items():
-        whole = torch.from_numpy(array.view(np.int64) if place.what == STREAM else array)
-        arrays[place.tensor][".".join(map(str, place[1:]))] = whole
-    for kind, states in (state.momentum.state if state.momentum else {}).items():
+    for node, channel, coder in _coders(state):
+        piece = channel.piece
+        of_tensor = arrays[piece.tensor]
+        for what, values in coder.state().items():
+            if what == STREAM:
+                row = np.array([[piece.begin, piece.end, *values.tolist()]], np.uint64)
+                rows = torch.from_numpy(row.view(np.int64))
+                key = f"{node}.{STREAM}.0"
+                of_tensor[key] = torch.cat([of_tensor[key], rows]) if key in of_tensor else rows
+            else:
+                of_tensor[f"{node}.{what}.{piece.begin}"] = torch.from_numpy(values)
+    for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
             arrays[name][f"trainer.{_OWN[kind]}.0"] = tensor.clone()
-    described = _described(state)
-    return {"format": _FORMAT, **described, "steps": state.steps, "arrays": arrays,
-            "learning_rates": dict(state.rates)}
+    return {
+        "format": _FORMAT,
+        **_described(state),
+        "steps": state.steps,
+        "learning_rates": dict(state.rates),
+        "arrays": arrays,
+    }
 
 
 def load(
-    state: CompressionState, given: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]],
-    strict: bool,
+    state: CompressionState, given: Union[StateDict, Sequence[StateDict]], strict: bool
 ) -> None:
     """Go on from what `state_dict` returned, once all of it was checked; see `CompressionState`."""
+    rank, size = state.exchange.rank, state.exchange.workers
     several = not isinstance(given, Mapping)
-    all_workers = [_read(one) for one in (given if several else [given])]
-    here = fitting.as_read(_described(state))
+    files = [(_SAYS, _read(one)) for one in (given if several else [given])]
     if several:
-        all_workers = [one for _, one in fitting.in_order_of_ranks([(_SAYS, s) for s in all_workers])]
-    size = here["world_size"]
-    mine = [all_workers[here["rank"]]] if len(all_workers) == size else all_workers
-    if len(mine) > 1:
-        logger.warning(
-            "the state of %d workers is shared out to %d: residuals sum to what they did",
-            len(mine),
-            size,
-        )
-        here["world_size"] = len(mine)
-    numbers: Dict[int, int] = {}
-    for rank, one in enumerate(mine):
-        here["rank"] = rank if len(mine) > 1 else here["rank"]
-        for key in ("world_size", "rank", "momentum"):
-            fitting.check(_SAYS, key, one.header[key], here[key])
-        there = one.header["parameters"]
-        numbers = fitting.numbers_of_parameters(_SAYS, there, here["parameters"], strict)
-        _check(state, one.arrays, strict)
-    chosen = mine[0].arrays
-    if len(mine) > 1:
-        shares = {
-            name: fitting.Share(len(mine), size, state.exchange.rank, params.compressor.traits.draws_alike)
-            for name, params in state.params.items()
-            if params.compressor is not None
-        }
-        everything = [one.arrays for one in mine]
-        chosen = fitting.shared_out(everything, shares, leads=True)
-    elif several:
-        for one in all_workers:
-            chosen.update((p, a) for p, a in one.arrays.items() if p.node == "aggregator")
+        files = fitting.in_order_of_ranks(files)
+    workers = [states for _, states in files]
+    for number, states in enumerate(workers):
+        expected = {"world_size": len(workers) if several else size}
+        expected["rank"] = number if several else rank
+        for key, value in expected.items():
+            fitting.check(_SAYS, key, states.header[key], value)
+        _check(state, states, strict)
+    arrays = [_of_known(state, states.arrays) for states in workers]
+    if len(workers) == 1:
+        chosen = {**arrays[0], **_kept_elsewhere(state, arrays[0])}
+    elif len(workers) == size:
+        chosen = dict(arrays[rank])
+        for of_worker in arrays:
+            chosen.update((p, a) for p, a in of_worker.items() if p.node == "aggregator")
     else:
-        chosen = _with_others(state, chosen)
-    del numbers
+        chosen = _shared_out(state, arrays)
     _apply(state, chosen)
-    state.steps = mine[0].header["steps"]
-    state.rates = dict(mine[0].header["learning_rates"])
+    header = workers[0].header
+    state.steps, state.rates = header["steps"], dict(header["learning_rates"])
+
+
+def _described(state: CompressionState) -> Dict[str, Any]:
+    """What must fit the state that goes on from it."""
+    return {
+        "rank": state.exchange.rank,
+        "world_size": state.exchange.workers,
+        "momentum": state.momentum and state.momentum.mu,
+        "parameters": [
+            {
+                "name": name,
+                "shape": list(parameter.shape),
+                "dtype": str(parameter.dtype),
+                "compression": fitting.as_read(state.params[name].identity()),
+            }
+            for name, parameter in state.parameters.items()
+        ],
+    }
+
+
+def _read(given: StateDict) -> States:
+    """A state_dict as a checkpoint of `gluon_gc.checkpoint` would be read."""
+    if not isinstance(given, Mapping) or "format" not in given:
+        raise ValueError("this is not a state_dict of CompressionState")
+    if given["format"] != _FORMAT:
+        raise ValueError(
+            f"the state_dict has format {given['format']}, but this gluon_gc reads {_FORMAT}"
+        )
+    arrays: Arrays = {}
+    for name, of_tensor in given["arrays"].items():
+        for key, tensor in of_tensor.items():
+            node, what, begin = key.split(".")
+            array = tensor.detach().cpu().numpy()
+            arrays[Place(name, node, what, int(begin))] = (
+                array.view(np.uint64) if what == STREAM else array
+            )
+    return States(dict(given), arrays, b"")
+
+
+def _check(state: CompressionState, states: States, strict: bool) -> None:
+    """Raise ValueError unless it fits."""
+    here = _described(state)
+    fitting.check(_SAYS, "momentum", states.header["momentum"], here["momentum"])
+    of_there = {one["name"]: one for one in states.header["parameters"]}
+    of_here = {one["name"]: one for one in here["parameters"]}
+    if strict:
+        fitting.check(_SAYS, "set of parameters", sorted(of_there), sorted(of_here))
+    for name in of_there.keys() & of_here.keys():
+        for key in ("shape", "dtype", "compression"):
+            there, now = of_there[name][key], of_here[name][key]
+            fitting.check(_SAYS, f"{key} of parameter '{name}'", there, now)
+    names = {name: name for name in of_there.keys() & of_here.keys()}
+    found = {place: a for place, a in states.arrays.items() if place.node == "worker"}
+    expected = {p: of for p, of in _layout(state).items() if p.tensor in names}
+    fitting.check_arrays(_SAYS, found, expected, names, strict)
+
+
+def _layout(state: CompressionState) -> Layout:
+    """Shape and dtype of each array that this worker's coders keep."""
+    layout: Layout = {}
+    for channel in _compressed(state):
+        piece, chunk = channel.piece, channel.chunk
+        for what, of_array in chunk.params.state_layout(chunk.size, chunk.dtype).items():
+            begin = 0 if what == STREAM else piece.begin
+            layout[Place(piece.tensor, "worker", what, begin)] = of_array
+    return layout
+
+
+def _of_known(state: CompressionState, arrays: Arrays) -> Arrays:
+    return {place: array for place, array in arrays.items() if place.tensor in state.parameters}
+
+
+def _kept_elsewhere(state: CompressionState, arrays: Arrays) -> Arrays:
+    """What other workers had as owners of chunks that are this worker's now."""
+    mine = {c.piece for c in _compressed(state) if c.aggregator is not None}
+    surplus = {
+        place: array
+        for place, array in arrays.items()
+        if place.node == "aggregator"
+        and place.what != STREAM
+        and not any(pieces.part(place, array, piece) for piece in mine)
+    }
+    everybody = state.exchange.gather_objects(surplus)
+    return {place: array for of_worker in everybody for place, array in of_worker.items()}
+
+
+def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
+    """What this worker goes on with of what the workers of another cluster had."""
+    before, now = len(arrays), state.exchange.workers
+    logger.warning(
+        "what %d workers carried over is shared out to %d; the sum of residuals stays", before, now
+    )
+    shares = {}
+    for name, params in state.params.items():
+        if params.compressor is not None:
+            alike = params.compressor.traits.draws_alike
+            shares[name] = fitting.Share(before, now, state.exchange.rank, alike)
+    return fitting.shared_out(arrays, shares, leads=True)
 
 
 def _apply(state: CompressionState, arrays: Arrays) -> None:
     for node, channel, coder in _coders(state):
-        params = _params_of(channel, node)
-        coder.load_state(_cut(channel, node, params, arrays, coder))
-    if state.momentum is None:
-        return
-    for kind, what in _OWN.items():
-        state.momentum.state[kind] = {
-            place.tensor: torch.from_numpy(array.copy())
-            for place, array in arrays.items()
-            if (place.node, place.what) == ("trainer", what)
-        }
+        coder.load_state(_cut(node, channel, coder, arrays))
+    if state.momentum is not None:
+        for kind, what in _OWN.items():
+            state.momentum.state[kind] = {
+                place.tensor: torch.from_numpy(array.copy())
+                for place, array in arrays.items()
+                if (place.node, place.what) == ("trainer", what)
+            }
+
+
+def _cut(node: str, channel: Channel, coder: Coder, arrays: Arrays) -> Dict[str, np.ndarray]:
+    """What arrays have for a chunk, which may have been cut otherwise; zeros where they have none."""
+    chunk, piece = channel.chunk, channel.piece
+    params: CompressionParams = chunk.params if node == "worker" else chunk.params.aggregators
+    states = {}
+    for what, (shape, dtype) in params.state_layout(chunk.size, chunk.dtype).items():
+        place = Place(piece.tensor, node, what)
+        if what == STREAM:
+            stream = pieces.stream_at(arrays.get(place), piece)
+            states[what] = coder.state()[STREAM] if stream is None else stream
+            continue
+        states[what] = np.zeros(shape, dtype)
+        for begin, found in pieces.found(arrays, place, piece):
+            states[what][begin - piece.begin : begin - piece.begin + found.size] = found
+    return states
+
+
+def _compressed(state: CompressionState) -> List[Channel]:
+    return [channel for channel in state.exchange.channels if channel.coder is not None]
+
+
+def _coders(state: CompressionState) -> Iterator[Tuple[str, Channel, Coder]]:
+    """This worker's coders, and those that it has as an owner."""
+    for channel in _compressed(state):
+        yield "worker", channel, channel.coder
+        if channel.aggregator is not None:
+            yield "aggregator", channel, channel.aggregator

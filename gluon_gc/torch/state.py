@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from ..compression import CompressionParams, parse, warn_of_ignored
 from ..compression.option import nearest
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite
-from . import staging, stats
+from . import saving, staging, stats
 from .exchange import Exchange
 from .job import Job
 from .momentum import Momentum, momentum_of
@@ -107,9 +107,7 @@ class CompressionState:
         params = self.params[name]
         dtype = staging.planned_dtype(parameter.dtype)
         called = f"the gradient of parameter {name}"
-        return Tensor(
-            name, parameter.numel(), dtype, params, index, called, self._on_nonfinite
-        )
+        return Tensor(name, parameter.numel(), dtype, params, index, called, self._on_nonfinite)
 
     def _has_nesterov(self, name: str) -> bool:
         own = self.params[name]
@@ -227,12 +225,40 @@ class CompressionState:
                 for parameter in group["params"]:
                     parameter.grad = None
         elif self.momentum is not None:
-            plain = [
-                name
-                for name in self.parameters
-                if not self.exchange.applies_momentum(name)
-            ]
+            plain = [name for name in self.parameters if not self.exchange.applies_momentum(name)]
             self.momentum.before_step(self.parameters.items(), plain)
+
+    # Checkpoints
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What this worker carries over: residuals, momentum and random streams, by parameter.
+
+        Plain values and tensors, which `torch.load(weights_only=True)` reads. Each worker has its
+        own, and saves it; nothing may be under way.
+        """
+        return saving.state_dict(self)
+
+    def load_state_dict(
+        self,
+        state_dict: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]],
+        strict: bool = True,
+    ) -> None:
+        """Go on from what `state_dict` returned; all workers call this.
+
+        Parameters
+        ----------
+        state_dict : mapping or sequence of mapping
+            This worker's; or, for another number of workers than there was, those of all of them.
+            Residuals are shared out then so that their sum stays what it was, with a warning.
+        strict : bool
+            Whether the parameters must be the same. Otherwise those that are new start from zero.
+
+        Raises
+        ------
+        ValueError
+            It does not fit; nothing was changed.
+        """
+        saving.load(self, state_dict, strict)
 
     # What it did
 
@@ -300,4 +326,3 @@ def _require_optimizer(
             f"compression_params['ef'] '{feedback.pop()}' needs the optimizer, whose learning rate "
             "it follows"
         )
-

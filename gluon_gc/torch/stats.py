@@ -40,9 +40,7 @@ class Meter:
         setattr(self, field, getattr(self, field) + time.perf_counter() - began)
 
 
-def of_step(
-    exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
-) -> Dict[str, Any]:
+def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool) -> Dict[str, Any]:
     """The stats of a step on average, of these tensors and in all."""
     sums: Dict[str, Dict[str, float]] = {name: {} for name in tensors}
     for transfer in exchange.transfers():
@@ -57,12 +55,11 @@ def of_step(
     total: Dict[str, float] = {}
     for fields in sums.values():
         _add(total, fields)
-    sizes = {name: (tensor.numel(), tensor.itemsize) for name, tensor in tensors.items()}
+    sizes = {n: (tensor.numel(), tensor.numel() * tensor.itemsize) for n, tensor in tensors.items()}
+    whole = [sum(column) for column in zip(*sizes.values())]
     return {
         "tensors": {name: _with_ratios(*sizes[name], sums[name]) for name in tensors},
-        "total": {
-            **_with_ratios(sum(n for n, _ in sizes.values()), 1, total),
-        },
+        "total": _with_ratios(*whole, total),
     }
 
 
@@ -71,8 +68,8 @@ def _add(to: Dict[str, float], fields: Mapping[str, float]) -> None:
         to[key] = to.get(key, 0.0) + value
 
 
-def _with_ratios(size: int, itemsize: int, fields: Mapping[str, float]) -> Dict[str, float]:
-    pushed, raw_bytes = fields.get("pushed_bytes", 0.0), size * itemsize
+def _with_ratios(size: int, raw_bytes: int, fields: Mapping[str, float]) -> Dict[str, float]:
+    pushed = fields.get("pushed_bytes", 0.0)
     return {
         "raw_bytes": raw_bytes,
         "ratio": raw_bytes / pushed if pushed else 0.0,
