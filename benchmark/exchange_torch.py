@@ -1,4 +1,4 @@
-"""What benchmark/cluster.py measures on PyTorch: DistributedDataParallel with its hooks and ours."""
+"""What benchmark/cluster.py measures on PyTorch: DistributedDataParallel with hooks."""
 
 from __future__ import annotations
 

@@ -5,11 +5,6 @@ Bytes travel through torch.distributed; torchrun starts the workers.
     import gluon_gc.torch as bps
 """
 
-try:
-    import torch
-except ImportError as error:
-    raise ImportError("gluon_gc.torch needs PyTorch 2.1 or newer: pip install torch") from error
-
 from .broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .functions import (
     declare,

@@ -147,7 +147,7 @@ class ToAll:
     rooms : list of array of uint8
         Of what this worker sends: gathered channels, and then those that it owns.
     rows : list of array of uint8
-        What came for each channel: of shape (workers, bytes) for those that are gathered, which come
+        What came for each channel: of shape (workers, bytes) for those that are gathered, which are
         first, and (1, bytes) for the others, those of the first owner first.
     """
 

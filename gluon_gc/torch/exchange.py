@@ -181,10 +181,8 @@ class Exchange:
         RuntimeError
             Workers differ in version, settings or tensors.
         """
-        partition, minimum = (
-            env.get(f"BYTEPS_{name}_BYTES") for name in ("PARTITION", "MIN_COMPRESS")
-        )
-        cut = {tensor.name: plan.cut([tensor], partition, minimum) for tensor in tensors}
+        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        cut = {tensor.name: plan.cut([tensor], most, least) for tensor in tensors}
         self.agree(plan.described([chunk for chunks in cut.values() for chunk in chunks]))
         for tensor in tensors:
             self._tensors[tensor.name] = tensor

@@ -78,11 +78,10 @@ def load(
         _check(state, states, strict)
     arrays = [_of_known(state, states.arrays) for states in workers]
     if len(workers) == 1:
-        chosen = {**arrays[0], **_kept_elsewhere(state, arrays[0])}
+        everybody = state.exchange.gather_objects(_not_owned(state, arrays[0]))
+        chosen = _with_aggregators(arrays[0], everybody)
     elif len(workers) == size:
-        chosen = dict(arrays[rank])
-        for of_worker in arrays:
-            chosen.update((p, a) for p, a in of_worker.items() if p.node == "aggregator")
+        chosen = _with_aggregators(arrays[rank], arrays)
     else:
         chosen = _shared_out(state, arrays)
     _apply(state, chosen)
@@ -160,18 +159,28 @@ def _of_known(state: CompressionState, arrays: Arrays) -> Arrays:
     return {place: array for place, array in arrays.items() if place.tensor in state.parameters}
 
 
-def _kept_elsewhere(state: CompressionState, arrays: Arrays) -> Arrays:
-    """What other workers had as owners of chunks that are this worker's now."""
-    mine = {c.piece for c in _compressed(state) if c.aggregator is not None}
-    surplus = {
+def _not_owned(state: CompressionState, arrays: Arrays) -> Arrays:
+    """What this worker had as the owner of chunks that are others' now, and all random streams."""
+    mine = [channel.piece for channel in _compressed(state) if channel.aggregator is not None]
+    return {
         place: array
         for place, array in arrays.items()
         if place.node == "aggregator"
-        and place.what != STREAM
-        and not any(pieces.part(place, array, piece) for piece in mine)
+        and not (place.what != STREAM and any(pieces.part(place, array, piece) for piece in mine))
     }
-    everybody = state.exchange.gather_objects(surplus)
-    return {place: array for of_worker in everybody for place, array in of_worker.items()}
+
+
+def _with_aggregators(arrays: Arrays, everybody: Sequence[Arrays]) -> Arrays:
+    """A worker's, and what all have as owners."""
+    joined = {place: a for place, a in arrays.items() if place[1:3] != ("aggregator", STREAM)}
+    for of_worker in everybody:
+        for place, array in of_worker.items():
+            if place[1:3] == ("aggregator", STREAM):
+                rows = [joined[place], array] if place in joined else [array]
+                joined[place] = np.concatenate(rows)
+            elif place.node == "aggregator":
+                joined[place] = array
+    return joined
 
 
 def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
@@ -201,7 +210,7 @@ def _apply(state: CompressionState, arrays: Arrays) -> None:
 
 
 def _cut(node: str, channel: Channel, coder: Coder, arrays: Arrays) -> Dict[str, np.ndarray]:
-    """What arrays have for a chunk, which may have been cut otherwise; zeros where they have none."""
+    """What arrays have for a chunk, which may have been cut otherwise; zeros where there is none."""
     chunk, piece = channel.chunk, channel.piece
     params: CompressionParams = chunk.params if node == "worker" else chunk.params.aggregators
     states = {}
