@@ -210,7 +210,7 @@ def _apply(state: CompressionState, arrays: Arrays) -> None:
 
 
 def _cut(node: str, channel: Channel, coder: Coder, arrays: Arrays) -> Dict[str, np.ndarray]:
-    """What arrays have for a chunk, which may have been cut otherwise; zeros where there is none."""
+    """What arrays have for a chunk, however it was cut; zeros where there is none."""
     chunk, piece = channel.chunk, channel.piece
     params: CompressionParams = chunk.params if node == "worker" else chunk.params.aggregators
     states = {}
