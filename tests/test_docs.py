@@ -119,8 +119,11 @@ def broken_python(page):
 
 
 def unknown_names(page):
+    front_ends = [gluon_gc]
+    if importlib.util.find_spec("torch"):
+        front_ends.append(importlib.import_module("gluon_gc.torch"))
     for name in re.findall(r"\bbps\.(\w+)", page.text):
-        if not hasattr(gluon_gc, name):
+        if not any(hasattr(front_end, name) for front_end in front_ends):
             yield f"bps.{name}"
     for name in re.findall(r"\btrainer\.(\w+)\(", page.text):
         if not hasattr(gluon_gc.DistributedTrainer, name):
@@ -171,7 +174,7 @@ def wrong_params(page):
 
 def commands(page):
     """The commands of shell blocks, and of code in the prose that is one, as words."""
-    starts = r"(\w+=\S+ +)*(python|pip|bpslaunch|make|horovodrun|mpirun|example/\S+\.sh)\b"
+    starts = r"(\w+=\S+ +)*(python|pip|bpslaunch|make|horovodrun|mpirun|torchrun|example/\S+\.sh)\b"
     lines = [span for span in page.spans if re.match(starts, span)]
     for code in page.code("sh"):
         lines += code.replace("\\\n", " ").splitlines()
@@ -203,6 +206,10 @@ def wrong_command(words):
     program, *rest = words or [""]
     if program in ("horovodrun", "mpirun"):
         return wrong_command(rest[rest.index("python") :] if "python" in rest else [])
+    if program == "torchrun":
+        scripts = [i for i, word in enumerate(rest) if word.endswith(".py")]
+        installed = importlib.util.find_spec("torch")
+        return wrong_command(["python", *rest[scripts[0] :]] if scripts and installed else [])
     if program == "bpslaunch":
         try:
             return wrong_command(launcher._parse(rest).command)
@@ -308,6 +315,7 @@ def test_a_page_has_nothing_that(check, page):
         (wrong_commands, "`bpslaunch --lokal python train.py`", "lokal"),
         (wrong_commands, "`bpslaunch --local python nothing.py`", "nothing.py"),
         (wrong_commands, "`horovodrun -np 4 python nothing.py`", "nothing.py"),
+        (wrong_commands, "`torchrun --nproc-per-node 4 nothing.py`", "nothing"),
         (wrong_commands, "```sh\nls && make nothing\n```", "nothing"),
         (wrong_commands, "```sh\nexample/nothing.sh a\n```", "nothing.sh"),
         (unknown_arguments, "`--nothing 3`", "--nothing"),
