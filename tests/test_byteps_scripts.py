@@ -5,6 +5,7 @@ device. Each runs as its users start it: a cluster on one machine, one machine w
 two machines whose roles are started by hand.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -27,7 +28,15 @@ GUIDE = {
     "BYTEPS_MIN_COMPRESS_BYTES": "1024",
     "BYTEPS_NUMA_ON": "1",
 }
-ENVIRON = {**clean_environ(), **GUIDE, "OMP_NUM_THREADS": "1", "BYTEPS_LOG_LEVEL": "INFO"}
+ENVIRON = {
+    **clean_environ(),
+    **GUIDE,
+    "OMP_NUM_THREADS": "1",
+    "BYTEPS_LOG_LEVEL": "INFO",
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(SCRIPTS / "without_torch"), os.environ.get("PYTHONPATH")])
+    ),
+}
 SUMMARY = re.compile(r"([\d,]+) elements?, in [^:]*: \{(.*?)\}")
 WARNING = re.compile(r"(?:byteps_scripts|gluon_gc)/[\w/]+\.py:\d+: \w*Warning.*|.*nothing reads.*")
 

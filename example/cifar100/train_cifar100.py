@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
-from gluoncv.data.transforms import RandomCrop
 from mxnet.gluon.data import ArrayDataset
 from mxnet.gluon.data.vision.transforms import Normalize, RandomFlipLeftRight, ToTensor
 
@@ -27,6 +26,7 @@ from common.images import DatasetImages
 from common.model import zoo_network
 from common.shares import share_of_this_worker
 from common.training import Recipe, Training
+from common.zoo import RandomCrop
 
 
 class Dataset(NamedTuple):

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any, Dict
 
-from gluoncv.model_zoo import get_model
-from gluoncv.nn import GroupNorm
 from mxnet import gluon
+
+from .zoo import GroupNorm, get_model
 
 
 def _options(args: argparse.Namespace) -> Dict[str, Any]:

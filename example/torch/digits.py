@@ -24,7 +24,7 @@ from workers import (
     device_of,
     is_due,
     parallel,
-    parameter_checksum,
+    print_checksum,
     summed,
     traffic,
 )
@@ -117,9 +117,7 @@ def main() -> None:
         if args.stats and compression is not None:
             print(stats_table(compression.compression_stats()))
         print(f"validation accuracy {validation_accuracy:.4f}")
-    print(
-        f"rank {rank} of {size}: checksum of the parameters {parameter_checksum(net)}", flush=True
-    )
+    print_checksum(net)
     bps.shutdown()
 
 

@@ -28,7 +28,7 @@ from workers import (
     device_of,
     is_due,
     parallel,
-    parameter_checksum,
+    print_checksum,
     summed,
     traffic,
 )
@@ -178,8 +178,7 @@ def main() -> None:
     bps.init()
     training = Training(args)
     training.run()
-    checksum = parameter_checksum(training.net)
-    print(f"rank {bps.rank()} of {bps.size()}: checksum of the parameters {checksum}", flush=True)
+    print_checksum(training.net)
     bps.shutdown()
 
 

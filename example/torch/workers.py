@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 from typing import List, Optional, Tuple
 
 import torch
@@ -78,9 +79,11 @@ def traffic(model: torch.nn.Module, state: Optional[bps.CompressionState]) -> Tu
     return float(raw), float(raw)
 
 
-def parameter_checksum(model: torch.nn.Module) -> str:
-    """16 hexadecimal digits that depend on every bit of the parameters that are trained."""
+def print_checksum(model: torch.nn.Module) -> None:
+    """Print 16 hexadecimal digits that depend on every bit of the parameters that are trained."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    who = f"rank {bps.rank()} of {bps.size()}"
+    # In one piece, which print does not write where torchrun has turned buffers off.
+    sys.stdout.write(f"{who}: checksum of the parameters {digest.hexdigest()[:16]}\n")
