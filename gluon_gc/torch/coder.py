@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Dict, Mapping, Optional
 
 import numpy as np
+import torch.distributed as dist
 
 from .. import kernels
-from ..compression import CompressionParams
+from ..compression import CompressionParams, stream
 from ..compression.stream import State, Stream
+from ..plan import Chunk
 
 
 class Coder:
@@ -69,3 +72,30 @@ class Coder:
             self.codec.restore(self.carried, np.ascontiguousarray(state["residual"]))
         if self.codec.momentum:
             self.carried.momentum[:] = state["momentum"]
+
+
+class Seeds:
+    """Makes coders, whose random streams start where all workers of a group expect them to.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        All members make coders of the same chunks in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._entropy = group, b""
+
+    def coder(
+        self, chunk: Chunk, params: CompressionParams, node: Optional[int], index: int, begin: int
+    ) -> Coder:
+        """A worker's, or (None) the aggregator's, for a chunk; see `stream.start`."""
+        if not params.compressor.traits.draws:
+            return Coder(params, chunk.size, chunk.dtype, None)
+        if params.compressor.seed is None and not self._entropy:
+            words = [os.urandom(16)]
+            source = dist.get_global_rank(self._group, 0)
+            dist.broadcast_object_list(words, source, group=self._group)
+            (self._entropy,) = words
+        start = stream.start(params, chunk.size, node, index, begin, self._entropy)
+        return Coder(params, chunk.size, chunk.dtype, start)

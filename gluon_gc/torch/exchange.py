@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,10 +17,9 @@ import torch
 import torch.distributed as dist
 
 from .. import agreement, env, plan
-from ..compression import stream
 from ..plan import Chunk, Tensor
 from .channel import GATHERED, Channel
-from .coder import Coder
+from .coder import Seeds
 from .coding import Places, codings
 from .collectives import ToAll, ToOwners
 from .job import Job
@@ -149,7 +147,7 @@ class Exchange:
         self._tensors: Dict[str, Tensor] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
         self._transfers: Dict[Tuple[str, ...], List[Transfer]] = {}
-        self._entropy = b""
+        self._seeds = Seeds(first)
         self.channels: List[Channel] = []
 
     # Set-up: every worker comes here with the same tensors
@@ -206,26 +204,13 @@ class Exchange:
         how = (chunk, owner, wire, tensor.checked)
         if chunk.params is None:
             return Channel(*how)
-        coder = Coder(chunk.params, chunk.size, chunk.dtype, self._start(tensor, chunk, self.rank))
+        (piece,) = chunk.slices
+        where = (tensor.index, piece.begin)
+        coder = self._seeds.coder(chunk, chunk.params, self.rank, *where)
         aggregator = None
         if chunk.aggregated and owner == self.rank:
-            start = self._start(tensor, chunk, None)
-            aggregator = Coder(chunk.params.aggregators, chunk.size, chunk.dtype, start)
+            aggregator = self._seeds.coder(chunk, chunk.params.aggregators, None, *where)
         return Channel(*how, coder, aggregator)
-
-    def _start(self, tensor: Tensor, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """Where the random stream of a worker, or (None) of the owner, starts."""
-        if not chunk.params.compressor.traits.draws:
-            return None
-        if chunk.params.compressor.seed is None and not self._entropy:
-            words = [os.urandom(16)]
-            source = dist.get_global_rank(self._groups[0], 0)
-            dist.broadcast_object_list(words, source, group=self._groups[0])
-            (self._entropy,) = words
-        (piece,) = chunk.slices
-        return stream.start(
-            chunk.params, chunk.size, node, tensor.index, piece.begin, self._entropy
-        )
 
     def set_epoch(self, epoch: int) -> None:
         """Compress as compressors do in an epoch, counted from 0; nothing may be under way."""
