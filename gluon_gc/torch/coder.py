@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Mapping, Optional
+from typing import Dict, Iterable, Mapping, Optional
 
 import numpy as np
 import torch.distributed as dist
@@ -80,22 +80,25 @@ class Seeds:
     Parameters
     ----------
     group : ProcessGroup
-        All members make coders of the same chunks in the same order.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group, self._entropy = group, b""
 
-    def coder(
-        self, chunk: Chunk, params: CompressionParams, node: Optional[int], index: int, begin: int
-    ) -> Coder:
-        """A worker's, or (None) the aggregator's, for a chunk; see `stream.start`."""
-        if not params.compressor.traits.draws:
-            return Coder(params, chunk.size, chunk.dtype, None)
-        if params.compressor.seed is None and not self._entropy:
+    def draw(self, chunks: Iterable[Chunk]) -> None:
+        """Draw what all share, if one of these chunks needs it; all members call this alike."""
+        compressors = {chunk.params.compressor for chunk in chunks if chunk.params is not None}
+        if any(one.traits.draws and one.seed is None for one in compressors) and not self._entropy:
             words = [os.urandom(16)]
             source = dist.get_global_rank(self._group, 0)
             dist.broadcast_object_list(words, source, group=self._group)
             (self._entropy,) = words
-        start = stream.start(params, chunk.size, node, index, begin, self._entropy)
+
+    def coder(
+        self, chunk: Chunk, params: CompressionParams, node: Optional[int], index: int, begin: int
+    ) -> Coder:
+        """A worker's, or (None) the aggregator's, for a chunk; see `stream.start`."""
+        start = None
+        if params.compressor.traits.draws:
+            start = stream.start(params, chunk.size, node, index, begin, self._entropy)
         return Coder(params, chunk.size, chunk.dtype, start)

@@ -118,21 +118,23 @@ class ReduceScatter:
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         seeds = Seeds(group)
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        kind, on_nonfinite = staging.planned_dtype(dtype), "raise" if self._checked else "propagate"
         owned: List[List[Channel]] = []
         for worker in range(workers):
             owned.append([])
             for index, (name, size) in enumerate(zip(self._names, self._sizes)):
                 params = self._params[name]
-                on_nonfinite = "raise" if self._checked else "propagate"
-                kind = staging.planned_dtype(dtype)
                 tensor = Tensor(_key(name, worker), size, kind, params, index, name, on_nonfinite)
                 wire = staging.wire_of(dtype, params.fp16)
-                for chunk in plan.cut([tensor], most, least):
+                chunks = plan.cut([tensor], most, least)
+                seeds.draw(chunks)
+                for chunk in chunks:
                     begin = worker * size + chunk.slices[0].begin
                     coder = None
                     if chunk.params is not None:
                         coder = seeds.coder(chunk, chunk.params, rank, index, begin)
-                    owned[-1].append(Channel(chunk, worker, wire, tensor.checked, coder))
+                    how = (chunk, worker, wire, plan.working_dtype(kind), tensor.checked, coder)
+                    owned[-1].append(Channel(*how))
         self.channels = [channel for of_owner in owned for channel in of_owner]
         varies = any(channel.varies for channel in self.channels)
         sizes = [[channel.num_bytes for channel in of_owner] for of_owner in owned]

@@ -148,7 +148,8 @@ class CompressionState:
             It has an error, or is done once the averages are there.
         """
         self.steps += begins
-        future: Future[None] = Future()
+        devices = {gradient.device for gradient in gradients.values() if gradient.is_cuda}
+        future: Future[None] = Future(devices=list(devices))
         staged = staging.Staged(gradients)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
         step = self.steps
