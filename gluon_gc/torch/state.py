@@ -16,6 +16,7 @@ from .exchange import Exchange
 from .job import Job
 from .momentum import Momentum, momentum_of
 from .settings import chosen_params, named, require_optimizer
+from .steps import before_step
 
 
 class CompressionState:
@@ -77,7 +78,7 @@ class CompressionState:
         applied = any(params.mu is not None for params in self.params.values())
         self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
         if optimizer is not None:
-            optimizer.register_step_pre_hook(self._before_step)
+            before_step(optimizer, self._before_step)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         self.rates: Dict[str, float] = {}  # of learning, in the step before
         self._left_out: List[str] = []  # whose gradients were not finite
@@ -203,8 +204,8 @@ class CompressionState:
             f"the gradient of parameter {job.nonfinite[0]} has a NaN or an infinity in step {step}"
         )
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """The optimizer's hook: it takes gradients that are None for none."""
+    def _before_step(self) -> None:
+        """What the optimizer's hook does; the optimizer leaves gradients alone that are None."""
         if self._left_out:
             logger.warning(
                 "step %d is left out: the gradient of parameter %s has a NaN or an infinity",
@@ -212,7 +213,7 @@ class CompressionState:
                 self._left_out[0],
             )
             self._left_out.clear()
-            for group in optimizer.param_groups:
+            for group in self._optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
         elif self.momentum is not None:
