@@ -12,7 +12,7 @@ SANITIZE := build/sanitize
 PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
 
-API := gluon_gc gluon_gc.compression gluon_gc.kernels gluon_gc.mxnet.kvstore
+API := gluon_gc gluon_gc.compression gluon_gc.kernels gluon_gc.mxnet.kvstore gluon_gc.torch
 API_PAGES := build/docs
 
 CORE_VENV := .venv-core
@@ -33,14 +33,16 @@ BED_SOURCES := $(shell find operators $(wildcard tests/cuda tests/cu112) -name '
 SECONDS ?= 60
 
 HOROVOD := requirements/horovod.txt
-REQUIREMENTS := $(filter-out $(HOROVOD),$(wildcard requirements/*.txt))
+TORCH := requirements/torch.txt
+REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core test-cu112 test-gpu bed lint sanitize fuzz wheel docs clean
+.PHONY: help demo demo-torch test test-core test-cu112 test-gpu bed lint sanitize fuzz wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
+	@echo "make demo-torch  the same with PyTorch, which needs Python 3.10 or newer"
 	@echo "make test      run all tests"
 	@echo "make test-core run the tests that need no framework, where there is none"
 	@echo "make test-gpu  run the kernels on this machine's GPU, and compare with the CPU"
@@ -56,7 +58,10 @@ help:
 demo: $(VENV)/.built
 	$(PY) example/digits/demo.py
 
-test: $(VENV)/.built $(VENV)/.horovod
+demo-torch: $(VENV)/.built $(VENV)/.torch
+	$(PY) example/torch/demo.py
+
+test: $(VENV)/.built $(VENV)/.horovod $(VENV)/.torch
 	@echo "== Running all tests, two files at a time"
 	$(PY) -m pytest -q --numprocesses 2 --dist loadfile tests
 
@@ -109,7 +114,7 @@ wheel: $(VENV)/.installed
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --plat $(PLATFORM) --only-plat \
 	  --exclude libgomp.so.1 --wheel-dir dist $(UNAUDITED)/*.whl
 
-docs: $(VENV)/.built
+docs: $(VENV)/.built $(VENV)/.torch
 	@echo "== Making the reference of the Python names"
 	$(PY) -m pdoc --docformat numpy --no-include-undocumented --no-show-source \
 	  --output-directory $(API_PAGES) $(API)
@@ -141,6 +146,15 @@ $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
 	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 \
 	  HOROVOD_CMAKE="$(CURDIR)/$(VENV)/bin/cmake" \
 	  $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-cache-dir -r $(HOROVOD)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.installed $(TORCH)
+	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then \
+	  echo "== Installing PyTorch (very large: it brings its packages for GPUs)"; \
+	  $(PY) -m pip install --quiet --disable-pip-version-check -r $(TORCH); \
+	else \
+	  echo "== No PyTorch, which needs Python 3.10 or newer: its tests will be skipped"; \
+	fi
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)

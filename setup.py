@@ -52,7 +52,7 @@ def with_cuda() -> bool:
 
 
 class CMakeBuild(build_ext):
-    """Compiles operators/ against the MXNet that is installed."""
+    """Compiles operators/, against MXNet if it is installed."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split(".")).with_suffix(".so"))
@@ -60,7 +60,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         mxnet = package("mxnet")
         if mxnet is None:
-            raise SystemExit("setup.py: mxnet 1.9.1 must be installed to build gluon_gc")
+            print("MXNet is not here, so that the library gets no operators for it")
         build = Path(self.build_temp).resolve()
         prefix = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         self._cmake(
@@ -69,7 +69,7 @@ class CMakeBuild(build_ext):
             "-B",
             build,
             "-DCMAKE_BUILD_TYPE=Release",
-            f"-DMXNET_DIR={mxnet}",
+            f"-DMXNET_DIR={mxnet or ''}",
             f"-DGLUON_GC_WITH_CUDA={int(with_cuda())}",
             f"-DPYTHON={sys.executable}",
         )

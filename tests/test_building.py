@@ -49,6 +49,23 @@ def test_kernels_for_gpus_are_built_where_something_runs_on_gpus(tmp_path, asked
     assert (MISSING in done.stdout) == (installed == MXNET)
 
 
+WITHOUT_MXNET = """
+import runpy, sys
+sys.modules["mxnet"] = None
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+def test_without_mxnet_its_operators_are_left_out(tmp_path):
+    (tmp_path / "cmake.py").write_text("import sys; print(*sys.argv)")
+    folders = ["--build-temp", tmp_path / "temporary", "--build-lib", tmp_path / "library"]
+    command = [sys.executable, "-c", WITHOUT_MXNET, "build_ext", *folders]
+    environ = {**clean_environ(), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "MXNet is not here" in done.stdout and "-DMXNET_DIR= " in done.stdout
+
+
 @pytest.mark.parametrize("asked, fetched", [("", []), ("0", []), ("1", ["nvidia-cuda-nvrtc-cu11"])])
 def test_pip_fetches_what_compiles_kernels_for_gpus_where_they_are_asked_for(asked, fetched):
     code = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"

@@ -10,9 +10,10 @@ import compare
 import numpy as np
 import pytest
 from common.arguments import add_compression_arguments, compression_params
+from common.digits import load_images
 from common.log import read_log
 from common.stats import short_names, stats_table
-from data import batches, load_images
+from data import batches
 from demo import broken_claims
 from picture import draw_accuracy
 from runs import Cluster, train
@@ -109,7 +110,7 @@ sys.path[:0] = ["example", "example/digits"]
 import mxnet as mx
 import numpy as np
 import gluon_gc as bps
-from data import Images
+from common.digits import Images
 from train import accuracy
 
 seen = []

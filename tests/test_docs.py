@@ -214,7 +214,8 @@ def wrong_command(words):
         return wrong_command(rest[rest.index("python") :] if "python" in rest else [])
     if program == "torchrun":
         scripts = [i for i, word in enumerate(rest) if word.endswith(".py")]
-        return wrong_command(["python", *rest[scripts[0] :]]) if scripts else None
+        installed = importlib.util.find_spec("torch")
+        return wrong_command(["python", *rest[scripts[0] :]] if scripts and installed else [])
     if program == "bpslaunch":
         try:
             return wrong_command(launcher._parse(rest).command)
@@ -320,6 +321,7 @@ def test_a_page_has_nothing_that(check, page):
         (wrong_commands, "`bpslaunch --lokal python train.py`", "lokal"),
         (wrong_commands, "`bpslaunch --local python nothing.py`", "nothing.py"),
         (wrong_commands, "`horovodrun -np 4 python nothing.py`", "nothing.py"),
+        (wrong_commands, "`torchrun --nproc-per-node 4 nothing.py`", "nothing"),
         (wrong_commands, "```sh\nls && make nothing\n```", "nothing"),
         (wrong_commands, "```sh\nexample/nothing.sh a\n```", "nothing.sh"),
         (unknown_arguments, "`--nothing 3`", "--nothing"),

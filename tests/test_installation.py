@@ -11,6 +11,7 @@ from pathlib import Path
 import mxnet
 import numpy
 import pytest
+from packaging.requirements import Requirement
 
 import gluon_gc
 from gluon_gc import kernels
@@ -18,6 +19,7 @@ from tests.distributed.cluster import free_port
 from tests.processes import clean_environ
 
 ROOT = Path(__file__).resolve().parents[1]
+TORCH_PINS = (ROOT / "requirements" / "torch.txt").read_text()
 SOURCES = ("bpslaunch.py", "gluon_gc", "operators", "pyproject.toml", "setup.py")
 SOURCES += ("LICENSE", "MANIFEST.in", "README.md")
 TIMEOUT = 90
@@ -40,6 +42,41 @@ codec = Codec("topk", {"k": 10}, x.size)
 payload, _ = codec.compress(x)
 y, _ = codec.decompress(payload)
 print(np.flatnonzero(y).tolist(), np.array_equal(y[y != 0], x[y != 0]))
+"""
+
+TORCH = """
+import importlib.util
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import gluon_gc
+import gluon_gc.torch as bps
+
+assert importlib.util.find_spec("mxnet") is None
+bps.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(4096, 1)
+x = torch.randn(64, 4096)[bps.rank() :: bps.size()]
+y = x[:, :1] - x[:, 1:2]
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+ddp = DistributedDataParallel(model)
+params = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+state = bps.CompressionState(model.named_parameters(), params, optimizer)
+ddp.register_comm_hook(state, bps.compression_hook)
+losses = []
+for step in range(20):
+    loss = torch.nn.functional.mse_loss(ddp(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[-1] < 0.9 * losses[0], losses
+ratio = state.compression_stats()["total"]["ratio"]
+total = model.weight.detach().double().sum().item()
+with open(f"rank{bps.rank()}", "w") as file:
+    print(bps.size(), round(ratio), total, file=file)
+bps.shutdown()
 """
 
 
@@ -107,7 +144,7 @@ def hostile(tmp_path):
     return tmp_path
 
 
-def finish(command, cwd, **environ):
+def finish(command, cwd, timeout=TIMEOUT, **environ):
     """The exit code of a command, what it printed, and its errors."""
     with subprocess.Popen(
         [str(word) for word in command],
@@ -119,7 +156,7 @@ def finish(command, cwd, **environ):
         text=True,
     ) as process:
         try:
-            out, err = process.communicate(timeout=TIMEOUT)
+            out, err = process.communicate(timeout=timeout)
         finally:
             process.terminate()  # the launcher ends the others
     return process.returncode, out, err
@@ -221,13 +258,47 @@ def test_the_wheel_compresses_in_an_environment_that_has_only_numpy(wheel, tmp_p
     assert finish([folder / "bin" / "bpslaunch", "--help"], tmp_path)[0] == 0
 
 
+@pytest.fixture(scope="module")
+def torch_environment(wheel, tmp_path_factory):
+    """A virtual environment with the wheel, PyTorch and the newest NumPy, and without MXNet."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("torch_environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"]
+    pinned = next(line for line in TORCH_PINS.splitlines() if line.startswith("torch=="))
+    code, out, err = finish([*pip, f"{wheel}[torch]", pinned], folder, timeout=240)
+    assert code == 0, out + err
+    return folder
+
+
+@pytest.mark.timeout(400)
+def test_the_wheel_trains_under_torchrun_without_mxnet(torch_environment, tmp_path):
+    (tmp_path / "train.py").write_text(TORCH)
+    torchrun = [torch_environment / "bin" / "torchrun", "--standalone", "--nproc-per-node", 2]
+    code, out, err = finish([*torchrun, "train.py"], tmp_path)
+    assert code == 0, out + err
+    first, second = ((tmp_path / f"rank{rank}").read_text().split() for rank in (0, 1))
+    assert first == second and first[0] == "2" and int(first[1]) > 30
+
+
+@pytest.mark.timeout(400)
+def test_gluon_gc_imports_without_mxnet_and_says_who_needs_it(torch_environment, tmp_path):
+    python = torch_environment / "bin" / "python"
+    code, _, err = finish([python, "-c", "import gluon_gc, gluon_gc.torch"], tmp_path)
+    assert code == 0, err
+    code, _, err = finish([python, "-c", "import mxnet"], tmp_path)
+    assert code == 1 and "No module named 'mxnet'" in err
+    line = imported(python, tmp_path, "")
+    assert line.startswith("ImportError: gluon_gc needs MXNet 1.9.1 (No module named 'mxnet')")
+
+
 # Extras.
 
 
 def test_nothing_brings_a_second_mxnet(environment):
     (metadata,) = environment.glob("lib/python*/site-packages/gluon_gc-*.dist-info/METADATA")
-    required = re.findall(
-        r"^Requires-Dist: ([\w-]+)(?:.*extra == .(\w+).)?", metadata.read_text(), re.M
+    required = set(
+        re.findall(r"^Requires-Dist: ([\w-]+)(?:.*extra == .(\w+).)?", metadata.read_text(), re.M)
     )
     assert sorted((extra, name) for name, extra in required if "mxnet" in name) == [
         ("cu112", "mxnet-cu112"),
@@ -272,6 +343,23 @@ def test_an_engine_that_is_missing_is_named_with_the_extra_that_brings_it(tmp_pa
     line = imported(sys.executable, tmp_path, before)
     assert line.startswith(said)
     assert line.endswith("pip install '.[mxnet]', or '.[cu112]' for CUDA 11.2")
+
+
+def test_a_python_that_mxnet_does_not_run_on_is_named(tmp_path):
+    line = imported(sys.executable, tmp_path, "import sys, gluon_gc; sys.version_info = (3, 12, 1)")
+    assert line.startswith("ImportError: MXNet 1.9.1 needs Python 3.8 to 3.11, got 3.12;")
+
+
+def test_pip_names_the_pythons_that_mxnet_runs_on(environment):
+    (metadata,) = environment.glob("lib/python*/site-packages/gluon_gc-*.dist-info/METADATA")
+    lines = re.findall(r"^Requires-Dist: (.*)$", metadata.read_text(), re.M)
+    required = [Requirement(line) for line in lines]
+    for asked in ("mxnet", "cu112"):
+        for version, ending in (("3.11", ""), ("3.12", "+needs.python.3.8.to.3.11")):
+            where = {"extra": asked, "python_version": version}
+            found = [r for r in required if r.marker and r.marker.evaluate(where)]
+            (mxnet,) = (r for r in found if r.name.startswith("mxnet"))
+            assert str(mxnet.specifier) == f"==1.9.1{ending}"
 
 
 def test_a_checkout_that_is_not_built_says_so(environment, checkout):

@@ -165,8 +165,15 @@ def flags_of(key: str) -> Sequence[str]:
     return FLAGS.get(key, ("--" + "-".join(words),))
 
 
-def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose how gradients are compressed; all are off by default."""
+def add_compression_arguments(parser: argparse.ArgumentParser, clip: bool = True) -> None:
+    """Add the arguments that choose how gradients are compressed; all are off by default.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+    clip : bool
+        Whether --clip is among them, which MXNet's trainer heeds.
+    """
     group = parser.add_argument_group("gradient compression")
     for key, option in keys().items():
         flags, how = flags_of(key), dict(dest=f"compression_{key}", help=meaning_of(key))
@@ -177,13 +184,14 @@ def add_compression_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             metavar = key.rpartition("_")[2].upper()
             group.add_argument(*flags, type=option.from_text, metavar=metavar, **how)
-    group.add_argument(
-        "--clip",
-        type=float,
-        default=0.0,
-        help="largest l2 norm of a worker's whole gradient, times workers^-1/2, as in "
-        "Deep Gradient Compression; 0: any",
-    )
+    if clip:
+        group.add_argument(
+            "--clip",
+            type=float,
+            default=0.0,
+            help="largest l2 norm of a worker's whole gradient, times workers^-1/2, as in "
+            "Deep Gradient Compression; 0: any",
+        )
 
 
 def compression_params(args: argparse.Namespace) -> Dict[str, Any]:

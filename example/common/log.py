@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List
 
-import gluon_gc as bps
+import gluon_gc
 
 from .board import Board
 
 
-def configuration(args: argparse.Namespace) -> Dict[str, Any]:
+def configuration(args: argparse.Namespace, size: int) -> Dict[str, Any]:
     """Return what a run is made of: its arguments, the number of workers, the version."""
-    return {"arguments": vars(args), "workers": bps.size(), "gluon_gc": bps.__version__}
+    return {"arguments": vars(args), "workers": size, "gluon_gc": gluon_gc.__version__}
 
 
 class EpochLog:
@@ -23,13 +23,17 @@ class EpochLog:
     ----------
     args : Namespace
         With both; an empty string keeps no such log.
+    rank, size : int
+        This worker; the number of workers.
     resume : bool
         Whether to go on with a file that exists, instead of replacing it.
     """
 
-    def __init__(self, args: argparse.Namespace, resume: bool = False) -> None:
-        first = bps.rank() == 0
-        config = configuration(args)
+    def __init__(
+        self, args: argparse.Namespace, rank: int, size: int, resume: bool = False
+    ) -> None:
+        first = rank == 0
+        config = configuration(args, size)
         self._board = Board(args.tensorboard if first else "", config)
         self._path = Path(args.logging_file) if args.logging_file and first else None
         if self._path:

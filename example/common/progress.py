@@ -2,18 +2,18 @@
 
 from tqdm import tqdm
 
-import gluon_gc as bps
-
 STEPS_AHEAD = 2  # that may wait for the devices: without a bound, they would fill the memory
 
 
-def progress_bar(images: int, done: int = 0) -> tqdm:
+def progress_bar(images: int, rank: int, done: int = 0) -> tqdm:
     """Return a bar that worker 0 draws, to be told of images once they are trained on.
 
     Parameters
     ----------
     images : int
         Of all workers in all epochs.
+    rank : int
+        This worker.
     done : int
         Of these, before this run.
     """
@@ -23,7 +23,7 @@ def progress_bar(images: int, done: int = 0) -> tqdm:
         unit="image",
         unit_scale=True,
         mininterval=1,
-        disable=bps.rank() != 0,
+        disable=rank != 0,
     )
 
 

@@ -9,7 +9,8 @@ import mxnet as mx
 
 from .datasets import existing
 from .images import Batch
-from .shares import Share, steps_per_epoch
+from .shares import Share
+from .shuffling import steps_per_epoch
 
 
 @dataclass(frozen=True)

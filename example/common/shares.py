@@ -1,12 +1,13 @@
 """Who trains on which image in which epoch."""
 
 import argparse
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Iterator, List, NamedTuple
 
-import numpy as np
 from mxnet.gluon.data import Sampler
 
 import gluon_gc as bps
+
+from .shuffling import shuffled_share, steps_per_epoch
 
 
 class Share(NamedTuple):
@@ -21,38 +22,6 @@ class Share(NamedTuple):
 def share_of_this_worker(args: argparse.Namespace) -> Share:
     """Return the share that the arguments mean; to be called after `bps.init`."""
     return Share(args.batch_size * max(1, args.num_gpus), bps.rank(), bps.size(), args.seed)
-
-
-def steps_per_epoch(count: int, batch_size: int, size: int) -> int:
-    """Return how many full batches each of `size` workers gets from `count` images."""
-    steps = count // (batch_size * size)
-    if steps == 0:
-        raise ValueError(
-            f"--batch-size must be at most {count // size} with {size} workers, got {batch_size}"
-        )
-    return steps
-
-
-def shuffled_share(
-    count: int, batch_size: int, rank: int, size: int, seed: Tuple[int, int]
-) -> np.ndarray:
-    """Return the images of worker `rank` in one epoch: none twice, none that another worker has.
-
-    Parameters
-    ----------
-    count, batch_size, rank, size : int
-        Images in all; images a batch; this worker; the number of workers.
-    seed : tuple of int
-        (run's seed, epoch): the order of the images. Must be the same on all workers.
-
-    Returns
-    -------
-    ndarray
-        Indices, (steps, batch_size), equally many on every worker.
-    """
-    steps = steps_per_epoch(count, batch_size, size)
-    order = np.random.default_rng(seed).permutation(count)
-    return order[rank::size][: steps * batch_size].reshape(steps, batch_size)
 
 
 class ShareSampler(Sampler):

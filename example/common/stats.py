@@ -52,8 +52,11 @@ def stats_table(stats: Dict[str, Any]) -> str:
         for name, *cells in rows
     ]
     lines.insert(-1, "-" * len(lines[-1]))
-    exposed = 1e3 * stats["total"]["exposed_seconds"]
-    lines.append(f"Exposed: {exposed:.2f} ms, from the last gradient to the last average of all.")
+    if "exposed_seconds" in stats["total"]:  # of MXNet's trainer
+        exposed = 1e3 * stats["total"]["exposed_seconds"]
+        lines.append(
+            f"Exposed: {exposed:.2f} ms, from the last gradient to the last average of all."
+        )
     title = (
         "A step of this worker: averages so far. Tensors are at work at the same time, so their\n"
         "milliseconds add up to more than a step takes.\n"

@@ -112,9 +112,9 @@ class Training:
         self._trainer = self._make_trainer(point)
         rank = bps.rank()
         self._checkpoints = Checkpoints(args.save_dir, name, args.save_period, rank)
-        self._log = EpochLog(args, resume=point.epoch > 0)
+        self._log = EpochLog(args, bps.rank(), bps.size(), resume=point.epoch > 0)
         of_epoch = images.steps * self._step_images
-        self._bar = progress_bar(args.num_epochs * of_epoch, point.epoch * of_epoch)
+        self._bar = progress_bar(args.num_epochs * of_epoch, bps.rank(), point.epoch * of_epoch)
 
     def _initialize(self, point: ResumePoint) -> None:
         mx.random.seed(self._args.seed)

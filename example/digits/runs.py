@@ -1,19 +1,19 @@
-"""Runs train.py on a cluster of this machine, and sums up what its logs say."""
+"""Runs train.py on a cluster of this machine."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 from common.log import read_log
+from common.summary import Run, summary
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-
-Run = List[Dict[str, Any]]  # the records that train.py logs, one an epoch
+__all__ = ["ROOT", "Cluster", "Run", "summary", "train"]
 
 
 class Cluster(NamedTuple):
@@ -51,20 +51,3 @@ def train(name: str, arguments: Sequence[str], seed: int, cluster: Cluster, outp
     if done.returncode != 0:
         sys.exit(f"the {name} run with seed {seed} failed with exit code {done.returncode}")
     return read_log(str(log))
-
-
-def summary(runs: Sequence[Run]) -> Dict[str, float]:
-    """Return the means over runs of the last accuracy, of bytes a step, and of seconds."""
-
-    def mean(value: Callable[[Run], float]) -> float:
-        return sum(value(run) for run in runs) / len(runs)
-
-    def steps(run: Run) -> int:
-        return sum(len(record["step_loss"]) for record in run)
-
-    return {
-        "accuracy": mean(lambda run: run[-1]["validation_accuracy"]),
-        "pushed": mean(lambda run: run[-1]["pushed_bytes"] / steps(run)),
-        "pulled": mean(lambda run: run[-1]["pulled_bytes"] / steps(run)),
-        "seconds": mean(lambda run: sum(record["seconds"] for record in run)),
-    }

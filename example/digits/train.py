@@ -19,11 +19,12 @@ from common.arguments import (
     compression_params,
 )
 from common.checksum import parameter_checksum
+from common.digits import Images, load_images
 from common.log import EpochLog
 from common.progress import STEPS_AHEAD, progress_bar
-from common.shares import steps_per_epoch
+from common.shuffling import steps_per_epoch
 from common.stats import stats_table
-from data import Images, batches, load_images
+from data import batches
 from network import digits_network
 
 
@@ -62,9 +63,9 @@ def main() -> None:
         compression_params=compression_params(args),
     )
 
-    log = EpochLog(args)
+    log = EpochLog(args, rank, size)
     step_images = args.batch_size * size
-    bar = progress_bar(args.num_epochs * steps * step_images)
+    bar = progress_bar(args.num_epochs * steps * step_images, rank)
     for epoch in range(1, args.num_epochs + 1):
         trainer.set_epoch(epoch - 1)
         start = time.perf_counter()

@@ -20,6 +20,11 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import kernels
 
+if not hasattr(kernels.library, "_opRegSize"):
+    raise ImportError(
+        f"{kernels.PATH} was built where there was no MXNet: install gluon_gc again, with MXNet"
+    )
+
 # mx.library.load would generate the functions of all of MXNet's operators again, which takes longer
 # than to import MXNet.
 check_call(_LIB.MXLoadLib(str(kernels.PATH).encode(), 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 _INSTALL = "install gluon_gc with pip install '.[mxnet]', or '.[cu112]' for CUDA 11.2"
 
 
@@ -11,8 +13,13 @@ def import_mxnet() -> None:
     Raises
     ------
     ImportError
-        It, or what it needs, is not installed, or NumPy is too new for it.
+        It, or what it needs, is not installed, or Python or NumPy is too new for it.
     """
+    if sys.version_info >= (3, 12):
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise ImportError(
+            f"MXNet 1.9.1 needs Python 3.8 to 3.11, got {version}; gluon_gc.torch needs no MXNet"
+        )
     try:
         import mxnet  # noqa: F401
     except ModuleNotFoundError as error:

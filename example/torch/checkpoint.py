@@ -1,0 +1,68 @@
+"""What a run that stops can go on from: the model, the optimizer, and what compression carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+import gluon_gc.torch as bps
+
+
+def save(
+    folder: str, epoch: int, model: torch.nn.Module, optimizer: Optimizer, compression: Any
+) -> None:
+    """Write a checkpoint into folder/epoch-N; all workers call this.
+
+    Worker 0 saves the model and the optimizer last, so that what has a model is whole.
+
+    Parameters
+    ----------
+    folder : str
+    epoch : int
+        How many are done.
+    model : Module
+    optimizer : Optimizer
+    compression : CompressionState or None
+    """
+    path = Path(folder) / f"epoch-{epoch}"
+    path.mkdir(parents=True, exist_ok=True)
+    if compression is not None:
+        torch.save(compression.state_dict(), path / f"compression-{bps.rank()}.pt")
+    dist.barrier()
+    if bps.rank() == 0:
+        state = {
+            "epoch": epoch,
+            "workers": bps.size(),
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+        }
+        torch.save(state, path / "model.part")
+        (path / "model.part").replace(path / "model.pt")
+    dist.barrier()
+
+
+def load(folder: str, model: torch.nn.Module, optimizer: Optimizer, compression: Any) -> int:
+    """Go on from a checkpoint; all workers call this.
+
+    With another number of workers than it was saved by, they share what was carried over.
+
+    Returns
+    -------
+    int
+        How many epochs are done.
+    """
+    path = Path(folder)
+    state = torch.load(path / "model.pt", map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    if compression is not None:
+        same = state["workers"] == bps.size()
+        ranks = [bps.rank()] if same else range(state["workers"])
+        files = [path / f"compression-{rank}.pt" for rank in ranks]
+        own = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+        compression.load_state_dict(own[0] if same else own)
+    return state["epoch"]

@@ -1,0 +1,86 @@
+"""What the PyTorch examples share: arguments, how a model is wrapped, and sums over workers."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from typing import List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from common.arguments import compression_params
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+import gluon_gc.torch as bps
+
+
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where checkpoints are kept, and which device trains."""
+    group = parser.add_argument_group("checkpoints and device")
+    group.add_argument("--save", default="", metavar="DIR", help="gets a folder a checkpoint")
+    group.add_argument("--save-period", type=int, default=10, help="epochs between checkpoints")
+    group.add_argument("--resume", default="", metavar="DIR/epoch-N", help="what to go on from")
+    group.add_argument("--no-cuda", action="store_true", help="train on the CPU beside a GPU")
+
+
+def is_due(args: argparse.Namespace, epochs: int) -> bool:
+    """Whether to save a checkpoint after so many epochs."""
+    return bool(args.save) and (epochs % args.save_period == 0 or epochs == args.num_epochs)
+
+
+def device_of(args: argparse.Namespace) -> torch.device:
+    """Where this worker trains: its own GPU, if there is one."""
+    if args.no_cuda or not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(bps.local_rank())
+    return torch.device("cuda", bps.local_rank())
+
+
+def parallel(
+    model: torch.nn.Module,
+    optimizer: Optimizer,
+    args: argparse.Namespace,
+    grad_scaler: Optional[torch.amp.GradScaler] = None,
+) -> Tuple[DistributedDataParallel, Optional[bps.CompressionState]]:
+    """Wrap a model so that its gradients travel as the arguments say.
+
+    Returns
+    -------
+    tuple of DistributedDataParallel and CompressionState
+        None for the latter where nothing is compressed, which is plain PyTorch.
+    """
+    device = next(model.parameters()).device
+    ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    params = compression_params(args)
+    if not (params["compressor"] or params["fp16"]):
+        return ddp, None
+    state = bps.CompressionState(
+        model.named_parameters(), params, optimizer, grad_scaler=grad_scaler
+    )
+    ddp.register_comm_hook(state, bps.compression_hook)
+    return ddp, state
+
+
+def summed(values: List[float], device: torch.device) -> List[float]:
+    """The sums of numbers over all workers."""
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def traffic(model: torch.nn.Module, state: Optional[bps.CompressionState]) -> Tuple[float, float]:
+    """Bytes a step that a worker pushes and pulls; uncompressed, those of its gradients."""
+    if state is not None:
+        total = state.compression_stats()["total"]
+        return total["pushed_bytes"], total["pulled_bytes"]
+    raw = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return float(raw), float(raw)
+
+
+def parameter_checksum(model: torch.nn.Module) -> str:
+    """16 hexadecimal digits that depend on every bit of the parameters that are trained."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,122 @@
+"""The PyTorch examples train under torchrun, go on from checkpoints, and log what they did."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from common.log import read_configurations, read_log
+
+from tests.processes import clean_environ
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+ONEBIT = ["--compressor", "onebit", "--onebit-scaling", "--ef", "vanilla"]
+ONEBIT += ["--compress-momentum", "nesterov"]
+DGC = ["--compressor", "dgc", "--k", "0.01", "--dgc-warmup-epochs", "1", "--compressor-seed", "1"]
+DGC += ["--compress-momentum", "nesterov"]
+CHECKSUM = re.compile(r"rank (\d) of \d: checksum of the parameters (\w+)")
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def trained(script, arguments, folder, workers=2):
+    """Run an example under torchrun: the checksum of all workers, what was said, and the log."""
+    log = folder / "log.jsonl"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", str(workers), f"example/torch/{script}", *map(str, arguments)]
+    done = subprocess.run(
+        [*launch, "--logging-file", str(log)],
+        cwd=ROOT,
+        env={**clean_environ(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sums = dict(CHECKSUM.findall(done.stdout))
+    assert len(sums) == workers and len(set(sums.values())) == 1
+    return sums["0"], done.stdout + done.stderr, read_log(str(log))
+
+
+@pytest.mark.parametrize(
+    "compression, saving", [([], 1), (ONEBIT, 31), (DGC, 10)], ids=["plain", "onebit", "dgc"]
+)
+def test_the_digits_are_learnt_on_two_workers(compression, saving, tmp_path):
+    _, said, log = trained("digits.py", ["--num-epochs", 3, *compression], tmp_path)
+    assert [record["epoch"] for record in log] == [1, 2, 3]
+    last = log[-1]
+    assert last["validation_accuracy"] > 0.9
+    assert f"validation accuracy {last['validation_accuracy']:.4f}" in said
+    assert "4.22k/4.22k" in said  # images, on the bar
+    plain = 416_362 * 4 * 3 * (1437 // 64)
+    for way in ("pushed_bytes", "pulled_bytes"):
+        assert plain / last[way] >= saving
+    (configuration,) = read_configurations(str(tmp_path / "log.jsonl"))
+    assert configuration["workers"] == 2
+
+
+def test_training_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path):
+    save = ["--save", tmp_path / "saved", "--save-period", 1]
+    whole, _, log = trained("digits.py", ["--num-epochs", 2, *ONEBIT, *save], tmp_path)
+    names = {path.name for path in (tmp_path / "saved" / "epoch-1").iterdir()}
+    assert names == {"model.pt", "compression-0.pt", "compression-1.pt"}
+    resume = ["--resume", tmp_path / "saved" / "epoch-1"]
+    resumed, _, both = trained("digits.py", ["--num-epochs", 2, *ONEBIT, *resume], tmp_path)
+    assert resumed == whole
+    assert [record["epoch"] for record in both] == [1, 2, 2]
+    assert both[2]["step_loss"] == log[1]["step_loss"]
+
+
+def test_more_workers_go_on_with_what_fewer_carried_over(tmp_path):
+    save = ["--save", tmp_path / "saved"]
+    trained("digits.py", ["--num-epochs", 1, *ONEBIT, *save], tmp_path)
+    resume = ["--resume", tmp_path / "saved" / "epoch-1"]
+    arguments = ["--num-epochs", 2, *ONEBIT, *resume]
+    _, said, log = trained("digits.py", arguments, tmp_path, workers=3)
+    assert log[-1]["validation_accuracy"] > 0.9, said
+
+
+def test_stats_of_every_tensor_are_printed_by_one_worker(tmp_path):
+    _, said, _ = trained("digits.py", ["--num-epochs", 1, *ONEBIT, "--stats"], tmp_path)
+    assert re.search(r"^8\.weight +1,572,864 ", said, re.M) and said.count("1,665,448") == 1
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_imagenet_trains_on_folders_of_images_and_goes_on(data, processes, tmp_path):
+    arguments = [data / "imagenet", "-j", processes, "--input-size", 32, "--batch-size", 16]
+    arguments += ["--epochs", 2, "--lr", 0.01, "--lr-mode", "cosine", "--warmup-epochs", 1]
+    arguments += ["--compressor", "topk", "--k", 0.05, "--ef", "vanilla"]
+    save = ["--save", tmp_path / "saved", "--save-period", 1]
+    whole, said, log = trained("imagenet.py", [*arguments, *save], tmp_path)
+    for record in log:
+        assert len(record["step_loss"]) == 2
+        assert 0 <= record["validation_accuracy"] <= record["validation_top5"] <= 1
+    assert re.search(r"128/128 \[.*image/s", said)
+    resume = ["--resume", tmp_path / "saved" / "epoch-1"]
+    resumed, _, both = trained("imagenet.py", [*arguments, *resume], tmp_path)
+    assert resumed == whole and both[-1]["step_loss"] == log[-1]["step_loss"]
+
+
+def test_the_built_in_resnet_has_the_parameters_that_resnet_18_is_known_for():
+    code = """
+import sys
+sys.modules["torchvision"] = None
+import torch
+from resnet import network
+print(sum(p.numel() for p in network("resnet18", 1000).parameters()))
+print(*network("resnet18", 10)(torch.zeros(2, 3, 32, 32)).shape)
+try:
+    network("vgg11", 10)
+except ValueError as error:
+    print(error)
+"""
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}/example/torch"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=100
+    )
+    known = "--arch must be resnet18, resnet34 without torchvision, got vgg11"
+    assert done.stdout.splitlines() == ["11689512", "2 10", known], done.stderr
