@@ -28,7 +28,7 @@ PAGES = [*(ROOT / name for name in NAMES), *sorted(ROOT.glob("docs/*.md"))]
 
 OF_THE_READER = {"train.py"}  # scripts that pages speak of, and nobody has yet
 NOT_OFFERED = {"--use-pretrained", "--teacher"}  # arguments that pages say are missing
-OF_OTHERS = {"--network"}  # arguments of other programs: docker's
+OF_OTHERS = {"--network", "--nnodes", "--node-rank", "--rdzv-endpoint"}  # docker's, torchrun's
 UNREAD = "## Variables that nothing reads"  # the section that names some
 
 _, _, EXTRAS = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")
@@ -118,12 +118,17 @@ def broken_python(page):
                 yield f"{run.stderr[-500:]}: {code}"
 
 
+def names_of_torch():
+    """The public names of gluon_gc.torch, which may not be importable here."""
+    source = (ROOT / "gluon_gc" / "torch" / "__init__.py").read_text()
+    (names,) = (node.value for node in ast.parse(source).body if isinstance(node, ast.Assign))
+    return ast.literal_eval(names)
+
+
 def unknown_names(page):
-    front_ends = [gluon_gc]
-    if importlib.util.find_spec("torch"):
-        front_ends.append(importlib.import_module("gluon_gc.torch"))
+    of_torch = names_of_torch() if "import gluon_gc.torch as bps" in page.text else ()
     for name in re.findall(r"\bbps\.(\w+)", page.text):
-        if not any(hasattr(front_end, name) for front_end in front_ends):
+        if not hasattr(gluon_gc, name) and name not in of_torch:
             yield f"bps.{name}"
     for name in re.findall(r"\btrainer\.(\w+)\(", page.text):
         if not hasattr(gluon_gc.DistributedTrainer, name):
@@ -174,7 +179,8 @@ def wrong_params(page):
 
 def commands(page):
     """The commands of shell blocks, and of code in the prose that is one, as words."""
-    starts = r"(\w+=\S+ +)*(python|pip|bpslaunch|make|horovodrun|mpirun|torchrun|example/\S+\.sh)\b"
+    programs = r"python|pip|bpslaunch|make|horovodrun|mpirun|torchrun|example/\S+\.sh"
+    starts = rf"(\w+=\S+ +)*({programs})\b"
     lines = [span for span in page.spans if re.match(starts, span)]
     for code in page.code("sh"):
         lines += code.replace("\\\n", " ").splitlines()

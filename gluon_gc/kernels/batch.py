@@ -47,7 +47,9 @@ class Batch:
         count = len(codecs)
         self._function = getattr(library, "gluon_gc_" + function)
         self._calls, self.statuses = (Call * count)(), (Status * count)()
-        workspace = np.empty(max(codec.workspace_bytes for codec in codecs) + 64, np.uint8)
+        workspace = np.empty(
+            max((codec.workspace_bytes for codec in codecs), default=0) + 64, np.uint8
+        )
         start = workspace.ctypes.data
         self._kept = [codecs, states, payload, payloads, workspace]  # as long as the calls are
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
@@ -96,4 +98,5 @@ class Batch:
                 call.position = positions[i]
             if ratios is not None:
                 call.ratio = ratios[i]
-        check(self._function(self._calls, len(self._calls)))
+        if len(self._calls):
+            check(self._function(self._calls, len(self._calls)))

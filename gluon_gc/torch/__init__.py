@@ -6,6 +6,7 @@ Bytes travel through torch.distributed; torchrun starts the workers.
 """
 
 from .broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .fsdp import compress_reduce_scatter
 from .functions import (
     declare,
     poll,
@@ -26,6 +27,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "compress_reduce_scatter",
     "compression_hook",
     "declare",
     "init",

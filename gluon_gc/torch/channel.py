@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+import numpy as np
 import torch
 
 from ..plan import Chunk, Slice
@@ -22,12 +23,17 @@ class Channel:
         The worker that sums it.
     wire : torch.dtype
         In which its values travel if they are not compressed.
+    working : str
+        The dtype of its values before and after.
     checked : bool
         Whether it is looked for what is not finite, if it is not compressed.
     coder : Coder, optional
         This worker's, if it is compressed.
     aggregator : Coder, optional
         The owner's, if that is this worker and aggregates payloads.
+    local : int, optional
+        The local rank of the workers who exchange it, if each machine adds it up first; the owner
+        is the number of a machine then.
 
     Attributes
     ----------
@@ -41,17 +47,17 @@ class Channel:
         chunk: Chunk,
         owner: int,
         wire: torch.dtype,
+        working: str,
         checked: bool,
         coder: Optional[Coder] = None,
         aggregator: Optional[Coder] = None,
+        local: Optional[int] = None,
     ) -> None:
         self.chunk, self.owner, self.wire, self.checked = chunk, owner, wire, checked
-        self.coder, self.aggregator = coder, aggregator
+        self.working, self.coder, self.aggregator, self.local = working, coder, aggregator, local
         (self.piece,) = chunk.slices
-        self.varies = False
-        if coder is None:
-            self.kind = PLAIN
-        else:
+        self.kind, self.varies = PLAIN, False
+        if coder is not None:
             self.kind = GATHERED if chunk.gathered else TWO_WAY if chunk.aggregated else SUMMED
             full = chunk.params.compressor.full
             self.varies = coder.codec.length_at is not None and not full
@@ -64,6 +70,11 @@ class Channel:
         if self.coder is None:
             return self.chunk.size * self.wire.itemsize
         return self.coder.codec.payload_bytes
+
+    @property
+    def values_bytes(self) -> int:
+        """Of its values."""
+        return self.chunk.size * np.dtype(self.working).itemsize
 
     @property
     def compressed_alike(self) -> object:

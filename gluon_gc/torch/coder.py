@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional
+import os
+from typing import Dict, Iterable, Mapping, Optional
 
 import numpy as np
+import torch.distributed as dist
 
 from .. import kernels
-from ..compression import CompressionParams
+from ..compression import CompressionParams, stream
 from ..compression.stream import State, Stream
+from ..plan import Chunk
 
 
 class Coder:
@@ -69,3 +72,33 @@ class Coder:
             self.codec.restore(self.carried, np.ascontiguousarray(state["residual"]))
         if self.codec.momentum:
             self.carried.momentum[:] = state["momentum"]
+
+
+class Seeds:
+    """Makes coders, whose random streams start where all workers of a group expect them to.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._entropy = group, b""
+
+    def draw(self, chunks: Iterable[Chunk]) -> None:
+        """Draw what all share, if one of these chunks needs it; all members call this alike."""
+        compressors = {chunk.params.compressor for chunk in chunks if chunk.params is not None}
+        if any(one.traits.draws and one.seed is None for one in compressors) and not self._entropy:
+            words = [os.urandom(16)]
+            source = dist.get_global_rank(self._group, 0)
+            dist.broadcast_object_list(words, source, group=self._group)
+            (self._entropy,) = words
+
+    def coder(
+        self, chunk: Chunk, params: CompressionParams, node: Optional[int], index: int, begin: int
+    ) -> Coder:
+        """A worker's, or (None) the aggregator's, for a chunk; see `stream.start`."""
+        start = None
+        if params.compressor.traits.draws:
+            start = stream.start(params, chunk.size, node, index, begin, self._entropy)
+        return Coder(params, chunk.size, chunk.dtype, start)

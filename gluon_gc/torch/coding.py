@@ -27,7 +27,8 @@ class Places(NamedTuple):
     answer : dict
         What this owner makes of that: shape (bytes,).
     answers : dict
-        What came of the sum: shape (1, bytes), or (workers, bytes) where all payloads come.
+        What came of the sum: shape (1, bytes), or (workers, bytes) where all payloads come. Of
+        channels that are not in it this worker gets nothing.
     """
 
     sent: Dict[Channel, np.ndarray]
@@ -52,7 +53,9 @@ class Values:
             for c in channels
             if c in places.came
         ]
-        self._answers = [(c, _as(c.wire, places.answers[c])) for c in channels]
+        self._answers = [
+            (c, _as(c.wire, places.answers[c])) for c in channels if c in places.answers
+        ]
 
     def encode(self, job: Job) -> None:
         for channel, sent in self._sent:
@@ -96,8 +99,12 @@ class Payloads:
         self._compress = kernels.Batch("compress", codecs, states, sent)
         self._draws = codecs[0].traits.draws
         self._draws_alike = codecs[0].traits.draws_alike
-        answers = [places.answers[channel] for channel in channels]
-        self._decompress = kernels.Batch("decompress", codecs, payloads=answers)
+        self._delivered = [channel for channel in channels if channel in places.answers]
+        self._decompress = kernels.Batch(
+            "decompress",
+            [channel.coder.codec for channel in self._delivered],
+            payloads=[places.answers[channel] for channel in self._delivered],
+        )
         self._own(places)
 
     def _own(self, places: Places) -> None:
@@ -118,7 +125,10 @@ class Payloads:
         ratios = [job.ratios.get(piece.tensor, 1.0) for piece in pieces] if job.ratios else None
         drawn = [coder.take_draws() for coder in self._coders] if self._draws else None
         self._compress([job.address(piece) for piece in pieces], drawn, job.scale, ratios)
-        self._drawn = drawn if self._draws_alike else None
+        self._drawn = None
+        if self._draws_alike:
+            of_channel = dict(zip(self._channels, drawn))
+            self._drawn = [of_channel[channel] for channel in self._delivered]
 
     def answer(self) -> None:
         if self._aggregators:
@@ -127,7 +137,7 @@ class Payloads:
 
     def deliver(self, job: Job) -> List[str]:
         """The tensors that are not finite."""
-        pieces = [channel.piece for channel in self._channels]
+        pieces = [channel.piece for channel in self._delivered]
         self._decompress([job.address(piece) for piece in pieces], self._drawn)
         statuses = self._decompress.statuses
         return [piece.tensor for piece, status in zip(pieces, statuses) if not status.finite]

@@ -2,118 +2,55 @@
 
 Tensors are cut into chunks, each of which has an owner among the workers. Neighbours travel
 together, in two collectives: what all send to the owners, who sum it, and what these answer to all.
-Three stages, on threads of their own, overlap: compress and send; sum, compress and answer;
-decompress.
+The stages of that are on threads of their own, and overlap.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from .. import agreement, env, plan
-from ..compression import stream
-from ..plan import Chunk, Tensor
-from .channel import GATHERED, Channel
-from .coder import Coder
-from .coding import Places, codings
-from .collectives import ToAll, ToOwners
+from ..plan import Chunk, Tensor, working_dtype
+from . import machines
+from .channel import Channel
+from .coder import Seeds
 from .job import Job
+from .machines import MachineTransfer
 from .pipeline import Pipeline
-from .stats import Meter
+from .transfer import Transfer
 
+_STAGES = ("begin", "send", "answer", "deliver", "finish")
 _TRANSFER_BYTES = 96 * 1024  # that a worker sends in a collective, about
 
 
-class Transfer:
-    """Channels that travel together.
-
-    Parameters
-    ----------
-    channels : sequence of Channel
-    groups : pair of ProcessGroup
-        For each of the two collectives.
-
-    Attributes
-    ----------
-    channels : list of Channel
-    meter : Meter
-        Of all of them.
-    """
-
-    def __init__(
-        self, channels: Sequence[Channel], groups: Tuple[dist.ProcessGroup, dist.ProcessGroup]
-    ) -> None:
-        first, second = groups
-        workers, rank = dist.get_world_size(first), dist.get_rank(first)
-        gathered = [channel for channel in channels if channel.kind == GATHERED]
-        owned = [
-            [c for c in channels if c.kind != GATHERED and c.owner == worker]
-            for worker in range(workers)
-        ]
-        others = [channel for of_owner in owned for channel in of_owner]
-        varies = any(channel.varies for channel in channels)
-        sizes = [[channel.num_bytes for channel in of_owner] for of_owner in owned]
-        self.channels, self.meter = [*gathered, *others], Meter()
-        self._to_all = ToAll(second, [channel.num_bytes for channel in gathered], sizes, varies)
-        sent = dict(zip(gathered, self._to_all.rooms))
-        answer = dict(zip(owned[rank], self._to_all.rooms[len(gathered) :]))
-        came: Dict[Channel, np.ndarray] = {}
-        self._to_owners: Optional[ToOwners] = None
-        if others:
-            self._to_owners = ToOwners(first, sizes, varies)
-            sent.update(zip(others, self._to_owners.rooms))
-            came.update(zip(owned[rank], self._to_owners.rows))
-        answers = dict(zip(self.channels, self._to_all.rows))
-        places = Places(sent, came, answer, answers)
-        self._of_gathered = codings(gathered, places)
-        self._of_others = codings(others, places)
-        self._sent_first = [sent[channel] for channel in others]
-        self._sent_to_all = [*(sent[c] for c in gathered), *(answer[c] for c in owned[rank])]
-        self._first, self._to_all_channels = others, [*gathered, *owned[rank]]
-
-    def send(self, job: Job) -> None:
-        """Make what the owners get of the job's values, and send it."""
-        if self._to_owners is not None:
-            with self.meter.timing("compress_seconds"):
-                for coding in self._of_others:
-                    coding.encode(job)
-            self.meter.pushed_bytes += self._to_owners.start(_used(self._first, self._sent_first))
-
-    def answer(self, job: Job) -> None:
-        """Make what all get, and send it."""
-        with self.meter.timing("compress_seconds"):
-            for coding in self._of_gathered:
-                coding.encode(job)
-        if self._to_owners is not None:
-            with self.meter.timing("wait_seconds"):
-                self._to_owners.wait()
-            for coding in self._of_others:
-                coding.answer()
-        self._to_all.start(_used(self._to_all_channels, self._sent_to_all))
-
-    def deliver(self, job: Job) -> None:
-        """Write the sums to the job's values."""
-        with self.meter.timing("wait_seconds"):
-            self.meter.pulled_bytes += self._to_all.wait()
-        with self.meter.timing("decompress_seconds"):
-            for coding in (*self._of_gathered, *self._of_others):
-                job.nonfinite += coding.deliver(job)
-        self.meter.steps += 1
+Item = Tuple[Union[Transfer, MachineTransfer], Job]
 
 
-def _used(channels: Sequence[Channel], rooms: Sequence[np.ndarray]) -> List[int]:
-    """How many bytes are in use of what was written to rooms."""
-    return [
-        channel.coder.codec.used(room) if channel.varies else room.size
-        for channel, room in zip(channels, rooms)
-    ]
+def _stage(name: str) -> Callable[[Item], None]:
+    """A method of transfers, as a stage of the pipeline."""
+
+    def stage(item: Item) -> None:
+        transfer, job = item
+        getattr(transfer, name)(job)
+
+    return stage
 
 
 class Exchange:
@@ -144,12 +81,14 @@ class Exchange:
             for _ in range(2)
         )
         self._groups = first, second
-        self._pipeline = Pipeline([self._send, self._answer, self._deliver], self._failed)
+        self.machines = machines.find(group)
+        stages = _STAGES[1:-1] if self.machines is None else _STAGES
+        self._pipeline = Pipeline([_stage(name) for name in stages], self._done, self._failed)
         self._loads = [0] * self.workers
         self._tensors: Dict[str, Tensor] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
-        self._transfers: Dict[Tuple[str, ...], List[Transfer]] = {}
-        self._entropy = b""
+        self._transfers: Dict[Tuple[str, ...], List[Union[Transfer, MachineTransfer]]] = {}
+        self._seeds = Seeds(first)
         self.channels: List[Channel] = []
 
     # Set-up: every worker comes here with the same tensors
@@ -183,7 +122,9 @@ class Exchange:
         """
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         cut = {tensor.name: plan.cut([tensor], most, least) for tensor in tensors}
-        self.agree(plan.described([chunk for chunks in cut.values() for chunk in chunks]))
+        chunks = list(itertools.chain.from_iterable(cut.values()))
+        self.agree(plan.described(chunks))
+        self._seeds.draw(chunks)
         for tensor in tensors:
             self._tensors[tensor.name] = tensor
             made = [self._channel(tensor, c, wires[tensor.name]) for c in cut[tensor.name]]
@@ -203,29 +144,20 @@ class Exchange:
         """Neighbours have other owners, so that few of them are spread evenly, too."""
         owner = self._loads.index(min(self._loads))
         self._loads[owner] += chunk.message_bytes
-        how = (chunk, owner, wire, tensor.checked)
-        if chunk.params is None:
-            return Channel(*how)
-        coder = Coder(chunk.params, chunk.size, chunk.dtype, self._start(tensor, chunk, self.rank))
-        aggregator = None
-        if chunk.aggregated and owner == self.rank:
-            start = self._start(tensor, chunk, None)
-            aggregator = Coder(chunk.params.aggregators, chunk.size, chunk.dtype, start)
-        return Channel(*how, coder, aggregator)
-
-    def _start(self, tensor: Tensor, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """Where the random stream of a worker, or (None) of the owner, starts."""
-        if not chunk.params.compressor.traits.draws:
-            return None
-        if chunk.params.compressor.seed is None and not self._entropy:
-            words = [os.urandom(16)]
-            source = dist.get_global_rank(self._groups[0], 0)
-            dist.broadcast_object_list(words, source, group=self._groups[0])
-            (self._entropy,) = words
-        (piece,) = chunk.slices
-        return stream.start(
-            chunk.params, chunk.size, node, tensor.index, piece.begin, self._entropy
-        )
+        node, mine, local = self.rank, True, None
+        if self.machines is not None and tensor.params.hierarchical:
+            node = self.machines.number
+            owner, local = divmod(owner, self.machines.local_size)
+            mine = local == self.machines.local_rank
+        coder = aggregator = None
+        if chunk.params is not None and mine:
+            (piece,) = chunk.slices
+            where = (tensor.index, piece.begin)
+            coder = self._seeds.coder(chunk, chunk.params, node, *where)
+            if chunk.aggregated and owner == node:
+                aggregator = self._seeds.coder(chunk, chunk.params.aggregators, None, *where)
+        working = working_dtype(tensor.dtype) if tensor.floating else "float64"
+        return Channel(chunk, owner, wire, working, tensor.checked, coder, aggregator, local)
 
     def set_epoch(self, epoch: int) -> None:
         """Compress as compressors do in an epoch, counted from 0; nothing may be under way."""
@@ -242,8 +174,12 @@ class Exchange:
         if names not in self._transfers:
             self._forget(names)
             channels = [channel for name in names for channel in self._of_tensor[name]]
-            parts = _together(channels)
-            self._transfers[names] = [Transfer(part, self._groups) for part in parts]
+            flat = [channel for channel in channels if channel.local is None]
+            others = [channel for channel in channels if channel.local is not None]
+            self._transfers[names] = [
+                *(Transfer(part, self._groups) for part in _together(flat)),
+                *(MachineTransfer(part, self.machines) for part in _together(others)),
+            ]
         transfers = self._transfers[names]
         job.transfers = len(transfers)
         if not transfers:
@@ -256,7 +192,7 @@ class Exchange:
         for former in [former for former in self._transfers if not set(names).isdisjoint(former)]:
             del self._transfers[former]
 
-    def transfers(self) -> Iterator[Transfer]:
+    def transfers(self) -> Iterator[Union[Transfer, MachineTransfer]]:
         """All of them."""
         return itertools.chain.from_iterable(self._transfers.values())
 
@@ -265,32 +201,22 @@ class Exchange:
         self._pipeline.close()
 
     @staticmethod
-    def _send(item: Tuple[Transfer, Job]) -> None:
-        transfer, job = item
-        transfer.send(job)
-
-    @staticmethod
-    def _answer(item: Tuple[Transfer, Job]) -> None:
-        transfer, job = item
-        transfer.answer(job)
-
-    @staticmethod
-    def _deliver(item: Tuple[Transfer, Job]) -> None:
-        transfer, job = item
-        transfer.deliver(job)
+    def _done(item: Item) -> None:
+        _, job = item
         job.transfers -= 1
         if not job.transfers:
             job.done(job, None)
 
-    def _failed(self, item: Tuple[Transfer, Job], error: BaseException) -> None:
+    @staticmethod
+    def _failed(item: Item, error: BaseException) -> None:
         _, job = item
         if job.transfers:
             job.transfers = 0
             job.done(
                 job,
                 RuntimeError(
-                    f"worker {self.rank} could not exchange gradients; a worker may have ended, or "
-                    f"does something else: {error}"
+                    "gradients could not be exchanged; a worker may have ended, or does something "
+                    f"else: {error}"
                 ),
             )
 
@@ -304,5 +230,5 @@ def _together(channels: Sequence[Channel]) -> List[List[Channel]]:
             parts.append([])
             total = 0
         parts[-1].append(channel)
-        total += channel.num_bytes
+        total += channel.chunk.message_bytes
     return parts

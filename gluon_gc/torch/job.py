@@ -22,7 +22,7 @@ class Job:
         Multiplies what this worker adds.
     ratios : mapping
         Of tensors, the previous learning rate over the current one, where it is not 1.
-    done : callable
+    done : callable, optional
         Is told the job, and an error or None, on another thread.
 
     Attributes
@@ -36,7 +36,7 @@ class Job:
     values: Mapping[str, np.ndarray]
     scale: float
     ratios: Mapping[str, float]
-    done: Callable[["Job", Optional[BaseException]], None]
+    done: Optional[Callable[["Job", Optional[BaseException]], None]] = None
     nonfinite: List[str] = field(default_factory=list)
     transfers: int = 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch.futures import Future
 from torch.optim import Optimizer
 
 from .state import CompressionState
+from .steps import before_step
 
 _BUCKET_BYTES = 4 * 2**20  # of gradients that are handed over together, about
 
@@ -92,8 +93,8 @@ def DistributedOptimizer(
             f"named_parameters must have all that the optimizer steps, but those of shapes "
             f"{missing} are missing"
         )
-    averager = Averager(backward_passes_per_step)  # steps after the state's hook is registered
-    optimizer.register_step_pre_hook(averager.before_step)
+    averager = Averager(backward_passes_per_step)
+    before_step(optimizer, averager.before_step)  # and then what the state does
     averager.watch(CompressionState(named, compression_params, optimizer, **options))
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Averaging, kind), {})
@@ -168,23 +169,10 @@ class Averager:
                 if averaged.data_ptr() != parameter.grad.data_ptr():
                     parameter.grad.copy_(averaged.view_as(parameter.grad))
 
-    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Optional[Any]:
-        """The optimizer's hook; a closure's gradients are averaged after it has made them."""
-        if not self.synchronizes:
-            return None
-        closure = kwargs.get("closure", args[0] if args else None)
-        if closure is None:
+    def before_step(self) -> None:
+        """What the optimizer's hook does."""
+        if self.synchronizes:
             self.synchronize()
-            return None
-        return self._averaging(closure), {}
-
-    def _averaging(self, closure: Callable[[], Any]) -> Any:
-        def and_average() -> Any:
-            loss = closure()
-            self.synchronize()
-            return loss
-
-        return (and_average,)
 
 
 def _buckets(parameters: Mapping[str, torch.nn.Parameter]) -> List[List[torch.nn.Parameter]]:

@@ -19,17 +19,19 @@ class Pipeline:
     Parameters
     ----------
     stages : sequence of callable
-        What they return is ignored.
+    done : callable
+        Is told each item that came through.
     failed : callable
-        Is told each item that did not come through, and why.
+        Is told each item that did not, and why.
     """
 
     def __init__(
         self,
         stages: Sequence[Callable[[Any], None]],
+        done: Callable[[Any], None],
         failed: Callable[[Any, BaseException], None],
     ) -> None:
-        self._failed, self._error = failed, None
+        self._done, self._failed, self._error = done, failed, None
         self._queues = [queue.SimpleQueue() for _ in stages]
         self._threads = [
             threading.Thread(target=self._run, args=(number, stage), daemon=True)
@@ -67,6 +69,8 @@ class Pipeline:
         if self._error is None:
             try:
                 stage(item)
+                if last:
+                    self._done(item)
                 return
             except BaseException as error:  # whatever it is, somebody waits for the item
                 self._error = error

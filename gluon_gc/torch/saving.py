@@ -1,6 +1,6 @@
 """What a CompressionState's `state_dict` has: plain values and tensors.
 
-    {"format": 1, "rank", "world_size", "momentum", "steps", "learning_rates",
+    {"format": 1, "rank", "world_size", "machines", "momentum", "steps", "learning_rates",
      "parameters": [{"name", "shape", "dtype", "compression"}, ...],
      "arrays": {NAME: {"NODE.WHAT.BEGIN": tensor, ...}, ...}}
 
@@ -94,6 +94,7 @@ def _described(state: CompressionState) -> Dict[str, Any]:
     return {
         "rank": state.exchange.rank,
         "world_size": state.exchange.workers,
+        "machines": state.exchange.machines and state.exchange.machines.count,
         "momentum": state.momentum and state.momentum.mu,
         "parameters": [
             {
@@ -129,7 +130,8 @@ def _read(given: StateDict) -> States:
 def _check(state: CompressionState, states: States, strict: bool) -> None:
     """Raise ValueError unless it fits."""
     here = _described(state)
-    fitting.check(_SAYS, "momentum", states.header["momentum"], here["momentum"])
+    for key in ("momentum", "machines"):
+        fitting.check(_SAYS, key, states.header[key], here[key])
     of_there = {one["name"]: one for one in states.header["parameters"]}
     of_here = {one["name"]: one for one in here["parameters"]}
     if strict:
@@ -186,6 +188,11 @@ def _with_aggregators(arrays: Arrays, everybody: Sequence[Arrays]) -> Arrays:
 def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
     """What this worker goes on with of what the workers of another cluster had."""
     before, now = len(arrays), state.exchange.workers
+    if state.exchange.machines is not None:
+        raise ValueError(
+            f"the {_SAYS} is of {before} workers, but {now} are here: what machines add up first "
+            'cannot be shared out; use "hierarchical": False'
+        )
     logger.warning(
         "what %d workers carried over is shared out to %d; the sum of residuals stays", before, now
     )

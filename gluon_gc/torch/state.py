@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -10,16 +9,14 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from ..compression import CompressionParams, parse, warn_of_ignored
-from ..compression.option import nearest
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite
 from . import saving, staging, stats
 from .exchange import Exchange
 from .job import Job
 from .momentum import Momentum, momentum_of
-
-_WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile add to names
+from .settings import chosen_params, named, require_optimizer
+from .steps import before_step
 
 
 class CompressionState:
@@ -72,22 +69,16 @@ class CompressionState:
         require_on_nonfinite(on_nonfinite)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is left out")
-        self.parameters = _named(named_parameters)
+        self.parameters = named(named_parameters)
         mu, nesterov = momentum_of(optimizer)
-        chosen = parse(compression_params, mu, nesterov).require_chosen()
-        own = {
-            pattern: parse(params, mu, nesterov).require_chosen()
-            for pattern, params in (overrides or {}).items()
-        }
-        warn_of_ignored(compression_params, *(overrides or {}).values())
-        self.params = _params_of(self.parameters, chosen, own)
+        self.params = chosen_params(self.parameters, compression_params, overrides, mu, nesterov)
+        require_optimizer(self.params.values(), optimizer)
         self._on_nonfinite = "propagate" if grad_scaler is not None else on_nonfinite
         self._optimizer, self._grad_scaler = optimizer, grad_scaler
         applied = any(params.mu is not None for params in self.params.values())
-        _require_optimizer(self.params.values(), optimizer)
         self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
         if optimizer is not None:
-            optimizer.register_step_pre_hook(self._before_step)
+            before_step(optimizer, self._before_step)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         self.rates: Dict[str, float] = {}  # of learning, in the step before
         self._left_out: List[str] = []  # whose gradients were not finite
@@ -158,7 +149,8 @@ class CompressionState:
             It has an error, or is done once the averages are there.
         """
         self.steps += begins
-        future: Future[None] = Future()
+        devices = {gradient.device for gradient in gradients.values() if gradient.is_cuda}
+        future: Future[None] = Future(devices=list(devices))
         staged = staging.Staged(gradients)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
         step = self.steps
@@ -212,8 +204,8 @@ class CompressionState:
             f"the gradient of parameter {job.nonfinite[0]} has a NaN or an infinity in step {step}"
         )
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """The optimizer's hook: it takes gradients that are None for none."""
+    def _before_step(self) -> None:
+        """What the optimizer's hook does; the optimizer leaves gradients alone that are None."""
         if self._left_out:
             logger.warning(
                 "step %d is left out: the gradient of parameter %s has a NaN or an infinity",
@@ -221,7 +213,7 @@ class CompressionState:
                 self._left_out[0],
             )
             self._left_out.clear()
-            for group in optimizer.param_groups:
+            for group in self._optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
         elif self.momentum is not None:
@@ -273,56 +265,3 @@ class CompressionState:
     def close(self) -> None:
         """End the threads; nothing can be averaged afterwards."""
         self.exchange.close()
-
-
-def _named(
-    named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
-) -> Dict[str, torch.nn.Parameter]:
-    """Those that need gradients, by names without those of wrappers."""
-    parameters: Dict[str, torch.nn.Parameter] = {}
-    for name, parameter in named_parameters:
-        if not isinstance(parameter, torch.Tensor):
-            raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
-        while name.startswith(_WRAPPERS):
-            name = name.partition(".")[2]
-        if name in parameters:
-            raise ValueError(f"named_parameters has the name '{name}' twice")
-        if parameter.requires_grad:
-            parameters[name] = parameter
-    if not parameters:
-        raise ValueError("named_parameters has none that needs a gradient")
-    return parameters
-
-
-def _params_of(
-    parameters: Mapping[str, torch.nn.Parameter],
-    chosen: CompressionParams,
-    own: Mapping[str, CompressionParams],
-) -> Dict[str, CompressionParams]:
-    """How each parameter is compressed."""
-    for pattern in own:
-        if not fnmatch.filter(parameters, pattern):
-            raise ValueError(
-                f"overrides has {pattern!r}, but there is no such parameter; did you mean "
-                f"'{nearest(pattern, parameters)}'?"
-            )
-    result = {}
-    for name, parameter in parameters.items():
-        matching = [pattern for pattern in own if fnmatch.fnmatchcase(name, pattern)]
-        params = own[matching[0]] if matching else chosen
-        accumulates = params.compressor is not None and params.compressor.traits.accumulates
-        if accumulates and parameter.ndim == 1:  # as in the reference implementation of DGC
-            params = CompressionParams(fp16=params.fp16)
-        result[name] = params
-    return result
-
-
-def _require_optimizer(
-    several: Iterable[CompressionParams], optimizer: Optional[Optimizer]
-) -> None:
-    feedback = {params.ef for params in several} & {"corrected", "sparse"}
-    if feedback and optimizer is None:
-        raise ValueError(
-            f"compression_params['ef'] '{feedback.pop()}' needs the optimizer, whose learning rate "
-            "it follows"
-        )

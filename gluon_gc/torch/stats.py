@@ -32,6 +32,10 @@ class Meter:
     wait_seconds: float = 0.0
     decompress_seconds: float = 0.0
 
+    def reset(self) -> None:
+        """Begin again at zero."""
+        self.__init__()
+
     @contextmanager
     def timing(self, field: str) -> Iterator[None]:
         """Add to a field what goes on within."""
@@ -44,6 +48,8 @@ def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
     """The stats of a step on average, of these tensors and in all."""
     sums: Dict[str, Dict[str, float]] = {name: {} for name in tensors}
     for transfer in exchange.transfers():
+        if not transfer.channels:
+            continue
         fields = asdict(transfer.meter)
         steps = fields.pop("steps")
         whole = sum(channel.num_bytes for channel in transfer.channels)
@@ -51,7 +57,7 @@ def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
             share = channel.num_bytes / whole / steps
             _add(sums[channel.piece.tensor], {key: share * fields[key] for key in fields})
         if reset:
-            transfer.meter = Meter()
+            transfer.meter.reset()
     total: Dict[str, float] = {}
     for fields in sums.values():
         _add(total, fields)

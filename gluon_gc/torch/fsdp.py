@@ -1,0 +1,219 @@
+"""Compressed reduce-scatter for fully_shard (FSDP2)."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List, Mapping, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from .. import env, plan
+from ..compression import CompressionParams
+from ..plan import Tensor
+from . import staging
+from .channel import PLAIN, SUMMED, Channel
+from .coder import Seeds
+from .coding import Places, codings
+from .collectives import ToOwners
+from .job import Job
+from .settings import chosen_params, named, require_optimizer
+
+
+class ReduceScatter:
+    """Sums the gradients of one FSDP module, of which each worker gets its shard.
+
+    Every worker compresses what it has of each shard, with error feedback of its own if asked to;
+    the shard's owner adds up the payloads. Nothing is compressed twice.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The parameters' names.
+    sizes : sequence of int
+        Elements of a shard of each.
+    params : mapping
+        How each is compressed.
+    checked : bool
+        Whether what is not finite is an error.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        params: Mapping[str, CompressionParams],
+        checked: bool,
+    ) -> None:
+        self._names, self._sizes, self._params = list(names), list(sizes), params
+        self._checked, self._steps = checked, 0
+        self.channels: List[Channel] = []
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for gradients."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Write this worker's shards of the sum, or average, to `output_tensor`; waits for it.
+
+        Raises
+        ------
+        RuntimeError
+            A parameter got no gradient; or what came is not finite.
+        """
+        workers, rank = dist.get_world_size(group), dist.get_rank(group)
+        if input_tensor.numel() != workers * sum(self._sizes):
+            raise RuntimeError(
+                f"a parameter of {', '.join(self._names)} got no gradient: what is compressed with "
+                "fully_shard must take part in every step"
+            )
+        if not self.channels:
+            self._open(group, input_tensor.dtype)
+        self._steps += 1
+        rows = staging.Staged(
+            {
+                _key(name, worker): shard
+                for worker, row in enumerate(input_tensor.view(workers, -1))
+                for name, shard in zip(self._names, row.split(self._sizes))
+            }
+        )
+        mine = [_key(name, rank) for name in self._names]
+        shards = staging.Staged(dict(zip(mine, output_tensor.split(self._sizes))))
+        self._run(Job(rows.values, _scale(op, workers), {}), Job(shards.values, 1.0, {}))
+        shards.finish(1.0)
+
+    def _run(self, rows: Job, shards: Job) -> None:
+        for coding in self._codings:
+            coding.encode(rows)
+        self._to_owners.start(
+            [
+                c.coder.codec.used(room) if c.varies else room.size
+                for c, room in zip(self.channels, self._to_owners.rooms)
+            ]
+        )
+        self._to_owners.wait()
+        nonfinite: List[str] = []
+        for coding in self._codings:
+            coding.answer()
+            nonfinite += coding.deliver(shards)
+        if nonfinite and self._checked:
+            name = nonfinite[0].rpartition("/")[0]
+            raise RuntimeError(
+                f"the gradient of parameter {name} has a NaN or an infinity in step {self._steps}"
+            )
+
+    def _open(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+        """Make ready for a group of workers, all of whom come here."""
+        workers, rank = dist.get_world_size(group), dist.get_rank(group)
+        ranks = dist.get_process_group_ranks(group)
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        seeds = Seeds(group)
+        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        kind, on_nonfinite = staging.planned_dtype(dtype), "raise" if self._checked else "propagate"
+        owned: List[List[Channel]] = []
+        for worker in range(workers):
+            owned.append([])
+            for index, (name, size) in enumerate(zip(self._names, self._sizes)):
+                params = self._params[name]
+                tensor = Tensor(_key(name, worker), size, kind, params, index, name, on_nonfinite)
+                wire = staging.wire_of(dtype, params.fp16)
+                chunks = plan.cut([tensor], most, least)
+                seeds.draw(chunks)
+                for chunk in chunks:
+                    begin = worker * size + chunk.slices[0].begin
+                    coder = None
+                    if chunk.params is not None:
+                        coder = seeds.coder(chunk, chunk.params, rank, index, begin)
+                    how = (chunk, worker, wire, plan.working_dtype(kind), tensor.checked, coder)
+                    owned[-1].append(Channel(*how))
+        self.channels = [channel for of_owner in owned for channel in of_owner]
+        varies = any(channel.varies for channel in self.channels)
+        sizes = [[channel.num_bytes for channel in of_owner] for of_owner in owned]
+        self._to_owners = ToOwners(group, sizes, varies)
+        came = dict(zip(owned[rank], self._to_owners.rows))
+        sums = {c: rows[0].copy() for c, rows in came.items() if c.kind in (PLAIN, SUMMED)}
+        answers = {c: sums[c][None] if c in sums else rows for c, rows in came.items()}
+        sent = dict(zip(self.channels, self._to_owners.rooms))
+        places = Places(sent, {c: came[c] for c in sums}, sums, answers)
+        self._codings = codings(self.channels, places)
+
+
+def compress_reduce_scatter(
+    model: torch.nn.Module,
+    compression_params: Optional[Mapping[str, Any]] = None,
+    overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]] = None,
+    on_nonfinite: str = "raise",
+) -> None:
+    """Compress the gradients of a model to which fully_shard was applied.
+
+    Each worker compresses what it has of every shard, and the shard's owner adds up the payloads;
+    parameters are gathered as before. Error feedback takes the memory of all gradients on each
+    worker. All workers call this alike, before the first step; every parameter must get a gradient
+    in every step.
+
+    Parameters
+    ----------
+    model : Module
+        With modules that fully_shard made FSDPModules.
+    compression_params : dict, optional
+        As `CompressionState` takes it, but for "momentum", and for feedback that follows the
+        learning rate.
+    overrides : mapping of str to (dict or None), optional
+        As `CompressionState` takes it.
+    on_nonfinite : "raise" or "propagate"
+        Whether a NaN or an infinity in a sum is a RuntimeError, of the worker that has the shard.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        Wrong arguments, or a model without FSDPModules.
+    """
+    if on_nonfinite not in ("raise", "propagate"):
+        raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
+    parameters = named(model.named_parameters())
+    params = chosen_params(parameters, compression_params, overrides)
+    require_optimizer(params.values(), None)
+    names = {parameter: name for name, parameter in parameters.items()}
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not modules:
+        raise ValueError("the model has no FSDPModule: call fully_shard first")
+    for module in modules:
+        for sharded in _sharded(module):
+            trained = [one for one in sharded if one.sharded_param in names]
+            sizes = [one.padded_sharded_param_size.numel() for one in trained]
+            of_module = [names[one.sharded_param] for one in trained]
+            if of_module:
+                checked = on_nonfinite == "raise"
+                module.set_custom_reduce_scatter(ReduceScatter(of_module, sizes, params, checked))
+
+
+def _sharded(module: FSDPModule) -> Iterator[Sequence[Any]]:
+    """What fully_shard knows of a module's parameters, of which its API says nothing."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is not None:
+            yield group.fsdp_params
+
+
+def _key(name: str, worker: int) -> str:
+    """What the shard of a parameter is called that is a worker's."""
+    return f"{name}/{worker}"
+
+
+def _scale(op: Any, workers: int) -> float:
+    """What a reduce operation multiplies a sum by."""
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / workers
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    raise ValueError(f"gradients are summed or averaged where they are compressed, got {op}")

@@ -1,0 +1,157 @@
+"""One exchange a machine: its workers add up what they have before anything travels.
+
+Each worker of a machine has a share of the chunks: it adds up what all on the machine have of them,
+exchanges the sums with its peers, who have the same share on other machines, and hands the results
+to all on its own machine.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+import torch.distributed as dist
+
+from .. import kernels
+from ..plan import Slice
+from .channel import Channel
+from .collectives import ToAll, ToOwners
+from .job import Job
+from .transfer import Groups, Transfer
+
+
+class Machines:
+    """Where the workers are, several on each of several machines.
+
+    Parameters
+    ----------
+    local_size : int
+        Workers of each machine, whose ranks follow each other.
+
+    Attributes
+    ----------
+    number, count : int
+        Of this worker's machine, and of all.
+    local_rank, local_size : int
+        This worker's place on its machine, and how many there are.
+    inside, across : pair of ProcessGroup
+        The workers of this machine, and the peers on all of them.
+    """
+
+    def __init__(self, local_size: int) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self.local_size, self.count = local_size, size // local_size
+        self.number, self.local_rank = divmod(rank, local_size)
+        first = self.number * local_size
+        self.inside = _groups(range(first, first + local_size))
+        self.across = _groups(range(self.local_rank, size, local_size))
+
+
+def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
+    """The machines of all workers, as torchrun tells each; None: it makes no difference."""
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    size = dist.get_world_size()
+    if group is not None or size == 1:
+        return None
+    mine = (local_size, int(os.environ.get("LOCAL_RANK", "0")))
+    everybody: List[Any] = [None] * size
+    dist.all_gather_object(everybody, mine)
+    even = all(one == (local_size, rank % local_size) for rank, one in enumerate(everybody))
+    return Machines(local_size) if even and 1 < local_size < size else None
+
+
+def _groups(ranks: Sequence[int]) -> Groups:
+    first, second = (
+        dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        for _ in range(2)
+    )
+    return first, second
+
+
+class _Sums(Job):
+    """What a machine has of chunks.
+
+    Parameters
+    ----------
+    sums : dict of Slice to array
+    """
+
+    def __init__(self, sums: Dict[Slice, np.ndarray]) -> None:
+        super().__init__({}, 1.0, {})
+        self._sums = sums
+        self._addresses = {piece: array.ctypes.data for piece, array in sums.items()}
+
+    def of(self, piece: Slice) -> np.ndarray:
+        return self._sums[piece]
+
+    def address(self, piece: Slice) -> int:
+        return self._addresses[piece]
+
+
+class MachineTransfer:
+    """Channels that travel together, once a machine.
+
+    Parameters
+    ----------
+    channels : sequence of Channel
+        Each with the local rank of the workers who exchange it.
+    machines : Machines
+    """
+
+    def __init__(self, channels: Sequence[Channel], machines: Machines) -> None:
+        shares = [[c for c in channels if c.local == i] for i in range(machines.local_size)]
+        first, second = machines.inside
+        sizes = [[channel.values_bytes for channel in share] for share in shares]
+        self._in, self._out = ToOwners(first, sizes, False), ToAll(second, [], sizes, False)
+        self._all = [channel for share in shares for channel in share]
+        self._mine = shares[machines.local_rank]
+        self._sums = _Sums(
+            {c.piece: room.view(c.working) for c, room in zip(self._mine, self._out.rooms)}
+        )
+        self._between: Optional[Transfer] = None
+        if self._mine:
+            self._between = Transfer(self._mine, machines.across)
+        self.channels = self._mine
+
+    @property
+    def meter(self) -> Any:
+        return self._between.meter
+
+    def begin(self, job: Job) -> None:
+        """Send the job's values to the machine's workers who add them up."""
+        for channel, room in zip(self._all, self._in.rooms):
+            np.multiply(job.of(channel.piece), job.scale, out=room.view(channel.working))
+        self._in.start([room.size for room in self._in.rooms])
+
+    def send(self, job: Job) -> None:
+        """Add up this worker's share, and send it to its owners."""
+        self._in.wait()
+        for channel, rows in zip(self._mine, self._in.rows):
+            total = self._sums.of(channel.piece)
+            total[:] = rows[0].view(channel.working)
+            for row in rows[1:]:
+                total += row.view(channel.working)
+        if self._between is not None:
+            self._sums.ratios = job.ratios
+            self._between.send(self._sums)
+
+    def answer(self, job: Job) -> None:
+        """As `Transfer` does."""
+        if self._between is not None:
+            self._between.answer(self._sums)
+
+    def deliver(self, job: Job) -> None:
+        """Hand the share's sums over machines to all on this one."""
+        if self._between is not None:
+            self._between.deliver(self._sums)
+        self._out.start([room.size for room in self._out.rooms])
+
+    def finish(self, job: Job) -> None:
+        """Write the sums to the job's values."""
+        self._out.wait()
+        for channel, (row,) in zip(self._all, self._out.rows):
+            values = job.of(channel.piece)
+            values[:] = row.view(channel.working)
+            if channel.checked and not kernels.values_finite(values):
+                job.nonfinite.append(channel.piece.tensor)

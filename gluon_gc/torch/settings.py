@@ -1,0 +1,81 @@
+"""Which parameters there are, and how each is compressed."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+
+import torch
+from torch.optim import Optimizer
+
+from ..compression import CompressionParams, parse, warn_of_ignored
+from ..compression.option import nearest
+
+_WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile add to names
+
+
+def named(
+    named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
+) -> Dict[str, torch.nn.Parameter]:
+    """Those that need gradients, by names without those of wrappers."""
+    parameters: Dict[str, torch.nn.Parameter] = {}
+    for name, parameter in named_parameters:
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
+        while name.startswith(_WRAPPERS):
+            name = name.partition(".")[2]
+        if name in parameters:
+            raise ValueError(f"named_parameters has the name '{name}' twice")
+        if parameter.requires_grad:
+            parameters[name] = parameter
+    if not parameters:
+        raise ValueError("named_parameters has none that needs a gradient")
+    return parameters
+
+
+def chosen_params(
+    parameters: Mapping[str, torch.nn.Parameter],
+    compression_params: Optional[Mapping[str, Any]],
+    overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]],
+    mu: Optional[float] = None,
+    nesterov: bool = False,
+) -> Dict[str, CompressionParams]:
+    """How each parameter is compressed.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        Wrong compression_params, or an override of what there is not.
+    """
+    overrides = overrides or {}
+    chosen = parse(compression_params, mu, nesterov).require_chosen()
+    own = {
+        pattern: parse(params, mu, nesterov).require_chosen()
+        for pattern, params in overrides.items()
+    }
+    warn_of_ignored(compression_params, *overrides.values())
+    for pattern in own:
+        if not fnmatch.filter(parameters, pattern):
+            raise ValueError(
+                f"overrides has {pattern!r}, but there is no such parameter; did you mean "
+                f"'{nearest(pattern, parameters)}'?"
+            )
+    result = {}
+    for name, parameter in parameters.items():
+        matching = [pattern for pattern in own if fnmatch.fnmatchcase(name, pattern)]
+        params = own[matching[0]] if matching else chosen
+        accumulates = params.compressor is not None and params.compressor.traits.accumulates
+        if accumulates and parameter.ndim == 1:  # as in the reference implementation of DGC
+            params = CompressionParams(fp16=params.fp16)
+        result[name] = params
+    return result
+
+
+def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[Optimizer]) -> None:
+    """Raise ValueError if error feedback needs the optimizer, and there is none."""
+    feedback = {params.ef for params in several} & {"corrected", "sparse"}
+    if feedback and optimizer is None:
+        raise ValueError(
+            f"compression_params['ef'] '{feedback.pop()}' needs the optimizer, whose learning rate "
+            "it follows"
+        )

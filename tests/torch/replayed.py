@@ -1,0 +1,61 @@
+"""A worker that averages the gradients of tests.distributed.jobs, as `several_steps` does there.
+
+    torchrun ... replayed.py ARGUMENTS.json FOLDER
+
+Writes FOLDER/RANK.npz, with the names that `several_steps` has.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import gluon_gc.torch as bps
+
+
+def gradients_of(rank, step, shapes):
+    """Those of `jobs.gradients_of`, which imports MXNet."""
+    random = np.random.RandomState(1000 * rank + step)
+    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def steps(arguments):
+    """The average of each gradient after each step."""
+    shapes = arguments["shapes"]
+    parameters = {
+        f"p{i}": torch.nn.Parameter(torch.full(shape, i + 1.0)) for i, shape in enumerate(shapes)
+    }
+    options = arguments["optimizer_params"]
+    optimizer = torch.optim.SGD(
+        parameters.values(), options["learning_rate"], options.get("momentum", 0.0)
+    )
+    compression_params = arguments["compression_params"]
+    state = bps.CompressionState(parameters.items(), compression_params, optimizer)
+    result = {}
+    for step in range(arguments["steps"]):
+        for group in optimizer.param_groups:
+            group["lr"] = arguments["learning_rates"][step]
+        gradients = gradients_of(bps.rank(), step, shapes)
+        flat = {
+            name: torch.from_numpy(gradient).div(arguments["batch_size"]).view(-1)
+            for name, gradient in zip(parameters, gradients)
+        }
+        state.average(flat).wait()
+        result.update((f"g{name[1:]}_{step}", tensor.numpy()) for name, tensor in flat.items())
+    state.close()
+    return result
+
+
+def main():
+    bps.init()
+    results = {}
+    for way, arguments in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+        results.update((f"{way}/{name}", array) for name, array in steps(arguments).items())
+    np.savez(Path(sys.argv[2], f"{bps.rank()}.npz"), **results)
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
