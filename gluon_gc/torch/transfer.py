@@ -61,6 +61,7 @@ class Transfer:
         self._sent_first = [sent[channel] for channel in others]
         self._sent_to_all = [*(sent[c] for c in gathered), *(answer[c] for c in owned[rank])]
         self._first, self._to_all_channels = others, [*gathered, *owned[rank]]
+        self._num_gathered = len(gathered)
 
     def begin(self, job: Job) -> None:
         """Nothing comes before `send`."""
@@ -83,7 +84,9 @@ class Transfer:
                 self._to_owners.wait()
             for coding in self._of_others:
                 coding.answer()
-        self._to_all.start(_used(self._to_all_channels, self._sent_to_all))
+        used = _used(self._to_all_channels, self._sent_to_all)
+        self.meter.pushed_bytes += sum(used[: self._num_gathered])  # the others are answers
+        self._to_all.start(used)
 
     def deliver(self, job: Job) -> None:
         """Write the sums to the job's values."""
