@@ -12,7 +12,7 @@ SANITIZE := build/sanitize
 PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
 
-API := gluon_gc gluon_gc.compression gluon_gc.kernels gluon_gc.mxnet.kvstore gluon_gc.torch
+API := gluon_gc gluon_gc.compression gluon_gc.kernels gluon_gc.mxnet.kvstore
 API_PAGES := build/docs
 
 CORE_VENV := .venv-core
@@ -21,6 +21,14 @@ CORE := build/core
 GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
 CORE_TESTS := tests/core $(addprefix tests/test_,compression.py env.py imports.py launcher.py plan.py)
+
+# PyTorch has an environment of its own, without MXNet and with the newest NumPy: GluonCV, which
+# MXNet's examples use, refuses to be imported where there is a PyTorch of today.
+TORCH_VENV := .venv-torch
+TORCH_PY := $(TORCH_VENV)/bin/python
+TORCH_REQUIREMENTS := requirements/build.txt requirements/test.txt requirements/torch.txt
+FOR_TORCH := build/torch
+WITH_TORCH = PYTHONPATH="$(CURDIR)" GLUON_GC_LIBRARY="$(CURDIR)/$(FOR_TORCH)/libgluon_gc.so" $(TORCH_PY)
 
 CU112_VENV := .venv-cu112
 CU112_PY := $(CU112_VENV)/bin/python
@@ -58,12 +66,14 @@ help:
 demo: $(VENV)/.built
 	$(PY) example/digits/demo.py
 
-demo-torch: $(VENV)/.built $(VENV)/.torch
-	$(PY) example/torch/demo.py
+demo-torch: $(TORCH_VENV)/.built
+	$(WITH_TORCH) example/torch/demo.py
 
-test: $(VENV)/.built $(VENV)/.horovod $(VENV)/.torch
-	@echo "== Running all tests, two files at a time"
-	$(PY) -m pytest -q --numprocesses 2 --dist loadfile tests
+test: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.built
+	@echo "== Running all tests but PyTorch's, two files at a time"
+	$(PY) -m pytest -q --numprocesses 2 --dist loadfile --ignore tests/torch tests
+	@echo "== Running PyTorch's tests"
+	$(WITH_TORCH) -m pytest -q tests/torch
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"
@@ -114,14 +124,14 @@ wheel: $(VENV)/.installed
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --plat $(PLATFORM) --only-plat \
 	  --exclude libgomp.so.1 --wheel-dir dist $(UNAUDITED)/*.whl
 
-docs: $(VENV)/.built $(VENV)/.torch
+docs: $(VENV)/.built
 	@echo "== Making the reference of the Python names"
 	$(PY) -m pdoc --docformat numpy --no-include-undocumented --no-show-source \
 	  --output-directory $(API_PAGES) $(API)
 	@echo "== It begins at $(API_PAGES)/gluon_gc.html"
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
+	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) $(TORCH_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
 
 $(VENV)/.made $(CU112_VENV)/.made:
 	@for python in $(PYTHON); do \
@@ -148,18 +158,29 @@ $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
 	  $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-cache-dir -r $(HOROVOD)
 	@touch $@
 
-$(VENV)/.torch: $(VENV)/.installed $(TORCH)
-	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then \
-	  echo "== Installing PyTorch (very large: it brings its packages for GPUs)"; \
-	  $(PY) -m pip install --quiet --disable-pip-version-check -r $(TORCH); \
-	else \
-	  echo "== No PyTorch, which needs Python 3.10 or newer: its tests will be skipped"; \
-	fi
-	@touch $@
-
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@echo "== Compiling the operators and installing gluon_gc into $(VENV)"
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(TORCH_VENV)/.made:
+	@for python in $(PYTHON); do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
+	    echo "== Making the virtual environment $(TORCH_VENV) with $$($$python --version)"; \
+	    $$python -m venv --clear $(TORCH_VENV) && touch $@; exit; \
+	  fi; \
+	done; \
+	echo "No Python from 3.10 on with venv among: $(PYTHON). PyTorch runs on no older one" >&2; exit 1
+
+$(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS)
+	@echo "== Installing PyTorch and the newest NumPy (very large: it brings its packages for GPUs)"
+	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check numpy xxhash scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
+	@touch $@
+
+$(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)
+	@echo "== Building the library without MXNet's operators, for PyTorch"
+	$(TORCH_PY) -m cmake -S operators -B $(FOR_TORCH)
+	$(TORCH_PY) -m cmake --build $(FOR_TORCH) --parallel
 	@touch $@
 
 $(CORE_VENV)/.made:

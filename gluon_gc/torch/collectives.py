@@ -188,8 +188,9 @@ class ToAll:
             to = self._arrived[: sum(come)]
         splits = [of.numel()] * self._workers
         self._arriving = sum(come)
+        self._copies = of.repeat(self._workers)  # freed here, rather than by a thread of Gloo's
         self._work = dist.all_to_all_single(
-            to, of.repeat(self._workers), come, splits, group=self._group, async_op=True
+            to, self._copies, come, splits, group=self._group, async_op=True
         )
 
     def wait(self) -> int:

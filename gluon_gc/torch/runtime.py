@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from typing import Optional
 
 import torch.distributed as dist
+
+_SETTLING = 0.1  # seconds
 
 
 def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
@@ -34,6 +37,9 @@ def shutdown() -> None:
     from .functions import forget
 
     forget()
+    # Gloo's threads free what a collective used after it is done, for which they may need Python's
+    # lock. PyTorch holds it while it waits for these threads to end: they have to be done before.
+    time.sleep(_SETTLING)
     if dist.is_initialized():
         dist.destroy_process_group()
 

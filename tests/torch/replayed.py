@@ -15,17 +15,18 @@ import torch
 import gluon_gc.torch as bps
 
 
-def gradients_of(rank, step, shapes):
+def gradients_of(rank, step, shapes, dtype):
     """Those of `jobs.gradients_of`, which imports MXNet."""
     random = np.random.RandomState(1000 * rank + step)
-    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    return [random.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def steps(arguments):
     """The average of each gradient after each step."""
-    shapes = arguments["shapes"]
+    shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
     parameters = {
-        f"p{i}": torch.nn.Parameter(torch.full(shape, i + 1.0)) for i, shape in enumerate(shapes)
+        f"p{i}": torch.nn.Parameter(torch.full(shape, i + 1.0, dtype=getattr(torch, dtype)))
+        for i, shape in enumerate(shapes)
     }
     options = arguments["optimizer_params"]
     optimizer = torch.optim.SGD(
@@ -37,13 +38,19 @@ def steps(arguments):
     for step in range(arguments["steps"]):
         for group in optimizer.param_groups:
             group["lr"] = arguments["learning_rates"][step]
-        gradients = gradients_of(bps.rank(), step, shapes)
+        gradients = gradients_of(bps.rank(), step, shapes, dtype)
         flat = {
             name: torch.from_numpy(gradient).div(arguments["batch_size"]).view(-1)
             for name, gradient in zip(parameters, gradients)
         }
         state.average(flat).wait()
         result.update((f"g{name[1:]}_{step}", tensor.numpy()) for name, tensor in flat.items())
+        for name, parameter in parameters.items():
+            parameter.grad = flat[name].view_as(parameter)
+        optimizer.step()
+    for name, parameter in parameters.items():
+        result[f"w{name[1:]}"] = parameter.detach().numpy()
+    result["row"] = np.array(bps.rank())
     state.close()
     return result
 
