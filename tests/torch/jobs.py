@@ -1,0 +1,459 @@
+"""What workers do in tests: each job is a function that fails where something is wrong.
+
+torchrun ... jobs.py JOB [FOLDER]
+"""
+
+import copy
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gluon_gc.torch as bps
+
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
+TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
+DGC = {"compressor": "dgc", "k": 0.05, "seed": 3}
+DITHERING = {"compressor": "dithering", "k": 4, "seed": 3, "ef": "corrected"}
+SETTINGS = (ONEBIT, TOPK, DGC, DITHERING, {"compressor": "randomk", "k": 0.2, "seed": 5}, {})
+
+
+class Net(torch.nn.Module):
+    """Three layers, of which one may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(20, 90)
+        self.second = torch.nn.Linear(90, 90)
+        self.last = torch.nn.Linear(90, 5)
+
+    def forward(self, x, short=False):
+        x = self.first(x).relu()
+        return self.last(x if short else self.second(x).relu())
+
+
+def data(step, rows=16):
+    """This worker's part of a step."""
+    made = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(rows, 20, generator=made), torch.randint(5, (rows,), generator=made)
+
+
+def loss_of(model, step, **more):
+    x, y = data(step)
+    return torch.nn.functional.cross_entropy(model(x, **more), y)
+
+
+def sgd(net, **more):
+    options = dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    return torch.optim.SGD(net.parameters(), **{**options, **more})
+
+
+def wrapped(params, ddp_options=None, **more):
+    """A network, its optimizer, what DDP makes of it, and the state."""
+    net = Net()
+    optimizer = sgd(net)
+    ddp = DistributedDataParallel(net, **(ddp_options or {}))
+    state = bps.CompressionState(net.named_parameters(), params, optimizer, **more)
+    ddp.register_comm_hook(state, bps.compression_hook)
+    return net, optimizer, ddp, state
+
+
+def train(net, optimizer, ddp, steps, **more):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step, **more).backward()
+        optimizer.step()
+    return flat(net)
+
+
+def flat(net):
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def trained(params, steps=8, ddp_options=None, **more):
+    net, optimizer, ddp, state = wrapped(params, ddp_options)
+    weights = train(net, optimizer, ddp, range(steps), **more)
+    state.close()
+    return weights
+
+
+def assert_alike(tensor):
+    """All workers have the same bits."""
+    everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, tensor)
+    assert all(torch.equal(one, tensor) for one in everybody)
+
+
+def raised(kind, said, function):
+    try:
+        function()
+    except kind as error:
+        assert said in str(error), error
+        return
+    raise AssertionError(f"nothing said {said}")
+
+
+def buckets_and_options_of_ddp():
+    for params in SETTINGS:
+        expected = trained(params)
+        assert_alike(expected)
+        assert not torch.equal(expected, flat(Net()))
+        for options in (
+            {"bucket_cap_mb": 0.01},
+            {"gradient_as_bucket_view": True},
+            {"static_graph": True},
+            {"find_unused_parameters": True},
+        ):
+            assert torch.equal(trained(params, ddp_options=options), expected), (params, options)
+
+
+def a_parameter_without_a_gradient():
+    weights = trained(ONEBIT, ddp_options={"find_unused_parameters": True}, short=True)
+    assert_alike(weights)
+
+
+def no_sync_averages_the_sum():
+    for params in (ONEBIT, {}):
+        results = []
+        for passes in (1, 2):
+            net, optimizer, ddp, state = wrapped(params)
+            for step in range(4):
+                optimizer.zero_grad()
+                if passes == 2:
+                    with ddp.no_sync():
+                        loss_of(ddp, 2 * step).backward()
+                    loss_of(ddp, 2 * step + 1).backward()
+                else:
+                    (loss_of(ddp, 2 * step) + loss_of(ddp, 2 * step + 1)).backward()
+                optimizer.step()
+            assert state.steps == 4
+            results.append(flat(net))
+            state.close()
+        assert_alike(results[1])
+        assert torch.allclose(*results, atol=2e-2)
+
+
+def compiled():
+    net, optimizer, ddp, state = wrapped(TOPK)
+    expected = trained(TOPK)
+    compiled = torch.compile(ddp, backend="eager")
+    assert torch.equal(train(net, optimizer, compiled, range(8)), expected)
+
+
+def random_orders_of_tensors():
+    random = np.random.default_rng(0)  # alike on all workers
+    sizes = {f"t{i}": int(n) for i, n in enumerate(random.integers(1, 5000, 12))}
+    parameters = {name: torch.nn.Parameter(torch.zeros(n)) for name, n in sizes.items()}
+
+    def averages(params, orders):
+        state = bps.CompressionState(parameters.items(), params)
+        results = []
+        for step, order in enumerate(orders):
+            values = {}
+            for name in sizes:
+                made = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+                values[name] = torch.randn(sizes[name], generator=made)
+            futures = [state.average({name: values[name] for name in part}) for part in order]
+            torch.futures.wait_all(futures)
+            results.append(torch.cat([values[name] for name in sizes]))
+        state.close()
+        return results
+
+    orders = []
+    for _ in range(100):
+        names = list(random.permutation(list(sizes)))
+        cuts = sorted(random.choice(range(1, len(names)), 3, replace=False))
+        orders.append([list(part) for part in np.split(names, cuts)])
+    whole = [[list(sizes)]] * len(orders)
+    for params in ({**ONEBIT, "momentum": None}, DGC):
+        for one, other in zip(averages(params, orders), averages(params, whole)):
+            assert torch.equal(one, other)
+            assert_alike(one)
+
+
+def every_dtype():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for params in (TOPK, {}, {"fp16": True}, {"compressor": "bytegrad"}):
+            parameters = {"w": torch.nn.Parameter(torch.zeros(3000, dtype=dtype))}
+            state = bps.CompressionState(parameters.items(), params)
+            made = torch.Generator().manual_seed(dist.get_rank())
+            values = torch.randn(3000, generator=made).to(dtype)
+            everybody = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+            dist.all_gather(everybody, values)
+            state.average({"w": values}).wait()
+            assert values.dtype == dtype
+            assert_alike(values)
+            if params != TOPK:
+                mean = torch.stack(everybody).double().mean(0)
+                assert torch.allclose(values.double(), mean, atol=3e-2)
+            state.close()
+
+
+def the_distributed_optimizer_is_the_hook():
+    for params in (ONEBIT, TOPK, {}):
+        expected = trained(params)
+        for scheduled in (False, True):
+            net = Net()
+            inner = sgd(net)
+            if scheduled:
+                scheduler = torch.optim.lr_scheduler.ConstantLR(inner, factor=1.0)
+            optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), params)
+            assert isinstance(optimizer, torch.optim.SGD)
+            for step in range(8):
+                optimizer.zero_grad()
+                loss_of(net, step).backward()
+                if step % 2:
+                    optimizer.synchronize()
+                    with optimizer.skip_synchronize():
+                        optimizer.step()
+                else:
+                    optimizer.step()
+                if scheduled:
+                    scheduler.step()
+            assert torch.equal(flat(net), expected), params
+    net = Net()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), ONEBIT)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(net, 0)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > 0
+    assert torch.equal(flat(net), trained(ONEBIT, steps=1))
+
+
+def several_backward_passes():
+    net = Net()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), TOPK, 2)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(net, 2 * step).backward()
+        loss_of(net, 2 * step + 1).backward()
+        optimizer.step()
+    assert_alike(flat(net))
+    assert optimizer.compression_state.steps == 4
+    for _ in range(2):
+        loss_of(net, 0).backward()
+    raised(RuntimeError, "more than backward_passes_per_step", lambda: loss_of(net, 0).backward())
+
+
+def what_is_not_finite():
+    for params in (ONEBIT, {}):
+        net, optimizer, ddp, state = wrapped(params, on_nonfinite="skip")
+        before = train(net, optimizer, ddp, range(3))
+        optimizer.zero_grad()
+        factor = float("nan") if dist.get_rank() == 0 else 1.0
+        (loss_of(ddp, 3) * factor).backward()
+        optimizer.step()
+        assert torch.equal(flat(net), before)
+        after = train(net, optimizer, ddp, range(4, 6))
+        assert after.isfinite().all() and not torch.equal(after, before)
+        assert_alike(after)
+        state.close()
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    train(net, optimizer, ddp, range(3))
+    said = "has a NaN or an infinity in step 4"
+    raised(RuntimeError, said, lambda: (loss_of(ddp, 3) * factor).backward())
+    state.close()
+
+
+def a_scaled_loss():
+    expected = trained(ONEBIT)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    net, optimizer, ddp, state = wrapped(ONEBIT, grad_scaler=scaler)
+    for step in range(8):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(ddp, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() > 2.0**10
+    assert torch.equal(flat(net), expected)
+    before, scale = flat(net), scaler.get_scale()
+    optimizer.zero_grad()
+    factor = float("inf") if dist.get_rank() == 0 else 1.0
+    (scaler.scale(loss_of(ddp, 9)) * factor).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(flat(net), before) and scaler.get_scale() < scale
+    state.close()
+
+
+def saved(folder):
+    """Five steps, a checkpoint, and what it would have come to after five more."""
+    for number, params in enumerate(SETTINGS):
+        net, optimizer, ddp, state = wrapped(params)
+        train(net, optimizer, ddp, range(5))
+        path = folder / f"{number}.{dist.get_rank()}.pt"
+        states = (net, optimizer, state)
+        torch.save([copy.deepcopy(one.state_dict()) for one in states], path)
+        torch.save(train(net, optimizer, ddp, range(5, 10)), folder / f"{number}.expected.pt")
+        state.close()
+
+
+def resumed(folder):
+    for number, params in enumerate(SETTINGS):
+        net, optimizer, ddp, state = wrapped(params)
+        path = folder / f"{number}.{dist.get_rank()}.pt"
+        for one, states in zip((net, optimizer, state), torch.load(path, weights_only=True)):
+            one.load_state_dict(states)
+        expected = torch.load(folder / f"{number}.expected.pt", weights_only=True)
+        assert torch.equal(train(net, optimizer, ddp, range(5, 10)), expected), params
+        state.close()
+
+
+def resumed_by_fewer(folder):
+    """What two workers saved goes on with one."""
+    files = [torch.load(folder / f"0.{rank}.pt", weights_only=True)[2] for rank in range(2)]
+    _, _, _, state = wrapped(ONEBIT)
+    raised(ValueError, "world_size is 2 there, but 1 here", lambda: state.load_state_dict(files[0]))
+    other = bps.CompressionState(Net().named_parameters(), TOPK)
+    raised(ValueError, "compression of parameter", lambda: other.load_state_dict(files))
+    state.load_state_dict(files)
+    name = "first.weight"
+    of_all = [file["arrays"][name]["worker.residual.0"] for file in files]
+    now = state.state_dict()["arrays"][name]
+    assert torch.allclose(now["worker.residual.0"], sum(of_all), atol=1e-6)
+    aggregated = [file["arrays"][name].get("aggregator.residual.0") for file in files]
+    (expected,) = [one for one in aggregated if one is not None]
+    assert torch.allclose(now["aggregator.residual.0"], expected, atol=1e-6)
+    damaged = {**files[0], "format": 99}
+    raised(ValueError, "has format 99", lambda: state.load_state_dict(damaged))
+
+
+def resumed_with_other_chunks(folder):
+    for number, params in enumerate(SETTINGS):
+        _, _, _, state = wrapped(params)
+        file = torch.load(folder / f"{number}.{dist.get_rank()}.pt", weights_only=True)[2]
+        state.load_state_dict(file)
+        now = state.state_dict()["arrays"]
+        for name in now:
+            for what in ("worker.residual", "worker.momentum"):
+                assert torch.equal(joined(now[name], what), joined(file["arrays"][name], what))
+        state.close()
+
+
+def joined(arrays, what):
+    """The pieces of an array, in their order."""
+    begins = {int(key.split(".")[2]): array for key, array in arrays.items() if what in key}
+    return torch.cat([torch.zeros(0), *(begins[begin] for begin in sorted(begins))])
+
+
+def several_machines():
+    """Gradients are averaged; residuals are the machine's, and each worker has some."""
+    for params in SETTINGS:
+        weights = trained(params)
+        assert_alike(weights)
+        assert not torch.equal(weights, flat(Net()))
+    _, _, _, state = wrapped({})
+    values = torch.full((90 * 20,), float(dist.get_rank()))
+    state.average({"first.weight": values}).wait()
+    assert torch.equal(values, torch.full_like(values, 1.5))
+    _, _, _, state = wrapped(ONEBIT)
+    arrays = state.state_dict()["arrays"]
+    mine = sum(len(tensor) for of in arrays.values() for k, tensor in of.items() if "residual" in k)
+    assert 0 < mine < flat(Net()).numel()
+
+
+def fully_sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    def run(params):
+        net = Net()
+        for layer in net.children():
+            fully_shard(layer)
+        fully_shard(net)
+        if params is not None:
+            bps.compress_reduce_scatter(net, params)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(30):
+            optimizer.zero_grad()
+            loss_of(net, step % 3).backward()
+            optimizer.step()
+        return torch.cat([p.full_tensor().detach().reshape(-1) for p in net.parameters()])
+
+    plain = run(None)
+    assert torch.allclose(run({}), plain, atol=1e-6)
+    start = flat(Net())
+    for params in ({**ONEBIT, "momentum": None}, TOPK, {"compressor": "bytegrad"}, {"fp16": True}):
+        weights = run(params)
+        assert_alike(weights)
+        assert (weights - plain).norm() < 0.5 * (plain - start).norm(), params
+    raised(ValueError, "no FSDPModule", lambda: bps.compress_reduce_scatter(Net(), TOPK))
+
+
+def single_tensors():
+    size, rank = bps.size(), bps.rank()
+    ranks = torch.arange(4.0) + rank
+    assert torch.equal(bps.push_pull(ranks), torch.arange(4.0) + (size - 1) / 2)
+    assert torch.equal(bps.push_pull(ranks, average=False), torch.arange(4.0) * size + 1)
+    assert bps.push_pull(torch.tensor([rank]), average=False).item() == 1
+    handle = bps.push_pull_async_inplace(ranks, average=False)
+    assert torch.equal(bps.synchronize(handle), ranks) and bps.poll(handle)
+    bps.declare("x", byteps_compressor_type="topk", byteps_compressor_k="2")
+    x = torch.tensor([0.0, 5.0, 1.0, -7.0])
+    assert torch.equal(bps.push_pull(x, name="x"), torch.tensor([0.0, 5.0, 0.0, -7.0]))
+    raised(ValueError, "must have 4 elements", lambda: bps.push_pull(torch.ones(3), name="x"))
+    raised(ValueError, "is declared already", lambda: bps.declare("x", compressor="onebit"))
+    assert bps.broadcast_object({"of": rank}, root_rank=1) == {"of": 1}
+    net = Net()
+    with torch.no_grad():
+        net.first.weight += rank
+    bps.broadcast_parameters(net.state_dict(), root_rank=1)
+    assert_alike(flat(net))
+    optimizer = sgd(net, lr=0.1 + rank)
+    bps.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    raised(ValueError, "root_rank must be in", lambda: bps.broadcast_object(1, root_rank=9))
+
+
+def wrong_settings():
+    net = Net()
+    named, state = list(net.named_parameters()), bps.CompressionState
+    raised(ValueError, "did you mean 'scaling'", lambda: state(named, {**TOPK, "scalin": 1}))
+    raised(ValueError, "'first.bias'", lambda: state(named, TOPK, overrides={"first.bia": None}))
+    raised(ValueError, "'auto' is for", lambda: state(named, {"compressor": "auto"}))
+    raised(ValueError, "twice", lambda: state([*named, named[0]], TOPK))
+    raised(ValueError, "needs the optimizer", lambda: state(named, TOPK, on_nonfinite="skip"))
+    raised(ValueError, "needs the optimizer", lambda: state(named, DITHERING))
+    groups = [{"params": [named[0][1]], "momentum": 0.5}, {"params": [p for _, p in named[1:]]}]
+    differing = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    raised(ValueError, "the same momentum", lambda: state(named, ONEBIT, differing))
+    missing = named[1:]
+    raised(ValueError, "are missing", lambda: bps.DistributedOptimizer(sgd(net), missing, TOPK))
+    params = TOPK if dist.get_rank() == 0 else {**TOPK, "k": 0.5}
+    raised(RuntimeError, "do not fit together", lambda: state(named, params))
+    optimizer = sgd(net)
+    state(named, ONEBIT, optimizer, overrides={"*.bias": None})
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.0}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        state(named, {"compressor": "onebit", "k": 0.1})
+    assert "'k' is not for onebit" in str(told[0].message)
+
+
+def for_ever():
+    net, optimizer, ddp, _ = wrapped(ONEBIT)
+    step = 0
+    while True:
+        train(net, optimizer, ddp, [step])
+        step += 1
+        if step == 5 and dist.get_rank() == 0:
+            print("training", flush=True)
+
+
+def main():
+    bps.init()
+    job, *folder = sys.argv[1:]
+    globals()[job](*map(Path, folder))
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()

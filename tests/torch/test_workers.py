@@ -1,0 +1,120 @@
+"""gluon_gc.torch in real processes that torchrun starts; what they check is in jobs.py."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import clean_environ
+
+HERE = Path(__file__).parent
+
+
+def command(job, *arguments, workers=2):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(workers), HERE / "jobs.py", job, *arguments]
+
+
+def environ(**more):
+    own = {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    return {**clean_environ(), **own, **more}
+
+
+def run(job, *arguments, workers=2, **variables):
+    done = subprocess.run(
+        command(job, *arguments, workers=workers),
+        env=environ(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "buckets_and_options_of_ddp",
+        "a_parameter_without_a_gradient",
+        "no_sync_averages_the_sum",
+        "compiled",
+        "every_dtype",
+        "the_distributed_optimizer_is_the_hook",
+        "several_backward_passes",
+        "what_is_not_finite",
+        "a_scaled_loss",
+        "fully_sharded",
+        "single_tensors",
+        "wrong_settings",
+    ],
+)
+def test_two_workers(job):
+    run(job)
+
+
+def test_random_orders_of_tensors_give_the_same_bits_on_four_workers():
+    run("random_orders_of_tensors", workers=4, BYTEPS_PARTITION_BYTES="4000")
+
+
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
+    run("saved", tmp_path)
+    run("resumed", tmp_path)
+    said = run("resumed_by_fewer", tmp_path, workers=1)
+    assert "what 2 workers carried over is shared out to 1" in said
+
+
+def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
+    run("saved", tmp_path, BYTEPS_PARTITION_BYTES="4000")
+    run("resumed_with_other_chunks", tmp_path)
+
+
+def test_two_machines_of_two_workers_each_train_alike(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    there, here = (
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+            *("--node-rank", str(node), "--nproc-per-node", "2"),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+            *(HERE / "jobs.py", "several_machines"),
+        ]
+        for node in (1, 0)
+    )
+    with subprocess.Popen(there, env=environ()) as other:
+        try:
+            done = subprocess.run(here, env=environ(), timeout=100, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert other.wait(30) == 0
+        finally:
+            other.kill()
+
+
+def test_a_killed_worker_ends_all_and_is_named():
+    with subprocess.Popen(
+        command("for_ever"),
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as launcher:
+        try:
+            for line in launcher.stdout:
+                if "training" in line:
+                    break
+            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+            victim = max(map(int, children.split()))
+            os.kill(victim, signal.SIGKILL)
+            said = launcher.communicate(timeout=60)[0]
+        finally:
+            os.killpg(launcher.pid, signal.SIGKILL)
+    assert launcher.returncode == 1
+    assert re.search(rf"exitcode +: -9 \(pid: {victim}\)", said), said
