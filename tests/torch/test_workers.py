@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,7 @@ def test_a_killed_worker_ends_all_and_is_named():
             os.kill(victim, signal.SIGKILL)
             said = launcher.communicate(timeout=60)[0]
         finally:
-            os.killpg(launcher.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(launcher.pid, signal.SIGKILL)
     assert launcher.returncode == 1
     assert re.search(rf"exitcode +: -9 \(pid: {victim}\)", said), said
