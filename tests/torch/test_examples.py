@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
 from common.log import read_configurations, read_log
 
@@ -87,9 +89,22 @@ def test_stats_of_every_tensor_are_printed_by_one_worker(tmp_path):
     assert re.search(r"^8\.weight +1,572,864 ", said, re.M) and said.count("1,665,448") == 1
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Images as ImageNet has them: train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
+    folder, random = tmp_path_factory.mktemp("imagenet"), np.random.default_rng(0)
+    for part, number in (("train", 64), ("val", 22)):
+        for i in range(number):
+            image = folder / part / f"n{i % 10:08}" / f"{i}.JPEG"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, 256, (40 + i % 7, 48, 3), np.uint8)
+            PIL.Image.fromarray(pixels).save(image)
+    return folder
+
+
 @pytest.mark.parametrize("processes", [0, 1])
-def test_imagenet_trains_on_folders_of_images_and_goes_on(data, processes, tmp_path):
-    arguments = [data / "imagenet", "-j", processes, "--input-size", 32, "--batch-size", 16]
+def test_imagenet_trains_on_folders_of_images_and_goes_on(folders, processes, tmp_path):
+    arguments = [folders, "-j", processes, "--input-size", 32, "--batch-size", 16]
     arguments += ["--epochs", 2, "--lr", 0.01, "--lr-mode", "cosine", "--warmup-epochs", 1]
     arguments += ["--compressor", "topk", "--k", 0.05, "--ef", "vanilla"]
     save = ["--save", tmp_path / "saved", "--save-period", 1]
