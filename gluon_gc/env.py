@@ -169,6 +169,17 @@ def under_horovod() -> bool:
     return any(name in os.environ for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 
 
+def under_torchrun() -> bool:
+    """Whether torchrun, or what sets its variables, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def of_torchrun(name: str) -> Optional[int]:
+    """The number that torchrun has in a variable, such as LOCAL_RANK; None: it says nothing."""
+    text = os.environ.get(name)
+    return int(text) if text else None
+
+
 def cluster(role: Optional[str] = None) -> Cluster:
     """This process's place in its cluster.
 

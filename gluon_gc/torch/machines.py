@@ -7,13 +7,12 @@ to all on its own machine.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import torch.distributed as dist
 
-from .. import kernels
+from .. import env, kernels
 from ..plan import Slice
 from .channel import Channel
 from .collectives import ToAll, ToOwners
@@ -50,11 +49,11 @@ class Machines:
 
 def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
     """The machines of all workers, as torchrun tells each; None: it makes no difference."""
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_size = env.of_torchrun("LOCAL_WORLD_SIZE") or 1
     size = dist.get_world_size()
     if group is not None or size == 1:
         return None
-    mine = (local_size, int(os.environ.get("LOCAL_RANK", "0")))
+    mine = (local_size, env.of_torchrun("LOCAL_RANK") or 0)
     everybody: List[Any] = [None] * size
     dist.all_gather_object(everybody, mine)
     even = all(one == (local_size, rank % local_size) for rank, one in enumerate(everybody))

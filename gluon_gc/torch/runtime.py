@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from datetime import timedelta
 from typing import Optional
 
 import torch.distributed as dist
+
+from .. import env
 
 _SETTLING = 0.1  # seconds
 
@@ -26,7 +27,7 @@ def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
     """
     if dist.is_initialized():
         return
-    if dist.is_torchelastic_launched() or "RANK" in os.environ:
+    if env.under_torchrun():
         dist.init_process_group(timeout=timeout)
     else:
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -56,9 +57,10 @@ def size() -> int:
 
 def local_rank() -> int:
     """This worker's number on its machine, as torchrun says; without it, among all."""
-    return int(os.environ.get("LOCAL_RANK", rank()))
+    place = env.of_torchrun("LOCAL_RANK")
+    return rank() if place is None else place
 
 
 def local_size() -> int:
     """The number of workers on this machine, as torchrun says; without it, of all."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", size()))
+    return env.of_torchrun("LOCAL_WORLD_SIZE") or size()

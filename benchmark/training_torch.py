@@ -1,0 +1,76 @@
+"""Seconds a real training step takes: DistributedDataParallel's, and with our hook.
+
+ResNet-18 on images of 32x32, batches of 32 a worker, unshaped loopback. The two take turns in one
+process, so that what else the machine does hits both.
+
+    torchrun --nproc-per-node 2 benchmark/training_torch.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, List
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import gluon_gc.torch as bps
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example" / "torch"))
+
+from resnet import network
+
+SETTINGS = {
+    "DDP fp32": None,
+    "onebit": {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"},
+    "topk 0.001": {"compressor": "topk", "k": 0.001, "ef": "vanilla", "momentum": "nesterov"},
+}
+WARM_UP = 3
+
+
+def trainer(params: object) -> Callable[[], None]:
+    """A function that makes a step."""
+    model = network("resnet18", 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if params is not None:
+        state = bps.CompressionState(model.named_parameters(), params, optimizer)
+        ddp.register_comm_hook(state, bps.compression_hook)
+    images, labels = torch.randn(32, 3, 32, 32), torch.randint(100, (32,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(ddp(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20)
+    arguments = parser.parse_args()
+    bps.init()
+    steps = {name: trainer(params) for name, params in SETTINGS.items()}
+    seconds: Dict[str, List[float]] = {name: [] for name in steps}
+    for _ in range(WARM_UP + arguments.steps):
+        for name, step in steps.items():
+            torch.distributed.barrier()
+            start = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - start)
+    if bps.rank() == 0:
+        print("| | seconds a step | of DDP's |\n|---|---|---|")
+        plain = statistics.median(seconds["DDP fp32"][WARM_UP:])
+        for name, taken in seconds.items():
+            median = statistics.median(taken[WARM_UP:])
+            print(f"| {name} | {median:.4f} | {median / plain:.2f} |")
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()
