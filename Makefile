@@ -67,7 +67,7 @@ demo: $(VENV)/.built
 	$(PY) example/digits/demo.py
 
 demo-torch: $(TORCH_VENV)/.built
-	$(WITH_TORCH) example/torch/demo.py
+	$(WITH_TORCH) example/pytorch/demo.py
 
 test: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.built
 	@echo "== Running all tests but PyTorch's, two files at a time"

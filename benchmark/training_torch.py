@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example" / "torch"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example" / "pytorch"))
 
 from resnet import network
 

@@ -219,8 +219,10 @@ def wrong_command(words):
         return wrong_command(rest[rest.index("python") :] if "python" in rest else [])
     if program == "torchrun":
         scripts = [i for i, word in enumerate(rest) if word.endswith(".py")]
-        installed = importlib.util.find_spec("torch")
-        return wrong_command(["python", *rest[scripts[0] :]] if scripts and installed else [])
+        script = rest[scripts[0] :] if scripts else []
+        if not importlib.util.find_spec("torch"):
+            script = script[:1]  # its --help needs PyTorch
+        return wrong_command(["python", *script] if script else [])
     if program == "bpslaunch":
         try:
             return wrong_command(launcher._parse(rest).command)

@@ -29,7 +29,7 @@ def trained(script, arguments, folder, workers=2):
     """Run an example under torchrun: the checksum of all workers, what was said, and the log."""
     log = folder / "log.jsonl"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc-per-node", str(workers), f"example/torch/{script}", *map(str, arguments)]
+    launch += ["--nproc-per-node", str(workers), f"example/pytorch/{script}", *map(str, arguments)]
     done = subprocess.run(
         [*launch, "--logging-file", str(log)],
         cwd=ROOT,
@@ -131,7 +131,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}/example/torch"}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}/example/pytorch"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=100
     )

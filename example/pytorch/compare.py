@@ -50,7 +50,7 @@ def table(runs: Dict[str, List[Run]]) -> str:
 def section(runs: Dict[str, List[Run]]) -> str:
     """Return what stands between the markers of the page."""
     return f"""
-Made by `python example/torch/compare.py`: {WORKERS} workers, {len(SEEDS)} seeds, and for all
+Made by `python example/pytorch/compare.py`: {WORKERS} workers, {len(SEEDS)} seeds, and for all
 settings `{" ".join(COMMON)}`. The bytes are those of gradients, one way each; those of the first
 line are the gradients' own size.
 
