@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 Shapes = Sequence[Tuple[int, ...]]
 
-HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _ONE_BUCKET = 100_000  # megabytes
 
 
@@ -57,8 +56,8 @@ class DDP:
                 None, matrix_approximation_rank=rank, start_powerSGD_iter=2
             )
             self.ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        elif "hook" in options:
-            self.ddp.register_comm_hook(None, HOOKS[options["hook"]])
+        elif "fp16" in options:
+            self.ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
         self._flag = torch.zeros(1)
 
     def fill(self, values: Sequence[np.ndarray]) -> None:

@@ -61,8 +61,7 @@ def methods() -> List[Method]:
     """All of them, the ones to compare with first."""
     torch = [
         Method("DDP fp32", "ddp", "torch", {}),
-        Method("DDP fp16", "ddp", "torch", {"hook": "fp16"}),
-        Method("DDP bf16", "ddp", "torch", {"hook": "bf16"}),
+        Method("DDP fp16", "ddp", "torch", {"fp16": True}),
         *(Method(f"DDP PowerSGD {rank}", "ddp", "torch", {"powersgd": rank}) for rank in (1, 2, 4)),
         *(
             Method(f"{name}, torch", "gluon_gc.torch", "torch", {"compression_params": params})
