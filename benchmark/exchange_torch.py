@@ -85,5 +85,5 @@ class GluonGC(DDP):
         super().__init__(shapes, {})
         optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
         params = options["compression_params"]
-        self.state = state = bps.CompressionState(self.model.named_parameters(), params, optimizer)
+        state = bps.CompressionState(self.model.named_parameters(), params, optimizer)
         self.ddp.register_comm_hook(state, bps.compression_hook)

@@ -18,6 +18,7 @@ from .coding import Places, codings
 from .collectives import ToOwners
 from .job import Job
 from .settings import chosen_params, named, require_optimizer
+from .transfer import bytes_used
 
 
 class ReduceScatter:
@@ -94,12 +95,7 @@ class ReduceScatter:
     def _run(self, rows: Job, shards: Job) -> None:
         for coding in self._codings:
             coding.encode(rows)
-        self._to_owners.start(
-            [
-                c.coder.codec.used(room) if c.varies else room.size
-                for c, room in zip(self.channels, self._to_owners.rooms)
-            ]
-        )
+        self._to_owners.start(bytes_used(self.channels, self._to_owners.rooms))
         self._to_owners.wait()
         nonfinite: List[str] = []
         for coding in self._codings:

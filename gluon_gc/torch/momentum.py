@@ -7,7 +7,7 @@ part that weight decay has in the optimizer's momentum.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, Optional, Tuple
+from typing import Callable, Collection, Dict, Iterable, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
@@ -67,7 +67,7 @@ class Momentum:
             group.update(momentum=0.0, nesterov=False)
 
     def before_step(
-        self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Iterable[str]
+        self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Collection[str]
     ) -> None:
         """Change the averaged gradients into what an optimizer without momentum is to apply.
 
@@ -75,7 +75,7 @@ class Momentum:
         ----------
         parameters : iterable of (str, Parameter)
             All of the optimizer's, with their names.
-        exempted : iterable of str
+        exempted : collection of str
             Those whose compressor applies no momentum.
         """
         if any(group["momentum"] for group in self._optimizer.param_groups):
@@ -88,7 +88,6 @@ class Momentum:
             for group in self._optimizer.param_groups
             for parameter in group["params"]
         }
-        exempted = set(exempted)
         with torch.no_grad():
             for name, parameter in parameters:
                 if parameter.grad is None or parameter not in decay:

@@ -90,6 +90,8 @@ class CompressionState:
             for name, parameter in self.parameters.items()
         }
         self.exchange.declare(tensors[::-1], wires)  # backward has the last ones first
+        # Those whose compressor applies no momentum.
+        self._plain = {n for n in self.parameters if not self.exchange.applies_momentum(n)}
 
     # Set-up
 
@@ -217,8 +219,7 @@ class CompressionState:
                 for parameter in group["params"]:
                     parameter.grad = None
         elif self.momentum is not None:
-            plain = [name for name in self.parameters if not self.exchange.applies_momentum(name)]
-            self.momentum.before_step(self.parameters.items(), plain)
+            self.momentum.before_step(self.parameters.items(), self._plain)
 
     # Checkpoints
 

@@ -72,7 +72,9 @@ class Transfer:
             with self.meter.timing("compress_seconds"):
                 for coding in self._of_others:
                     coding.encode(job)
-            self.meter.pushed_bytes += self._to_owners.start(_used(self._first, self._sent_first))
+            self.meter.pushed_bytes += self._to_owners.start(
+                bytes_used(self._first, self._sent_first)
+            )
 
     def answer(self, job: Job) -> None:
         """Make what all get, and send it."""
@@ -84,7 +86,7 @@ class Transfer:
                 self._to_owners.wait()
             for coding in self._of_others:
                 coding.answer()
-        used = _used(self._to_all_channels, self._sent_to_all)
+        used = bytes_used(self._to_all_channels, self._sent_to_all)
         self.meter.pushed_bytes += sum(used[: self._num_gathered])  # the others are answers
         self._to_all.start(used)
 
@@ -101,7 +103,7 @@ class Transfer:
         """Nothing is left to do."""
 
 
-def _used(channels: Sequence[Channel], rooms: Sequence[np.ndarray]) -> List[int]:
+def bytes_used(channels: Sequence[Channel], rooms: Sequence[np.ndarray]) -> List[int]:
     """How many bytes are in use of what was written to rooms."""
     return [
         channel.coder.codec.used(room) if channel.varies else room.size
