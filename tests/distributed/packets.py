@@ -17,9 +17,10 @@ _BUFFER_BYTES = 64 << 20  # packets that wait to be looked at count in full
 
 
 class PacketCounter:
-    """While it is entered, counts what TCP sends over the loopback interface, with its headers.
+    """While it is entered, counts what TCP sends over the loopback interface, without its headers.
 
-    What is sent again, as happens where a busy machine acknowledges late, counts once.
+    So nothing depends on how busy the machine is, as the number of packets and of acknowledgements
+    does; what is sent again counts once.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ class PacketCounter:
     Attributes
     ----------
     received : Counter
-        By address, the bytes of the IP packets sent to it.
+        By address, the bytes sent to it.
 
     Raises
     ------
@@ -80,7 +81,6 @@ class PacketCounter:
         connection = source + target + ports
         end = (sequence + data) % 2**32
         new = (end - self._ends.get(connection, sequence)) % 2**32
-        if data and not 0 < new < 2**31:
-            return
-        self._ends[connection] = end
-        self.received[self._addresses[target]] += length
+        if 0 < new < 2**31:
+            self._ends[connection] = end
+            self.received[self._addresses[target]] += min(data, new)
