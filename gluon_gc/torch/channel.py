@@ -9,6 +9,7 @@ import torch
 
 from ..plan import Chunk, Slice
 from .coder import Coder
+from .collectives import Part
 
 PLAIN, SUMMED, TWO_WAY, GATHERED = "plain", "summed", "two_way", "gathered"
 
@@ -56,11 +57,9 @@ class Channel:
         self.chunk, self.owner, self.wire, self.checked = chunk, owner, wire, checked
         self.working, self.coder, self.aggregator, self.local = working, coder, aggregator, local
         (self.piece,) = chunk.slices
-        self.kind, self.varies = PLAIN, False
+        self.kind = PLAIN
         if coder is not None:
             self.kind = GATHERED if chunk.gathered else TWO_WAY if chunk.aggregated else SUMMED
-            full = chunk.params.compressor.full
-            self.varies = coder.codec.length_at is not None and not full
 
     piece: Slice
 
@@ -70,6 +69,14 @@ class Channel:
         if self.coder is None:
             return self.chunk.size * self.wire.itemsize
         return self.coder.codec.payload_bytes
+
+    @property
+    def part(self) -> Part:
+        """What travels of it."""
+        varies = self.coder is not None and self.coder.codec.length_at is not None
+        if not varies or self.chunk.params.compressor.full:
+            return Part(self.num_bytes)
+        return Part(self.num_bytes, self.coder.codec.used)
 
     @property
     def values_bytes(self) -> int:

@@ -88,6 +88,7 @@ class Exchange:
         self._tensors: Dict[str, Tensor] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
         self._transfers: Dict[Tuple[str, ...], List[Union[Transfer, MachineTransfer]]] = {}
+        self._tags = itertools.count()
         self._seeds = Seeds(first)
         self.channels: List[Channel] = []
 
@@ -177,8 +178,8 @@ class Exchange:
             flat = [channel for channel in channels if channel.local is None]
             others = [channel for channel in channels if channel.local is not None]
             self._transfers[names] = [
-                *(Transfer(part, self._groups) for part in _together(flat)),
-                *(MachineTransfer(part, self.machines) for part in _together(others)),
+                *(Transfer(p, self._groups, next(self._tags)) for p in _together(flat)),
+                *(MachineTransfer(p, self.machines, next(self._tags)) for p in _together(others)),
             ]
         transfers = self._transfers[names]
         job.transfers = len(transfers)

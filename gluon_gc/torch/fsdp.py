@@ -18,7 +18,6 @@ from .coding import Places, codings
 from .collectives import ToOwners
 from .job import Job
 from .settings import chosen_params, named, require_optimizer
-from .transfer import bytes_used
 
 
 class ReduceScatter:
@@ -95,12 +94,13 @@ class ReduceScatter:
     def _run(self, rows: Job, shards: Job) -> None:
         for coding in self._codings:
             coding.encode(rows)
-        self._to_owners.start(bytes_used(self.channels, self._to_owners.rooms))
+        self._to_owners.start()
         self._to_owners.wait()
         nonfinite: List[str] = []
         for coding in self._codings:
             coding.answer()
             nonfinite += coding.deliver(shards)
+        self._to_owners.expect()
         if nonfinite and self._checked:
             name = nonfinite[0].rpartition("/")[0]
             raise RuntimeError(
@@ -132,9 +132,8 @@ class ReduceScatter:
                     how = (chunk, worker, wire, plan.working_dtype(kind), tensor.checked, coder)
                     owned[-1].append(Channel(*how))
         self.channels = [channel for of_owner in owned for channel in of_owner]
-        varies = any(channel.varies for channel in self.channels)
-        sizes = [[channel.num_bytes for channel in of_owner] for of_owner in owned]
-        self._to_owners = ToOwners(group, sizes, varies)
+        parts = [[channel.part for channel in of_owner] for of_owner in owned]
+        self._to_owners = ToOwners(group, 0, parts)
         came = dict(zip(owned[rank], self._to_owners.rows))
         sums = {c: rows[0].copy() for c, rows in came.items() if c.kind in (PLAIN, SUMMED)}
         answers = {c: sums[c][None] if c in sums else rows for c, rows in came.items()}

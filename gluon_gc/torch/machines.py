@@ -15,7 +15,7 @@ import torch.distributed as dist
 from .. import env, kernels
 from ..plan import Slice
 from .channel import Channel
-from .collectives import ToAll, ToOwners
+from .collectives import Part, ToAll, ToOwners
 from .job import Job
 from .transfer import Groups, Transfer
 
@@ -96,13 +96,15 @@ class MachineTransfer:
     channels : sequence of Channel
         Each with the local rank of the workers who exchange it.
     machines : Machines
+    tag : int
+        The same on all workers, and of no other transfer.
     """
 
-    def __init__(self, channels: Sequence[Channel], machines: Machines) -> None:
+    def __init__(self, channels: Sequence[Channel], machines: Machines, tag: int) -> None:
         shares = [[c for c in channels if c.local == i] for i in range(machines.local_size)]
         first, second = machines.inside
-        sizes = [[channel.values_bytes for channel in share] for share in shares]
-        self._in, self._out = ToOwners(first, sizes, False), ToAll(second, [], sizes, False)
+        parts = [[Part(channel.values_bytes) for channel in share] for share in shares]
+        self._in, self._out = ToOwners(first, tag, parts), ToAll(second, tag, [], parts)
         self._all = [channel for share in shares for channel in share]
         self._mine = shares[machines.local_rank]
         self._sums = _Sums(
@@ -110,7 +112,7 @@ class MachineTransfer:
         )
         self._between: Optional[Transfer] = None
         if self._mine:
-            self._between = Transfer(self._mine, machines.across)
+            self._between = Transfer(self._mine, machines.across, tag)
         self.channels = self._mine
 
     @property
@@ -121,7 +123,7 @@ class MachineTransfer:
         """Send the job's values to the machine's workers who add them up."""
         for channel, room in zip(self._all, self._in.rooms):
             np.multiply(job.of(channel.piece), job.scale, out=room.view(channel.working))
-        self._in.start([room.size for room in self._in.rooms])
+        self._in.start()
 
     def send(self, job: Job) -> None:
         """Add up this worker's share, and send it to its owners."""
@@ -131,6 +133,7 @@ class MachineTransfer:
             total[:] = rows[0].view(channel.working)
             for row in rows[1:]:
                 total += row.view(channel.working)
+        self._in.expect()
         if self._between is not None:
             self._sums.ratios = job.ratios
             self._between.send(self._sums)
@@ -144,7 +147,7 @@ class MachineTransfer:
         """Hand the share's sums over machines to all on this one."""
         if self._between is not None:
             self._between.deliver(self._sums)
-        self._out.start([room.size for room in self._out.rooms])
+        self._out.start()
 
     def finish(self, job: Job) -> None:
         """Write the sums to the job's values."""
@@ -154,3 +157,4 @@ class MachineTransfer:
             values[:] = row.view(channel.working)
             if channel.checked and not kernels.values_finite(values):
                 job.nonfinite.append(channel.piece.tensor)
+        self._out.expect()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import torch.distributed as dist
@@ -25,6 +25,8 @@ class Transfer:
     channels : sequence of Channel
     groups : pair of ProcessGroup
         For each of the two collectives.
+    tag : int
+        The same on all workers, and of no other transfer.
 
     Attributes
     ----------
@@ -33,7 +35,7 @@ class Transfer:
         Of all of them.
     """
 
-    def __init__(self, channels: Sequence[Channel], groups: Groups) -> None:
+    def __init__(self, channels: Sequence[Channel], groups: Groups, tag: int) -> None:
         first, second = groups
         workers, rank = dist.get_world_size(first), dist.get_rank(first)
         gathered = [channel for channel in channels if channel.kind == GATHERED]
@@ -42,25 +44,21 @@ class Transfer:
             for worker in range(workers)
         ]
         others = [channel for of_owner in owned for channel in of_owner]
-        varies = any(channel.varies for channel in channels)
-        sizes = [[channel.num_bytes for channel in of_owner] for of_owner in owned]
+        parts = [[channel.part for channel in of_owner] for of_owner in owned]
         self.channels, self.meter = [*gathered, *others], Meter()
-        self._to_all = ToAll(second, [channel.num_bytes for channel in gathered], sizes, varies)
+        self._to_all = ToAll(second, tag, [channel.part for channel in gathered], parts)
         sent = dict(zip(gathered, self._to_all.rooms))
         answer = dict(zip(owned[rank], self._to_all.rooms[len(gathered) :]))
         came: Dict[Channel, np.ndarray] = {}
         self._to_owners: Optional[ToOwners] = None
         if others:
-            self._to_owners = ToOwners(first, sizes, varies)
+            self._to_owners = ToOwners(first, tag, parts)
             sent.update(zip(others, self._to_owners.rooms))
             came.update(zip(owned[rank], self._to_owners.rows))
         answers = dict(zip(self.channels, self._to_all.rows))
         places = Places(sent, came, answer, answers)
         self._of_gathered = codings(gathered, places)
         self._of_others = codings(others, places)
-        self._sent_first = [sent[channel] for channel in others]
-        self._sent_to_all = [*(sent[c] for c in gathered), *(answer[c] for c in owned[rank])]
-        self._first, self._to_all_channels = others, [*gathered, *owned[rank]]
         self._num_gathered = len(gathered)
 
     def begin(self, job: Job) -> None:
@@ -72,9 +70,7 @@ class Transfer:
             with self.meter.timing("compress_seconds"):
                 for coding in self._of_others:
                     coding.encode(job)
-            self.meter.pushed_bytes += self._to_owners.start(
-                bytes_used(self._first, self._sent_first)
-            )
+            self.meter.pushed_bytes += sum(self._to_owners.start())
 
     def answer(self, job: Job) -> None:
         """Make what all get, and send it."""
@@ -86,9 +82,9 @@ class Transfer:
                 self._to_owners.wait()
             for coding in self._of_others:
                 coding.answer()
-        used = bytes_used(self._to_all_channels, self._sent_to_all)
+            self._to_owners.expect()
+        used = self._to_all.start()
         self.meter.pushed_bytes += sum(used[: self._num_gathered])  # the others are answers
-        self._to_all.start(used)
 
     def deliver(self, job: Job) -> None:
         """Write the sums to the job's values."""
@@ -97,15 +93,8 @@ class Transfer:
         with self.meter.timing("decompress_seconds"):
             for coding in (*self._of_gathered, *self._of_others):
                 job.nonfinite += coding.deliver(job)
+        self._to_all.expect()
         self.meter.steps += 1
 
     def finish(self, job: Job) -> None:
         """Nothing is left to do."""
-
-
-def bytes_used(channels: Sequence[Channel], rooms: Sequence[np.ndarray]) -> List[int]:
-    """How many bytes are in use of what was written to rooms."""
-    return [
-        channel.coder.codec.used(room) if channel.varies else room.size
-        for channel, room in zip(channels, rooms)
-    ]
