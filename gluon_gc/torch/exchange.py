@@ -37,7 +37,7 @@ from .pipeline import Pipeline
 from .transfer import Transfer
 
 _STAGES = ("begin", "send", "answer", "deliver", "finish")
-_TRANSFER_BYTES = 96 * 1024  # that a worker sends in a collective, about
+_TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
 
 
 Item = Tuple[Union[Transfer, MachineTransfer], Job]

@@ -29,32 +29,26 @@ class Messages:
 
     def __init__(self, group: dist.ProcessGroup, tag: int, rooms: Mapping[int, np.ndarray]) -> None:
         self._group, self._tag = group, tag
-        self._ranks = dist.get_process_group_ranks(group)
-        self._rooms = self._tensors(rooms)
+        self._rooms = _tensors(rooms)
         self._sent: List[dist.Work] = []
         self.expect()
 
-    def _tensors(self, arrays: Mapping[int, np.ndarray]) -> List[Tuple[torch.Tensor, int]]:
-        """Those that are not empty, and their members' ranks among all workers."""
-        return [
-            (torch.from_numpy(array), self._ranks[member])
-            for member, array in arrays.items()
-            if array.size
-        ]
-
     def expect(self) -> None:
         """Let others send the next messages, which overwrite what came; returns at once."""
-        self._coming = [
-            dist.irecv(room, rank, self._group, self._tag) for room, rank in self._rooms
-        ]
+        self._coming = [self._group.recv([room], member, self._tag) for member, room in self._rooms]
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
         """Send these bytes, which must stay as they are until `wait`; returns at once."""
         self._sent = [
-            dist.isend(part, rank, self._group, self._tag) for part, rank in self._tensors(data)
+            self._group.send([part], member, self._tag) for member, part in _tensors(data)
         ]
 
     def wait(self) -> None:
         """Return when all messages came, and all bytes are sent."""
         for work in (*self._coming, *self._sent):
             work.wait()
+
+
+def _tensors(arrays: Mapping[int, np.ndarray]) -> List[Tuple[int, torch.Tensor]]:
+    """Those that are not empty, by member."""
+    return [(member, torch.from_numpy(array)) for member, array in arrays.items() if array.size]
