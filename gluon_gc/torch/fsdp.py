@@ -2,144 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from .. import env, plan
-from ..compression import CompressionParams
-from ..plan import Tensor
-from . import staging
-from .channel import PLAIN, SUMMED, Channel
-from .coder import Seeds
-from .coding import Places, codings
-from .collectives import ToOwners
-from .job import Job
+from .. import fitting
+from . import saving
+from .reduce_scatter import ReduceScatter
 from .settings import chosen_params, named, require_optimizer
 
 
-class ReduceScatter:
-    """Sums the gradients of one FSDP module, of which each worker gets its shard.
-
-    Every worker compresses what it has of each shard, with error feedback of its own if asked to;
-    the shard's owner adds up the payloads. Nothing is compressed twice.
+class ShardedCompression:
+    """What `compress_reduce_scatter` keeps of a model from step to step.
 
     Parameters
     ----------
-    names : sequence of str
-        The parameters' names.
-    sizes : sequence of int
-        Elements of a shard of each.
-    params : mapping
-        How each is compressed.
-    checked : bool
-        Whether what is not finite is an error.
+    sums : sequence of ReduceScatter
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        params: Mapping[str, CompressionParams],
-        checked: bool,
-    ) -> None:
-        self._names, self._sizes, self._params = list(names), list(sizes), params
-        self._checked, self._steps = checked, 0
-        self.channels: List[Channel] = []
+    def __init__(self, sums: Sequence[ReduceScatter]) -> None:
+        self._sums = list(sums)
 
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Memory for gradients."""
-        return torch.empty(*size, dtype=dtype, device=device)
+    def state_dict(self) -> Dict[str, Any]:
+        """What this worker carries over: plain values and tensors. No backward may be under way."""
+        arrays = {name: of for one in self._sums for name, of in one.carried().items()}
+        return {"format": saving.FORMAT, **self._described(), "arrays": arrays}
 
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> None:
-        """Write this worker's shards of the sum, or average, to `output_tensor`; waits for it.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned on this worker.
 
         Raises
         ------
-        RuntimeError
-            A parameter got no gradient; or what came is not finite.
+        ValueError
+            It is another worker's, or of another model, compression or number of workers; nothing
+            is changed then.
         """
-        workers, rank = dist.get_world_size(group), dist.get_rank(group)
-        if input_tensor.numel() != workers * sum(self._sizes):
-            raise RuntimeError(
-                f"a parameter of {', '.join(self._names)} got no gradient: what is compressed with "
-                "fully_shard must take part in every step"
-            )
-        if not self.channels:
-            self._open(group, input_tensor.dtype)
-        self._steps += 1
-        rows = staging.Staged(
-            {
-                _key(name, worker): shard
-                for worker, row in enumerate(input_tensor.view(workers, -1))
-                for name, shard in zip(self._names, row.split(self._sizes))
-            }
-        )
-        mine = [_key(name, rank) for name in self._names]
-        shards = staging.Staged(dict(zip(mine, output_tensor.split(self._sizes))))
-        self._run(Job(rows.values, _scale(op, workers), {}), Job(shards.values, 1.0, {}))
-        shards.finish(1.0)
+        saving.require(state, "shards", "compress_reduce_scatter")
+        here = self._described()
+        for key in ("rank", "world_size"):
+            fitting.check(saving.SAYS, key, state[key], here[key])
+        there = {shard["name"]: shard for shard in state["shards"]}
+        names = [shard["name"] for shard in here["shards"]]
+        fitting.check(saving.SAYS, "set of parameters", sorted(there), sorted(names))
+        for shard in here["shards"]:
+            for key, value in shard.items():
+                what = f"{key} of parameter '{shard['name']}'"
+                fitting.check(saving.SAYS, what, there[shard["name"]][key], value)
+        of_sums = []
+        for one in self._sums:
+            names = {shard["name"] for shard in one.describe()}
+            arrays = state["arrays"].items()
+            of_sums.append({key: of for key, of in arrays if key.rpartition("/")[0] in names})
+            one.check(of_sums[-1])
+        for one, tensors in zip(self._sums, of_sums):
+            one.load(tensors)
 
-    def _run(self, rows: Job, shards: Job) -> None:
-        for coding in self._codings:
-            coding.encode(rows)
-        self._to_owners.start()
-        self._to_owners.wait()
-        nonfinite: List[str] = []
-        for coding in self._codings:
-            coding.answer()
-            nonfinite += coding.deliver(shards)
-        self._to_owners.expect()
-        if nonfinite and self._checked:
-            name = nonfinite[0].rpartition("/")[0]
-            raise RuntimeError(
-                f"the gradient of parameter {name} has a NaN or an infinity in step {self._steps}"
-            )
-
-    def _open(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
-        """Make ready for a group of workers, all of whom come here."""
-        workers, rank = dist.get_world_size(group), dist.get_rank(group)
-        ranks = dist.get_process_group_ranks(group)
-        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        seeds = Seeds(group)
-        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        kind, on_nonfinite = staging.planned_dtype(dtype), "raise" if self._checked else "propagate"
-        owned: List[List[Channel]] = []
-        for worker in range(workers):
-            owned.append([])
-            for index, (name, size) in enumerate(zip(self._names, self._sizes)):
-                params = self._params[name]
-                tensor = Tensor(_key(name, worker), size, kind, params, index, name, on_nonfinite)
-                wire = staging.wire_of(dtype, params.fp16)
-                chunks = plan.cut([tensor], most, least)
-                seeds.draw(chunks)
-                for chunk in chunks:
-                    begin = worker * size + chunk.slices[0].begin
-                    coder = None
-                    if chunk.params is not None:
-                        coder = seeds.coder(chunk, chunk.params, rank, index, begin)
-                    how = (chunk, worker, wire, plan.working_dtype(kind), tensor.checked, coder)
-                    owned[-1].append(Channel(*how))
-        self.channels = [channel for of_owner in owned for channel in of_owner]
-        parts = [[channel.part for channel in of_owner] for of_owner in owned]
-        self._to_owners = ToOwners(group, 0, parts)
-        came = dict(zip(owned[rank], self._to_owners.rows))
-        sums = {c: rows[0].copy() for c, rows in came.items() if c.kind in (PLAIN, SUMMED)}
-        answers = {c: sums[c][None] if c in sums else rows for c, rows in came.items()}
-        sent = dict(zip(self.channels, self._to_owners.rooms))
-        places = Places(sent, {c: came[c] for c in sums}, sums, answers)
-        self._codings = codings(self.channels, places)
+    def _described(self) -> Dict[str, Any]:
+        """What must fit the model that goes on from it."""
+        return {
+            "rank": dist.get_rank(),
+            "world_size": dist.get_world_size(),
+            "shards": [shard for one in self._sums for shard in one.describe()],
+        }
 
 
 def compress_reduce_scatter(
@@ -147,7 +73,7 @@ def compress_reduce_scatter(
     compression_params: Optional[Mapping[str, Any]] = None,
     overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]] = None,
     on_nonfinite: str = "raise",
-) -> None:
+) -> ShardedCompression:
     """Compress the gradients of a model to which fully_shard was applied.
 
     Each worker compresses what it has of every shard, and the shard's owner adds up the payloads;
@@ -167,6 +93,11 @@ def compress_reduce_scatter(
     on_nonfinite : "raise" or "propagate"
         Whether a NaN or an infinity in a sum is a RuntimeError, of the worker that has the shard.
 
+    Returns
+    -------
+    ShardedCompression
+        With `state_dict` and `load_state_dict`.
+
     Raises
     ------
     ValueError, TypeError, KeyError
@@ -181,6 +112,7 @@ def compress_reduce_scatter(
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ValueError("the model has no FSDPModule: call fully_shard first")
+    sums = []
     for module in modules:
         for sharded in _sharded(module):
             trained = [one for one in sharded if one.sharded_param in names]
@@ -188,7 +120,9 @@ def compress_reduce_scatter(
             of_module = [names[one.sharded_param] for one in trained]
             if of_module:
                 checked = on_nonfinite == "raise"
-                module.set_custom_reduce_scatter(ReduceScatter(of_module, sizes, params, checked))
+                sums.append(ReduceScatter(of_module, sizes, params, checked))
+                module.set_custom_reduce_scatter(sums[-1])
+    return ShardedCompression(sums)
 
 
 def _sharded(module: FSDPModule) -> Iterator[Sequence[Any]]:
@@ -198,17 +132,3 @@ def _sharded(module: FSDPModule) -> Iterator[Sequence[Any]]:
     for group in [state._fsdp_param_group] if groups is None else groups:
         if group is not None:
             yield group.fsdp_params
-
-
-def _key(name: str, worker: int) -> str:
-    """What the shard of a parameter is called that is a worker's."""
-    return f"{name}/{worker}"
-
-
-def _scale(op: Any, workers: int) -> float:
-    """What a reduce operation multiplies a sum by."""
-    if op == dist.ReduceOp.AVG:
-        return 1.0 / workers
-    if op == dist.ReduceOp.SUM:
-        return 1.0
-    raise ValueError(f"gradients are summed or averaged where they are compressed, got {op}")

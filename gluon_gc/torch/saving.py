@@ -1,4 +1,4 @@
-"""What a CompressionState's `state_dict` has: plain values and tensors.
+"""What a `state_dict` has: plain values and tensors. That of a CompressionState:
 
     {"format": 1, "rank", "world_size", "machines", "momentum", "steps", "learning_rates",
      "parameters": [{"name", "shape", "dtype", "compression"}, ...],
@@ -11,7 +11,18 @@ A stream has a row for each chunk: where it begins and ends, and the two words o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 import torch
@@ -28,18 +39,36 @@ if TYPE_CHECKING:
     from .state import CompressionState
 
 StateDict = Mapping[str, Any]
+Tensors = Dict[str, Dict[str, torch.Tensor]]
+"""By tensor, and by NODE.WHAT.BEGIN."""
 
-_FORMAT = 1
-_SAYS = "state_dict"  # what errors call it
+FORMAT = 1
+SAYS = "state_dict"  # what errors call it
 _OWN = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by the kind of `Momentum.state`
 
 
 def state_dict(state: CompressionState) -> Dict[str, Any]:
     """What this worker carries over; nothing may be under way."""
-    arrays: Dict[str, Dict[str, torch.Tensor]] = {name: {} for name in state.parameters}
-    for node, channel, coder in _coders(state):
+    arrays: Tensors = {name: {} for name in state.parameters}
+    arrays.update(packed(_coders(state)))
+    for kind, states in state.momentum.state.items() if state.momentum else ():
+        for name, tensor in states.items():
+            arrays[name][f"trainer.{_OWN[kind]}.0"] = tensor.clone()
+    return {
+        "format": FORMAT,
+        **_described(state),
+        "steps": state.steps,
+        "learning_rates": dict(state.rates),
+        "arrays": arrays,
+    }
+
+
+def packed(coders: Iterable[Tuple[str, Channel, Coder]]) -> Tensors:
+    """What coders carry over, by their channel's tensor; each comes with its node."""
+    arrays: Tensors = {}
+    for node, channel, coder in coders:
         piece = channel.piece
-        of_tensor = arrays[piece.tensor]
+        of_tensor = arrays.setdefault(piece.tensor, {})
         for what, values in coder.state().items():
             if what == STREAM:
                 row = np.array([[piece.begin, piece.end, *values.tolist()]], np.uint64)
@@ -48,16 +77,20 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
                 of_tensor[key] = torch.cat([of_tensor[key], rows]) if key in of_tensor else rows
             else:
                 of_tensor[f"{node}.{what}.{piece.begin}"] = torch.from_numpy(values)
-    for kind, states in state.momentum.state.items() if state.momentum else ():
-        for name, tensor in states.items():
-            arrays[name][f"trainer.{_OWN[kind]}.0"] = tensor.clone()
-    return {
-        "format": _FORMAT,
-        **_described(state),
-        "steps": state.steps,
-        "learning_rates": dict(state.rates),
-        "arrays": arrays,
-    }
+    return arrays
+
+
+def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
+    """The reverse of `packed`."""
+    arrays: Arrays = {}
+    for name, of_tensor in tensors.items():
+        for key, tensor in of_tensor.items():
+            node, what, begin = key.split(".")
+            array = tensor.detach().cpu().numpy()
+            arrays[Place(name, node, what, int(begin))] = (
+                array.view(np.uint64) if what == STREAM else array
+            )
+    return arrays
 
 
 def load(
@@ -66,7 +99,7 @@ def load(
     """Go on from what `state_dict` returned, once all of it was checked; see `CompressionState`."""
     rank, size = state.exchange.rank, state.exchange.workers
     several = not isinstance(given, Mapping)
-    files = [(_SAYS, _read(one)) for one in (given if several else [given])]
+    files = [(SAYS, _read(one)) for one in (given if several else [given])]
     if several:
         files = fitting.in_order_of_ranks(files)
     workers = [states for _, states in files]
@@ -74,7 +107,7 @@ def load(
         expected = {"world_size": len(workers) if several else size}
         expected["rank"] = number if several else rank
         for key, value in expected.items():
-            fitting.check(_SAYS, key, states.header[key], value)
+            fitting.check(SAYS, key, states.header[key], value)
         _check(state, states, strict)
     arrays = [_of_known(state, states.arrays) for states in workers]
     if len(workers) == 1:
@@ -108,48 +141,46 @@ def _described(state: CompressionState) -> Dict[str, Any]:
     }
 
 
+def require(given: Any, key: str, of: str) -> None:
+    """ValueError unless it is a state_dict, with this key, that this version reads."""
+    if not isinstance(given, Mapping) or not {"format", key} <= given.keys():
+        raise ValueError(f"this is not a state_dict of {of}")
+    if given["format"] != FORMAT:
+        raise ValueError(
+            f"the state_dict has format {given['format']}, but this gluon_gc reads {FORMAT}"
+        )
+
+
 def _read(given: StateDict) -> States:
     """A state_dict as a checkpoint of `gluon_gc.checkpoint` would be read."""
-    if not isinstance(given, Mapping) or "format" not in given:
-        raise ValueError("this is not a state_dict of CompressionState")
-    if given["format"] != _FORMAT:
-        raise ValueError(
-            f"the state_dict has format {given['format']}, but this gluon_gc reads {_FORMAT}"
-        )
-    arrays: Arrays = {}
-    for name, of_tensor in given["arrays"].items():
-        for key, tensor in of_tensor.items():
-            node, what, begin = key.split(".")
-            array = tensor.detach().cpu().numpy()
-            arrays[Place(name, node, what, int(begin))] = (
-                array.view(np.uint64) if what == STREAM else array
-            )
-    return States(dict(given), arrays, b"")
+    require(given, "parameters", "CompressionState")
+    return States(dict(given), unpacked(given["arrays"]), b"")
 
 
 def _check(state: CompressionState, states: States, strict: bool) -> None:
     """Raise ValueError unless it fits."""
     here = _described(state)
     for key in ("momentum", "machines"):
-        fitting.check(_SAYS, key, states.header[key], here[key])
+        fitting.check(SAYS, key, states.header[key], here[key])
     of_there = {one["name"]: one for one in states.header["parameters"]}
     of_here = {one["name"]: one for one in here["parameters"]}
     if strict:
-        fitting.check(_SAYS, "set of parameters", sorted(of_there), sorted(of_here))
+        fitting.check(SAYS, "set of parameters", sorted(of_there), sorted(of_here))
     for name in of_there.keys() & of_here.keys():
         for key in ("shape", "dtype", "compression"):
             there, now = of_there[name][key], of_here[name][key]
-            fitting.check(_SAYS, f"{key} of parameter '{name}'", there, now)
+            fitting.check(SAYS, f"{key} of parameter '{name}'", there, now)
     names = {name: name for name in of_there.keys() & of_here.keys()}
     found = {place: a for place, a in states.arrays.items() if place.node == "worker"}
-    expected = {p: of for p, of in _layout(state).items() if p.tensor in names}
-    fitting.check_arrays(_SAYS, found, expected, names, strict)
+    layout = worker_layout(_compressed(state))
+    expected = {place: of for place, of in layout.items() if place.tensor in names}
+    fitting.check_arrays(SAYS, found, expected, names, strict)
 
 
-def _layout(state: CompressionState) -> Layout:
-    """Shape and dtype of each array that this worker's coders keep."""
+def worker_layout(channels: Iterable[Channel]) -> Layout:
+    """Shape and dtype of each array that this worker's coders of them keep."""
     layout: Layout = {}
-    for channel in _compressed(state):
+    for channel in channels:
         piece, chunk = channel.piece, channel.chunk
         for what, of_array in chunk.params.state_layout(chunk.size, chunk.dtype).items():
             begin = 0 if what == STREAM else piece.begin
@@ -190,7 +221,7 @@ def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
     before, now = len(arrays), state.exchange.workers
     if state.exchange.machines is not None:
         raise ValueError(
-            f"the {_SAYS} is of {before} workers, but {now} are here: what machines add up first "
+            f"the {SAYS} is of {before} workers, but {now} are here: what machines add up first "
             'cannot be shared out; use "hierarchical": False'
         )
     logger.warning(
@@ -206,7 +237,7 @@ def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
 
 def _apply(state: CompressionState, arrays: Arrays) -> None:
     for node, channel, coder in _coders(state):
-        coder.load_state(_cut(node, channel, coder, arrays))
+        coder.load_state(cut(node, channel, coder, arrays))
     if state.momentum is not None:
         for kind, what in _OWN.items():
             state.momentum.state[kind] = {
@@ -216,7 +247,7 @@ def _apply(state: CompressionState, arrays: Arrays) -> None:
             }
 
 
-def _cut(node: str, channel: Channel, coder: Coder, arrays: Arrays) -> Dict[str, np.ndarray]:
+def cut(node: str, channel: Channel, coder: Coder, arrays: Arrays) -> Dict[str, np.ndarray]:
     """What arrays have for a chunk, however it was cut; zeros where there is none."""
     chunk, piece = channel.chunk, channel.piece
     params: CompressionParams = chunk.params if node == "worker" else chunk.params.aggregators

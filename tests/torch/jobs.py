@@ -4,6 +4,7 @@ torchrun ... jobs.py JOB [FOLDER]
 """
 
 import copy
+import functools
 import sys
 import warnings
 from pathlib import Path
@@ -388,6 +389,59 @@ def fully_sharded():
         assert_alike(weights)
         assert (weights - plain).norm() < 0.5 * (plain - start).norm(), params
     raised(ValueError, "no FSDPModule", lambda: bps.compress_reduce_scatter(Net(), TOPK))
+
+
+def fully_sharded_checkpoint():
+    from torch.distributed.fsdp import fully_shard
+
+    dithering = {"compressor": "dithering", "k": 2, "seed": 3, "ef": "vanilla"}
+
+    def model(params):
+        net = Net()
+        for layer in net.children():
+            fully_shard(layer)
+        fully_shard(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return net, optimizer, bps.compress_reduce_scatter(net, params)
+
+    def steps(net, optimizer, begin, end):
+        for step in range(begin, end):
+            optimizer.zero_grad()
+            loss_of(net, step % 3).backward()
+            optimizer.step()
+
+    def weights(net):
+        return [parameter.to_local().detach().clone() for parameter in net.parameters()]
+
+    for params in ({**ONEBIT, "momentum": None}, dithering):
+        net, optimizer, compression = model(params)
+        steps(net, optimizer, 0, 4)
+        cut, saved = weights(net), compression.state_dict()
+        assert any("residual" in key for of in saved["arrays"].values() for key in of)
+        steps(net, optimizer, 4, 8)
+        for stepped in (False, True):  # loaded before anything was exchanged, and after
+            other, optimizer, compression = model(params)
+            steps(other, optimizer, 0, int(stepped))
+            for parameter, values in zip(other.parameters(), cut):
+                parameter.to_local().detach().copy_(values)
+            compression.load_state_dict(saved)
+            kept = compression.state_dict()["arrays"]
+            assert all(
+                torch.equal(v, kept[n][k])
+                for n, of in saved["arrays"].items()
+                for k, v in of.items()
+            )
+            steps(other, optimizer, 4, 8)
+            assert all(map(torch.equal, weights(other), weights(net)))
+    for key, value, said in (
+        ("rank", 7, "rank"),
+        ("world_size", 9, "world_size"),
+        ("shards", [], "set"),
+    ):
+        wrong = {**saved, key: value}
+        raised(ValueError, said, functools.partial(compression.load_state_dict, wrong))
+    raised(ValueError, "compression of", lambda: model(TOPK)[2].load_state_dict(saved))
+    raised(ValueError, "not a state_dict", lambda: compression.load_state_dict({}))
 
 
 def single_tensors():

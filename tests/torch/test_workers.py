@@ -52,6 +52,7 @@ def run(job, *arguments, workers=2, **variables):
         "what_is_not_finite",
         "a_scaled_loss",
         "fully_sharded",
+        "fully_sharded_checkpoint",
         "single_tensors",
         "wrong_settings",
     ],

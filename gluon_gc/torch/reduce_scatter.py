@@ -1,0 +1,195 @@
+"""The compressed reduce-scatter of one module of fully_shard (FSDP2)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .. import env, fitting, plan
+from ..compression import CompressionParams
+from ..plan import Tensor
+from . import saving, staging
+from .channel import PLAIN, SUMMED, Channel
+from .coder import Coder, Seeds
+from .coding import Places, codings
+from .collectives import ToOwners
+from .job import Job
+
+
+class ReduceScatter:
+    """Sums the gradients of one FSDP module, of which each worker gets its shard.
+
+    Every worker compresses what it has of each shard, with error feedback of its own if asked to;
+    the shard's owner adds up the payloads. Nothing is compressed twice.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The parameters' names.
+    sizes : sequence of int
+        Elements of a shard of each.
+    params : mapping
+        How each is compressed.
+    checked : bool
+        Whether what is not finite is an error.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        params: Mapping[str, CompressionParams],
+        checked: bool,
+    ) -> None:
+        self._names, self._sizes, self._params = list(names), list(sizes), params
+        self._checked, self._steps = checked, 0
+        self.channels: List[Channel] = []
+        self._loaded: saving.Tensors = {}
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for gradients."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Write this worker's shards of the sum, or average, to `output_tensor`; waits for it.
+
+        Raises
+        ------
+        RuntimeError
+            A parameter got no gradient; or what came is not finite.
+        """
+        workers, rank = dist.get_world_size(group), dist.get_rank(group)
+        if input_tensor.numel() != workers * sum(self._sizes):
+            raise RuntimeError(
+                f"a parameter of {', '.join(self._names)} got no gradient: what is compressed with "
+                "fully_shard must take part in every step"
+            )
+        if not self.channels:
+            self._open(group, input_tensor.dtype)
+        self._steps += 1
+        rows = staging.Staged(
+            {
+                _key(name, worker): shard
+                for worker, row in enumerate(input_tensor.view(workers, -1))
+                for name, shard in zip(self._names, row.split(self._sizes))
+            }
+        )
+        mine = [_key(name, rank) for name in self._names]
+        shards = staging.Staged(dict(zip(mine, output_tensor.split(self._sizes))))
+        self._run(Job(rows.values, _scale(op, workers), {}), Job(shards.values, 1.0, {}))
+        shards.finish(1.0)
+
+    # Checkpoints
+
+    def describe(self) -> List[Dict[str, Any]]:
+        """What must fit the one that goes on from it, of each parameter."""
+        return [
+            {
+                "name": name,
+                "shard_size": size,
+                "compression": fitting.as_read(self._params[name].identity()),
+            }
+            for name, size in zip(self._names, self._sizes)
+        ]
+
+    def carried(self) -> saving.Tensors:
+        """What this worker carries over."""
+        return saving.packed(self._coders()) if self.channels else self._loaded
+
+    def check(self, tensors: saving.Tensors) -> None:
+        """ValueError unless it is what `carried` returned, as far as is known before a step."""
+        if self.channels:
+            compressed = [channel for _, channel, _ in self._coders()]
+            layout, arrays = saving.worker_layout(compressed), saving.unpacked(tensors)
+            names = {channel.piece.tensor: channel.piece.tensor for channel in compressed}
+            fitting.check_arrays(saving.SAYS, arrays, layout, names, strict=True)
+
+    def load(self, tensors: saving.Tensors) -> None:
+        """Go on from what `carried` returned; before the first step once that begins."""
+        self._loaded = tensors
+        if self.channels and tensors:
+            self.check(tensors)
+            arrays = saving.unpacked(tensors)
+            for node, channel, coder in self._coders():
+                coder.load_state(saving.cut(node, channel, coder, arrays))
+
+    def _coders(self) -> Iterator[Tuple[str, Channel, Coder]]:
+        for channel in self.channels:
+            if channel.coder is not None:
+                yield "worker", channel, channel.coder
+
+    def _run(self, rows: Job, shards: Job) -> None:
+        for coding in self._codings:
+            coding.encode(rows)
+        self._to_owners.start()
+        self._to_owners.wait()
+        nonfinite: List[str] = []
+        for coding in self._codings:
+            coding.answer()
+            nonfinite += coding.deliver(shards)
+        self._to_owners.expect()
+        if nonfinite and self._checked:
+            name = nonfinite[0].rpartition("/")[0]
+            raise RuntimeError(
+                f"the gradient of parameter {name} has a NaN or an infinity in step {self._steps}"
+            )
+
+    def _open(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+        """Make ready for a group of workers, all of whom come here."""
+        workers, rank = dist.get_world_size(group), dist.get_rank(group)
+        ranks = dist.get_process_group_ranks(group)
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        seeds = Seeds(group)
+        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        kind, on_nonfinite = staging.planned_dtype(dtype), "raise" if self._checked else "propagate"
+        owned: List[List[Channel]] = []
+        for worker in range(workers):
+            owned.append([])
+            for index, (name, size) in enumerate(zip(self._names, self._sizes)):
+                params = self._params[name]
+                tensor = Tensor(_key(name, worker), size, kind, params, index, name, on_nonfinite)
+                wire = staging.wire_of(dtype, params.fp16)
+                chunks = plan.cut([tensor], most, least)
+                seeds.draw(chunks)
+                for chunk in chunks:
+                    begin = worker * size + chunk.slices[0].begin
+                    coder = None
+                    if chunk.params is not None:
+                        coder = seeds.coder(chunk, chunk.params, rank, index, begin)
+                    how = (chunk, worker, wire, plan.working_dtype(kind), tensor.checked, coder)
+                    owned[-1].append(Channel(*how))
+        self.channels = [channel for of_owner in owned for channel in of_owner]
+        parts = [[channel.part for channel in of_owner] for of_owner in owned]
+        self._to_owners = ToOwners(group, 0, parts)
+        came = dict(zip(owned[rank], self._to_owners.rows))
+        sums = {c: rows[0].copy() for c, rows in came.items() if c.kind in (PLAIN, SUMMED)}
+        answers = {c: sums[c][None] if c in sums else rows for c, rows in came.items()}
+        sent = dict(zip(self.channels, self._to_owners.rooms))
+        places = Places(sent, {c: came[c] for c in sums}, sums, answers)
+        self._codings = codings(self.channels, places)
+        self.load(self._loaded)
+
+
+def _key(name: str, worker: int) -> str:
+    """What the shard of a parameter is called that is a worker's."""
+    return f"{name}/{worker}"
+
+
+def _scale(op: Any, workers: int) -> float:
+    """What a reduce operation multiplies a sum by."""
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / workers
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    raise ValueError(f"gradients are summed or averaged where they are compressed, got {op}")
