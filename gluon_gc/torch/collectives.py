@@ -84,24 +84,27 @@ class _Message:
             for part, room in zip(self._parts, self.rooms)
         ]
 
-    def packed(self) -> np.ndarray:
-        """What to send of what the rooms hold."""
+    def packed(self, used: Sequence[int]) -> np.ndarray:
+        """What to send of what the rooms hold, of which so many bytes each are in use."""
         if not self._varies:
             return self.wire
         at = 0
-        for room, size in zip(self.rooms, self.used()):
+        for room, size in zip(self.rooms, used):
             self.wire[at : at + size] = room[:size]
             at += size
         return self.wire[:at]
 
-    def unpack(self) -> None:
-        """Write to the rooms what came."""
+    def unpack(self) -> int:
+        """Write to the rooms what came, and say how many bytes are in use."""
+        if not self._varies:
+            return sum(part.size for part in self._parts)
         at = 0
-        for part, room in zip(self._parts if self._varies else (), self.rooms):
+        for part, room in zip(self._parts, self.rooms):
             came = self.wire[at : at + part.size]
             size = part.size if part.used is None else part.used(came)
             room[:size] = came[:size]
             at += size
+        return at
 
 
 class ToOwners:
@@ -126,22 +129,25 @@ class ToOwners:
 
     def __init__(self, group: dist.ProcessGroup, tag: int, parts: Sequence[Parts]) -> None:
         rank, workers = dist.get_rank(group), len(parts)
-        mine, others = parts[rank], _others(rank, workers)
+        mine, self._others = parts[rank], _others(rank, workers)
         begins = _begins(mine)
         memory = _zeros(workers * begins[-1]).reshape(workers, begins[-1])
         self.rows = [memory[:, begin : begin + part.size] for begin, part in zip(begins, mine)]
-        self._going = {owner: _Message(parts[owner]) for owner in others}
-        self._coming = {worker: _Message(mine, memory[worker]) for worker in others}
-        self._all = [
-            self._going.get(owner) or _Message(mine, memory[rank]) for owner in range(workers)
+        self._coming = {worker: _Message(mine, memory[worker]) for worker in self._others}
+        self._going = [
+            _Message(of_owner, memory[rank] if owner == rank else None)
+            for owner, of_owner in enumerate(parts)
         ]
-        self.rooms = [room for message in self._all for room in message.rooms]
+        self.rooms = [room for message in self._going for room in message.rooms]
         self._messages = Messages(group, tag, _wires(self._coming))
 
-    def start(self) -> List[int]:
-        """Send what the rooms hold, and say how many bytes of each are in use."""
-        self._messages.send({owner: going.packed() for owner, going in self._going.items()})
-        return [size for message in self._all for size in message.used()]
+    def start(self) -> int:
+        """Send what the rooms hold, and say how many bytes of them are in use."""
+        used = [message.used() for message in self._going]
+        self._messages.send(
+            {owner: self._going[owner].packed(used[owner]) for owner in self._others}
+        )
+        return sum(map(sum, used))
 
     def wait(self) -> None:
         """Return when the rows have what was sent."""
@@ -192,18 +198,18 @@ class ToAll:
 
     def start(self) -> List[int]:
         """Send what the rooms hold, and say how many bytes of each are in use."""
-        self._messages.send(dict.fromkeys(self._coming, self._going.packed()))
-        return self._going.used()
+        used = self._going.used()
+        self._messages.send(dict.fromkeys(self._coming, self._going.packed(used)))
+        return used
 
     def wait(self) -> int:
-        """Return when the rows have what came, and how many bytes that was."""
+        """Return when the rows have what came, and how many bytes that was, with its own."""
         self._messages.wait()
-        for message in self._coming.values():
-            message.unpack()
+        came = [message.unpack() for message in self._coming.values()]
         for channel, rows in enumerate(self._gathered):
             for row, message in zip(rows, self._all):
                 row[:] = message.rooms[channel]
-        return sum(sum(message.used()) for message in self._all)
+        return sum(came) + sum(self._going.used())
 
     def expect(self) -> None:
         """Let what comes next overwrite the rows."""

@@ -43,21 +43,11 @@ class ShardedCompression:
         here = self._described()
         for key in ("rank", "world_size"):
             fitting.check(saving.SAYS, key, state[key], here[key])
-        there = {shard["name"]: shard for shard in state["shards"]}
-        names = [shard["name"] for shard in here["shards"]]
-        fitting.check(saving.SAYS, "set of parameters", sorted(there), sorted(names))
-        for shard in here["shards"]:
-            for key, value in shard.items():
-                what = f"{key} of parameter '{shard['name']}'"
-                fitting.check(saving.SAYS, what, there[shard["name"]][key], value)
-        of_sums = []
+        saving.check_parameters(state["shards"], here["shards"], strict=True)
         for one in self._sums:
-            names = {shard["name"] for shard in one.describe()}
-            arrays = state["arrays"].items()
-            of_sums.append({key: of for key, of in arrays if key.rpartition("/")[0] in names})
-            one.check(of_sums[-1])
-        for one, tensors in zip(self._sums, of_sums):
-            one.load(tensors)
+            one.check(state["arrays"])
+        for one in self._sums:
+            one.load(state["arrays"])
 
     def _described(self) -> Dict[str, Any]:
         """What must fit the model that goes on from it."""

@@ -108,21 +108,30 @@ class ReduceScatter:
         return saving.packed(self._coders()) if self.channels else self._loaded
 
     def check(self, tensors: saving.Tensors) -> None:
-        """ValueError unless it is what `carried` returned, as far as is known before a step."""
+        """ValueError unless it has what `carried` returned, as far as is known before a step."""
         if self.channels:
-            compressed = [channel for _, channel, _ in self._coders()]
-            layout, arrays = saving.worker_layout(compressed), saving.unpacked(tensors)
-            names = {channel.piece.tensor: channel.piece.tensor for channel in compressed}
+            layout = saving.worker_layout(self.channels)
+            arrays = saving.unpacked(self._own(tensors))
+            names = {place.tensor: place.tensor for place in (*layout, *arrays)}
             fitting.check_arrays(saving.SAYS, arrays, layout, names, strict=True)
 
     def load(self, tensors: saving.Tensors) -> None:
-        """Go on from what `carried` returned; before the first step once that begins."""
-        self._loaded = tensors
-        if self.channels and tensors:
-            self.check(tensors)
-            arrays = saving.unpacked(tensors)
-            for node, channel, coder in self._coders():
-                coder.load_state(saving.cut(node, channel, coder, arrays))
+        """Go on from what `carried` returned, perhaps among others; once the first step begins."""
+        self._loaded = self._own(tensors)
+        if self.channels:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Give the coders what was loaded."""
+        arrays = saving.unpacked(self._loaded)
+        for node, channel, coder in self._coders():
+            coder.load_state(saving.cut(node, channel, coder, arrays))
+        self._loaded = {}
+
+    def _own(self, tensors: saving.Tensors) -> saving.Tensors:
+        """What is of these parameters."""
+        of_shards = tensors.items()
+        return {key: of for key, of in of_shards if key.rpartition("/")[0] in self._names}
 
     def _coders(self) -> Iterator[Tuple[str, Channel, Coder]]:
         for channel in self.channels:
@@ -178,7 +187,9 @@ class ReduceScatter:
         sent = dict(zip(self.channels, self._to_owners.rooms))
         places = Places(sent, {c: came[c] for c in sums}, sums, answers)
         self._codings = codings(self.channels, places)
-        self.load(self._loaded)
+        if self._loaded:
+            self.check(self._loaded)
+            self._apply()
 
 
 def _key(name: str, worker: int) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .state import CompressionState
 
 StateDict = Mapping[str, Any]
+Description = Mapping[str, Any]
 Tensors = Dict[str, Dict[str, torch.Tensor]]
 """By tensor, and by NODE.WHAT.BEGIN."""
 
@@ -162,25 +163,37 @@ def _check(state: CompressionState, states: States, strict: bool) -> None:
     here = _described(state)
     for key in ("momentum", "machines"):
         fitting.check(SAYS, key, states.header[key], here[key])
-    of_there = {one["name"]: one for one in states.header["parameters"]}
-    of_here = {one["name"]: one for one in here["parameters"]}
-    if strict:
-        fitting.check(SAYS, "set of parameters", sorted(of_there), sorted(of_here))
-    for name in of_there.keys() & of_here.keys():
-        for key in ("shape", "dtype", "compression"):
-            there, now = of_there[name][key], of_here[name][key]
-            fitting.check(SAYS, f"{key} of parameter '{name}'", there, now)
-    names = {name: name for name in of_there.keys() & of_here.keys()}
+    names = check_parameters(states.header["parameters"], here["parameters"], strict)
     found = {place: a for place, a in states.arrays.items() if place.node == "worker"}
-    layout = worker_layout(_compressed(state))
+    layout = worker_layout(state.exchange.channels)
     expected = {place: of for place, of in layout.items() if place.tensor in names}
     fitting.check_arrays(SAYS, found, expected, names, strict)
 
 
+def check_parameters(
+    there: Iterable[Description], here: Iterable[Description], strict: bool
+) -> Dict[str, str]:
+    """Raise ValueError unless parameters are as they were; those that are in both, by their names.
+
+    Each says its "name", and what must be the same. If strict, all are in both.
+    """
+    of_there = {one["name"]: one for one in there}
+    of_here = {one["name"]: one for one in here}
+    if strict:
+        fitting.check(SAYS, "set of parameters", sorted(of_there), sorted(of_here))
+    common = of_there.keys() & of_here.keys()
+    for name in common:
+        for key, value in of_here[name].items():
+            fitting.check(SAYS, f"{key} of parameter '{name}'", of_there[name][key], value)
+    return {name: name for name in common}
+
+
 def worker_layout(channels: Iterable[Channel]) -> Layout:
-    """Shape and dtype of each array that this worker's coders of them keep."""
+    """Shape and dtype of each array that this worker's coders keep, of channels that have one."""
     layout: Layout = {}
     for channel in channels:
+        if channel.coder is None:
+            continue
         piece, chunk = channel.piece, channel.chunk
         for what, of_array in chunk.params.state_layout(chunk.size, chunk.dtype).items():
             begin = 0 if what == STREAM else piece.begin

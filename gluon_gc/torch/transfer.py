@@ -70,7 +70,7 @@ class Transfer:
             with self.meter.timing("compress_seconds"):
                 for coding in self._of_others:
                     coding.encode(job)
-            self.meter.pushed_bytes += sum(self._to_owners.start())
+            self.meter.pushed_bytes += self._to_owners.start()
 
     def answer(self, job: Job) -> None:
         """Make what all get, and send it."""
