@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from .log import logger
 from .pieces import Arrays
 
 _SAME = ("shape", "dtype", "compression")  # of a parameter, there and here
+_OF_PAYLOADS = ("fixed_width",)  # of a compression, what changes nothing that is carried over
 
 Header = Mapping[str, Any]
 
@@ -26,6 +27,21 @@ def check(name: str, what: str, there: Any, here: Any) -> None:
     """Raise ValueError unless something is the same in a file and in the trainer."""
     if there != here:
         raise ValueError(f"'{name}' does not fit: the {what} is {there} there, but {here} here")
+
+
+def check_parameter(
+    name: str, called: str, there: Header, here: Header, keys: Iterable[str]
+) -> None:
+    """Raise ValueError unless these are the same of a parameter."""
+    for key in keys:
+        check(name, f"{key} of parameter {called}", _carrying(there[key]), _carrying(here[key]))
+
+
+def _carrying(value: Any) -> Any:
+    """What matters of it to what is carried over; of a compression, not all does."""
+    if not isinstance(value, dict):
+        return value
+    return {key: of for key, of in value.items() if key not in _OF_PAYLOADS}
 
 
 def numbers_of_parameters(
@@ -62,9 +78,8 @@ def numbers_of_parameters(
                 new,
             )
     for a, b in matching:
-        for key in _SAME:
-            what = f"{key} of parameter {b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
-            check(name, what, there[a][key], here[b][key])
+        called = f"{b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
+        check_parameter(name, called, there[a], here[b], _SAME)
     return dict(matching)
 
 

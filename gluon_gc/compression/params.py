@@ -88,9 +88,11 @@ class CompressionParams:
         told = {**self.compressor.options(), **feedback}
         return {name: value for name, value in told.items() if value is not None}
 
-    def codec(self, n: int, dtype: str, epoch: Optional[int] = None) -> kernels.Codec:
+    def codec(
+        self, n: int, dtype: str, epoch: Optional[int] = None, isa: Optional[str] = None
+    ) -> kernels.Codec:
         """The codec of n elements."""
-        return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype)
+        return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype, isa)
 
     def state_layout(self, n: int, dtype: str) -> Dict[str, Tuple[Tuple[int, ...], str]]:
         """Shape and dtype of each array that a checkpoint keeps of a chunk of n elements."""

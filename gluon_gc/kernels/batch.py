@@ -20,15 +20,17 @@ class Batch:
     Parameters
     ----------
     function : str
-        "compress", "aggregate" or "decompress".
+        "compress", "aggregate", "decompress" or "inspect".
     codecs : sequence of Codec
         For the CPU.
     states : sequence of State, optional
-        What each keeps; "decompress" needs none.
+        What each keeps, where it compresses.
     payload : sequence of array of uint8, shape (payload_bytes,), optional
         Where each writes its payload.
     payloads : sequence of array of uint8, shape (count, bytes), optional
         What each reads: rows, each contiguous.
+    workspaces : sequence of int, optional
+        Where the workspace of each is in memory; by default all share one.
 
     Attributes
     ----------
@@ -43,18 +45,21 @@ class Batch:
         states: Optional[Sequence[State]] = None,
         payload: Optional[Sequence[np.ndarray]] = None,
         payloads: Optional[Sequence[np.ndarray]] = None,
+        workspaces: Optional[Sequence[int]] = None,
     ) -> None:
         count = len(codecs)
         self._function = getattr(library, "gluon_gc_" + function)
         self._calls, self.statuses = (Call * count)(), (Status * count)()
-        workspace = np.empty(
-            max((codec.workspace_bytes for codec in codecs), default=0) + 64, np.uint8
-        )
-        start = workspace.ctypes.data
+        workspace = None
+        if workspaces is None:
+            most = max((codec.workspace_bytes for codec in codecs), default=0)
+            workspace = np.empty(most + 64, np.uint8)
+            start = workspace.ctypes.data
+            workspaces = [start + -start % 64] * count
         self._kept = [codecs, states, payload, payloads, workspace]  # as long as the calls are
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
             call.codec, call.scale, call.ratio, call.threads = codec.handle, 1.0, 1.0, 1
-            call.workspace = start + -start % 64
+            call.workspace = workspaces[i]
             call.status = ctypes.pointer(self.statuses[i])
             if states is not None:
                 call.momentum, call.memory = carried_by(codec, states[i])

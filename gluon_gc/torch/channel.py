@@ -26,6 +26,8 @@ class Channel:
         In which its values travel if they are not compressed.
     working : str
         The dtype of its values before and after.
+    device : torch.device
+        Where these are.
     checked : bool
         Whether it is looked for what is not finite, if it is not compressed.
     coder : Coder, optional
@@ -49,13 +51,15 @@ class Channel:
         owner: int,
         wire: torch.dtype,
         working: str,
+        device: torch.device,
         checked: bool,
         coder: Optional[Coder] = None,
         aggregator: Optional[Coder] = None,
         local: Optional[int] = None,
     ) -> None:
         self.chunk, self.owner, self.wire, self.checked = chunk, owner, wire, checked
-        self.working, self.coder, self.aggregator, self.local = working, coder, aggregator, local
+        self.working, self.device, self.local = working, device, local
+        self.coder, self.aggregator = coder, aggregator
         (self.piece,) = chunk.slices
         self.kind = PLAIN
         if coder is not None:
@@ -86,4 +90,4 @@ class Channel:
     @property
     def compressed_alike(self) -> object:
         """Equal for channels whose codecs differ in their number of elements alone."""
-        return self.kind, self.chunk.params, self.chunk.dtype
+        return self.kind, self.chunk.params, self.chunk.dtype, self.device

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from typing import Dict, Iterable, Mapping, Optional
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from .. import kernels
 from ..compression import CompressionParams, stream
 from ..compression.stream import State, Stream
 from ..plan import Chunk
+from . import gpu
 
 
 class Coder:
@@ -68,10 +71,60 @@ class Coder:
         """Go on from what `state` returned."""
         if self.codec.traits.draws:
             self._stream.load_state(state["stream"])
+        carried = self.carried
         if self.codec.memory:
-            self.codec.restore(self.carried, np.ascontiguousarray(state["residual"]))
+            self.codec.restore(carried, np.ascontiguousarray(state["residual"]))
         if self.codec.momentum:
-            self.carried.momentum[:] = state["momentum"]
+            carried.momentum[:] = state["momentum"]
+        self.carried = carried
+
+
+class GpuCoder(Coder):
+    """One whose residual and momentum are in a GPU's memory, where values are compressed.
+
+    Parameters
+    ----------
+    device : torch.device
+        The GPU; the others are those of `Coder`.
+
+    Attributes
+    ----------
+    gpu_codec : Codec
+        For that GPU; `codec` is the same for the CPU.
+    """
+
+    def __init__(self, device: torch.device, *of_coder: Any) -> None:
+        self._device, self._kept = device, None
+        super().__init__(*of_coder)
+
+    def set_epoch(self, epoch: Optional[int]) -> None:
+        super().set_epoch(epoch)
+        self.gpu_codec = self._params.codec(self._n, self._dtype, epoch, "cuda")
+
+    @property
+    def carried(self) -> kernels.State:
+        """A copy of it."""
+        momentum, *memory = (None if t is None else t.cpu().numpy() for t in self._kept)
+        return kernels.State(momentum, tuple(memory))
+
+    @carried.setter
+    def carried(self, state: kernels.State) -> None:
+        arrays = (state.momentum, *state.memory)
+        with gpu.queue(self._device):
+            if self._kept is None:
+                self._kept = [
+                    None if array is None else torch.from_numpy(array).to(self._device)
+                    for array in arrays
+                ]
+            for tensor, array in zip(self._kept, arrays):
+                if tensor is not None:
+                    tensor.copy_(torch.from_numpy(array))
+
+    @property
+    def addresses(self) -> Tuple[Optional[int], Any]:
+        """Where momentum and memory are on the GPU, as the library takes them."""
+        momentum, *memory = (None if t is None else t.data_ptr() for t in self._kept)
+        return momentum, (ctypes.c_void_p * 2)(*memory)
 
 
 class Seeds:
@@ -95,10 +148,22 @@ class Seeds:
             (self._entropy,) = words
 
     def coder(
-        self, chunk: Chunk, params: CompressionParams, node: Optional[int], index: int, begin: int
+        self,
+        chunk: Chunk,
+        params: CompressionParams,
+        node: Optional[int],
+        index: int,
+        begin: int,
+        device: torch.device = gpu.CPU,
     ) -> Coder:
-        """A worker's, or (None) the aggregator's, for a chunk; see `stream.start`."""
+        """A worker's, or (None) the aggregator's, for a chunk of values on a device.
+
+        `stream.start` has the others.
+        """
         start = None
         if params.compressor.traits.draws:
             start = stream.start(params, chunk.size, node, index, begin, self._entropy)
-        return Coder(params, chunk.size, chunk.dtype, start)
+        of_coder = params, chunk.size, chunk.dtype, start
+        if gpu.has_kernels(device, params.compressor):
+            return GpuCoder(device, *of_coder)
+        return Coder(*of_coder)

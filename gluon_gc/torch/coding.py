@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from .. import kernels
+from . import gpu
+from .calls import calls_of
 from .channel import PLAIN, SUMMED, Channel
 from .job import Job
 
@@ -47,20 +49,21 @@ class Values:
     """
 
     def __init__(self, channels: Sequence[Channel], places: Places) -> None:
-        self._sent = [(c, _as(c.wire, places.sent[c])) for c in channels]
+        self._sent = [(c, as_tensor(places.sent[c], c.wire)) for c in channels]
         self._owned = [
-            (_as(c.wire, places.came[c]), _as(c.wire, places.answer[c]))
+            (as_tensor(places.came[c], c.wire), as_tensor(places.answer[c], c.wire))
             for c in channels
             if c in places.came
         ]
         self._answers = [
-            (c, _as(c.wire, places.answers[c])) for c in channels if c in places.answers
+            (c, as_tensor(places.answers[c], c.wire)) for c in channels if c in places.answers
         ]
 
     def encode(self, job: Job) -> None:
-        for channel, sent in self._sent:
-            values = torch.from_numpy(job.of(channel.piece))
-            sent.copy_(values if job.scale == 1.0 else values * job.scale)
+        with gpu.queue(job.staged.device, job.staged.ready):
+            for channel, sent in self._sent:
+                values = job.of(channel.piece)
+                gpu.copy(values if job.scale == 1.0 else values * job.scale, sent)
 
     def answer(self) -> None:
         for came, answer in self._owned:
@@ -74,11 +77,11 @@ class Values:
     def deliver(self, job: Job) -> List[str]:
         """The tensors that are not finite."""
         nonfinite = []
-        for channel, (answer,) in self._answers:
-            values = job.of(channel.piece)
-            torch.from_numpy(values).copy_(answer)
-            if channel.checked and not kernels.values_finite(values):
-                nonfinite.append(channel.piece.tensor)
+        with gpu.queue(job.staged.device, job.staged.ready):
+            for channel, (answer,) in self._answers:
+                gpu.copy(answer, job.of(channel.piece))
+                if channel.checked and not is_finite(answer):
+                    nonfinite.append(channel.piece.tensor)
         return nonfinite
 
 
@@ -93,18 +96,10 @@ class Payloads:
 
     def __init__(self, channels: Sequence[Channel], places: Places) -> None:
         self._channels, self._coders = channels, [channel.coder for channel in channels]
-        codecs = [coder.codec for coder in self._coders]
-        states = [coder.carried for coder in self._coders]
-        sent = [places.sent[channel] for channel in channels]
-        self._compress = kernels.Batch("compress", codecs, states, sent)
-        self._draws = codecs[0].traits.draws
-        self._draws_alike = codecs[0].traits.draws_alike
+        self._draws = self._coders[0].codec.traits.draws
+        self._draws_alike = self._coders[0].codec.traits.draws_alike
         self._delivered = [channel for channel in channels if channel in places.answers]
-        self._decompress = kernels.Batch(
-            "decompress",
-            [channel.coder.codec for channel in self._delivered],
-            payloads=[places.answers[channel] for channel in self._delivered],
-        )
+        self._calls = calls_of(channels)(channels, self._delivered, places)
         self._own(places)
 
     def _own(self, places: Places) -> None:
@@ -124,7 +119,7 @@ class Payloads:
         pieces = [channel.piece for channel in self._channels]
         ratios = [job.ratios.get(piece.tensor, 1.0) for piece in pieces] if job.ratios else None
         drawn = [coder.take_draws() for coder in self._coders] if self._draws else None
-        self._compress([job.address(piece) for piece in pieces], drawn, job.scale, ratios)
+        self._calls.compress(job, drawn, ratios)
         self._drawn = None
         if self._draws_alike:
             of_channel = dict(zip(self._channels, drawn))
@@ -137,10 +132,9 @@ class Payloads:
 
     def deliver(self, job: Job) -> List[str]:
         """The tensors that are not finite."""
-        pieces = [channel.piece for channel in self._delivered]
-        self._decompress([job.address(piece) for piece in pieces], self._drawn)
-        statuses = self._decompress.statuses
-        return [piece.tensor for piece, status in zip(pieces, statuses) if not status.finite]
+        statuses = self._calls.decompress(job, self._drawn)
+        pairs = zip(self._delivered, statuses)
+        return [channel.piece.tensor for channel, status in pairs if not status.finite]
 
 
 class SummedPayloads(Payloads):
@@ -169,5 +163,12 @@ def codings(channels: Sequence[Channel], places: Places) -> List[object]:
     return [kinds.get(several[0].kind, Payloads)(several, places) for several in alike.values()]
 
 
-def _as(dtype: torch.dtype, array: np.ndarray) -> torch.Tensor:
+def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as values."""
     return torch.from_numpy(array).view(dtype)
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether values in the host's memory have no NaN and no infinity."""
+    values = values.float() if values.dtype == torch.bfloat16 else values
+    return kernels.values_finite(values.numpy())

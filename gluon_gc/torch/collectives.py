@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from . import gpu
 from .messages import Messages
 
 _ALIGNMENT = 8  # of rooms, for values in them
@@ -44,7 +45,7 @@ def _begins(parts: Parts) -> List[int]:
 
 
 def _zeros(size: int) -> np.ndarray:
-    return torch.zeros(size, dtype=torch.uint8).numpy()
+    return gpu.host_memory(size, torch.uint8).numpy()
 
 
 def _others(rank: int, workers: int) -> List[int]:

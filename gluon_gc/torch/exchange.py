@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from .. import agreement, env, plan
 from ..plan import Chunk, Tensor, working_dtype
-from . import machines
+from . import gpu, machines
 from .channel import Channel
 from .coder import Seeds
 from .job import Job
@@ -86,6 +86,7 @@ class Exchange:
         self._pipeline = Pipeline([_stage(name) for name in stages], self._done, self._failed)
         self._loads = [0] * self.workers
         self._tensors: Dict[str, Tensor] = {}
+        self._devices: Dict[str, torch.device] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
         self._transfers: Dict[Tuple[str, ...], List[Union[Transfer, MachineTransfer]]] = {}
         self._tags = itertools.count()
@@ -107,7 +108,12 @@ class Exchange:
         dist.all_gather_object(everybody, mine, group=self._groups[0])
         return everybody
 
-    def declare(self, tensors: Sequence[Tensor], wires: Mapping[str, torch.dtype]) -> None:
+    def declare(
+        self,
+        tensors: Sequence[Tensor],
+        wires: Mapping[str, torch.dtype],
+        devices: Mapping[str, torch.device],
+    ) -> None:
         """Expect these tensors, in about the order in which they will be ready.
 
         Parameters
@@ -115,6 +121,8 @@ class Exchange:
         tensors : sequence of Tensor
         wires : mapping
             Of each tensor, the dtype in which it travels where it is not compressed.
+        devices : mapping
+            Where each is.
 
         Raises
         ------
@@ -128,6 +136,7 @@ class Exchange:
         self._seeds.draw(chunks)
         for tensor in tensors:
             self._tensors[tensor.name] = tensor
+            self._devices[tensor.name] = devices[tensor.name]
             made = [self._channel(tensor, c, wires[tensor.name]) for c in cut[tensor.name]]
             self._of_tensor[tensor.name] = made
             self.channels += made
@@ -145,20 +154,22 @@ class Exchange:
         """Neighbours have other owners, so that few of them are spread evenly, too."""
         owner = self._loads.index(min(self._loads))
         self._loads[owner] += chunk.message_bytes
-        node, mine, local = self.rank, True, None
+        node, mine, local, device = self.rank, True, None, self._devices[tensor.name]
         if self.machines is not None and tensor.params.hierarchical:
             node = self.machines.number
             owner, local = divmod(owner, self.machines.local_size)
+            device = gpu.CPU  # where a machine adds up what its workers have
             mine = local == self.machines.local_rank
         coder = aggregator = None
         if chunk.params is not None and mine:
             (piece,) = chunk.slices
             where = (tensor.index, piece.begin)
-            coder = self._seeds.coder(chunk, chunk.params, node, *where)
+            coder = self._seeds.coder(chunk, chunk.params, node, *where, device)
             if chunk.aggregated and owner == node:
                 aggregator = self._seeds.coder(chunk, chunk.params.aggregators, None, *where)
         working = working_dtype(tensor.dtype) if tensor.floating else "float64"
-        return Channel(chunk, owner, wire, working, tensor.checked, coder, aggregator, local)
+        how = (wire, working, device, tensor.checked, coder, aggregator, local)
+        return Channel(chunk, owner, *how)
 
     def set_epoch(self, epoch: int) -> None:
         """Compress as compressors do in an epoch, counted from 0; nothing may be under way."""
@@ -171,7 +182,13 @@ class Exchange:
 
     def start(self, job: Job) -> None:
         """Begin to sum a job's tensors, whose channels' results replace the values."""
-        names = tuple(job.values)
+        names = tuple(job.staged.values)
+        for name in names:
+            if self._devices[name] != job.staged.device:
+                raise ValueError(
+                    f"tensor '{name}' is on {job.staged.device}, but was on {self._devices[name]} "
+                    "when its compression was set up"
+                )
         if names not in self._transfers:
             self._forget(names)
             channels = [channel for name in names for channel in self._of_tensor[name]]

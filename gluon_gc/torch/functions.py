@@ -64,7 +64,7 @@ class _Declared:
             staged.finish(1.0)
             future.set_result(None)
 
-        self._exchange.start(Job(staged.values, scale, {}, done))
+        self._exchange.start(Job(staged, scale, {}, done))
         return future
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
@@ -72,7 +72,8 @@ class _Declared:
         now = Tensor(name, tensor.numel(), dtype, params, list(self._params).index(name))
         known = self._expected.get(name)
         if known is None:
-            self._exchange.declare([now], {name: staging.wire_of(tensor.dtype, params.fp16)})
+            wire = staging.wire_of(tensor.dtype, params.fp16)
+            self._exchange.declare([now], {name: wire}, {name: tensor.device})
             self._expected[name] = now
         elif (known.size, known.dtype) != (now.size, now.dtype):
             raise ValueError(

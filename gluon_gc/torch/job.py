@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Mapping, Optional
 
-import numpy as np
+import torch
 
 from ..plan import Slice
+from .staging import Staged
 
 
 @dataclass
@@ -16,8 +17,7 @@ class Job:
 
     Parameters
     ----------
-    values : mapping of str to array of float32 or float64
-        Flat and contiguous, in the dtype that compressors compute in.
+    staged : Staged
     scale : float
         Multiplies what this worker adds.
     ratios : mapping
@@ -33,7 +33,7 @@ class Job:
         Under way.
     """
 
-    values: Mapping[str, np.ndarray]
+    staged: Staged
     scale: float
     ratios: Mapping[str, float]
     done: Optional[Callable[["Job", Optional[BaseException]], None]] = None
@@ -41,12 +41,13 @@ class Job:
     transfers: int = 0
 
     def __post_init__(self) -> None:
-        self._begins: Dict[str, int] = {n: a.ctypes.data for n, a in self.values.items()}
+        self._begins: Dict[str, int] = {n: t.data_ptr() for n, t in self.staged.values.items()}
 
-    def of(self, piece: Slice) -> np.ndarray:
+    def of(self, piece: Slice) -> torch.Tensor:
         """The values of a slice."""
-        return self.values[piece.tensor][piece.begin : piece.end]
+        return self.staged.values[piece.tensor][piece.begin : piece.end]
 
     def address(self, piece: Slice) -> int:
         """Where they are in memory."""
-        return self._begins[piece.tensor] + piece.begin * self.values[piece.tensor].itemsize
+        itemsize = self.staged.values[piece.tensor].itemsize
+        return self._begins[piece.tensor] + piece.begin * itemsize

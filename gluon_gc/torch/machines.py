@@ -10,13 +10,17 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
-from .. import env, kernels
+from .. import env
 from ..plan import Slice
+from . import gpu
 from .channel import Channel
+from .coding import as_tensor, is_finite
 from .collectives import Part, ToAll, ToOwners
 from .job import Job
+from .staging import Staged
 from .transfer import Groups, Transfer
 
 
@@ -73,15 +77,16 @@ class _Sums(Job):
 
     Parameters
     ----------
-    sums : dict of Slice to array
+    sums : dict of Slice to Tensor
+        In the host's memory.
     """
 
-    def __init__(self, sums: Dict[Slice, np.ndarray]) -> None:
-        super().__init__({}, 1.0, {})
+    def __init__(self, sums: Dict[Slice, torch.Tensor]) -> None:
+        super().__init__(Staged({}), 1.0, {})
         self._sums = sums
-        self._addresses = {piece: array.ctypes.data for piece, array in sums.items()}
+        self._addresses = {piece: tensor.data_ptr() for piece, tensor in sums.items()}
 
-    def of(self, piece: Slice) -> np.ndarray:
+    def of(self, piece: Slice) -> torch.Tensor:
         return self._sums[piece]
 
     def address(self, piece: Slice) -> int:
@@ -108,7 +113,7 @@ class MachineTransfer:
         self._all = [channel for share in shares for channel in share]
         self._mine = shares[machines.local_rank]
         self._sums = _Sums(
-            {c.piece: room.view(c.working) for c, room in zip(self._mine, self._out.rooms)}
+            {c.piece: _values(c, room) for c, room in zip(self._mine, self._out.rooms)}
         )
         self._between: Optional[Transfer] = None
         if self._mine:
@@ -121,8 +126,9 @@ class MachineTransfer:
 
     def begin(self, job: Job) -> None:
         """Send the job's values to the machine's workers who add them up."""
-        for channel, room in zip(self._all, self._in.rooms):
-            np.multiply(job.of(channel.piece), job.scale, out=room.view(channel.working))
+        with gpu.queue(job.staged.device, job.staged.ready):
+            for channel, room in zip(self._all, self._in.rooms):
+                gpu.copy(job.of(channel.piece) * job.scale, _values(channel, room))
         self._in.start()
 
     def send(self, job: Job) -> None:
@@ -130,9 +136,9 @@ class MachineTransfer:
         self._in.wait()
         for channel, rows in zip(self._mine, self._in.rows):
             total = self._sums.of(channel.piece)
-            total[:] = rows[0].view(channel.working)
+            total.copy_(_values(channel, rows[0]))
             for row in rows[1:]:
-                total += row.view(channel.working)
+                total += _values(channel, row)
         self._in.expect()
         if self._between is not None:
             self._sums.ratios = job.ratios
@@ -152,9 +158,14 @@ class MachineTransfer:
     def finish(self, job: Job) -> None:
         """Write the sums to the job's values."""
         self._out.wait()
-        for channel, (row,) in zip(self._all, self._out.rows):
-            values = job.of(channel.piece)
-            values[:] = row.view(channel.working)
-            if channel.checked and not kernels.values_finite(values):
-                job.nonfinite.append(channel.piece.tensor)
+        with gpu.queue(job.staged.device, job.staged.ready):
+            for channel, (row,) in zip(self._all, self._out.rows):
+                values = _values(channel, row)
+                gpu.copy(values, job.of(channel.piece))
+                if channel.checked and not is_finite(values):
+                    job.nonfinite.append(channel.piece.tensor)
         self._out.expect()
+
+
+def _values(channel: Channel, room: np.ndarray) -> torch.Tensor:
+    return as_tensor(room, getattr(torch, channel.working))

@@ -76,7 +76,7 @@ class ReduceScatter:
                 "fully_shard must take part in every step"
             )
         if not self.channels:
-            self._open(group, input_tensor.dtype)
+            self._open(group, input_tensor)
         self._steps += 1
         rows = staging.Staged(
             {
@@ -87,7 +87,7 @@ class ReduceScatter:
         )
         mine = [_key(name, rank) for name in self._names]
         shards = staging.Staged(dict(zip(mine, output_tensor.split(self._sizes))))
-        self._run(Job(rows.values, _scale(op, workers), {}), Job(shards.values, 1.0, {}))
+        self._run(Job(rows, _scale(op, workers), {}), Job(shards, 1.0, {}))
         shards.finish(1.0)
 
     # Checkpoints
@@ -154,13 +154,14 @@ class ReduceScatter:
                 f"the gradient of parameter {name} has a NaN or an infinity in step {self._steps}"
             )
 
-    def _open(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+    def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
         """Make ready for a group of workers, all of whom come here."""
         workers, rank = dist.get_world_size(group), dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         seeds = Seeds(group)
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        dtype, device = like.dtype, like.device
         kind, on_nonfinite = staging.planned_dtype(dtype), "raise" if self._checked else "propagate"
         owned: List[List[Channel]] = []
         for worker in range(workers):
@@ -175,8 +176,9 @@ class ReduceScatter:
                     begin = worker * size + chunk.slices[0].begin
                     coder = None
                     if chunk.params is not None:
-                        coder = seeds.coder(chunk, chunk.params, rank, index, begin)
-                    how = (chunk, worker, wire, plan.working_dtype(kind), tensor.checked, coder)
+                        coder = seeds.coder(chunk, chunk.params, rank, index, begin, device)
+                    working = plan.working_dtype(kind)
+                    how = (chunk, worker, wire, working, device, tensor.checked, coder)
                     owned[-1].append(Channel(*how))
         self.channels = [channel for of_owner in owned for channel in of_owner]
         parts = [[channel.part for channel in of_owner] for of_owner in owned]

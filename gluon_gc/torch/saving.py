@@ -183,8 +183,7 @@ def check_parameters(
         fitting.check(SAYS, "set of parameters", sorted(of_there), sorted(of_here))
     common = of_there.keys() & of_here.keys()
     for name in common:
-        for key, value in of_here[name].items():
-            fitting.check(SAYS, f"{key} of parameter '{name}'", of_there[name][key], value)
+        fitting.check_parameter(SAYS, f"'{name}'", of_there[name], of_here[name], of_here[name])
     return {name: name for name in common}
 
 

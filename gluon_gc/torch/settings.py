@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ..compression import CompressionParams, parse, warn_of_ignored
 from ..compression.option import nearest
+from . import gpu
 
 _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile add to names
 
@@ -67,7 +68,7 @@ def chosen_params(
         accumulates = params.compressor is not None and params.compressor.traits.accumulates
         if accumulates and parameter.ndim == 1:  # as in the reference implementation of DGC
             params = CompressionParams(fp16=params.fp16)
-        result[name] = params
+        result[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
     return result
 
 

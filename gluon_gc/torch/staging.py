@@ -1,11 +1,12 @@
-"""Gradients where compressors can work: in the host's memory, in float32 or float64."""
+"""Gradients where compressors can work: flat, in float32 or float64."""
 
 from __future__ import annotations
 
 from typing import Dict, Mapping
 
-import numpy as np
 import torch
+
+from . import gpu
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -33,28 +34,41 @@ class Staged:
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        Each flat and contiguous, on any device.
+        Each flat and contiguous, all on one device.
 
     Attributes
     ----------
-    values : dict of str to array of float32 or float64
-        The tensors' own memory where that is possible.
+    values : dict of str to Tensor of float32 or float64
+        On that device; the tensors' own memory where that is possible.
+    device : torch.device
+    ready : optional
+        What is queued there before the values are, as `gpu.mark` has it.
+
+    Raises
+    ------
+    ValueError
+        The tensors are on several devices.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        devices = {tensor.device: name for name, tensor in tensors.items()}
+        if len(devices) > 1:
+            where = ", ".join(f"'{name}' on {device}" for device, name in devices.items())
+            raise ValueError(f"tensors that travel together must be on one device, got {where}")
+        self.device = next(iter(devices), gpu.CPU)
         self._tensors = tensors
-        self._staged: Dict[str, torch.Tensor] = {}
-        for name, tensor in tensors.items():
-            self._staged[name] = tensor.detach().to("cpu", working_dtype(tensor.dtype))
-        self.values: Dict[str, np.ndarray] = {
-            name: staged.numpy() for name, staged in self._staged.items()
+        self.values: Dict[str, torch.Tensor] = {
+            name: tensor.detach().to(working_dtype(tensor.dtype))
+            for name, tensor in tensors.items()
         }
+        self.ready = gpu.mark(self.device)
 
     def finish(self, scale: float) -> None:
         """Write scale * values to the tensors."""
-        for name, tensor in self._tensors.items():
-            staged = self._staged[name]
-            if scale != 1.0:
-                staged *= scale
-            if staged.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(staged)
+        with gpu.queue(self.device):
+            for name, tensor in self._tensors.items():
+                values = self.values[name]
+                if scale != 1.0:
+                    values *= scale
+                if values.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(values)

@@ -89,7 +89,8 @@ class CompressionState:
             name: staging.wire_of(parameter.dtype, self.params[name].fp16)
             for name, parameter in self.parameters.items()
         }
-        self.exchange.declare(tensors[::-1], wires)  # backward has the last ones first
+        devices = {name: parameter.device for name, parameter in self.parameters.items()}
+        self.exchange.declare(tensors[::-1], wires, devices)  # backward has the last ones first
         # Those whose compressor applies no momentum.
         self._plain = {n for n in self.parameters if not self.exchange.applies_momentum(n)}
 
@@ -140,8 +141,9 @@ class CompressionState:
         Parameters
         ----------
         gradients : mapping
-            By the parameters' names, each flat and contiguous, of the parameter's dtype. All
-            workers call this with the same names in the same order.
+            By the parameters' names, each flat and contiguous, of the parameter's dtype, and on its
+            device, which is the same for all. All workers call this with the same names in the same
+            order.
         begins : bool
             Whether these are the first of a step.
 
@@ -171,7 +173,7 @@ class CompressionState:
                 future.set_exception(error)
 
         scale = 1.0 / (loss_scale * self.exchange.workers)
-        self.exchange.start(Job(staged.values, scale, self._ratios(gradients), done))
+        self.exchange.start(Job(staged, scale, self._ratios(gradients), done))
         return future
 
     def _ratios(self, names: Iterable[str]) -> Dict[str, float]:

@@ -1,10 +1,13 @@
 """What workers do in tests: each job is a function that fails where something is wrong.
 
 torchrun ... jobs.py JOB [FOLDER]
+
+With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emulated.
 """
 
 import copy
 import functools
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +18,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
+from gluon_gc.torch.coder import GpuCoder
+from tests.torch import emulated
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
@@ -494,6 +499,25 @@ def wrong_settings():
     assert "'k' is not for onebit" in str(told[0].message)
 
 
+def the_bits_of_the_cpu(folder):
+    """Payloads of a GPU's kernels, of the CPU for tensors on a GPU, and of the CPU are alike."""
+    several = [
+        *SETTINGS,
+        {"compressor": "bytegrad"},
+        {"fp16": True},
+        {**TOPK, "exchange": "gather"},
+    ]
+    expected = [trained(params) for params in several]
+    for of_emulator in (None, folder):
+        emulated.start(of_emulator)
+        for params, weights in zip(several, expected):
+            assert torch.equal(trained(params), weights), params
+    for params in ({**ONEBIT, "momentum": None}, TOPK):
+        state = bps.CompressionState(Net().named_parameters(), params)
+        assert any(isinstance(channel.coder, GpuCoder) for channel in state.exchange.channels)
+        state.close()
+
+
 def for_ever():
     net, optimizer, ddp, _ = wrapped(ONEBIT)
     step = 0
@@ -506,6 +530,8 @@ def for_ever():
 
 def main():
     bps.init()
+    if "EMULATED_GPU" in os.environ:
+        emulated.start(os.environ["EMULATED_GPU"])
     job, *folder = sys.argv[1:]
     globals()[job](*map(Path, folder))
     bps.shutdown()

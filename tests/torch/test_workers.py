@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cuda import emulator
 from tests.processes import clean_environ
 
 HERE = Path(__file__).parent
@@ -75,6 +76,32 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
 def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
     run("saved", tmp_path, BYTEPS_PARTITION_BYTES="4000")
     run("resumed_with_other_chunks", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def emulated_gpu():
+    """The folder of an emulator."""
+    return emulator.build()
+
+
+def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu):
+    run("the_bits_of_the_cpu", emulated_gpu)
+
+
+@pytest.mark.parametrize(
+    "job", ["every_dtype", "what_is_not_finite", "fully_sharded_checkpoint", "single_tensors"]
+)
+def test_two_workers_with_gpus(job, emulated_gpu):
+    run(job, EMULATED_GPU=str(emulated_gpu))
+
+
+def test_a_checkpoint_of_the_cpu_goes_on_on_a_gpu_and_back(tmp_path, emulated_gpu):
+    gpu, cpu = {"EMULATED_GPU": str(emulated_gpu)}, {}
+    for number, (before, after) in enumerate([(cpu, gpu), (gpu, cpu)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run("saved", folder, **before)
+        run("resumed", folder, **after)
 
 
 def test_two_machines_of_two_workers_each_train_alike(tmp_path):

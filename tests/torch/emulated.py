@@ -1,0 +1,34 @@
+"""Has gluon_gc.torch take tensors, which are on the CPU, for those of a GPU that is emulated.
+
+So all is run of it but PyTorch's own streams and copies, since PyTorch for CPUs has none.
+"""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+from gluon_gc import kernels
+from gluon_gc.torch import gpu
+from tests.cuda import emulator
+
+STREAM = 7
+
+
+def start(folder):
+    """From now on; `emulator.build` made the folder. None: a GPU for which there are no kernels."""
+    if folder is not None:
+        emulator.use(Path(folder) / emulator.DRIVER)
+        for name in emulator.SOURCES:
+            emulator.give(Path(folder) / f"{name}.so")
+    gpu.in_host_memory = lambda device: False
+    gpu.has_kernels = lambda device, compressor: folder is not None and _runs(compressor)
+    gpu.queue = _queue
+
+
+def _runs(compressor):
+    assert compressor == compressor.on_gpu(), "the options are not those for a GPU"
+    return compressor.traits.cuda and kernels.runs_on_gpu(compressor.name)
+
+
+@contextmanager
+def _queue(device, after=None):
+    yield STREAM
