@@ -73,7 +73,7 @@ test: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.built
 	@echo "== Running all tests but PyTorch's, two files at a time"
 	$(PY) -m pytest -q --numprocesses 2 --dist loadfile --ignore tests/torch tests
 	@echo "== Running PyTorch's tests, two at a time"
-	$(WITH_TORCH) -m pytest -q --numprocesses 2 tests/torch
+	$(WITH_TORCH) -m pytest -q --numprocesses 2 --dist loadgroup tests/torch
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"

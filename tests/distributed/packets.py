@@ -63,9 +63,11 @@ class PacketCounter:
 
     def _count(self) -> None:
         while True:
+            if self._stopped.is_set():  # others on this machine may never pause
+                self._socket.setblocking(False)
             try:
                 packet, (_, _, kind, _, _) = self._socket.recvfrom(_HEADERS.size)
-            except socket.timeout:
+            except (socket.timeout, BlockingIOError):
                 if self._stopped.is_set():
                     return
                 continue

@@ -1,6 +1,6 @@
 """What workers do in tests: each job is a function that fails where something is wrong.
 
-torchrun ... jobs.py JOB [FOLDER]
+torchrun ... jobs.py JOB[,JOB...] [FOLDER]
 
 With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emulated.
 """
@@ -532,8 +532,11 @@ def main():
     bps.init()
     if "EMULATED_GPU" in os.environ:
         emulated.start(os.environ["EMULATED_GPU"])
-    job, *folder = sys.argv[1:]
-    globals()[job](*map(Path, folder))
+    jobs, *folder = sys.argv[1:]
+    for job in jobs.split(","):
+        if dist.get_rank() == 0:
+            print(f"-- {job}", flush=True)
+        globals()[job](*map(Path, folder))
     bps.shutdown()
 
 

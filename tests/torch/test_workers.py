@@ -11,10 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda import emulator
 from tests.processes import clean_environ
 
 HERE = Path(__file__).parent
+OF_DDP = (
+    "buckets_and_options_of_ddp",
+    "a_parameter_without_a_gradient",
+    "no_sync_averages_the_sum",
+    "compiled",
+    "a_scaled_loss",
+    "what_is_not_finite",
+)
+OTHERS = (
+    "every_dtype",
+    "the_distributed_optimizer_is_the_hook",
+    "several_backward_passes",
+    "fully_sharded",
+    "fully_sharded_checkpoint",
+    "single_tensors",
+    "wrong_settings",
+)
+"""Jobs of two workers, several of which one torchrun does."""
 
 
 def command(job, *arguments, workers=2):
@@ -40,26 +57,9 @@ def run(job, *arguments, workers=2, **variables):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        "buckets_and_options_of_ddp",
-        "a_parameter_without_a_gradient",
-        "no_sync_averages_the_sum",
-        "compiled",
-        "every_dtype",
-        "the_distributed_optimizer_is_the_hook",
-        "several_backward_passes",
-        "what_is_not_finite",
-        "a_scaled_loss",
-        "fully_sharded",
-        "fully_sharded_checkpoint",
-        "single_tensors",
-        "wrong_settings",
-    ],
-)
-def test_two_workers(job):
-    run(job)
+@pytest.mark.parametrize("jobs", [OF_DDP, OTHERS], ids=["ddp", "others"])
+def test_two_workers(jobs):
+    run(",".join(jobs))
 
 
 def test_random_orders_of_tensors_give_the_same_bits_on_four_workers():
@@ -76,32 +76,6 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
 def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
     run("saved", tmp_path, BYTEPS_PARTITION_BYTES="4000")
     run("resumed_with_other_chunks", tmp_path)
-
-
-@pytest.fixture(scope="module")
-def emulated_gpu():
-    """The folder of an emulator."""
-    return emulator.build()
-
-
-def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu):
-    run("the_bits_of_the_cpu", emulated_gpu)
-
-
-@pytest.mark.parametrize(
-    "job", ["every_dtype", "what_is_not_finite", "fully_sharded_checkpoint", "single_tensors"]
-)
-def test_two_workers_with_gpus(job, emulated_gpu):
-    run(job, EMULATED_GPU=str(emulated_gpu))
-
-
-def test_a_checkpoint_of_the_cpu_goes_on_on_a_gpu_and_back(tmp_path, emulated_gpu):
-    gpu, cpu = {"EMULATED_GPU": str(emulated_gpu)}, {}
-    for number, (before, after) in enumerate([(cpu, gpu), (gpu, cpu)]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        run("saved", folder, **before)
-        run("resumed", folder, **after)
 
 
 def test_two_machines_of_two_workers_each_train_alike(tmp_path):
