@@ -13,9 +13,9 @@ FIXED, VARYING = ((5, None),), ((3, None), (20, 2))
 """The parts of two messages: 5 bytes; 3 bytes, and then up to 20, whose number is in the latter."""
 
 
-def channel(parts):
+def channel(parts, full=False):
     """What a bundle has to know of a channel."""
-    return SimpleNamespace(codec=SimpleNamespace(rows=lambda: MessageRows(parts)))
+    return SimpleNamespace(codec=SimpleNamespace(rows=lambda: MessageRows(parts, in_one=full)))
 
 
 def messages(length, first=0):
@@ -50,6 +50,15 @@ def test_messages_of_several_places_come_out_as_they_were():
     for row, (_, used) in enumerate(every):
         np.testing.assert_array_equal(fixed.asnumpy()[row], used[0])
         np.testing.assert_array_equal(varying.asnumpy()[row, : used[1].size], used[1])
+
+
+def test_payloads_that_are_full_but_in_rare_cases_travel_with_their_room():
+    bundle = Bundle([channel(VARYING, full=True)])
+    given, _ = messages(7)
+    packed = bundle.pack(arrays(given[1:]), [1])
+    assert not bundle.varies and packed.splits.asnumpy().tolist() == [23]
+    (came,) = bundle.unpack(packed, 1)
+    np.testing.assert_array_equal(came.asnumpy()[0], given[1])
 
 
 def test_what_is_repeated_is_there_for_each_place():

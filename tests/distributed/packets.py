@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import socket
 import struct
 import threading
-from typing import Collection, Counter, Dict
+from typing import Collection, Counter, Dict, Sequence
 
 _ETH_P_IP = 0x0800
 _SO_RCVBUFFORCE = 33
@@ -14,6 +15,10 @@ _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _HEADERS = struct.Struct(">2xH8x4s4s4sI4xB")  # IP length, addresses; TCP ports, sequence, offset
 _IP_HEADER_BYTES = 20  # without options, which nobody sends here
 _BUFFER_BYTES = 64 << 20  # packets that wait to be looked at count in full
+
+_SO_ATTACH_FILTER = 26
+_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # instructions of a packet filter (BPF)
+_TARGET_AT = 16  # in an IP header
 
 
 class PacketCounter:
@@ -42,8 +47,9 @@ class PacketCounter:
         self.received: Counter[str] = collections.Counter()
         self._ends: Dict[bytes, int] = {}  # by connection, the sequence number after its last byte
         self._addresses = {socket.inet_aton(address): address for address in addresses}
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
-        self._socket.bind(("lo", _ETH_P_IP))
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
+        _filter_by_target(self._socket, list(self._addresses))
+        self._socket.bind(("lo", _ETH_P_IP))  # and not before: what came first would be in the way
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         self._socket.settimeout(0.2)
         self._stopped = threading.Event()
@@ -77,8 +83,6 @@ class PacketCounter:
     def _count_packet(
         self, length: int, source: bytes, target: bytes, ports: bytes, sequence: int, offset: int
     ) -> None:
-        if target not in self._addresses:
-            return
         data = length - _IP_HEADER_BYTES - 4 * (offset >> 4)
         connection = source + target + ports
         end = (sequence + data) % 2**32
@@ -86,3 +90,14 @@ class PacketCounter:
         if 0 < new < 2**31:
             self._ends[connection] = end
             self.received[self._addresses[target]] += min(data, new)
+
+
+def _filter_by_target(packets: socket.socket, targets: Sequence[bytes]) -> None:
+    """Have the kernel hand over the headers of packets to these addresses, and nothing else."""
+    program = [(_LOAD_WORD, 0, 0, _TARGET_AT)]
+    for further, target in zip(reversed(range(len(targets))), targets):
+        program.append((_JUMP_IF_EQUAL, further + 1, 0, int.from_bytes(target, "big")))
+    program += [(_RETURN, 0, 0, 0), (_RETURN, 0, 0, _HEADERS.size)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
+    length_and_place = struct.pack("HP", len(program), ctypes.addressof(code))
+    packets.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, length_and_place)

@@ -98,7 +98,7 @@ def test_a_users_excepthook_is_called_and_the_process_leaves(cluster, when):
 
 @pytest.mark.parametrize("gone", ["server 0", "worker 0"])
 def test_a_node_that_dies_before_all_are_there_is_named(cluster, gone):
-    nodes = cluster(2, 2, BYTEPS_LOG_LEVEL="INFO", GLUON_GC_CONNECT_TIMEOUT=20)
+    nodes = cluster(2, 2, BYTEPS_LOG_LEVEL="INFO", GLUON_GC_CONNECT_TIMEOUT=12)
     nodes.start("scheduler", service("scheduler"))
     nodes.start("server0", service("server"))
     nodes.wait_for_line("scheduler", "server 0 has come")

@@ -32,12 +32,12 @@ def test_a_node_that_comes_back_waits_for_the_next_scheduler_and_disturbs_no_oth
 
 
 def test_who_does_not_come_back_is_named_to_those_who_do(cluster):
-    nodes = cluster(2, 1, GLUON_GC_RESTARTS=1, GLUON_GC_CONNECT_TIMEOUT=20)
+    nodes = cluster(2, 1, GLUON_GC_RESTARTS=1, GLUON_GC_CONNECT_TIMEOUT=12)
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
     for name in ("scheduler", "server0", "worker0"):
         assert nodes.wait(name) == ALONE
-        assert "worker 1 did not come back within 20 s" in last_line(nodes.log(name))
+        assert "worker 1 did not come back within 12 s" in last_line(nodes.log(name))
 
 
 def test_a_scheduler_that_ends_and_restarts_is_met_again_by_those_who_waited(cluster):

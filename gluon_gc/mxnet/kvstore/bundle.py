@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Sequence
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -14,6 +14,9 @@ from ..operators import MessageRows
 
 _VALUES = 16 * 2**20  # bytes of values in a collective, at most
 _LEAST = 256 * 2**10  # bytes that travel in it, which may take more values
+
+Parts = Tuple[Tuple[int, Optional[int]], ...]
+"""Of a message, as `MessageRows` has them."""
 
 
 def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
@@ -59,7 +62,7 @@ def nothing(places: int) -> Packed:
 
 
 class Bundle:
-    """The messages of these channels as they travel together, each payload without its empty room.
+    """The messages of these channels as they travel together, without empty room where it matters.
 
     Parameters
     ----------
@@ -77,7 +80,7 @@ class Bundle:
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self.channels = list(channels)
-        parts = [channel.codec.rows().parts for channel in channels]
+        parts = [_parts(channel) for channel in channels]
         self.room = sum(most for message in parts for most, _ in message)
         self.varies = any(at is not None for message in parts for _, at in message)
         listed = MessageRows(tuple(part for message in parts for part in message)).listed()
@@ -99,6 +102,12 @@ class Bundle:
             return []
         messages = operators.call("unbundle", packed, **self._told, count=count)
         return messages if isinstance(messages, list) else [messages]
+
+
+def _parts(channel: Channel) -> Parts:
+    """Those of its messages: of payloads that are full but in rare cases, all room travels."""
+    rows = channel.codec.rows()
+    return tuple((most, None) for most, _ in rows.parts) if rows.in_one else rows.parts
 
 
 def repeated(packed: Packed, places: int) -> Packed:

@@ -1,0 +1,32 @@
+"""gluon_gc.torch with tensors on a GPU that is emulated, in real processes that torchrun starts."""
+
+import pytest
+
+from tests.cuda import emulator
+
+from .test_workers import run
+
+pytestmark = pytest.mark.xdist_group("emulator")  # which is built once
+
+
+@pytest.fixture(scope="module")
+def emulated_gpu():
+    """The folder of an emulator."""
+    return emulator.build()
+
+
+def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu):
+    run("the_bits_of_the_cpu", emulated_gpu)
+
+
+def test_two_workers_with_gpus(emulated_gpu):
+    jobs = "every_dtype,what_is_not_finite,fully_sharded_checkpoint,single_tensors"
+    run(jobs, EMULATED_GPU=str(emulated_gpu))
+
+
+@pytest.mark.parametrize("before", ["cpu", "gpu"])
+def test_a_checkpoint_goes_on_on_the_other_one(tmp_path, emulated_gpu, before):
+    of = {"cpu": {}, "gpu": {"EMULATED_GPU": str(emulated_gpu)}}
+    after = "gpu" if before == "cpu" else "cpu"
+    run("saved", tmp_path, **of[before])
+    run("resumed", tmp_path, **of[after])
