@@ -46,12 +46,12 @@ REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-torch test test-core test-cu112 test-gpu bed lint sanitize fuzz wheel docs clean
+.PHONY: help demo demo-torch test test-mxnet test-torch test-core test-cu112 test-gpu bed lint sanitize fuzz wheel docs clean
 
 help:
 	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
 	@echo "make demo-torch  the same with PyTorch, which needs Python 3.10 or newer"
-	@echo "make test      run all tests"
+	@echo "make test      run all tests; make test-mxnet and make test-torch are its two parts"
 	@echo "make test-core run the tests that need no framework, where there is none"
 	@echo "make test-gpu  run the kernels on this machine's GPU, and compare with the CPU"
 	@echo "make test-cu112 run the tests of mxnet-cu112, a wheel of 499 MB, on an emulated GPU"
@@ -69,11 +69,16 @@ demo: $(VENV)/.built
 demo-torch: $(TORCH_VENV)/.built
 	$(WITH_TORCH) example/pytorch/demo.py
 
-test: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.built
+test: test-mxnet test-torch
+
+test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
 	@echo "== Running all tests but PyTorch's, two files at a time"
 	$(PY) -m pytest -q --numprocesses 2 --dist loadfile --ignore tests/torch tests
+
+# With the library that the wheel has for everybody, who need no MXNet to load it.
+test-torch: $(VENV)/.built $(TORCH_VENV)/.installed
 	@echo "== Running PyTorch's tests, two at a time"
-	$(WITH_TORCH) -m pytest -q --numprocesses 2 --dist loadgroup tests/torch
+	PYTHONPATH="$(CURDIR)" $(TORCH_PY) -m pytest -q --numprocesses 2 --dist loadgroup tests/torch
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"

@@ -112,13 +112,13 @@ class GpuCoder(Coder):
         arrays = (state.momentum, *state.memory)
         with gpu.queue(self._device):
             if self._kept is None:
-                self._kept = [
-                    None if array is None else torch.from_numpy(array).to(self._device)
-                    for array in arrays
-                ]
+                self._kept = [a if a is None else self._like(a) for a in arrays]
             for tensor, array in zip(self._kept, arrays):
                 if tensor is not None:
                     tensor.copy_(torch.from_numpy(array))
+
+    def _like(self, array: np.ndarray) -> torch.Tensor:
+        return torch.empty_like(torch.from_numpy(array), device=self._device)
 
     @property
     def addresses(self) -> Tuple[Optional[int], Any]:

@@ -62,8 +62,7 @@ class Values:
     def encode(self, job: Job) -> None:
         with gpu.queue(job.staged.device, job.staged.ready):
             for channel, sent in self._sent:
-                values = job.of(channel.piece)
-                gpu.copy(values if job.scale == 1.0 else values * job.scale, sent)
+                gpu.copy_scaled(job.of(channel.piece), job.scale, sent)
 
     def answer(self) -> None:
         for came, answer in self._owned:

@@ -78,6 +78,16 @@ def copy(source: torch.Tensor, target: torch.Tensor) -> None:
     target.copy_(source, non_blocking=source.is_cuda or target.is_cuda)
 
 
+def copy_scaled(source: torch.Tensor, scale: float, target: torch.Tensor) -> None:
+    """Write source * scale to target, which may be elsewhere, or of another dtype."""
+    if scale == 1.0:
+        copy(source, target)
+    elif (source.device, source.dtype) == (target.device, target.dtype):
+        torch.mul(source, scale, out=target)
+    else:
+        copy(source * scale, target)
+
+
 def host_memory(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Zeros in the host's memory, which a GPU copies to and from fast, where one is in use."""
     return torch.zeros(size, dtype=dtype, pin_memory=torch.cuda.is_initialized())

@@ -128,7 +128,7 @@ class MachineTransfer:
         """Send the job's values to the machine's workers who add them up."""
         with gpu.queue(job.staged.device, job.staged.ready):
             for channel, room in zip(self._all, self._in.rooms):
-                gpu.copy(job.of(channel.piece) * job.scale, _values(channel, room))
+                gpu.copy_scaled(job.of(channel.piece), job.scale, _values(channel, room))
         self._in.start()
 
     def send(self, job: Job) -> None:

@@ -176,11 +176,11 @@ class Averager:
 
 
 def _buckets(parameters: Mapping[str, torch.nn.Parameter]) -> List[List[torch.nn.Parameter]]:
-    """Neighbours, the last ones first, as backward comes to them."""
+    """Neighbours on one device, the last ones first, as backward comes to them."""
     buckets: List[List[torch.nn.Parameter]] = []
     size = _BUCKET_BYTES
     for parameter in reversed(list(parameters.values())):
-        if size >= _BUCKET_BYTES:
+        if size >= _BUCKET_BYTES or parameter.device != buckets[-1][-1].device:
             buckets.append([])
             size = 0
         buckets[-1].append(parameter)

@@ -483,6 +483,9 @@ def wrong_settings():
     raised(ValueError, "twice", lambda: state([*named, named[0]], TOPK))
     raised(ValueError, "needs the optimizer", lambda: state(named, TOPK, on_nonfinite="skip"))
     raised(ValueError, "needs the optimizer", lambda: state(named, DITHERING))
+    elsewhere = {"first.bias": torch.zeros(90, device="meta")}
+    moved = "is on meta, but was on cpu when"
+    raised(ValueError, moved, lambda: state(named, TOPK).average(elsewhere))
     groups = [{"params": [named[0][1]], "momentum": 0.5}, {"params": [p for _, p in named[1:]]}]
     differing = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     raised(ValueError, "the same momentum", lambda: state(named, ONEBIT, differing))

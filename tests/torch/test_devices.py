@@ -1,0 +1,22 @@
+"""Tensors on several devices; "meta" is another one that every PyTorch has."""
+
+import pytest
+import torch
+
+from gluon_gc.torch import optimizer, staging
+
+
+def zeros(device):
+    return torch.nn.Parameter(torch.zeros(3, device=device))
+
+
+def test_gradients_on_several_devices_do_not_travel_together():
+    a, b, c = zeros("cpu"), zeros("meta"), zeros("meta")
+    first, second = optimizer._buckets({"a": a, "b": b, "c": c})
+    assert [id(one) for one in first] == [id(c), id(b)] and second[0] is a
+
+
+def test_tensors_on_several_devices_are_refused_with_where_they_are():
+    tensors = {"a": torch.zeros(3), "b": torch.zeros(3, device="meta")}
+    with pytest.raises(ValueError, match="got 'a' on cpu, 'b' on meta"):
+        staging.Staged(tensors)
