@@ -52,7 +52,7 @@ def medians(step: Callable[[], Any], steps: int) -> Tuple[float, float]:
 def worker(options: argparse.Namespace) -> None:
     """Print a row for each method."""
     from cluster import model_shapes
-    from exchange import GluonGC
+    from exchange_mxnet import GluonGC
     from methods import COMPRESSIONS
 
     shapes = model_shapes(options.model)
