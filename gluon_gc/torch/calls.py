@@ -7,8 +7,9 @@ sent from, and `decompress`, which writes what came to the values and returns st
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, List, Optional, Sequence
+from typing import TYPE_CHECKING, Optional, Sequence, Type, Union
 
+import numpy as np
 import torch
 
 from .. import kernels
@@ -176,7 +177,7 @@ class _GpuBatch(kernels.Batch):
             call.stream = stream
 
 
-def calls_of(channels: Sequence[Channel]) -> type:
+def calls_of(channels: Sequence[Channel]) -> Type[Union[OnHost, OnGpu]]:
     """The class of these that does it for channels, all alike."""
     if gpu.in_host_memory(channels[0].device):
         return OnHost
@@ -185,9 +186,9 @@ def calls_of(channels: Sequence[Channel]) -> type:
 
 def _batch_of_answers(function: str, delivered: Sequence[Channel], places: Places) -> kernels.Batch:
     codecs = [channel.coder.codec for channel in delivered]
-    answers: List = [places.answers[channel] for channel in delivered]
+    answers = [places.answers[channel] for channel in delivered]
     return kernels.Batch(function, codecs, payloads=answers)
 
 
-def _like(array, device: torch.device) -> torch.Tensor:
+def _like(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return torch.empty(array.shape, dtype=torch.uint8, device=device)

@@ -3,6 +3,7 @@
 So all is run of it but PyTorch's own streams and copies, since PyTorch for CPUs has none.
 """
 
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def start(folder):
     gpu.in_host_memory = lambda device: False
     gpu.has_kernels = lambda device, compressor: folder is not None and _runs(compressor)
     gpu.queue = _queue
+    gpu.copy = _queued(_copy)
 
 
 def _runs(compressor):
@@ -29,6 +31,22 @@ def _runs(compressor):
     return compressor.traits.cuda and kernels.runs_on_gpu(compressor.name)
 
 
+_own = threading.local()
+_copy = gpu.copy
+
+
 @contextmanager
 def _queue(device, after=None):
+    _own.queues = True
     yield STREAM
+    _own.queues = False
+
+
+def _queued(function):
+    """The same, which fails where nobody would wait for it."""
+
+    def checked(*arguments):
+        assert getattr(_own, "queues", False), "this is not in a queue"
+        return function(*arguments)
+
+    return checked
