@@ -53,6 +53,11 @@ class Compressor:
         """The same for gradients on a GPU."""
         return self
 
+    def runs_on_gpu(self) -> bool:
+        """Whether a GPU can, with these options; if kernels are not there, the log says why."""
+        fits = self.traits.cuda and self == self.on_gpu()
+        return fits and kernels.runs_on_gpu(self.name)
+
     def options(self) -> Dict[str, object]:
         """The options, as compression_params have them."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -229,9 +229,7 @@ class MessageCodec:
     @cached_property
     def runs_on_gpu(self) -> bool:
         """Whether `move_to` a GPU is possible; if kernels are not there, the log says why, once."""
-        compressor = self._params.compressor
-        fits = compressor.traits.cuda and compressor == compressor.on_gpu()
-        return fits and kernels.runs_on_gpu(compressor.name)
+        return self._params.compressor.runs_on_gpu()
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
         """Have gradients on a GPU from now on, or on the CPU."""

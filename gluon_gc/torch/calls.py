@@ -6,7 +6,6 @@ sent from, and `decompress`, which writes what came to the values and returns st
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Optional, Sequence, Type, Union
 
 import numpy as np
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 Positions = Optional[Sequence[kernels.Position]]
 Ratios = Optional[Sequence[float]]
-
-_ALIGNMENT = 64  # of a workspace
 
 
 class OnHost:
@@ -74,7 +71,7 @@ class ByHost(OnHost):
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
         copies = [self._copies[channel] for channel in self._channels]
-        with gpu.queue(job.staged.device, job.staged.ready):
+        with job.staged.queue():
             for channel, copy in zip(self._channels, copies):
                 gpu.copy(job.of(channel.piece), copy)
         self._compress([copy.data_ptr() for copy in copies], positions, job.scale, ratios)
@@ -82,7 +79,7 @@ class ByHost(OnHost):
     def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
         copies = [self._copies[channel] for channel in self._delivered]
         self._decompress([copy.data_ptr() for copy in copies], positions)
-        with gpu.queue(job.staged.device, job.staged.ready):
+        with job.staged.queue():
             for channel, copy in zip(self._delivered, copies):
                 gpu.copy(copy, job.of(channel.piece))
         return self._decompress.statuses
@@ -116,7 +113,7 @@ class OnGpu:
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
         addresses = [job.address(channel.piece) for channel in self._channels]
-        with gpu.queue(job.staged.device, job.staged.ready) as stream:
+        with job.staged.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios)
             for payload, sent in self._sent:
@@ -125,7 +122,7 @@ class OnGpu:
     def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
         self._inspect(positions=positions)
         addresses = [job.address(channel.piece) for channel in self._delivered]
-        with gpu.queue(job.staged.device, job.staged.ready) as stream:
+        with job.staged.queue() as stream:
             for came, payloads in self._came:
                 gpu.copy(came, payloads)
             self._decompress.queue(stream)
@@ -146,12 +143,12 @@ class _GpuBatch(kernels.Batch):
 
     def __init__(self, function: str, coders: Sequence[GpuCoder], device: torch.device) -> None:
         codecs = [coder.gpu_codec for coder in coders]
-        aligned = (-(-codec.workspace_bytes // _ALIGNMENT) * _ALIGNMENT for codec in codecs)
-        begins = [0, *itertools.accumulate(aligned)]
-        self._workspace = torch.empty(begins[-1], dtype=torch.uint8, device=device)
+        self._workspaces = [  # which PyTorch aligns to 64 bytes at least
+            torch.empty(codec.workspace_bytes, dtype=torch.uint8, device=device) for codec in codecs
+        ]
         self._tickets = torch.zeros(len(codecs) * TICKET_BYTES, dtype=torch.uint8, device=device)
-        start = self._workspace.data_ptr()
-        super().__init__(function, codecs, workspaces=[start + begin for begin in begins[:-1]])
+        addresses = [workspace.data_ptr() for workspace in self._workspaces]
+        super().__init__(function, codecs, workspaces=addresses)
         for i, (call, coder) in enumerate(zip(self._calls, coders)):
             call.ticket = self._tickets.data_ptr() + i * TICKET_BYTES
             call.momentum, call.memory = coder.addresses

@@ -60,7 +60,7 @@ class Values:
         ]
 
     def encode(self, job: Job) -> None:
-        with gpu.queue(job.staged.device, job.staged.ready):
+        with job.staged.queue():
             for channel, sent in self._sent:
                 gpu.copy_scaled(job.of(channel.piece), job.scale, sent)
 
@@ -76,7 +76,7 @@ class Values:
     def deliver(self, job: Job) -> List[str]:
         """The tensors that are not finite."""
         nonfinite = []
-        with gpu.queue(job.staged.device, job.staged.ready):
+        with job.staged.queue():
             for channel, (answer,) in self._answers:
                 gpu.copy(answer, job.of(channel.piece))
                 if channel.checked and not is_finite(answer):

@@ -12,11 +12,19 @@ from typing import Any, Dict, Iterator, Optional
 
 import torch
 
-from .. import kernels
 from ..compression.base import Compressor
 
 CPU = torch.device("cpu")
-_own = threading.local()
+
+
+class _Own(threading.local):
+    """What a thread has of its own."""
+
+    def __init__(self) -> None:
+        self.streams: Dict[torch.device, torch.cuda.Stream] = {}
+
+
+_own = _Own()
 
 
 def in_host_memory(device: torch.device) -> bool:
@@ -26,10 +34,10 @@ def in_host_memory(device: torch.device) -> bool:
 
 def has_kernels(device: torch.device, compressor: Compressor) -> bool:
     """Whether a compressor can run on a GPU; if the library has no kernels, the log says so."""
-    if device.type != "cuda" or not compressor.traits.cuda or compressor != compressor.on_gpu():
+    if device.type != "cuda":
         return False
     with torch.cuda.device(device):
-        return kernels.runs_on_gpu(compressor.name)
+        return compressor.runs_on_gpu()
 
 
 def mark(device: torch.device) -> Any:
@@ -65,9 +73,6 @@ def queue(device: torch.device, after: Any = None) -> Iterator[Optional[int]]:
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    if not hasattr(_own, "streams"):
-        streams: Dict[torch.device, torch.cuda.Stream] = {}
-        _own.streams = streams
     if device not in _own.streams:
         _own.streams[device] = torch.cuda.Stream(device)
     return _own.streams[device]

@@ -126,7 +126,7 @@ class MachineTransfer:
 
     def begin(self, job: Job) -> None:
         """Send the job's values to the machine's workers who add them up."""
-        with gpu.queue(job.staged.device, job.staged.ready):
+        with job.staged.queue():
             for channel, room in zip(self._all, self._in.rooms):
                 gpu.copy_scaled(job.of(channel.piece), job.scale, _values(channel, room))
         self._in.start()
@@ -158,7 +158,7 @@ class MachineTransfer:
     def finish(self, job: Job) -> None:
         """Write the sums to the job's values."""
         self._out.wait()
-        with gpu.queue(job.staged.device, job.staged.ready):
+        with job.staged.queue():
             for channel, (row,) in zip(self._all, self._out.rows):
                 values = _values(channel, row)
                 gpu.copy(values, job.of(channel.piece))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping
+from typing import ContextManager, Dict, Mapping, Optional
 
 import torch
 
@@ -41,8 +41,6 @@ class Staged:
     values : dict of str to Tensor of float32 or float64
         On that device; the tensors' own memory where that is possible.
     device : torch.device
-    ready : optional
-        What is queued there before the values are, as `gpu.mark` has it.
 
     Raises
     ------
@@ -61,11 +59,15 @@ class Staged:
             name: tensor.detach().to(working_dtype(tensor.dtype))
             for name, tensor in tensors.items()
         }
-        self.ready = gpu.mark(self.device)
+        self._ready = gpu.mark(self.device)
+
+    def queue(self) -> ContextManager[Optional[int]]:
+        """A `gpu.queue` where they are, behind what makes the values."""
+        return gpu.queue(self.device, self._ready)
 
     def finish(self, scale: float) -> None:
         """Write scale * values to the tensors."""
-        with gpu.queue(self.device):
+        with self.queue():
             for name, tensor in self._tensors.items():
                 values = self.values[name]
                 if scale != 1.0:

@@ -153,9 +153,9 @@ class CompressionState:
             It has an error, or is done once the averages are there.
         """
         self.steps += begins
-        devices = {gradient.device for gradient in gradients.values() if gradient.is_cuda}
-        future: Future[None] = Future(devices=list(devices))
         staged = staging.Staged(gradients)
+        devices = [staged.device] if staged.device.type == "cuda" else []
+        future: Future[None] = Future(devices=devices)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
         step = self.steps
 

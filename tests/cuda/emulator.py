@@ -73,9 +73,14 @@ def build() -> Path:
 @functools.lru_cache(maxsize=None)
 def start() -> Any:
     """Let this process's codecs run in the emulator. Returns the stand-in's functions."""
-    functions = use(build() / DRIVER)
+    return load(build())
+
+
+def load(folder: Path) -> Any:
+    """The same, with what `build` has made, perhaps in another process."""
+    functions = use(folder / DRIVER)
     for name in SOURCES:
-        give(build() / f"{name}.so")
+        give(folder / f"{name}.so")
     return functions
 
 

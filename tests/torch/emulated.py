@@ -7,7 +7,6 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-from gluon_gc import kernels
 from gluon_gc.torch import gpu
 from tests.cuda import emulator
 
@@ -17,9 +16,7 @@ STREAM = 7
 def start(folder):
     """From now on; `emulator.build` made the folder. None: a GPU for which there are no kernels."""
     if folder is not None:
-        emulator.use(Path(folder) / emulator.DRIVER)
-        for name in emulator.SOURCES:
-            emulator.give(Path(folder) / f"{name}.so")
+        emulator.load(Path(folder))
     gpu.in_host_memory = lambda device: False
     gpu.has_kernels = lambda device, compressor: folder is not None and _runs(compressor)
     gpu.queue = _queue
@@ -28,7 +25,7 @@ def start(folder):
 
 def _runs(compressor):
     assert compressor == compressor.on_gpu(), "the options are not those for a GPU"
-    return compressor.traits.cuda and kernels.runs_on_gpu(compressor.name)
+    return compressor.runs_on_gpu()
 
 
 _own = threading.local()
