@@ -385,8 +385,9 @@ class DistributedTrainer(Trainer):
         when the last gradient of a step begins to be compressed, or copied if it travels
         uncompressed, until all averages are written to the gradients. What is done before, backward
         hides; the next step's forward may begin with those parameters that are updated already.
-        With `max_grad_norm` nothing begins before all gradients are made, and hierarchical ones
-        begin when they are summed over their node. An average of the steps so far, 64 at most.
+        With `max_grad_norm` nothing begins before all gradients are made, and where a machine has
+        several workers, a tensor begins when they have summed it. An average of the steps so far,
+        64 at most.
 
         Parameters
         ----------

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Set, Union
 
 import numpy as np
 
@@ -168,6 +170,13 @@ class Cluster:
         """The processes that have ended."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
+    def suspend(self, name: str) -> None:
+        """Stop a process until it gets SIGCONT; returns when all of its threads stand still."""
+        process = self.processes[name]
+        process.send_signal(signal.SIGSTOP)
+        threads = Path("/proc", str(process.pid), "task")
+        self.wait_until(lambda: _states(threads) == {"T"}, f"{name} did not stop")
+
     def wait_for_end(self) -> None:
         """Wait until all processes have ended well."""
         for name in sorted(self.processes, reverse=True):  # workers first
@@ -184,6 +193,14 @@ class Cluster:
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+def _states(threads: Path) -> Set[str]:
+    """Of the threads of a process, in proc's letters, unless one of them has just ended."""
+    with suppress(OSError):
+        stats = [stat.read_text() for stat in threads.glob("*/stat")]
+        return {stat.rpartition(")")[2].split()[0] for stat in stats}
+    return set()
 
 
 def start_cluster(

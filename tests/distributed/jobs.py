@@ -843,10 +843,10 @@ class _GateProp(mx.operator.CustomOpProp):
 
 
 def in_another_order(arguments):
-    """Sums of two tensors, of which each worker has another one first.
+    """Sums of two tensors, of which even and odd workers have another one first.
 
-    A worker's other one is ready when both have queued all. arguments: folder, which is empty,
-    size, compression_params.
+    A worker's other one is ready when its neighbour has queued all, too. arguments: folder, which
+    is empty, size, compression_params.
     """
     folder, rank = Path(arguments["folder"]), bps.rank()
     tensors = {}
@@ -854,8 +854,8 @@ def in_another_order(arguments):
         name = f"t{i}"
         bps.byteps_declare_tensor(name, **arguments["compression_params"])
         tensors[name] = mx.nd.array(values)
-        if i != rank:
-            queued = str(folder / f"queued{1 - rank}")
+        if i != rank % 2:
+            queued = str(folder / f"queued{rank ^ 1}")
             tensors[name] = mx.nd.Custom(tensors[name], op_type="gate", path=queued)
     for name, tensor in tensors.items():
         bps.byteps_push_pull(tensor, name=name, is_average=False)

@@ -49,11 +49,16 @@ def on_machines(job, arguments, servers=2):
     return run(job, arguments, 4, servers, {"BYTEPS_LOCAL_SIZE": 2})
 
 
+def on_nodes(job, arguments):
+    return run_horovod(job, arguments, 4, {"BYTEPS_LOCAL_SIZE": 2})
+
+
 def alone(job, arguments):
     return [run_local(job, arguments)]
 
 
-LOCAL_SIZES = {on_machines: 2, run_machine: 2}
+LOCAL_SIZES = {on_machines: 2, run_machine: 2, on_nodes: 2}
+ON_HOROVOD = run_horovod, on_nodes
 
 
 def assert_equal(results, expected):
@@ -113,9 +118,9 @@ def expected_of_new_chunks(params, rows, local_size):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("start", [on_servers, on_machines, run_machine, run_horovod, alone])
+@pytest.mark.parametrize("start", [on_servers, on_machines, run_machine, *ON_HOROVOD, alone])
 def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, start):
-    if start is run_horovod:
+    if start in ON_HOROVOD:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     standing.end()
     whole = [start("checkpoint", job) for job in jobs(tmp_path)]

@@ -1,6 +1,5 @@
 """What a cluster does beside the two-way exchange."""
 
-import os
 import signal
 import time
 
@@ -22,13 +21,12 @@ def test_step_returns_while_the_server_stands_still(tmp_path, params):
         cluster.start_roles()
         cluster.start_worker(0, "delayed", {"folder": str(tmp_path), "compression_params": params})
         cluster.wait_for(tmp_path / "ready")
-        server = cluster.processes["server0"].pid
-        os.kill(server, signal.SIGSTOP)
+        cluster.suspend("server0")
         (tmp_path / "stopped").touch()
         cluster.wait_for(tmp_path / "returned", timeout=8)
         time.sleep(HELD)
         assert not cluster.result_file(0).exists()
-        os.kill(server, signal.SIGCONT)
+        cluster.processes["server0"].send_signal(signal.SIGCONT)
         (result,) = cluster.results()
         np.testing.assert_array_equal(result["w"], np.full(1000, -1, np.float32))
         known = HELD if params is ONEBIT else 0  # of a message that was ready by then

@@ -1,4 +1,7 @@
-"""Gradients that are summed within each node first, over Horovod."""
+"""What the workers of a node sum in memory that they share, before it travels over Horovod."""
+
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -6,46 +9,85 @@ import pytest
 from tests.distributed.cluster import start_horovod
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run_horovod
-from tests.distributed.test_two_way import SHAPES, arguments, assert_identical, corrected, of_way
+from tests.distributed.test_one_exchange import check_averages, uncompressed
+from tests.distributed.test_two_way import (
+    arguments,
+    assert_identical,
+    check_replay,
+    corrected,
+    of_way,
+)
 
 pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-TWO_BY_TWO = {"BYTEPS_LOCAL_SIZE": 2}
+LOCAL_SIZE = 2
+NODES = {"BYTEPS_LOCAL_SIZE": LOCAL_SIZE}
 
 
-def test_two_nodes_of_two_get_what_four_workers_get_if_compression_is_exact():
+def _check(ways, chunk_elements=10**9, **variables):
+    results = run_horovod("several_steps", ways, 2 * LOCAL_SIZE, {**NODES, **variables})
+    assert_identical(results)
+    for way, options in enumerate(ways):
+        of_this = [of_way(result, way) for result in results]
+        check_replay(of_this, options, chunk_elements, LOCAL_SIZE)
+
+
+def test_a_nodes_sum_is_compressed_as_one_workers_gradient_is():
+    _check(corrected() + [arguments(dtype=dtype, steps=5) for dtype in ("float16", "float64")])
+
+
+def test_chunks_of_four_owners_agree_with_a_numpy_replay():
+    _check(corrected(steps=5), chunk_elements=300, BYTEPS_PARTITION_BYTES=1200)
+
+
+def test_what_is_not_compressed_is_summed_on_the_node_too():
+    ways = uncompressed()
+    check_averages(run_horovod("several_steps", ways, 2 * LOCAL_SIZE, NODES), ways)
+
+
+def test_a_worker_may_own_nothing():
+    _check([arguments("onebit", shapes=[(5,)], steps=2)])
+
+
+def test_all_payloads_of_nodes_may_come_to_all():
     exact = {"compressor": "topk", "k": 10**6, "ef": "vanilla", "momentum": "nesterov"}
     ways = [
-        arguments(steps=5, compression_params={**exact, "hierarchical": True, "exchange": exchange})
+        arguments(steps=5, compression_params={**exact, "exchange": exchange})
         for exchange in ("two_way", "gather")
     ]
-    results = run_horovod("several_steps", ways, 4, TWO_BY_TWO)
+    ways += [arguments("dithering", steps=5), arguments("bytegrad", steps=5)]
+    for way in ways[2:]:
+        way["compression_params"]["exchange"] = "gather"
+    results = run_horovod("several_steps", ways, 2 * LOCAL_SIZE, NODES)
     assert_identical(results)
-    (flat, *_) = run_horovod("several_steps", ways, 4)
-    for key in flat:
-        if not key.endswith("row"):
-            np.testing.assert_allclose(results[0][key], flat[key], rtol=1e-5, atol=1e-6)
+    two_way, gathered = (of_way(results[0], way) for way in range(2))
+    for key in two_way:
+        np.testing.assert_allclose(gathered[key], two_way[key], rtol=1e-5, atol=1e-6)
 
 
-def test_every_compressor_ends_alike_on_all_workers():
-    ways = corrected(steps=3)
-    for way in ways:
-        way["compression_params"]["hierarchical"] = True
-    results = run_horovod("several_steps", ways, 4, {**TWO_BY_TWO, "BYTEPS_PARTITION_BYTES": 1200})
-    assert_identical(results)
+def test_gradients_may_become_ready_in_another_order_on_each_worker(tmp_path):
+    params = {"compressor": "topk", "k": 10**6}
+    options = {"folder": str(tmp_path), "size": 1000, "compression_params": params}
+    results = run_horovod("in_another_order", options, 2 * LOCAL_SIZE, NODES)
+    given = [gradients_of(rank, 0, [1000] * 2) for rank in range(2 * LOCAL_SIZE)]
+    for result in results:
+        for i, (first, second, third, fourth) in enumerate(zip(*given)):
+            total = (first + second) + (third + fourth)
+            np.testing.assert_array_equal(result[f"t{i}"], total)
 
 
-def test_only_a_nodes_sum_is_compressed():
-    """bytegrad's error is within a step of the levels, an element and way, of two nodes."""
-    options = arguments("bytegrad", None, None, steps=1, batch_size=1)
-    results = run_horovod("several_steps", [options], 4, TWO_BY_TWO)
-    assert_identical(results)
-    for i, shape in enumerate(SHAPES):
-        gradients = [gradients_of(rank, 0, SHAPES)[i] / 4 for rank in range(4)]
-        nodes = [gradients[0] + gradients[1], gradients[2] + gradients[3]]
-        total = nodes[0] + nodes[1]
-        step = sum(np.ptp(array) for array in (*nodes, total)) / 255
-        error = np.abs(of_way(results[0], 0)[f"g{i}_0"].reshape(shape) - total).max()
-        assert error <= step + 1e-6
+@pytest.mark.parametrize("killed", [0, 3])
+def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path, killed):
+    job = {"folder": str(tmp_path), "compression_params": {"compressor": "onebit"}}
+    cluster = start_horovod(tmp_path, "forever", job, 2 * LOCAL_SIZE, NODES)
+    try:
+        running = [tmp_path / f"running{rank}" for rank in range(2 * LOCAL_SIZE)]
+        for file in running:
+            cluster.wait_for(file)
+        os.kill(int(running[killed].read_text()), signal.SIGKILL)
+        assert cluster.wait("horovodrun", timeout=60) != 0
+        assert "exited with" in cluster.log("horovodrun")
+    finally:
+        cluster.stop()
 
 
 def test_horovods_list_of_hosts_says_which_workers_are_on_a_node(tmp_path):
@@ -56,10 +98,23 @@ def test_horovods_list_of_hosts_says_which_workers_are_on_a_node(tmp_path):
     assert places == [(0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2)]
 
 
-def test_nodes_of_different_sizes_are_refused(tmp_path):
-    cluster = start_horovod(tmp_path, "place", None, 3, TWO_BY_TWO)
+@pytest.mark.parametrize(
+    "workers, hosts, local_size, said",
+    [
+        (3, None, 2, "BYTEPS_LOCAL_SIZE must divide the 3 workers, got 2"),
+        (
+            4,
+            "localhost:2,127.0.0.1:2",
+            4,
+            "BYTEPS_LOCAL_SIZE is 4, but the workers of ranks [0, 1, 2, 3] are on several hosts",
+        ),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused(tmp_path, workers, hosts, local_size, said):
+    variables = {"BYTEPS_LOCAL_SIZE": local_size}
+    cluster = start_horovod(tmp_path, "place", None, workers, variables, hosts)
     try:
         assert cluster.wait("horovodrun") != 0
-        assert "BYTEPS_LOCAL_SIZE must divide the 3 workers, got 2" in cluster.log("horovodrun")
+        assert said in cluster.log("horovodrun")
     finally:
         cluster.stop()

@@ -162,7 +162,7 @@ def test_a_node_that_dies_before_it_has_read_everything_is_named_at_once(cluster
     for name in ("server0", "server1", "worker0", "worker1"):
         nodes.wait_for_line(name, "joined")
     victim = nodes.processes[f"{role}1"]
-    victim.send_signal(signal.SIGSTOP)
+    nodes.suspend(f"{role}1")
     port = int(nodes.environment["DMLC_PS_ROOT_PORT"])
     nodes.wait_until(lambda: _has_unread(port), "nothing is unread")
     victim.kill()
@@ -207,7 +207,7 @@ def test_a_node_that_stands_still_is_missed_while_all_train(cluster, name):
         nodes.start_worker(rank, "forever", {"folder": str(nodes.folder)})
     for rank in range(2):
         nodes.wait_for(nodes.folder / f"running{rank}")
-    nodes.processes[name.replace(" ", "")].send_signal(signal.SIGSTOP)
+    nodes.suspend(name.replace(" ", ""))
     _all_miss(nodes, name)
 
 
@@ -220,7 +220,7 @@ def test_a_node_that_stands_still_is_missed_before_all_are_there(cluster, name):
     for role in ("server", "worker"):
         nodes.start_node(role)
         nodes.wait_for_line("scheduler", f"{role} 0 has come")
-    nodes.processes[name.replace(" ", "")].send_signal(signal.SIGSTOP)
+    nodes.suspend(name.replace(" ", ""))
     _all_miss(nodes, name)
 
 

@@ -47,23 +47,30 @@ def test_workers_of_one_machine_agree_with_a_numpy_replay_of_one(name):
         check_replay([of_way(result, way) for result in results], options, local_size=LOCAL_SIZE)
 
 
-def test_what_is_not_compressed_is_summed_on_the_machine_too():
-    ways = [
+def uncompressed():
+    """Arguments of `jobs.several_steps`: values of each dtype as they are, or as float16."""
+    return [
         {**arguments(steps=3), "compression_params": params, "dtype": dtype}
         for params in ({}, {"fp16": True})
         for dtype in ("float16", "float32", "float64")
     ]
-    for results in (
-        run("several_steps", ways, 4, 1, MACHINES),
-        run_machine("several_steps", ways, LOCAL_SIZE),
-    ):
-        assert_identical(results)
-        workers = len(results)
-        for way, options in enumerate(ways):
-            half = options["dtype"] == "float16" or options["compression_params"]
-            for i, shape in enumerate(options["shapes"]):
-                gradients = [gradients_of(rank, 0, options["shapes"])[i] for rank in range(workers)]
-                average = np.sum(gradients, 0) / (options["batch_size"] * workers)
-                result = of_way(results[0], way)[f"g{i}_0"].reshape(shape)
-                tolerance = 2e-3 if half else 1e-6
-                np.testing.assert_allclose(result, average, rtol=tolerance, atol=tolerance)
+
+
+def check_averages(results, ways):
+    """What came back in the first step is the average over the workers, alike on all."""
+    assert_identical(results)
+    workers = len(results)
+    for way, options in enumerate(ways):
+        half = options["dtype"] == "float16" or options["compression_params"]
+        for i, shape in enumerate(options["shapes"]):
+            gradients = [gradients_of(rank, 0, options["shapes"])[i] for rank in range(workers)]
+            average = np.sum(gradients, 0) / (options["batch_size"] * workers)
+            result = of_way(results[0], way)[f"g{i}_0"].reshape(shape)
+            tolerance = 2e-3 if half else 1e-6
+            np.testing.assert_allclose(result, average, rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_not_compressed_is_summed_on_the_machine_too():
+    ways = uncompressed()
+    check_averages(run("several_steps", ways, 4, 1, MACHINES), ways)
+    check_averages(run_machine("several_steps", ways, LOCAL_SIZE), ways)

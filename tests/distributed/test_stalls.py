@@ -148,7 +148,7 @@ def test_standing_still_for_a_while_costs_time_and_no_more(cluster):
     for process, seconds in [*((p, 2) for p in nodes.processes), (None, 7)]:
         stopped = [process] if process else list(nodes.processes)
         for name in stopped:
-            nodes.processes[name].send_signal(signal.SIGSTOP)
+            nodes.suspend(name)
         with pytest.raises(AssertionError):
             nodes.wait_until(nodes.ended, "", seconds)
         for name in stopped:

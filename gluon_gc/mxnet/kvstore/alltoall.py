@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Union
+from typing import Sequence, Union
 
 import mxnet as mx
 
 from . import bundle
 from .bundle import Bundle, Packed
-from .circle import Circle, Team
+from .circle import Circle
 
 
 class Alltoall:
@@ -73,36 +73,28 @@ class Allgather:
 
 
 class Spread:
-    """Brings everybody what each member of a team's circle has, step after step.
+    """Brings each member of a circle what every one has, step after step.
 
     Parameters
     ----------
-    team : Team
+    circle : Circle
+        With this worker.
     bundles : sequence of Bundle
         What each member has.
     name : str
         What is exchanged.
     """
 
-    def __init__(self, team: Team, bundles: Sequence[Bundle], name: str) -> None:
-        self._team = team
+    def __init__(self, circle: Circle, bundles: Sequence[Bundle], name: str) -> None:
         rooms = [each.room for each in bundles]
+        self._size = circle.size
         self._known = all(rooms) and not any(each.varies for each in bundles)
-        self._all: Union[Allgather, Alltoall, None] = None
-        if team.circle.place >= 0 and self._known:
-            self._all = Allgather(team.circle, rooms, name)
-        elif team.circle.place >= 0:
-            self._all = Alltoall(team.circle, sum(rooms), name)
-        if team.node is not None:
-            self._handed_on = Alltoall(team.node, sum(rooms), f"{name}.in_node")
+        self._all: Union[Allgather, Alltoall]
+        if self._known:
+            self._all = Allgather(circle, rooms, name)
+        else:
+            self._all = Alltoall(circle, sum(rooms), name)
 
-    def __call__(self, packed: Optional[Packed]) -> Packed:
-        """What each member has, in their order; None: this worker is none. Returns at once."""
-        circle, node = self._team
-        came = None
-        if self._all is not None:
-            came = self._all(packed if self._known else bundle.repeated(packed, circle.size))
-        if node is None:
-            return came
-        handed = bundle.nothing(node.size) if came is None else bundle.repeated(came, node.size)
-        return self._handed_on(handed)
+    def __call__(self, packed: Packed) -> Packed:
+        """What each member has, in their order; returns at once."""
+        return self._all(packed if self._known else bundle.repeated(packed, self._size))

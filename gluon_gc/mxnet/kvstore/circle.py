@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -101,30 +101,17 @@ class Circle:
         self._hvd.broadcast_(array, root, name=_full(name), process_set=self._set)
 
 
-class Team(NamedTuple):
-    """Who exchange messages among themselves, on behalf of everybody.
-
-    Attributes
-    ----------
-    circle : Circle
-    node : Circle, optional
-        This worker's node, whose first worker, the leader, is in the circle and hands on what
-        comes. None: all workers are in it.
-    """
-
-    circle: Circle
-    node: Optional[Circle] = None
-
-
 def nodes_of(hvd: Any) -> List[List[int]]:
     """The ranks of each node: BYTEPS_LOCAL_SIZE neighbours, or as Horovod's hosts have them.
 
     Raises
     ------
     ConfigurationError
-        Nodes would differ in their number of workers.
+        Nodes would differ in their number of workers, or be of several hosts.
     """
     size, local_size = hvd.size(), hvd.local_size()
+    mine = mx.nd.array([hvd.cross_rank()], dtype="int32")
+    node_of = host_of = hvd.allgather(mine, name=_full("hosts")).asnumpy().tolist()
     if env.is_set("BYTEPS_LOCAL_SIZE"):
         local_size = env.get("BYTEPS_LOCAL_SIZE")
         if size % local_size:
@@ -132,10 +119,13 @@ def nodes_of(hvd: Any) -> List[List[int]]:
                 f"BYTEPS_LOCAL_SIZE must divide the {size} workers, got {local_size}"
             )
         node_of = [rank // local_size for rank in range(size)]
-    else:
-        mine = mx.nd.array([hvd.cross_rank()], dtype="int32")
-        node_of = hvd.allgather(mine, name="gluon_gc.nodes").asnumpy().tolist()
     nodes = [[r for r in range(size) if node_of[r] == node] for node in sorted(set(node_of))]
+    for node in nodes:
+        if len({host_of[rank] for rank in node}) > 1:
+            raise env.ConfigurationError(
+                f"BYTEPS_LOCAL_SIZE is {local_size}, but the workers of ranks {node} are on "
+                "several hosts"
+            )
     if any(len(node) != local_size for node in nodes):
         raise env.ConfigurationError(
             f"every node must have the same number of workers, but their ranks are {nodes}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Sequence, Union
+from typing import Mapping, Sequence, Union
 
 from mxnet.ndarray import NDArray
 
@@ -10,7 +10,7 @@ from ..channel import Channel
 from ..codec import MessageCodec
 from .alltoall import Alltoall, Spread
 from .bundle import Bundle
-from .circle import Team
+from .circle import Circle
 
 Messages = Mapping[Channel, NDArray]
 
@@ -20,11 +20,11 @@ class TwoWay:
 
     Parameters
     ----------
-    team : Team
-        Who exchanges them.
+    circle : Circle
+        Who exchanges them, with this worker.
     channels : sequence of Channel
     owners : mapping
-        For each channel the place of its owner in the team's circle.
+        For each channel the place of its owner in the circle.
     aggregators : mapping
         Those of the channels that this worker owns.
     threads : int
@@ -35,43 +35,37 @@ class TwoWay:
 
     def __init__(
         self,
-        team: Team,
+        circle: Circle,
         channels: Sequence[Channel],
         owners: Mapping[Channel, int],
         aggregators: Mapping[Channel, MessageCodec],
         threads: int,
         name: str,
     ) -> None:
-        self._threads, self._size, place = threads, team.circle.size, team.circle.place
+        self._threads, self._size = threads, circle.size
         owned = [[c for c in channels if owners[c] == owner] for owner in range(self._size)]
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
         bundles = [Bundle(part) for part in owned]
-        self._mine: Optional[Bundle] = None
-        if place >= 0:
-            self._mine = bundles[place]
-            self._aggregators = [aggregators[channel] for channel in owned[place]]
-            room = self._size * self._mine.room
-            self._to_owners = Alltoall(team.circle, room, f"to_owners.{name}")
-        self._to_all = Spread(team, bundles, f"to_all.{name}")
+        self._mine = bundles[circle.place]
+        self._aggregators = [aggregators[channel] for channel in owned[circle.place]]
+        room = self._size * self._mine.room
+        self._to_owners = Alltoall(circle, room, f"to_owners.{name}")
+        self._to_all = Spread(circle, bundles, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         """Bring the messages to their owners."""
-        if self._mine is not None:
-            sent = [messages[channel] for channel in self._all.channels]
-            self._came = self._to_owners(self._all.pack(sent, self._shares))
+        sent = [messages[channel] for channel in self._all.channels]
+        self._came = self._to_owners(self._all.pack(sent, self._shares))
 
     def answer(self) -> None:
         """Bring the messages of the sums to everybody."""
-        replies = None
-        if self._mine is not None:
-            rows = self._mine.unpack(self._came, self._size)
-            sums = [
-                aggregator.aggregate(messages, self._size, self._threads)
-                for aggregator, messages in zip(self._aggregators, rows)
-            ]
-            replies = self._mine.pack(sums, [len(sums)])
-        self._answers = self._to_all(replies)
+        rows = self._mine.unpack(self._came, self._size)
+        sums = [
+            aggregator.aggregate(messages, self._size, self._threads)
+            for aggregator, messages in zip(self._aggregators, rows)
+        ]
+        self._answers = self._to_all(self._mine.pack(sums, [len(sums)]))
 
     def receive(self) -> Messages:
         """The messages of the sums."""
@@ -83,31 +77,28 @@ class Gathered:
 
     Parameters
     ----------
-    team : Team
-        Who exchanges them.
+    circle : Circle
+        Who exchanges them, with this worker.
     channels : sequence of Channel
     name : str
         The same on all workers, and of no other group.
     """
 
-    def __init__(self, team: Team, channels: Sequence[Channel], name: str) -> None:
-        self._team, self._bundle = team, Bundle(channels)
-        self._to_all = Spread(team, [self._bundle] * team.circle.size, f"to_all.{name}")
+    def __init__(self, circle: Circle, channels: Sequence[Channel], name: str) -> None:
+        self._size, self._bundle = circle.size, Bundle(channels)
+        self._to_all = Spread(circle, [self._bundle] * circle.size, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         """Bring the messages to everybody."""
-        packed = None
-        if self._team.circle.place >= 0:
-            sent = [messages[channel] for channel in self._bundle.channels]
-            packed = self._bundle.pack(sent, [len(sent)])
-        self._came = self._to_all(packed)
+        sent = [messages[channel] for channel in self._bundle.channels]
+        self._came = self._to_all(self._bundle.pack(sent, [len(sent)]))
 
     def answer(self) -> None:
         """Everybody has all messages already."""
 
     def receive(self) -> Messages:
         """All members' messages, by their places."""
-        rows = self._bundle.unpack(self._came, self._team.circle.size)
+        rows = self._bundle.unpack(self._came, self._size)
         return dict(zip(self._bundle.channels, rows))
 
 

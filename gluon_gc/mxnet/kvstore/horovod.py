@@ -4,15 +4,15 @@ Compressed chunks travel in groups. The payloads of a chunk go to its owner, who
 a server would, and everybody gets what all owners answered; or everybody gets all payloads. Values
 that are summed as they are travel as grouped allreduces.
 
-Hierarchical chunks are summed within each node first. Then all workers of a node have the same
-values and payload, with which the node's leader takes part in the exchange between nodes.
+Hierarchical chunks are summed in memory that the workers of a node share. Each has an owner among
+them, who exchanges it with the workers of the same place on the other nodes.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -23,22 +23,22 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from ... import agreement, env, plan
 from ...checkpoint import Place
 from ...choice import Topology
-from ...compression import CompressionParams
+from ...env import Cluster
 from ...launch.leaving import ending
 from ...launch.patience import Patience
 from ...launch.progress import Progress
-from ...plan import Chunk, Slice
+from ...plan import Slice
 from ..channel import Channel, Sending
-from ..exchange import CompressingKVStore
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
 from . import archive, bundle, hvd
-from .circle import Circle, Team, nodes_of
+from .circle import Circle, nodes_of
 from .groups import Gathered, Group, TwoWay
+from .pooling import PoolingKVStore
 
 
 @KVStoreBase.register
-class GluonGCHorovod(CompressingKVStore):
+class GluonGCHorovod(PoolingKVStore):
     """Compressed gradients through Horovod: started by horovodrun or mpirun.
 
     Raises
@@ -46,7 +46,9 @@ class GluonGCHorovod(CompressingKVStore):
     ImportError
         Horovod is not there, or was built without MXNet.
     ConfigurationError
-        Nodes differ in their number of workers.
+        Nodes differ in their number of workers, or are of several hosts.
+    ConnectionError
+        The workers of a node cannot share memory.
     RuntimeError
         Workers differ in version or settings.
     """
@@ -70,21 +72,17 @@ class GluonGCHorovod(CompressingKVStore):
         nodes = nodes_of(self._hvd)
         (node,) = (node for node in nodes if self.rank in node)
         self.local_rank, self.local_size = node.index(self.rank), len(node)
-        self._leader = node[0]
-        self._number_of_node = nodes.index(node)
-        self._flat = self._by_node = Team(self._everybody)
+        self._machine = nodes.index(node), len(nodes)
+        self._across: List[Circle] = []  # the workers of the same place on all nodes
         if 1 < len(nodes) < self.num_workers:
-            leaders = Circle(self._hvd, [ranks[0] for ranks in nodes])
-            (mine,) = (c for c in [Circle(self._hvd, n) for n in nodes] if c.place >= 0)
-            self._by_node = Team(leaders, mine)
+            self._across = [Circle(self._hvd, ranks) for ranks in zip(*nodes)]
         self._threads = env.server_threads()
         self._keys: Dict[Channel, int] = {}
-        self._owner_of: Dict[Channel, int] = {}  # places in the channel's circle
+        self._owner_of: Dict[Channel, int] = {}  # places in the message's circle
         # Horovod refuses a name that is still at work: what is summed always is in the same array,
         # for which MXNet's engine ends one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
-        self._summed_in_node: Dict[Channel, NDArray] = {}
-        self._groups: Dict[Tuple[Channel, ...], List[Group]] = {}  # of channels of one team
+        self._groups: Dict[Circle, Dict[Tuple[Channel, ...], List[Group]]] = {}
         self._broadcasts = itertools.count()
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
@@ -96,6 +94,7 @@ class GluonGCHorovod(CompressingKVStore):
         if self.connected is not None:
             GluonGCHorovod.connected = None
             mx.nd.waitall()
+            self._close_pool()
             with self._progress.waiting():
                 self._hvd.shutdown()
             self._patience.end()
@@ -109,7 +108,9 @@ class GluonGCHorovod(CompressingKVStore):
             ending().abandoned()
 
     def topology(self) -> Optional[Topology]:
-        return Topology(self._by_node.circle.size, servers=0) if self.num_workers > 1 else None
+        _, nodes = self._machine
+        machines = nodes if self._pools() else self.num_workers
+        return Topology(machines, servers=0) if machines > 1 else None
 
     # Set-up: every worker comes here with the same chunks
 
@@ -122,20 +123,19 @@ class GluonGCHorovod(CompressingKVStore):
             raise RuntimeError(f"the cluster does not fit together: {problem}")
 
     def _open(self, channels: Sequence[Channel]) -> None:
-        for team, inside in self._by_team(channels):
+        self._open_pool(channels)
+        for circle, inside in self._by_circle(channels):
             for group in bundle.groups([channel for channel in inside if channel.aggregated]):
                 loads = [channel.message_bytes for channel in group]
-                self._owner_of.update(zip(group, plan.spread(loads, team.circle.size)))
+                self._owner_of.update(zip(group, plan.spread(loads, circle.size)))
         for channel in channels:
             self._progress.watch(0, channel.under_way)
             self._keys[channel] = len(self._keys)
-            if self._hierarchical(channel.params):
-                self._summed_in_node[channel] = mx.nd.zeros(channel.size, dtype=channel.dtype)
+            circle = self._circle(channel)
             if channel.aggregated:
-                place, _ = self.place(channel.chunks[0])
-                if self._owner_of[channel] == place and self._takes_part(channel):
+                if self._owner_of[channel] == circle.place:
                     self._aggregators[channel] = self._aggregator(channel)
-            elif not channel.gathered:
+            elif not channel.gathered and circle.place >= 0:
                 values = channel.message_bytes // np.dtype(channel.dtype).itemsize
                 self._summed[channel] = mx.nd.zeros(values, dtype=channel.dtype)
 
@@ -143,32 +143,24 @@ class GluonGCHorovod(CompressingKVStore):
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
-    def _hierarchical(self, params: Optional[CompressionParams]) -> bool:
-        return params is not None and params.hierarchical and self._by_node is not self._flat
+    def _pools(self) -> bool:
+        return bool(self._across)
 
-    def _team(self, channel: Channel) -> Team:
+    def _on_machine(self) -> Cluster:
+        job, (number, nodes) = self._shared_entropy().hex(), self._machine
+        place = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
+        return Cluster("worker", job, root_port=0, num_worker=nodes, num_server=1, **place)
+
+    def _circle(self, channel: Channel) -> Circle:
         """Those who exchange a message."""
-        return self._by_node if self._hierarchical(channel.params) else self._flat
+        if channel in self._pooled:
+            return self._across[self._pooled[channel].owner]
+        return self._everybody
 
-    def _by_team(self, channels: Sequence[Channel]) -> Iterator[Tuple[Team, List[Channel]]]:
-        """The channels of each team."""
-        for team in dict.fromkeys([self._flat, self._by_node]):
-            yield team, [channel for channel in channels if self._team(channel) is team]
-
-    def _can_run_on_gpu(self, channel: Channel) -> bool:
-        # The sum over a node is made in the host's memory.
-        return super()._can_run_on_gpu(channel) and not self._hierarchical(channel.params)
-
-    def _takes_part(self, channel: Channel) -> bool:
-        return self._team(channel).circle.place >= 0
-
-    def place(self, chunk: Chunk) -> Tuple[int, int]:
-        if self._hierarchical(chunk.params):
-            return self._number_of_node, self._by_node.circle.size
-        return super().place(chunk)
-
-    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
-        return super().message_bytes(channel, done) if self._takes_part(channel) else (0, 0)
+    def _by_circle(self, channels: Iterable[Channel]) -> Iterator[Tuple[Circle, List[Channel]]]:
+        """The messages of each circle."""
+        for circle in (self._everybody, *self._across):
+            yield circle, [channel for channel in channels if self._circle(channel) is circle]
 
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
@@ -185,9 +177,9 @@ class GluonGCHorovod(CompressingKVStore):
         sent = self._all_encoded(channels, self._sending(gradients))
         received: Dict[Channel, NDArray] = {}
         groups: List[Group] = []
-        for team, inside in self._by_team(channels):
-            received.update(self._sum_in(team, inside, sent))
-            groups += self._grouped(team, [channel for channel in inside if channel.framed])
+        for circle, inside in self._by_circle(sent):
+            received.update(self._sum_in(circle, inside, sent))
+            groups += self._grouped(circle, [channel for channel in inside if channel.framed])
         # Operators wait for MXNet's resources in the order in which they are queued.
         for group in groups:
             group.send(sent)
@@ -195,24 +187,30 @@ class GluonGCHorovod(CompressingKVStore):
             group.answer()
         for group in groups:
             received.update(group.receive())
+        for channel, message in received.items():
+            if channel in self._pooled:
+                self._pooled[channel].answer(message.reshape(-1).copyto)
         for channel in channels:
-            count = self._team(channel).circle.size if channel.gathered else 1
-            channel.deliver([received[channel]], gradients, count)
+            if channel in self._pooled:
+                self._pooled[channel].deliver(gradients)
+            else:
+                count = self.num_workers if channel.gathered else 1
+                channel.deliver([received[channel]], gradients, count)
 
-    def _grouped(self, team: Team, channels: Sequence[Channel]) -> List[Group]:
+    def _grouped(self, circle: Circle, channels: Sequence[Channel]) -> List[Group]:
         """The groups in which these travel, the same ones whenever these do together."""
-        key = tuple(channels)
-        if key not in self._groups:
-            self._groups[key] = made = []
-            number = len(self._groups)
+        known, key = self._groups.setdefault(circle, {}), tuple(channels)
+        if key not in known:
+            known[key] = made = []
+            number = len(known)
             for part in bundle.groups([channel for channel in channels if channel.aggregated]):
-                made.append(self._two_way(team, part, f"{number}.{len(made)}"))
+                made.append(self._two_way(circle, part, f"{number}.{len(made)}"))
             for part in bundle.groups([channel for channel in channels if channel.gathered]):
-                made.append(Gathered(team, part, f"{number}.{len(made)}"))
-        return self._groups[key]
+                made.append(Gathered(circle, part, f"{number}.{len(made)}"))
+        return known[key]
 
-    def _two_way(self, team: Team, channels: Sequence[Channel], name: str) -> TwoWay:
-        return TwoWay(team, channels, self._owner_of, self._aggregators, self._threads, name)
+    def _two_way(self, circle: Circle, channels: Sequence[Channel], name: str) -> TwoWay:
+        return TwoWay(circle, channels, self._owner_of, self._aggregators, self._threads, name)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -224,33 +222,26 @@ class GluonGCHorovod(CompressingKVStore):
         return summed(channel, all_ids, all_values), None
 
     def _all_encoded(self, channels: Sequence[Channel], sending: Sending) -> Dict[Channel, NDArray]:
-        """What is sent: of this worker's gradients, or of their sum over its node."""
-        in_node = [channel for channel in channels if channel in self._summed_in_node]
-        sums: Dict[Channel, NDArray] = {}
-        for group in bundle.by_dtype(in_node):
-            for channel in group:
-                sums[channel] = channel.copy(sending, self._summed_in_node[channel])
-            arrays = [sums[channel] for channel in group]
-            self._by_node.node.sum_in_place(arrays, f"node.{self._keys[group[0]]}")
-        return {
-            channel: channel.encode(
-                sending, values=sums.get(channel), out=self._summed.get(channel)
-            )
-            for channel in channels
-        }
+        """What this worker sends, of its gradients, or of their sums over its node."""
+        sent: Dict[Channel, NDArray] = {}
+        for channel in channels:
+            pooled, total = self._pooled.get(channel), None
+            if pooled is not None:
+                pooled.contribute(sending)
+                if not pooled.owned:
+                    continue
+                total = pooled.total()
+            sent[channel] = channel.encode(sending, total, out=self._summed.get(channel))
+        return sent
 
     def _sum_in(
-        self, team: Team, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
+        self, circle: Circle, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
     ) -> Dict[Channel, NDArray]:
         """The sums of what is summed as it is."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
         for group in bundle.by_dtype(list(sums)):
-            if team.circle.place >= 0:
-                arrays = [sums[channel] for channel in group]
-                team.circle.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
-        if team.node is not None:
-            for channel, array in sums.items():
-                team.node.broadcast(array, self._leader, f"summed.{self._keys[channel]}")
+            arrays = [sums[channel] for channel in group]
+            circle.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
         return sums
 
     # Checkpoints: each worker's has what it carries over for the messages that it owns
@@ -260,7 +251,7 @@ class GluonGCHorovod(CompressingKVStore):
     ) -> Mapping[Place, np.ndarray]:
         wanted: List[List[Slice]] = [[] for _ in range(self.num_workers)]
         for channel in channels:
-            owner = self._team(channel).circle.ranks[self._owner_of[channel]]
+            owner = self._circle(channel).ranks[self._owner_of[channel]]
             wanted[owner] += channel.slices
         parts = [archive.pack(archive.parts(arrays, pieces)) for pieces in wanted]
         return archive.unpack(self._everybody.alltoall(parts, "aggregators"))

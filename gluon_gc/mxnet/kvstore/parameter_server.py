@@ -30,19 +30,18 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, kernels, plan
 from ...choice import Topology
+from ...env import Cluster
 from ...launch import ps_lite
 from ...launch.joining import join
 from ...launch.leaving import ending
-from ...launch.machine import Machine
 from ...log import logger
-from ...plan import Chunk
 from ..channel import Channel
-from ..exchange import CompressingKVStore, States
+from ..exchange import States
 from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel
 from . import archive, handshake, messages
 from .pages import Pages
-from .pool import Pool, Pooled
+from .pooling import PoolingKVStore
 from .rows import Rows
 from .server_states import ServerStates
 from .sparse_rows import SparseRows
@@ -53,7 +52,7 @@ _LANES = 3  # messages under way to a server: a pull stands in line behind those
 
 
 @KVStoreBase.register
-class GluonGCParameterServer(CompressingKVStore):
+class GluonGCParameterServer(PoolingKVStore):
     """Compressed gradients through the parameter server that the DMLC variables describe.
 
     Raises
@@ -96,8 +95,6 @@ class GluonGCParameterServer(CompressingKVStore):
         self._allocator = plan.KeyAllocator(self._servers)
         self._ways: Dict[Channel, Way] = {}
         self._machine = cluster.worker_id, cluster.num_worker
-        self._pool: Optional[Pool] = None
-        self._pooled: Dict[Channel, Pooled] = {}
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[Channel, int] = {}
         self._states: Optional[ServerStates] = None  # once there is an aggregator
@@ -114,8 +111,7 @@ class GluonGCParameterServer(CompressingKVStore):
             return
         mx.nd.waitall()
         self._lifeline.leave()
-        if self._pool is not None:
-            self._pool.close()
+        self._close_pool()
         GluonGCParameterServer.connected = None
         if env.get("PS_RESEND"):
             ending().stays(self._stay)
@@ -143,6 +139,9 @@ class GluonGCParameterServer(CompressingKVStore):
 
     # Set-up: every worker comes here with the same chunks
 
+    def _on_machine(self) -> Cluster:
+        return self._lifeline.cluster
+
     def _open(self, channels: Sequence[Channel]) -> None:
         lanes = [
             itertools.cycle([mx.nd.zeros(1) for _ in range(_LANES)]) for _ in range(self._servers)
@@ -160,8 +159,7 @@ class GluonGCParameterServer(CompressingKVStore):
                 for server, pages in enumerate(new_pages)
             ]
         self._server_of.update(zip(channels, servers))
-        if self.local_size > 1:
-            self._open_pool([channel for channel in channels if channel.hierarchical])
+        self._open_pool(channels)
         for channel, server in zip(channels, servers):
             self._progress.watch(server, channel.under_way)
             way = self._ways[channel] = self._way(channel, server, lanes[server])
@@ -204,31 +202,6 @@ class GluonGCParameterServer(CompressingKVStore):
         kind = Payloads if channel.framed else SummedRows
         lane = next(lanes) if pooled.owned else None
         return OfMachine(pooled, kind(self._kv, key, channel, lane=lane, place=self._machine))
-
-    def _open_pool(self, channels: Sequence[Channel]) -> None:
-        """Have these messages made by all workers of a machine together."""
-        if not channels:
-            return
-        if self._pool is None:
-            timeout = env.get("GLUON_GC_CONNECT_TIMEOUT")
-            with self._progress.waiting():
-                self._pool = Pool(Machine(self._lifeline.cluster, timeout))
-        _, machines = self._machine
-        answers = [machines if channel.gathered else 1 for channel in channels]
-        self._pooled.update(zip(channels, self._pool.open(channels, answers, {})))
-
-    def _can_run_on_gpu(self, channel: Channel) -> bool:
-        # The sum over a machine is made in the host's memory.
-        return super()._can_run_on_gpu(channel) and channel not in self._pooled
-
-    def place(self, chunk: Chunk) -> Tuple[int, int]:
-        pooled = self.local_size > 1 and chunk.params is not None and chunk.params.hierarchical
-        return self._machine if pooled else super().place(chunk)
-
-    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
-        if channel in self._pooled and not self._pooled[channel].owned:
-            return 0, 0
-        return super().message_bytes(channel, done)
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """What the server must know of a channel in rows."""

@@ -35,37 +35,40 @@ class Pooled:
     channel : Channel
     codecs : sequence of MessageCodec
         All that the owner uses.
-    owned : bool
-        Whether this worker is its owner.
+    owner, rank : int
+        Places on the machine: the owner's, and this worker's.
     count : int
         Of payloads in an answer.
     slots : ndarray
         The workers' values, uint8, shape (workers, bytes).
-    own : ndarray
-        This worker's slot.
     answer : ndarray
         What comes back, uint8: payloads side by side, or a sum.
     arrived, answered : Eventcount
         Which all workers, or the owner, advance once a step.
+
+    Attributes
+    ----------
+    owned : bool
+        Whether this worker is the owner.
     """
 
     def __init__(
         self,
         channel: Channel,
         codecs: Sequence[MessageCodec],
-        owned: bool,
+        owner: int,
+        rank: int,
         count: int,
         slots: np.ndarray,
-        own: np.ndarray,
         answer: np.ndarray,
         arrived: Eventcount,
         answered: Eventcount,
     ) -> None:
         self._channel, self._codecs = channel, codecs
-        self.owned, self._count = owned, count
+        self.owner, self.owned, self._count = owner, owner == rank, count
         self._arrived, self._answered = arrived, answered
         self._slots = mx.nd.from_numpy(slots)
-        self._own = mx.nd.from_numpy(own.view(channel.dtype))
+        self._own = mx.nd.from_numpy(slots[rank].view(channel.dtype))
         self._answer = mx.nd.from_numpy(answer if channel.framed else answer.view(channel.dtype))
 
     def contribute(self, sending: Sending) -> None:
@@ -136,12 +139,12 @@ class Pool:
             slots, answer, arrived, answered = itertools.islice(pieces, 4)
             for codec in own:
                 codec.carry_in(next(pieces))
-            slots, owned = slots.reshape(workers, -1), owner == rank
+            slots = slots.reshape(workers, -1)
             counts = (
                 self._count(arrived, workers, slice(owner, owner + 1)),
                 self._count(answered, 1, slice(workers)),
             )
-            made.append(Pooled(channel, own, owned, count, slots, slots[rank], answer, *counts))
+            made.append(Pooled(channel, own, owner, rank, count, slots, answer, *counts))
         return made
 
     def _count(self, memory: np.ndarray, each: int, awaited_by: slice) -> Eventcount:
