@@ -20,6 +20,8 @@ CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
 GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
+# What gluon_gc needs where there is no MXNet: the newest.
+DEPENDENCIES := numpy xxhash
 CORE_TESTS := tests/core $(addprefix tests/test_,compression.py env.py imports.py launcher.py plan.py)
 
 # PyTorch has an environment of its own, without MXNet and with the newest NumPy: GluonCV, which
@@ -179,7 +181,7 @@ $(TORCH_VENV)/.made:
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS)
 	@echo "== Installing PyTorch and the newest NumPy (very large: it brings its packages for GPUs)"
-	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check numpy xxhash scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
+	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
 	@touch $@
 
 $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)
@@ -198,8 +200,8 @@ $(CORE_VENV)/.made:
 	echo "No Python from 3.8 on with venv among: $(PYTHON)" >&2; exit 1
 
 $(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
-	@echo "== Installing NumPy and the pinned requirements of the build and the tests"
-	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps numpy $(CORE_REQUIREMENTS:%=-r %)
+	@echo "== Installing $(DEPENDENCIES) and the pinned requirements of the build and the tests"
+	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps $(DEPENDENCIES) $(CORE_REQUIREMENTS:%=-r %)
 	@touch $@
 
 # It has mxnet-cu112 in the place of mxnet.

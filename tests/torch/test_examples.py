@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import PIL.Image
 import pytest
 from common.log import read_configurations, read_log
 
 from tests.processes import clean_environ
 
 torch = pytest.importorskip("torch")
+Image = pytest.importorskip("PIL.Image", reason="the ImageNet example reads images with Pillow")
 
 ROOT = Path(__file__).resolve().parents[2]
 ONEBIT = ["--compressor", "onebit", "--onebit-scaling", "--ef", "vanilla"]
@@ -98,7 +98,7 @@ def folders(tmp_path_factory):
             image = folder / part / f"n{i % 10:08}" / f"{i}.JPEG"
             image.parent.mkdir(parents=True, exist_ok=True)
             pixels = random.integers(0, 256, (40 + i % 7, 48, 3), np.uint8)
-            PIL.Image.fromarray(pixels).save(image)
+            Image.fromarray(pixels).save(image)
     return folder
 
 
