@@ -155,7 +155,9 @@ def shown_of(script, capsys):
     """What its --help says, an argument at a time."""
     with pytest.raises(SystemExit):
         script.parse_arguments(["--help"])
-    said = re.split(r"\n  (?=-)", capsys.readouterr().out.partition("options:")[2])
+    said = capsys.readouterr().out
+    heading = "options:" if "\noptions:" in said else "optional arguments:"  # before Python 3.10
+    said = re.split(r"\n  (?=-)", said.partition(heading)[2])
     return {text.split()[0].strip(","): " ".join(text.split()) for text in said if text.strip()}
 
 

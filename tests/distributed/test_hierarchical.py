@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed.cluster import start_horovod
 from tests.distributed.jobs import gradients_of
-from tests.distributed.standing import run_horovod
+from tests.distributed.standing import run, run_horovod
 from tests.distributed.test_one_exchange import check_averages, uncompressed
 from tests.distributed.test_two_way import (
     arguments,
@@ -33,6 +33,18 @@ def _check(ways, chunk_elements=10**9, **variables):
 
 def test_a_nodes_sum_is_compressed_as_one_workers_gradient_is():
     _check(corrected() + [arguments(dtype=dtype, steps=5) for dtype in ("float16", "float64")])
+
+
+def test_a_parameter_server_gives_the_same_bits():
+    ways = corrected(steps=5)
+    over_horovod = run_horovod("several_steps", ways, 2 * LOCAL_SIZE, NODES)
+    over_a_server = run("several_steps", ways, 2 * LOCAL_SIZE, 1, NODES)
+    for way in range(len(ways)):
+        expected = of_way(over_a_server[0], way)
+        result = of_way(over_horovod[0], way)
+        assert set(result) == set(expected)
+        for key in set(expected) - {"row"}:
+            np.testing.assert_array_equal(result[key], expected[key], err_msg=f"{key} of {way}")
 
 
 def test_chunks_of_four_owners_agree_with_a_numpy_replay():
