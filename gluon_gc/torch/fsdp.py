@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed import fsdp
 
 from .. import fitting
 from . import saving
@@ -92,14 +92,18 @@ def compress_reduce_scatter(
     ------
     ValueError, TypeError, KeyError
         Wrong arguments, or a model without FSDPModules.
+    RuntimeError
+        PyTorch is older than 2.9.
     """
+    if not hasattr(getattr(fsdp, "FSDPModule", None), "set_custom_reduce_scatter"):
+        raise RuntimeError(f"compress_reduce_scatter needs PyTorch 2.9, got {torch.__version__}")
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
     parameters = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides)
     require_optimizer(params.values(), None)
     names = {parameter: name for name, parameter in parameters.items()}
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
     if not modules:
         raise ValueError("the model has no FSDPModule: call fully_shard first")
     sums = []
@@ -115,7 +119,7 @@ def compress_reduce_scatter(
     return ShardedCompression(sums)
 
 
-def _sharded(module: FSDPModule) -> Iterator[Sequence[Any]]:
+def _sharded(module: fsdp.FSDPModule) -> Iterator[Sequence[Any]]:
     """What fully_shard knows of a module's parameters, of which its API says nothing."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)

@@ -153,6 +153,7 @@ class MachineTransfer:
         """Hand the share's sums over machines to all on this one."""
         if self._between is not None:
             self._between.deliver(self._sums)
+            self._sums.nonfinite.clear()  # all on the machine look themselves
         self._out.start()
 
     def finish(self, job: Job) -> None:
