@@ -8,7 +8,6 @@ import pytest
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 
 import gluon_gc as bps
-from gluon_gc.log import logger
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 NESTEROV = {**ONEBIT, "momentum": "nesterov"}
@@ -330,7 +329,7 @@ def test_a_batch_size_may_be_any_number(batch_size):
     np.testing.assert_array_equal(params[0].data().asnumpy(), 0.5)
 
 
-def test_a_trainer_says_what_is_compressed_how(monkeypatch, caplog):
+def test_a_trainer_says_what_is_compressed_how(monkeypatch, logged):
     monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "4000")
     shapes = [(40, 50), (7,), (8,), (9,)]
     params, trainer = make(shapes, {"learning_rate": 0.1, "momentum": 0.9}, NESTEROV)
@@ -345,8 +344,7 @@ def test_a_trainer_says_what_is_compressed_how(monkeypatch, caplog):
         "'scaling': True}, momentum 0.9"
     )
     assert repr(trainer) == f"{head}\n  no gradients yet: {given}"
-    with caplog.at_level("INFO", "gluon_gc"):
-        monkeypatch.setattr(logger, "propagate", True)
+    with logged.at_level("INFO", "gluon_gc"):
         train(params, trainer, shapes, 2)
     gradients = (
         f"2 gradients of 2,007 elements, in 3 chunks and 1 message: {given}",
@@ -354,7 +352,7 @@ def test_a_trainer_says_what_is_compressed_how(monkeypatch, caplog):
         "1 gradient of 9 elements, in 1 chunk and 1 message: uncompressed, float32",
     )
     assert sorted(repr(trainer).split("\n  ")) == sorted([head, *gradients])
-    assert caplog.messages == ["; ".join(repr(trainer).split("\n  "))]
+    assert logged.messages == ["; ".join(repr(trainer).split("\n  "))]
 
 
 @pytest.mark.parametrize(
