@@ -74,7 +74,7 @@ demo-torch: $(TORCH_VENV)/.built
 test: test-mxnet test-torch
 
 test-mxnet: $(VENV)/.built
-	@$(MAKE) --jobs 2 $(VENV)/.horovod $(TORCH_VENV)/.installed  # one compiles, the other unpacks
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.horovod $(TORCH_VENV)/.installed  # one compiles, the other unpacks
 	@echo "== Running all tests but PyTorch's, two files at a time"
 	$(PY) -m pytest -q --numprocesses 2 --dist loadfile --ignore tests/torch tests
 
