@@ -73,8 +73,7 @@ demo-torch: $(TORCH_VENV)/.built
 
 test: test-mxnet test-torch
 
-test-mxnet: $(VENV)/.built
-	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.horovod $(TORCH_VENV)/.installed  # one compiles, the other unpacks
+test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
 	@echo "== Running all tests but PyTorch's, two files at a time"
 	$(PY) -m pytest -q --numprocesses 2 --dist loadfile --ignore tests/torch tests
 

@@ -87,14 +87,15 @@ def test_gradients_may_become_ready_in_another_order_on_each_worker(tmp_path):
             np.testing.assert_array_equal(result[f"t{i}"], total)
 
 
-def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path):
+@pytest.mark.parametrize("killed", [0, 3])
+def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path, killed):
     job = {"folder": str(tmp_path), "compression_params": {"compressor": "onebit"}}
     cluster = start_horovod(tmp_path, "forever", job, 2 * LOCAL_SIZE, NODES)
     try:
         running = [tmp_path / f"running{rank}" for rank in range(2 * LOCAL_SIZE)]
         for file in running:
             cluster.wait_for(file)
-        os.kill(int(running[-1].read_text()), signal.SIGKILL)
+        os.kill(int(running[killed].read_text()), signal.SIGKILL)
         assert cluster.wait("horovodrun", timeout=60) != 0
         assert "exited with" in cluster.log("horovodrun")
     finally:
