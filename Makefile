@@ -6,6 +6,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # The Pythons that MXNet 1.9.1 has a wheel for; PYTHON=/path/to/python to name one.
 PYTHON ?= python3.11 python3.10 python3.9 python3.8 python3
+# Of the versions that each environment may have.
+OF_MXNET := (3, 8) <= sys.version_info < (3, 12)
+OF_TORCH := (3, 10) <= sys.version_info
+OF_CORE := (3, 8) <= sys.version_info
+NO_MXNET := MXNet 1.9.1 runs on no other: install Python 3.11 (on Debian and Ubuntu: \
+  python3.11 python3.11-venv), or name one with make PYTHON=/path/to/python3.11
+# The first of these Pythons that can make such an environment.
+first_python = $(shell for python in $(PYTHON); do \
+  $$python -c 'import sys, venv, ensurepip; sys.exit(not $(1))' 2>/dev/null && echo $$python && break; done)
 SANITIZE := build/sanitize
 
 # The oldest systems that the wheel runs on: those of glibc 2.24.
@@ -31,6 +40,9 @@ TORCH_PY := $(TORCH_VENV)/bin/python
 TORCH_REQUIREMENTS := requirements/build.txt requirements/test.txt requirements/torch.txt
 FOR_TORCH := build/torch
 WITH_TORCH = PYTHONPATH="$(CURDIR)" GLUON_GC_LIBRARY="$(CURDIR)/$(FOR_TORCH)/libgluon_gc.so" $(TORCH_PY)
+# PyTorch is tested with the library that the wheel has for everybody, who need no MXNet to load it;
+# but with the one above where no Python is old enough for MXNet.
+TESTED := $(if $(call first_python,$(OF_MXNET)),$(VENV),$(TORCH_VENV))
 
 CU112_VENV := .venv-cu112
 CU112_PY := $(CU112_VENV)/bin/python
@@ -74,13 +86,13 @@ demo-torch: $(TORCH_VENV)/.built
 test: test-mxnet test-torch
 
 test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
-	@echo "== Running all tests but PyTorch's, two files at a time"
-	$(PY) -m pytest -q --numprocesses 2 --dist loadfile --ignore tests/torch tests
+	@echo "== Running all tests but PyTorch's, three files at a time"
+	$(PY) -m pytest -q --numprocesses 3 --dist loadfile --ignore tests/torch tests
 
-# With the library that the wheel has for everybody, who need no MXNet to load it.
-test-torch: $(VENV)/.built $(TORCH_VENV)/.installed
-	@echo "== Running PyTorch's tests, two at a time"
-	PYTHONPATH="$(CURDIR)" $(TORCH_PY) -m pytest -q --numprocesses 2 --dist loadgroup tests/torch
+test-torch: $(TESTED)/.built $(TORCH_VENV)/.installed
+	@echo "== Running PyTorch's tests, three at a time"
+	$(if $(filter $(TESTED),$(TORCH_VENV)),$(WITH_TORCH),PYTHONPATH="$(CURDIR)" $(TORCH_PY)) \
+	  -m pytest -q --numprocesses 3 --dist loadgroup tests/torch
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"
@@ -140,17 +152,16 @@ docs: $(VENV)/.built
 clean:
 	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) $(TORCH_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
 
+# An environment made with a Python of a version that may be; without one, what to do is said.
+define environment
+	@python="$(call first_python,$(1))"; \
+	  if [ -z "$$python" ]; then echo "No Python $(strip $(2)) with venv among: $(PYTHON). $(strip $(3))" >&2; exit 1; fi; \
+	  echo "== Making the virtual environment $(@D) with $$($$python --version)"; \
+	  $$python -m venv --clear $(@D) && touch $@
+endef
+
 $(VENV)/.made $(CU112_VENV)/.made:
-	@for python in $(PYTHON); do \
-	  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 8) <= sys.version_info[:2] <= (3, 11))' \
-	      2>/dev/null; then \
-	    echo "== Making the virtual environment $(@D) with $$($$python --version)"; \
-	    $$python -m venv --clear $(@D) && touch $@; exit; \
-	  fi; \
-	done; \
-	echo "No Python 3.8 to 3.11 with venv among: $(PYTHON). MXNet 1.9.1 runs on no other:" \
-	  "install Python 3.11 (on Debian and Ubuntu: python3.11 python3.11-venv)," \
-	  "or name one with make PYTHON=/path/to/python3.11" >&2; exit 1
+	$(call environment,$(OF_MXNET),3.8 to 3.11,$(NO_MXNET))
 
 $(VENV)/.installed: $(VENV)/.made $(REQUIREMENTS)
 	@echo "== Installing the pinned requirements (MXNet is large)"
@@ -171,13 +182,7 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@touch $@
 
 $(TORCH_VENV)/.made:
-	@for python in $(PYTHON); do \
-	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
-	    echo "== Making the virtual environment $(TORCH_VENV) with $$($$python --version)"; \
-	    $$python -m venv --clear $(TORCH_VENV) && touch $@; exit; \
-	  fi; \
-	done; \
-	echo "No Python from 3.10 on with venv among: $(PYTHON). PyTorch runs on no older one" >&2; exit 1
+	$(call environment,$(OF_TORCH),from 3.10 on,PyTorch runs on no older one)
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS)
 	@echo "== Installing PyTorch and the newest NumPy (very large: it brings its packages for GPUs)"
@@ -191,13 +196,7 @@ $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)
 	@touch $@
 
 $(CORE_VENV)/.made:
-	@for python in $(PYTHON); do \
-	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then \
-	    echo "== Making the virtual environment $(CORE_VENV) with $$($$python --version)"; \
-	    $$python -m venv --clear $(CORE_VENV) && touch $@; exit; \
-	  fi; \
-	done; \
-	echo "No Python from 3.8 on with venv among: $(PYTHON)" >&2; exit 1
+	$(call environment,$(OF_CORE),from 3.8 on,gluon_gc runs on no older one)
 
 $(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
 	@echo "== Installing $(DEPENDENCIES) and the pinned requirements of the build and the tests"
