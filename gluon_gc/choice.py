@@ -14,7 +14,7 @@ Compression with Near-Optimal Usage Strategies", EuroSys 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,7 +27,27 @@ from .plan import Tensor
 _MUST_GAIN = 0.05  # of a tensor's seconds, by what is less accurate
 _MUST_GAIN_IN_ALL = 0.1  # of a step's, by compressing anything; measurements vary by as much
 _MUST_GAIN_SECONDS = 1e-4
-_MAY_COST = 0.02  # of a step's, to leave uncompressed what gains least
+_MAY_COST = 0.01  # of a step's, to leave uncompressed what gains least
+
+
+class Load(NamedTuple):
+    """What is to travel.
+
+    Parameters
+    ----------
+    messages : float
+        A small one, which travels with others, is a part of one.
+    bytes : int
+    """
+
+    messages: float
+    bytes: int
+
+    @classmethod
+    def of(cls, chunks: Iterable[plan.Chunk]) -> Load:
+        """What a worker sends of chunks."""
+        sizes = [chunk.message_bytes for chunk in chunks]
+        return cls(sum(min(1.0, size / plan.SMALL_BYTES) for size in sizes), sum(sizes))
 
 
 class Way(NamedTuple):
@@ -43,6 +63,25 @@ class Way(NamedTuple):
 
     message: float
     rate: float
+
+    @classmethod
+    def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> Way:
+        """What exchanges of one kind, the smallest first, and their seconds say of a way.
+
+        Each has a time of its own, and one for each message and byte: these three are fitted by
+        least squares of relative errors, and without what would be negative or is too much for few
+        exchanges. The bytes of each pass the busiest link so often.
+        """
+        seconds = np.array([took for _, took in sent])
+        shares = np.array([(1, *load) for load, _ in sent]) / seconds[:, None]
+        fits = []
+        for some in ([2], [0, 2], [1, 2], [0, 1, 2])[: len(sent)]:
+            fit = np.zeros(3)
+            fit[some] = np.linalg.lstsq(shares[:, some], np.ones_like(seconds), rcond=None)[0]
+            if fit.min() >= 0 and fit[2] > 0:
+                fits.append((np.square(shares @ fit - 1).sum(), *fit.tolist()))
+        _, _, message, byte = min(fits)
+        return cls(message, passes / byte)
 
 
 class Link(NamedTuple):
@@ -92,6 +131,11 @@ class Topology:
     def aggregators(self) -> int:
         return self.servers or self.machines
 
+    def compressing(self, speed: Speed) -> float:
+        """Seconds that a compressor of this speed takes an element of float32 in an exchange."""
+        aggregated = (self.machines * speed.add + speed.compress) / self.aggregators
+        return speed.compress + aggregated + speed.decompress
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -136,7 +180,7 @@ def choose(
     """Choose for each tensor among the `candidates` of its params.
 
     Each gets what is fastest for it alone. Then, from the one that gains least, tensors go back to
-    no compression for as long as the whole step takes no more than 2 % longer: small ones, and
+    no compression for as long as the whole step takes no more than 1 % longer: small ones, and
     those whose exchange backward hides. What is in all less than 10 %, or 0.1 ms, faster than no
     compression is not chosen.
 
@@ -192,15 +236,11 @@ def seconds(
     way = measured.link.payload if compressed else measured.link.float32
     if not compressed and chunks[0].dtype == "float16":
         way = measured.link.float16
-    messages = sum(min(1.0, chunk.message_bytes / plan.SMALL_BYTES) for chunk in chunks)
-    wire = sum(chunk.message_bytes for chunk in chunks) * topology.passes / way.rate
-    total = messages * way.message + wire
+    load = Load.of(chunks)
+    total = load.messages * way.message + load.bytes * topology.passes / way.rate
     if compressed:
-        speed, share = measured.kernels[name], 1 / topology.aggregators
-        once = speed.compress + speed.decompress
-        aggregated = share * (topology.machines * speed.add + speed.compress)
         words = np.dtype(plan.working_dtype(tensor.dtype)).itemsize / 4
-        total += tensor.size * words * (once + aggregated)
+        total += tensor.size * words * topology.compressing(measured.kernels[name])
     return total
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc import plan
-from gluon_gc.choice import Link, Measured, Topology, Way, choose
+from gluon_gc.choice import Link, Load, Measured, Topology, Way, choose
 from gluon_gc.compression import candidates, parse
 from gluon_gc.kernels.speed import Speed, measured
 from gluon_gc.plan import Tensor
@@ -43,6 +43,33 @@ def sent(given, names):
         for tensor, name in zip(given, names)
     ]
     return sum(chunk.message_bytes for chunk in plan.cut(settled, CHUNK, 0))
+
+
+LOADS = [Load(0.1, 4096), Load(4.0, 2**18), Load(16.0, 2**20), Load(16.0, 2**22), Load(16.0, 2**24)]
+
+
+@given(
+    st.floats(0, 0.1),
+    st.floats(0, 0.01) | st.just(0.0),
+    st.floats(1e6, 1e10),
+    st.sampled_from([1.0, 1.5, 2.0]),
+)
+def test_a_way_is_found_from_what_exchanges_take(latency, message, rate, passes):
+    times = [(load, latency + load.messages * message + load.bytes / rate) for load in LOADS]
+    found = Way.fitted(times, passes)
+    for load, took in times[2:]:
+        again = load.messages * found.message + load.bytes * passes / found.rate
+        assert again == pytest.approx(took - latency, rel=1e-3, abs=1e-3 * took)
+    (least, _), (most, took) = times[:2]
+    few = Way.fitted(times[:2], passes)
+    assert 0 < few.rate and 0 <= few.message * most.messages <= took
+    assert most.bytes * passes / few.rate <= took * (1 + 1e-9)
+    assert least.bytes * passes / few.rate <= times[0][1] * (1 + 1e-9)
+
+
+def test_times_that_noise_has_turned_round_still_make_a_way():
+    way = Way.fitted([(load, 1.0 / (i + 1)) for i, load in enumerate(LOADS)], 1.0)
+    assert way.rate > 0 and way.message >= 0
 
 
 @pytest.mark.parametrize("accuracy", ACCURACIES)

@@ -7,7 +7,7 @@ from tests.distributed.hosts import Hosts
 from tests.distributed.namespaces import needs_namespaces
 from tests.distributed.standing import run, run_horovod, run_local, run_machine
 
-SHAPES = [(300, 100), (10,), (64, 300)]
+SHAPES = [(300, 100), (2,), (64, 300)]
 
 
 def weights(result, name):
