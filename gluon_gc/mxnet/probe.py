@@ -6,7 +6,7 @@ All workers come here together, and all get the same numbers: those of the slowe
 from __future__ import annotations
 
 import time
-from typing import Dict, List, Mapping, NamedTuple, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
@@ -22,7 +22,8 @@ from .exchange import CompressingKVStore
 
 _MESSAGES = 16  # under way at once
 _ROUNDS = 2, 7  # at least and at most, of which the quickest counts
-_SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes of float32 of one of them
+_SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes of one of them
+_MOST_ELEMENTS = 250_000  # of one of them, which is a whole partition
 _LONGEST = 0.3  # seconds that a round may be expected to take, and that the later ones may
 _LEAST = 0.1  # of a time, that a part of it takes; noise may say that it is less than nothing
 
@@ -38,12 +39,6 @@ class _Sent(NamedTuple):
         return self._replace(seconds=max(_LEAST * self.seconds, self.seconds - seconds))
 
 
-_KINDS = {
-    "float32": CompressionParams(),
-    "float16": CompressionParams(fp16=True),
-    "payload": parse({"compressor": "bytegrad"}),
-}
-"""What is sent to measure each way of a link."""
 _links: WeakKeyDictionary[CompressingKVStore, Link] = WeakKeyDictionary()
 
 
@@ -80,23 +75,34 @@ def _link(store: CompressingKVStore, topology: Topology) -> Link:
             expected = max(_expected(*kind, size / last) for kind in zip(*sent[-2:]))
             if expected > _LONGEST or size > partition_bytes:
                 break
-        kinds = _tensors(size)
+        kinds = [_tensors(*kind, size) for kind in _kinds().items()]
         store.declare((tensor for of_kind in kinds for tensor in of_kind), minimum=0)
         loads = [Load.of(plan.cut(of_kind, partition_bytes, 0)) for of_kind in kinds]
         sent.append([_Sent(load, _seconds(store, of_kind)) for load, of_kind in zip(loads, kinds)])
-    (of_payload,) = _speeds(store, {"payload": _KINDS["payload"]}).values()
+    (of_payload,) = _speeds(store, {"payload": _kinds()["payload", 1]}).values()
     store.channels[:] = before  # nobody is to find the messages of this probe among the others
     *plain, payloads = zip(*sent)
-    compressing = topology.compressing(of_payload) / np.dtype("float32").itemsize  # a byte
-    travels = [each.without(_MESSAGES * size * compressing) for each, size in zip(payloads, _SIZES)]
+    compressing = topology.compressing(of_payload)
+    elements = (_MESSAGES * min(size, _MOST_ELEMENTS) for size in _SIZES)
+    travels = [each.without(count * compressing) for each, count in zip(payloads, elements)]
     return Link(*(Way.fitted(of_kind, topology.passes) for of_kind in (*plain, travels)))
 
 
-def _tensors(size: int) -> List[List[Tensor]]:
-    """Some of so many bytes, of each kind."""
+def _kinds() -> Dict[Tuple[str, int], CompressionParams]:
+    """What is sent to measure each way of a link, by its name and the bytes of an element."""
+    return {
+        ("float32", 4): CompressionParams(),
+        ("float16", 2): CompressionParams(fp16=True),
+        ("payload", 1): parse({"compressor": "bytegrad"}),
+    }
+
+
+def _tensors(kind: Tuple[str, int], params: CompressionParams, size: int) -> List[Tensor]:
+    """Some that send so many bytes each, or less: a lone message takes longer than its bytes."""
+    name, width = kind
+    elements = min(size // width, _MOST_ELEMENTS)
     return [
-        [Tensor(f"probe.{kind}.{size}.{i}", size // 4, "float32", params) for i in range(_MESSAGES)]
-        for kind, params in _KINDS.items()
+        Tensor(f"probe.{name}.{size}.{i}", elements, "float32", params) for i in range(_MESSAGES)
     ]
 
 
