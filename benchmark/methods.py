@@ -59,13 +59,14 @@ class Method(NamedTuple):
 
 def methods() -> List[Method]:
     """All of them, the ones to compare with first."""
+    given = {**COMPRESSIONS, **_AUTOMATIC}
     torch = [
         Method("DDP fp32", "ddp", "torch", {}),
         Method("DDP fp16", "ddp", "torch", {"fp16": True}),
         *(Method(f"DDP PowerSGD {rank}", "ddp", "torch", {"powersgd": rank}) for rank in (1, 2, 4)),
         *(
             Method(f"{name}, torch", "gluon_gc.torch", "torch", {"compression_params": params})
-            for name, params in COMPRESSIONS.items()
+            for name, params in given.items()
         ),
     ]
     others = [
@@ -78,6 +79,6 @@ def methods() -> List[Method]:
     ours = [
         Method(f"{name}, {backend}", "gluon_gc", backend, {"compression_params": params})
         for backend in ("server", "horovod")
-        for name, params in {**COMPRESSIONS, **_AUTOMATIC}.items()
+        for name, params in given.items()
     ]
     return others + ours + torch

@@ -75,8 +75,9 @@ class CompressionParams:
         """The same; ValueError if nobody could choose what "auto" stands for."""
         if self.accuracy is not None:
             raise ValueError(
-                "compression_params['compressor'] 'auto' is for DistributedTrainer, which knows "
-                "all gradients of a step; a plain Trainer, or a single tensor, needs another one"
+                "compression_params['compressor'] 'auto' is for what knows all gradients of a "
+                "step: DistributedTrainer, or PyTorch's CompressionState and DistributedOptimizer; "
+                "a plain Trainer, fully_shard, or a single tensor needs another one"
             )
         return self
 

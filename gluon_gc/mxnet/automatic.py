@@ -11,16 +11,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import env
-from ..choice import Choice, Measured, choose
+from .. import automatic
+from ..choice import Measured
 from ..compression import CompressionParams, candidates
-from ..compression.auto import PLAIN
-from ..log import logger
 from ..plan import Tensor
 from . import probe
 from .exchange import CompressingKVStore
-
-_NAMES_SHOWN = 3
 
 
 class Automatic:
@@ -82,9 +78,9 @@ class Automatic:
         for i, name in names.items():
             if params[i].accuracy is None or name not in by_name:
                 continue
-            for candidate, filled in candidates(params[i]).items():
-                if json.loads(json.dumps(filled.identity())) == by_name[name]["compression"]:
-                    self._chosen.setdefault(i, candidate)
+            candidate = automatic.recalled(params[i], by_name[name]["compression"])
+            if candidate is not None:
+                self._chosen.setdefault(i, candidate)
 
 
 def _of_root(store: CompressingKVStore, value: Any) -> Any:
@@ -104,26 +100,12 @@ def _choose(
 ) -> List[str]:
     """What is best for each tensor; the log of rank 0 says why."""
     topology = store.topology()
-    compressors = _compressors(tensors)
-    if topology is None or not compressors:
-        return [PLAIN] * len(tensors)
+
+    def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
+        return probe.measured(store, topology, compressors)
+
     ready = _ready(gradients)
-    measured = probe.measured(store, topology, compressors)
-    settings = (env.get(f"BYTEPS_{what}_BYTES") for what in ("PARTITION", "MIN_COMPRESS"))
-    choice = choose(tensors, measured, topology, *settings, ready)
-    if store.rank == 0:
-        logger.warning("%s", _explained(tensors, choice, measured))
-    return [choice.names[tensor.name] for tensor in tensors]
-
-
-def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
-    """What these may be compressed with."""
-    return {
-        name: params
-        for of_tensor in {tensor.params: None for tensor in tensors}
-        for name, params in candidates(of_tensor).items()
-        if params.compressor is not None
-    }
+    return automatic.chosen(tensors, topology, measure, ready, says=store.rank == 0)
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:
@@ -136,27 +118,3 @@ def _ready(gradients: Iterable[NDArray]) -> List[float]:
         gradient.wait_to_read()
         times.append(time.perf_counter())
     return [(at - times[0]) / 2 for at in times]
-
-
-def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
-    """What was chosen, and why."""
-    by_name: Dict[str, List[Tensor]] = {}
-    for tensor in tensors:
-        by_name.setdefault(choice.names[tensor.name], []).append(tensor)
-    accuracy = "/".join(sorted({tensor.params.accuracy for tensor in tensors}))
-    chosen = "; ".join(
-        f"{name} for {len(alike)} of {sum(tensor.size for tensor in alike):,} elements "
-        f"({_listed(alike)})"
-        for name, alike in by_name.items()
-    )
-    return (
-        f"auto, {accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; gradients of "
-        f"a step are modelled to be exchanged {choice.seconds:.3g} s after backward, "
-        f"{choice.plain_seconds:.3g} s uncompressed: {chosen}"
-    )
-
-
-def _listed(tensors: Sequence[Tensor]) -> str:
-    names = [tensor.called.rpartition(" ")[2] for tensor in tensors]
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

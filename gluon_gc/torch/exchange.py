@@ -113,6 +113,7 @@ class Exchange:
         tensors: Sequence[Tensor],
         wires: Mapping[str, torch.dtype],
         devices: Mapping[str, torch.device],
+        minimum: Optional[int] = None,
     ) -> None:
         """Expect these tensors, in about the order in which they will be ready.
 
@@ -123,14 +124,18 @@ class Exchange:
             Of each tensor, the dtype in which it travels where it is not compressed.
         devices : mapping
             Where each is.
+        minimum : int, optional
+            Smaller ones than so many bytes are not compressed; by default
+            BYTEPS_MIN_COMPRESS_BYTES.
 
         Raises
         ------
         RuntimeError
             Workers differ in version, settings or tensors.
         """
-        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        cut = {tensor.name: plan.cut([tensor], most, least) for tensor in tensors}
+        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
+        most = env.get("BYTEPS_PARTITION_BYTES")
+        cut = {tensor.name: plan.cut([tensor], most, minimum) for tensor in tensors}
         chunks = list(itertools.chain.from_iterable(cut.values()))
         self.agree(plan.described(chunks))
         self._seeds.draw(chunks)

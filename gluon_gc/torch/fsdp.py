@@ -76,8 +76,8 @@ def compress_reduce_scatter(
     model : Module
         With modules that fully_shard made FSDPModules.
     compression_params : dict, optional
-        As `CompressionState` takes it, but for "momentum", and for feedback that follows the
-        learning rate.
+        As `CompressionState` takes it, but for "auto", for "momentum", and for feedback that
+        follows the learning rate.
     overrides : mapping of str to (dict or None), optional
         As `CompressionState` takes it.
     on_nonfinite : "raise" or "propagate"
@@ -101,7 +101,7 @@ def compress_reduce_scatter(
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
     parameters = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides)
-    require_optimizer(params.values(), None)
+    require_optimizer((one.require_chosen() for one in params.values()), None)
     names = {parameter: name for name, parameter in parameters.items()}
     modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
     if not modules:

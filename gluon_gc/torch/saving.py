@@ -104,6 +104,7 @@ def load(
     if several:
         files = fitting.in_order_of_ranks(files)
     workers = [states for _, states in files]
+    state.recall(workers[0].header["parameters"])
     for number, states in enumerate(workers):
         expected = {"world_size": len(workers) if several else size}
         expected["rank"] = number if several else rank

@@ -49,11 +49,8 @@ def chosen_params(
         Wrong compression_params, or an override of what there is not.
     """
     overrides = overrides or {}
-    chosen = parse(compression_params, mu, nesterov).require_chosen()
-    own = {
-        pattern: parse(params, mu, nesterov).require_chosen()
-        for pattern, params in overrides.items()
-    }
+    chosen = parse(compression_params, mu, nesterov)
+    own = {pattern: parse(params, mu, nesterov) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
     for pattern in own:
         if not fnmatch.filter(parameters, pattern):

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.optim import Optimizer
 
+from ..compression import CompressionParams, candidates
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite
-from . import saving, staging, stats
+from . import automatic, saving, staging, stats
 from .exchange import Exchange
 from .job import Job
 from .momentum import Momentum, momentum_of
@@ -29,7 +30,8 @@ class CompressionState:
     named_parameters : iterable of (str, Parameter)
         As `model.named_parameters()`. Those that need no gradient are left out.
     compression_params : dict, optional
-        As `gluon_gc.DistributedTrainer` takes it; `gluon_gc.compression.keys` lists the keys.
+        As `gluon_gc.DistributedTrainer` takes it; `gluon_gc.compression.keys` lists the keys. With
+        the compressor "auto", links and kernels are measured here, which takes some seconds.
     optimizer : Optimizer, optional
         What will step. Needed where compression applies momentum, whose value is taken from its
         parameter groups, which get 0; for "corrected" error feedback, which needs learning rates;
@@ -70,44 +72,73 @@ class CompressionState:
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is left out")
         self.parameters = named(named_parameters)
+        self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
-        self.params = chosen_params(self.parameters, compression_params, overrides, mu, nesterov)
-        require_optimizer(self.params.values(), optimizer)
+        self._given = chosen_params(self.parameters, compression_params, overrides, mu, nesterov)
+        require_optimizer(self._given.values(), optimizer)
         self._on_nonfinite = "propagate" if grad_scaler is not None else on_nonfinite
         self._optimizer, self._grad_scaler = optimizer, grad_scaler
-        applied = any(params.mu is not None for params in self.params.values())
+        applied = any(params.mu is not None for params in self._given.values())
         self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
         if optimizer is not None:
             before_step(optimizer, self._before_step)
-        self._names = {parameter: name for name, parameter in self.parameters.items()}
         self.rates: Dict[str, float] = {}  # of learning, in the step before
         self._left_out: List[str] = []  # whose gradients were not finite
-        self.steps = 0
-        self.exchange = Exchange(process_group)
-        tensors = [self._tensor(i, name) for i, name in enumerate(self.parameters)]
+        self.steps, self._group = 0, process_group
+        undecided = self._tensors(self._undecided())
+        self._open(automatic.chosen(undecided, process_group) if undecided else {})
+
+    # Set-up
+
+    def _undecided(self) -> Dict[str, CompressionParams]:
+        """What was given for the parameters that "auto" is for."""
+        given = self._given.items()
+        return {name: params for name, params in given if params.accuracy is not None}
+
+    def _open(self, chosen: Dict[str, str]) -> None:
+        """Make ready to average gradients: compressed as given, or as chosen where that is it."""
+        self._chosen, self.params = chosen, dict(self._given)
+        for name, choice in chosen.items():
+            self.params[name] = candidates(self._given[name])[choice]
+        self.exchange = Exchange(self._group)
         wires = {
             name: staging.wire_of(parameter.dtype, self.params[name].fp16)
             for name, parameter in self.parameters.items()
         }
         devices = {name: parameter.device for name, parameter in self.parameters.items()}
-        self.exchange.declare(tensors[::-1], wires, devices)  # backward has the last ones first
+        self.exchange.declare(self._tensors(self.params), wires, devices)
         # Those whose compressor applies no momentum.
         self._plain = {n for n in self.parameters if not self.exchange.applies_momentum(n)}
 
-    # Set-up
+    def recall(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Have "auto" choose what a state_dict that lists such parameters had.
 
-    def _tensor(self, index: int, name: str) -> Tensor:
+        Once a step was taken its choice stays.
+        """
+        chosen = {**self._chosen, **automatic.recalled(self._undecided(), saved)}
+        if chosen != self._chosen and not self.steps:
+            self.close()
+            self._open(chosen)
+
+    def _tensors(self, params: Mapping[str, CompressionParams]) -> List[Tensor]:
+        """Parameters with these params, the last ones first, as backward comes to them."""
+        return [
+            self._tensor(index, name, params[name])
+            for index, name in reversed(list(enumerate(self.parameters)))
+            if name in params
+        ]
+
+    def _tensor(self, index: int, name: str, params: CompressionParams) -> Tensor:
         parameter = self.parameters[name]
-        params = self.params[name]
         dtype = staging.planned_dtype(parameter.dtype)
         called = f"the gradient of parameter {name}"
         return Tensor(name, parameter.numel(), dtype, params, index, called, self._on_nonfinite)
 
     def _has_nesterov(self, name: str) -> bool:
-        own = self.params[name]
+        own = self._given[name]
         if own.mu is not None:
             return own.nesterov
-        return next(params.nesterov for params in self.params.values() if params.mu is not None)
+        return next(params.nesterov for params in self._given.values() if params.mu is not None)
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """What a parameter was called.
@@ -245,6 +276,7 @@ class CompressionState:
         state_dict : mapping or sequence of mapping
             This worker's; or, for another number of workers than there was, those of all of them.
             Residuals are shared out then so that their sum stays what it was, with a warning.
+            Before the first step, "auto" chooses again what it had chosen there.
         strict : bool
             Whether the parameters must be the same. Otherwise those that are new start from zero.
 

@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
+from gluon_gc.choice import Link, Measured, Way
+from gluon_gc.kernels.speed import Speed
+from gluon_gc.torch import automatic
 from gluon_gc.torch.coder import GpuCoder
 from tests.torch import emulated
 
@@ -25,6 +29,7 @@ ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": 
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
 DGC = {"compressor": "dgc", "k": 0.05, "seed": 3}
 DITHERING = {"compressor": "dithering", "k": 4, "seed": 3, "ef": "corrected"}
+AUTO = {"compressor": "auto", "accuracy": "aggressive", "momentum": "nesterov"}
 SETTINGS = (ONEBIT, TOPK, DGC, DITHERING, {"compressor": "randomk", "k": 0.2, "seed": 5}, {})
 
 
@@ -479,7 +484,7 @@ def wrong_settings():
     named, state = list(net.named_parameters()), bps.CompressionState
     raised(ValueError, "did you mean 'scaling'", lambda: state(named, {**TOPK, "scalin": 1}))
     raised(ValueError, "'first.bias'", lambda: state(named, TOPK, overrides={"first.bia": None}))
-    raised(ValueError, "'auto' is for", lambda: state(named, {"compressor": "auto"}))
+    raised(ValueError, "'auto' is for", lambda: bps.declare("alone", compressor="auto"))
     raised(ValueError, "twice", lambda: state([*named, named[0]], TOPK))
     raised(ValueError, "needs the optimizer", lambda: state(named, TOPK, on_nonfinite="skip"))
     raised(ValueError, "needs the optimizer", lambda: state(named, DITHERING))
@@ -500,6 +505,55 @@ def wrong_settings():
         warnings.simplefilter("always")
         state(named, {"compressor": "onebit", "k": 0.1})
     assert "'k' is not for onebit" in str(told[0].message)
+
+
+@contextmanager
+def link_of(bytes_per_second):
+    """Within, that is what "auto" measures, and that kernels take no time."""
+    way, fast = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
+
+    def said(exchange, topology, compressors):
+        return Measured(Link(way, way, way), dict.fromkeys(compressors, fast))
+
+    really, automatic.measured = automatic.measured, said
+    try:
+        yield
+    finally:
+        automatic.measured = really
+
+
+def chosen_automatically():
+    """The choice is alike on all workers, does what it does if given, and stays."""
+    with link_of(1e6):
+        net, optimizer, ddp, state = wrapped(AUTO)
+    given = {name: params.given() or None for name, params in state.params.items()}
+    assert {(params or {}).get("compressor") for params in given.values()} == {"topk", None}
+    train(net, optimizer, ddp, range(4))
+    halfway = [copy.deepcopy(one.state_dict()) for one in (net, optimizer, state)]
+    weights = train(net, optimizer, ddp, range(4, 8))
+    assert_alike(weights)
+    same = wrapped(next(filter(None, given.values())), overrides=given)
+    assert torch.equal(train(*same[:3], range(8)), weights)
+    with link_of(1e15):
+        fast = wrapped(AUTO)
+        resumed = wrapped(AUTO)
+    assert all(params.compressor is None for params in fast[3].params.values())
+    for one, states in zip((*resumed[:2], resumed[3]), halfway):
+        one.load_state_dict(states)
+    assert torch.equal(train(*resumed[:3], range(4, 8)), weights)
+    train(*fast[:3], range(1))
+    raised(ValueError, "compression of parameter", lambda: fast[3].load_state_dict(halfway[2]))
+    for one in (state, same[3], fast[3], resumed[3]):
+        one.close()
+
+
+def measured_links_choose():
+    """Nothing is said of the link: it is measured."""
+    net, optimizer, ddp, state = wrapped(AUTO, overrides={"first.*": TOPK})
+    assert state.params["first.weight"].compressor.name == "topk"
+    assert all(params.accuracy is None for params in state.params.values())
+    assert_alike(train(net, optimizer, ddp, range(3)))
+    state.close()
 
 
 def the_bits_of_the_cpu(folder):

@@ -29,6 +29,8 @@ OTHERS = (
     "fully_sharded",
     "fully_sharded_checkpoint",
     "single_tensors",
+    "chosen_automatically",
+    "measured_links_choose",
     "wrong_settings",
 )
 """Jobs of two workers, several of which one torchrun does."""

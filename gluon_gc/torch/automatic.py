@@ -1,0 +1,102 @@
+"""What "auto" chooses for parameters, and the probe of what connects their workers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from .. import automatic, probe
+from ..choice import Measured, Topology
+from ..compression import CompressionParams
+from ..plan import Tensor
+from . import gpu
+from .exchange import Exchange
+from .job import Job
+from .staging import Staged, wire_of
+
+
+def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dict[str, str]:
+    """What is best for each tensor, by name; all workers of the group call this.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        In the order of backward, whose params have an accuracy.
+    group : ProcessGroup, optional
+    """
+    with closing(Exchange(group)) as exchange:
+
+        def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
+            return measured(exchange, _topology(exchange), compressors)
+
+        says = exchange.rank == 0
+        names = automatic.chosen(tensors, _topology(exchange), measure, says=says)
+        of_root = exchange.gather_objects(names)[0]
+    return dict(zip((tensor.name for tensor in tensors), of_root))
+
+
+def recalled(
+    params: Mapping[str, CompressionParams], saved: Iterable[Mapping[str, Any]]
+) -> Dict[str, str]:
+    """What a state_dict that lists such parameters had chosen, by their names."""
+    names = {}
+    for parameter in saved:
+        if parameter["name"] in params:
+            name = automatic.recalled(params[parameter["name"]], parameter["compression"])
+            if name is not None:
+                names[parameter["name"]] = name
+    return names
+
+
+def measured(
+    exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
+) -> Measured:
+    """What the cluster is, and how fast these compressors are; it takes some seconds."""
+    workers = _Workers(exchange)
+    return Measured(probe.link(workers, topology), probe.speeds(workers, compressors))
+
+
+def _topology(exchange: Exchange) -> Optional[Topology]:
+    """None: there is one machine, or worker, alone."""
+    machines = exchange.workers if exchange.machines is None else exchange.machines.count
+    return Topology(machines, servers=0) if machines > 1 else None
+
+
+class _Workers(probe.Workers):
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def meet(self, about: str) -> None:
+        self._exchange.agree({"probe": about})
+
+    def slowest(self, seconds: Sequence[float]) -> List[float]:
+        return np.max(self._exchange.gather_objects(list(seconds)), axis=0).tolist()
+
+    def declare(self, tensors: Sequence[Tensor]) -> None:
+        wires = {tensor.name: wire_of(torch.float32, tensor.params.fp16) for tensor in tensors}
+        devices = dict.fromkeys(wires, gpu.CPU)
+        self._exchange.declare(tensors, wires, devices, minimum=0)
+
+    def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        values = torch.Generator().manual_seed(self._exchange.rank)
+        gradients = {t.name: torch.randn(t.size, generator=values) for t in tensors}
+
+        def average() -> None:
+            future: Future[None] = Future()
+
+            def done(job: Job, error: Optional[BaseException]) -> None:
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(None)
+
+            scale = 1.0 / self._exchange.workers
+            self._exchange.start(Job(Staged(gradients), scale, {}, done))
+            future.wait()
+
+        return average
