@@ -2,7 +2,8 @@
 
 Tensors are cut into chunks, each of which has an owner among the workers. Neighbours travel
 together, in two collectives: what all send to the owners, who sum it, and what these answer to all.
-The stages of that are on threads of their own, and overlap.
+The stages of that are on threads of their own, and overlap. Large chunks that travel as they are
+are summed by an allreduce of torch.distributed's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from .. import agreement, env, plan
 from ..plan import Chunk, Tensor, working_dtype
 from . import gpu, machines
+from .allreduce import Allreduce, sums_in_place
 from .channel import Channel
 from .coder import Seeds
 from .job import Job
@@ -40,7 +42,8 @@ _STAGES = ("begin", "send", "answer", "deliver", "finish")
 _TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
 
 
-Item = Tuple[Union[Transfer, MachineTransfer], Job]
+AnyTransfer = Union[Transfer, MachineTransfer, Allreduce]
+Item = Tuple[AnyTransfer, Job]
 
 
 def _stage(name: str) -> Callable[[Item], None]:
@@ -88,7 +91,7 @@ class Exchange:
         self._tensors: Dict[str, Tensor] = {}
         self._devices: Dict[str, torch.device] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
-        self._transfers: Dict[Tuple[str, ...], List[Union[Transfer, MachineTransfer]]] = {}
+        self._transfers: Dict[Tuple[str, ...], List[AnyTransfer]] = {}
         self._tags = itertools.count()
         self._seeds = Seeds(first)
         self.channels: List[Channel] = []
@@ -157,8 +160,7 @@ class Exchange:
 
     def _channel(self, tensor: Tensor, chunk: Chunk, wire: torch.dtype) -> Channel:
         """Neighbours have other owners, so that few of them are spread evenly, too."""
-        owner = self._loads.index(min(self._loads))
-        self._loads[owner] += chunk.message_bytes
+        owner = least = self._loads.index(min(self._loads))
         node, mine, local, device = self.rank, True, None, self._devices[tensor.name]
         if self.machines is not None and tensor.params.hierarchical:
             node = self.machines.number
@@ -174,7 +176,10 @@ class Exchange:
                 aggregator = self._seeds.coder(chunk, chunk.params.aggregators, None, *where)
         working = working_dtype(tensor.dtype) if tensor.floating else "float64"
         how = (wire, working, device, tensor.checked, coder, aggregator, local)
-        return Channel(chunk, owner, *how)
+        channel = Channel(chunk, owner, *how)
+        if not sums_in_place(channel):
+            self._loads[least] += chunk.message_bytes
+        return channel
 
     def set_epoch(self, epoch: int) -> None:
         """Compress as compressors do in an epoch, counted from 0; nothing may be under way."""
@@ -197,12 +202,7 @@ class Exchange:
         if names not in self._transfers:
             self._forget(names)
             channels = [channel for name in names for channel in self._of_tensor[name]]
-            flat = [channel for channel in channels if channel.local is None]
-            others = [channel for channel in channels if channel.local is not None]
-            self._transfers[names] = [
-                *(Transfer(p, self._groups, next(self._tags)) for p in _together(flat)),
-                *(MachineTransfer(p, self.machines, next(self._tags)) for p in _together(others)),
-            ]
+            self._transfers[names] = list(self._transfers_of(channels))
         transfers = self._transfers[names]
         job.transfers = len(transfers)
         if not transfers:
@@ -210,12 +210,23 @@ class Exchange:
         for transfer in transfers:
             self._pipeline.put((transfer, job))
 
+    def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[AnyTransfer]:
+        """What these travel in, the ones that take the most stages first."""
+        in_place = [channel for channel in channels if sums_in_place(channel)]
+        others = [channel for channel in channels if not sums_in_place(channel)]
+        for part in _together([channel for channel in others if channel.local is not None]):
+            yield MachineTransfer(part, self.machines, next(self._tags))
+        for part in _together([channel for channel in others if channel.local is None]):
+            yield Transfer(part, self._groups, next(self._tags))
+        for _, of_tensor in itertools.groupby(in_place, lambda channel: channel.piece.tensor):
+            yield Allreduce(list(of_tensor), self._groups[0])
+
     def _forget(self, names: Collection[str]) -> None:
         """Free what these tensors travelled in, together with others."""
         for former in [former for former in self._transfers if not set(names).isdisjoint(former)]:
             del self._transfers[former]
 
-    def transfers(self) -> Iterator[Union[Transfer, MachineTransfer]]:
+    def transfers(self) -> Iterator[AnyTransfer]:
         """All of them."""
         return itertools.chain.from_iterable(self._transfers.values())
 

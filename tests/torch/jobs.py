@@ -372,6 +372,34 @@ def several_machines():
         len(tensor) for of in arrays.values() for k, tensor in of.items() if "worker.res" in k
     )
     assert 0 < mine < flat(Net()).numel()
+    large_values(hierarchical=True)
+    large_values(hierarchical=False)
+
+
+def large_values(hierarchical=True):
+    """What is large and travels as it is is averaged, and said not to be finite, as all is."""
+    made = {
+        "large": torch.zeros(300_000),
+        "small": torch.zeros(10),
+        "double": torch.zeros(150_000, dtype=torch.float64),
+    }
+    parameters = {name: torch.nn.Parameter(values) for name, values in made.items()}
+    state = bps.CompressionState(parameters.items(), {"hierarchical": hierarchical})
+    for step in range(3):
+        torch.manual_seed(10 * step + dist.get_rank())
+        made = {name: torch.randn_like(values) for name, values in made.items()}
+        expected = {name: values.clone() for name, values in made.items()}
+        state.average(made, begins=True).wait()
+        for name, values in made.items():
+            assert_alike(values)
+            dist.all_reduce(expected[name])
+            assert torch.allclose(values, expected[name] / dist.get_world_size(), atol=1e-6), name
+    pushed = state.compression_stats()["tensors"]["large"]["pushed_bytes"]
+    machines = state.exchange.machines if hierarchical else None
+    assert pushed == 300_000 * 4 / (machines.local_size if machines else 1), pushed
+    made["large"][-1] = float("nan")
+    raised(RuntimeError, "parameter large has a NaN", state.average(made, begins=True).wait)
+    state.close()
 
 
 def fully_sharded():

@@ -29,6 +29,7 @@ OTHERS = (
     "fully_sharded",
     "fully_sharded_checkpoint",
     "single_tensors",
+    "large_values",
     "chosen_automatically",
     "measured_links_choose",
     "wrong_settings",

@@ -1,0 +1,74 @@
+"""Channels whose values travel as they are, and are many: torch.distributed sums them in place."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+import torch.distributed as dist
+
+from ..plan import Slice
+from . import gpu
+from .channel import PLAIN, Channel
+from .coding import is_finite
+from .job import Job
+from .stats import Meter
+
+LARGE_BYTES = 512 * 1024  # of a chunk; smaller ones' rings would take their hops' time
+
+
+def sums_in_place(channel: Channel) -> bool:
+    """Whether a channel is for `Allreduce`: smaller ones travel with others, in their messages."""
+    plain = channel.kind == PLAIN and channel.local is None and channel.num_bytes >= LARGE_BYTES
+    as_they_are = channel.wire == getattr(torch, channel.working)
+    return plain and as_they_are and gpu.in_host_memory(channel.device)
+
+
+class Allreduce:
+    """Neighbours in one tensor, summed together; its stages are those of `Transfer`.
+
+    Tensors are not summed together: the order in which a sum is added up depends on where it is
+    in the whole, and the bits are not to depend on which tensors are neighbours.
+
+    Parameters
+    ----------
+    channels : sequence of Channel
+    group : ProcessGroup
+
+    Attributes
+    ----------
+    meter : Meter
+    """
+
+    def __init__(self, channels: Sequence[Channel], group: dist.ProcessGroup) -> None:
+        self.channels, self.meter = list(channels), Meter()
+        first, last = self.channels[0].piece, self.channels[-1].piece
+        self._piece = Slice(first.tensor, first.begin, last.end)
+        self._group, self._work = group, None
+        self._bytes = sum(channel.num_bytes for channel in channels)
+
+    def begin(self, job: Job) -> None:
+        """Nothing comes before `send`."""
+
+    def send(self, job: Job) -> None:
+        """Begin to sum the job's values."""
+        values = job.of(self._piece)
+        if job.scale != 1.0:
+            values *= job.scale
+        self._work = dist.all_reduce(values, group=self._group, async_op=True)
+        self.meter.pushed_bytes += self._bytes
+
+    def answer(self, job: Job) -> None:
+        """The sums come by themselves."""
+
+    def deliver(self, job: Job) -> None:
+        """Wait until they are there."""
+        with self.meter.timing("wait_seconds"):
+            self._work.wait()
+        if self.channels[0].checked and not is_finite(job.of(self._piece)):
+            job.nonfinite.append(self._piece.tensor)
+        self.meter.pulled_bytes += self._bytes
+        self.meter.steps += 1
+
+    def finish(self, job: Job) -> None:
+        """Nothing is left to do."""
