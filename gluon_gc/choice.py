@@ -28,6 +28,7 @@ _MUST_GAIN = 0.05  # of a tensor's seconds, by what is less accurate
 _MUST_GAIN_IN_ALL = 0.1  # of a step's, by compressing anything; measurements vary by as much
 _MUST_GAIN_SECONDS = 1e-4
 _MAY_COST = 0.01  # of a step's, to leave uncompressed what gains least
+_BUFFERED = 0.5  # of the seconds a byte that the largest exchange took
 
 
 class Load(NamedTuple):
@@ -70,8 +71,11 @@ class Way(NamedTuple):
 
         Each has a time of its own, and one for each message and byte: these three are fitted by
         least squares of relative errors, and without what would be negative or is too much for few
-        exchanges. The bytes of each pass the busiest link so often.
+        exchanges. The bytes of each pass the busiest link so often. Those that a buffer on the way
+        took, as far quicker ones a byte than the largest, do not count.
         """
+        pace = sent[-1][1] / sent[-1][0].bytes
+        sent = [(load, took) for load, took in sent if took > _BUFFERED * pace * load.bytes]
         seconds = np.array([took for _, took in sent])
         shares = np.array([(1, *load) for load, _ in sent]) / seconds[:, None]
         fits = []

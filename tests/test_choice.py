@@ -67,6 +67,11 @@ def test_a_way_is_found_from_what_exchanges_take(latency, message, rate, passes)
     assert least.bytes * passes / few.rate <= times[0][1] * (1 + 1e-9)
 
 
+def test_what_a_buffer_took_does_not_hide_the_rate():
+    times = [(Load(0.0625, 4096), 0.001), (Load(4.0, 262144), 0.28)]
+    assert Way.fitted(times, 2.0).rate == pytest.approx(2 * 262144 / 0.28)
+
+
 def test_times_that_noise_has_turned_round_still_make_a_way():
     way = Way.fitted([(load, 1.0 / (i + 1)) for i, load in enumerate(LOADS)], 1.0)
     assert way.rate > 0 and way.message >= 0
