@@ -55,7 +55,7 @@ class Result(NamedTuple):
     seconds: float
     train_loss: float
     accuracy: float
-    worker_bytes: float  # of a step, on the link of worker 0
+    worker_bytes: float  # of a step, on the link of worker 0; a little low if epochs are short
 
 
 def run(job: str, arguments: argparse.Namespace, folder: Path) -> Result:
