@@ -25,7 +25,8 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> Any:
-        return (None, *ctx.gradients)
+        gradients, ctx.gradients = ctx.gradients, None  # which PyTorch would copy if we kept them
+        return (None, *gradients)
 
 
 class _Model(torch.nn.Module):

@@ -3,6 +3,7 @@
 import re
 import signal
 import sys
+import time
 
 import pytest
 
@@ -67,24 +68,27 @@ def test_what_the_engine_has_not_computed_is_not_waited_for(cluster):
         "exchange()\n"
         "class Late(mx.operator.CustomOp):\n"
         "    def forward(self, is_train, req, in_data, out_data, aux):\n"
-        "        import time; time.sleep(8)\n"
+        "        import time\n"
+        f"        open(f'{nodes.folder}/computes{{bps.rank()}}', 'w').close()\n"
+        f"        while not os.path.exists('{nodes.folder}/computed'): time.sleep(0.1)\n"
         "        self.assign(out_data[0], req[0], in_data[0])\n"
         "@mx.operator.register('late')\n"
         "class LateProp(mx.operator.CustomOpProp):\n"
         "    def create_operator(self, *_): return Late()\n"
-        f"open(f'{nodes.folder}/computes{{bps.rank()}}', 'w').close()\n"
         "array = mx.nd.Custom(mx.nd.ones(1), op_type='late')\n"
         "bps.byteps_push_pull(array, name='x')\n"
-        f"array.wait_to_read(); open(f'{nodes.folder}/computed{{bps.rank()}}', 'w').close()\n"
+        "array.wait_to_read()"
     )
     for rank in range(2):
         nodes.start_script(rank, script)
     for rank in range(2):
         nodes.wait_for(nodes.folder / f"computes{rank}")
+    time.sleep(5)  # in which the scheduler hears that nobody waits any more for others to start
     before = nodes.log("scheduler")
-    for rank in range(2):
-        nodes.wait_for(nodes.folder / f"computed{rank}")
+    time.sleep(6)
     assert "no exchange" not in nodes.log("scheduler")[len(before) :]
+    (nodes.folder / "computed").touch()
+    nodes.wait_for_end()
 
 
 def test_a_server_that_does_not_answer_is_named(cluster):
