@@ -12,6 +12,7 @@ import pytest
 from tests.compressors import COMPRESSORS
 from tests.distributed.cluster import JOBS, start_horovod
 from tests.distributed.jobs import gradients_of
+from tests.distributed.namespaces import needs_namespaces
 from tests.distributed.standing import run, run_horovod
 from tests.distributed.test_two_way import (
     arguments,
@@ -75,6 +76,27 @@ def test_all_workers_start_from_the_parameters_of_the_root_rank(root_rank):
     for name in ("e0", "e1", "e2", "e3"):
         assert first[name].tobytes() == second[name].tobytes(), name
     assert first["e0"][-1] == root_rank
+
+
+@needs_namespaces
+def test_a_slow_link_only_makes_a_broadcast_take_longer(monkeypatch):
+    """Gloo gives up a collective that takes as long as its time-out, 30 s by default."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmark")
+    from network import Network
+    from processes import Processes, read_line
+
+    script = (
+        "import os; os.environ['HOROVOD_GLOO_TIMEOUT_SECONDS'] = '10'\n"
+        "import mxnet as mx, gluon_gc as bps\n"
+        "bps.init()\n"
+        "array = mx.nd.full(10_000_000, bps.rank())\n"
+        "bps.broadcast_parameters([array], root_rank=1)\n"
+        "print('mean', array.mean().asscalar(), flush=True)\n"
+        "bps.shutdown()"
+    )
+    with Network(2, rate=25e6) as network, Processes(network, timeout=100) as processes:
+        for worker in processes.start_workers("horovod", 2, 0, lambda rank: ["-c", script]):
+            assert float(read_line(worker, "mean ")) == 1
 
 
 def test_push_pull_sums_and_averages_every_dtype():
