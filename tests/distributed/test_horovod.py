@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmark.network import Network
 from tests.compressors import COMPRESSORS
 from tests.distributed.cluster import JOBS, start_horovod
 from tests.distributed.jobs import gradients_of
@@ -82,7 +83,6 @@ def test_all_workers_start_from_the_parameters_of_the_root_rank(root_rank):
 def test_a_slow_link_only_makes_a_broadcast_take_longer(monkeypatch):
     """Gloo gives up a collective that takes as long as its time-out, 30 s by default."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmark")
-    from network import Network
     from processes import Processes, read_line
 
     script = (

@@ -14,6 +14,8 @@ from ... import env
 from .. import engine
 from .bundle import Packed
 
+_BROADCAST_BYTES = 4 * 2**20  # at once: Gloo gives up what takes HOROVOD_GLOO_TIMEOUT_SECONDS
+
 
 class Circle:
     """All workers, or some of them: Horovod's process set, and where this worker is in it.
@@ -97,8 +99,11 @@ class Circle:
         self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)
 
     def broadcast(self, array: NDArray, root: int, name: str) -> None:
-        """Overwrite an array with that of the worker of rank `root`."""
-        self._hvd.broadcast_(array, root, name=_full(name), process_set=self._set)
+        """Overwrite an array with that of the worker of rank `root`, piece by piece."""
+        flat, most = array.reshape(-1), _BROADCAST_BYTES // np.dtype(array.dtype).itemsize
+        for begin in range(0, flat.size, most):
+            piece, full = flat[begin : begin + most], _full(f"{name}.{begin}")
+            self._hvd.broadcast_(piece, root, name=full, process_set=self._set)
 
 
 def nodes_of(hvd: Any) -> List[List[int]]:

@@ -36,8 +36,6 @@ from .circle import Circle, nodes_of
 from .groups import Gathered, Group, TwoWay
 from .pooling import PoolingKVStore
 
-_BROADCAST_BYTES = 4 * 2**20  # at once: Gloo gives up what takes HOROVOD_GLOO_TIMEOUT_SECONDS
-
 
 @KVStoreBase.register
 class GluonGCHorovod(PoolingKVStore):
@@ -167,12 +165,9 @@ class GluonGCHorovod(PoolingKVStore):
     def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
         self._agree_to_broadcast(arrays, root_rank)
-        for array in arrays:
+        for array, number in zip(arrays, self._broadcasts):
             host = array.as_in_context(mx.cpu())  # the array itself if it is there
-            flat, most = host.reshape(-1), _BROADCAST_BYTES // np.dtype(array.dtype).itemsize
-            for begin in range(0, flat.size, most):
-                name = f"broadcast.{next(self._broadcasts)}"
-                self._everybody.broadcast(flat[begin : begin + most], root_rank, name)
+            self._everybody.broadcast(host, root_rank, f"broadcast.{number}")
             if host is not array:
                 host.copyto(array)
 
