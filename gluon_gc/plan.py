@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from .agreement import Facts
 from .compression import CompressionParams
 from .kernels import frame_words
 
@@ -247,17 +248,22 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
     )
 
 
-def described(chunks: Sequence[Chunk], sparse: Sequence[Tensor] = ()) -> Dict[str, Any]:
-    """What all workers must have alike to exchange these chunks, and tensors in rows."""
-    kinds = dict.fromkeys(chunk.params for chunk in chunks)
-    return {
-        "compression_params": [params and params.identity() for params in kinds],
-        "gradients": [
-            [chunk.dtype, chunk.message_bytes, [[piece.begin, piece.end] for piece in chunk.slices]]
-            for chunk in chunks
-        ],
-        "row-sparse gradients": [[tensor.rows, tensor.size] for tensor in sparse],
-    }
+def facts(tensors: Sequence[Tensor]) -> Facts:
+    """What all workers must have in common to exchange these tensors."""
+    return [
+        (
+            tensor.called or f"tensor '{tensor.name}'",
+            {
+                "name": tensor.name,
+                "elements": tensor.size,
+                "dtype": tensor.dtype,
+                "rows": tensor.rows,
+                "on_nonfinite": tensor.on_nonfinite,
+                **tensor.params.identity(),
+            },
+        )
+        for tensor in tensors
+    ]
 
 
 class KeyAllocator:

@@ -26,7 +26,7 @@ def barrier() -> None:
     RuntimeError
         `init` was not called; or a worker is about to do something else together.
     """
-    default_kvstore().meet({"collective": "barrier"})
+    default_kvstore().meet("collective", "barrier")
 
 
 def allreduce(value: Value, average: bool = True) -> Value:
@@ -57,7 +57,7 @@ def allreduce(value: Value, average: bool = True) -> Value:
     """
     given = _as_numpy(value)
     store = default_kvstore()
-    store.meet({"collective": ["allreduce", list(given.shape), bool(average)]})
+    store.meet("collective", ["allreduce", list(given.shape), bool(average)])
     name = f"metrics.{given.size}"
     if not store.declared(name):
         store.declare([Tensor(name, given.size, "float64", CompressionParams())])

@@ -26,7 +26,8 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import env, plan
+from .. import agreement, env, plan
+from ..agreement import Facts, Message
 from ..checkpoint import Place
 from ..choice import Topology
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
@@ -99,8 +100,9 @@ class CompressingKVStore(KVStoreBase):
     def topology(self) -> Optional[Topology]:
         """What connects the workers; None: no network."""
 
-    def _agree(self, about: Mapping[str, Any]) -> None:
-        """Make sure that all workers are about to do the same: `about` it."""
+    def _compared(self, message: Message) -> Message:
+        """The answer of `agreement.compare` to all workers' messages."""
+        return agreement.compare([message])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         """Make ready to exchange messages in these."""
@@ -150,8 +152,11 @@ class CompressingKVStore(KVStoreBase):
         """Make sure that there is such a worker, and that all have arrays alike."""
         if not 0 <= root_rank < self.num_workers:
             raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
-        shapes = [(array.shape, np.dtype(array.dtype).name) for array in arrays]
-        self._agree({"parameters to broadcast": shapes, "root_rank": root_rank})
+        described = [
+            (f"array {number}", {"shape": array.shape, "dtype": np.dtype(array.dtype).name})
+            for number, array in enumerate(arrays)
+        ]
+        self.agree([("broadcast", {"root_rank": root_rank}), *described])
 
     # Checkpoints
 
@@ -255,9 +260,13 @@ class CompressingKVStore(KVStoreBase):
 
     # The trainer's
 
-    def meet(self, about: Mapping[str, Any]) -> None:
-        """Return when all workers have come here; RuntimeError unless all are `about` the same."""
-        self._agree(about)
+    def agree(self, facts: Facts = ()) -> None:
+        """Return when all workers have come here; RuntimeError unless they state the same facts."""
+        agreement.reach(self.rank, facts, self._compared)
+
+    def meet(self, call: str, about: Any = None) -> None:
+        """Return when all workers have come here; RuntimeError unless all make the same call."""
+        self.agree([("", {call: about})])
 
     def gradient(
         self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
@@ -316,7 +325,9 @@ class CompressingKVStore(KVStoreBase):
         """Whether a channel's gradients can be compressed on the GPU that they are on."""
         return channel.runs_on_gpu
 
-    def declare(self, tensors: Iterable[Tensor], minimum: Optional[int] = None) -> None:
+    def declare(
+        self, tensors: Iterable[Tensor], minimum: Optional[int] = None, about: Facts = ()
+    ) -> None:
         """Expect pushpull of these tensors; those declared together may travel fused.
 
         Smaller ones than `minimum` bytes, or else BYTEPS_MIN_COMPRESS_BYTES, are not compressed.
@@ -325,6 +336,8 @@ class CompressingKVStore(KVStoreBase):
         ------
         ValueError
             A tensor of that name exists already.
+        RuntimeError
+            Workers declare other tensors, or other facts `about` what becomes of them.
         """
         tensors = list(tensors)
         for tensor in tensors:
@@ -335,7 +348,7 @@ class CompressingKVStore(KVStoreBase):
         sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
         others = [tensor for tensor in tensors if tensor not in sparse]
         chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
-        self._agree(plan.described(chunks, sparse))
+        self.agree([*about, *plan.facts(tensors)])
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
             Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])

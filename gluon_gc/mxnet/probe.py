@@ -38,7 +38,7 @@ class _Workers(probe.Workers):
         self._store = store
 
     def meet(self, about: str) -> None:
-        self._store.meet({"probe": about})
+        self._store.meet("probe", about)
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
         store, name = self._store, f"probe.{len(seconds)}"

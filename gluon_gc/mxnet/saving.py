@@ -88,9 +88,9 @@ def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None
         found = _find(trainer, fname, strict, indices)
     except (OSError, TypeError, ValueError):
         with contextlib.suppress(RuntimeError):  # this error says more
-            meet({"states": "that it refuses"})
+            meet("load_states", "a file that it refuses")
         raise
-    meet({"states": found.described})
+    meet("load_states", f"a file {found.described}")
     _set_optimizer(trainer, found)
     own = {place: array for place, array in found.arrays.items() if place.node == _OWN}
     of_codecs = {place: array for place, array in found.arrays.items() if place not in own}

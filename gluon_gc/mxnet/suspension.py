@@ -71,7 +71,7 @@ def all_fit(store: CompressingKVStore, suspended: Optional[Suspended]) -> bool:
     """Whether every worker of a cluster goes on as it was; all ask together."""
     fits = suspended is not None and suspended.fits(store)
     try:
-        store.meet({"goes on as it was": fits})
+        store.meet("goes on as it was", fits)
     except RuntimeError:  # some do, and some do not
         return False
     return fits

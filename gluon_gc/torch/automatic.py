@@ -72,7 +72,7 @@ class _Workers(probe.Workers):
         self._exchange = exchange
 
     def meet(self, about: str) -> None:
-        self._exchange.agree({"probe": about})
+        self._exchange.agree([("", {"probe": about})])
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
         return np.max(self._exchange.gather_objects(list(seconds)), axis=0).tolist()

@@ -9,7 +9,6 @@ are summed by an allreduce of torch.distributed's.
 from __future__ import annotations
 
 import itertools
-import json
 from typing import (
     Any,
     Callable,
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from .. import agreement, env, plan
+from ..agreement import Facts
 from ..plan import Chunk, Tensor, working_dtype
 from . import gpu, machines
 from .allreduce import Allreduce, sums_in_place
@@ -98,12 +98,11 @@ class Exchange:
 
     # Set-up: every worker comes here with the same tensors
 
-    def agree(self, about: Mapping[str, Any]) -> None:
-        """RuntimeError unless all workers are about to do the same."""
-        everybody = self.gather_objects(json.dumps(agreement.describe(self.rank, about)))
-        problem = agreement.difference([json.loads(one) for one in everybody])
-        if problem:
-            raise RuntimeError(f"the workers do not fit together: {problem}")
+    def agree(self, facts: Facts) -> None:
+        """Raise a RuntimeError unless all workers state the same facts."""
+        agreement.reach(
+            self.rank, facts, lambda message: agreement.compare(self.gather_objects(message))
+        )
 
     def gather_objects(self, mine: Any) -> List[Any]:
         """What all workers call this with, by rank; nothing may be under way."""
@@ -117,6 +116,7 @@ class Exchange:
         wires: Mapping[str, torch.dtype],
         devices: Mapping[str, torch.device],
         minimum: Optional[int] = None,
+        about: Facts = (),
     ) -> None:
         """Expect these tensors, in about the order in which they will be ready.
 
@@ -130,6 +130,8 @@ class Exchange:
         minimum : int, optional
             Smaller ones than so many bytes are not compressed; by default
             BYTEPS_MIN_COMPRESS_BYTES.
+        about : Facts
+            What else must be the same on all workers.
 
         Raises
         ------
@@ -140,7 +142,7 @@ class Exchange:
         most = env.get("BYTEPS_PARTITION_BYTES")
         cut = {tensor.name: plan.cut([tensor], most, minimum) for tensor in tensors}
         chunks = list(itertools.chain.from_iterable(cut.values()))
-        self.agree(plan.described(chunks))
+        self.agree([*about, *plan.facts(tensors)])
         self._seeds.draw(chunks)
         for tensor in tensors:
             self._tensors[tensor.name] = tensor

@@ -114,7 +114,7 @@ def test_workers_that_differ_in_their_settings_are_told(tmp_path):
     try:
         assert cluster.wait("horovodrun") != 0
         log = cluster.log("horovodrun")
-        assert "the cluster does not fit together: worker 1 has compression_params" in log
+        assert "the workers do not fit together: worker 1 has k 2 for the gradient of " in log
     finally:
         cluster.stop()
 

@@ -1,41 +1,28 @@
-"""How workers and servers make sure, before the first gradient, that they fit together.
+"""Messages with which workers make sure that they fit together, as JSON.
 
-Every worker pushes a description of itself to every server, as JSON, which compares the rows and
-answers.
+Every worker pushes its own to every server, which compares the rows and answers.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping
 
 from mxnet.ndarray import NDArray
 
-from ...agreement import describe, difference
+from ...agreement import Message, compare
 from . import messages
 
 
-def _pack(message: Mapping[str, Any]) -> NDArray:
-    return messages.pack(json.dumps(message, sort_keys=True).encode())
+def pack(message: Message) -> NDArray:
+    """A message as `Rows` send it: uint8, shape (bytes of a message,)."""
+    return messages.pack(json.dumps(message).encode())
 
 
-def _unpack(message: NDArray) -> Dict[str, Any]:
-    return json.loads(messages.unpack(message))
+def unpack(packed: NDArray) -> Message:
+    """The reverse of `pack`."""
+    return json.loads(messages.unpack(packed))
 
 
-def hello(rank: int, about: Mapping[str, Any]) -> NDArray:
-    """What a worker pushes, which `describe` says."""
-    return _pack(describe(rank, about))
-
-
-def answer(hellos: NDArray) -> NDArray:
-    """What a server answers to the workers' hellos, uint8, shape (workers, bytes of a message)."""
-    problem = difference([_unpack(row) for row in hellos])
-    return _pack({"problem": problem})
-
-
-def check(reply: NDArray) -> None:
-    """Raise RuntimeError unless a server answered that all fits."""
-    message = _unpack(reply)
-    if message["problem"]:
-        raise RuntimeError(f"the cluster does not fit together: {message['problem']}")
+def answer(packed: NDArray) -> NDArray:
+    """A server's answer to the messages of all workers, shape (workers, bytes of a message)."""
+    return pack(compare([unpack(row) for row in packed]))

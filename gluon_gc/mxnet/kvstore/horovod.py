@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any, ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -21,6 +21,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import agreement, env, plan
+from ...agreement import Message
 from ...checkpoint import Place
 from ...choice import Topology
 from ...env import Cluster
@@ -87,7 +88,7 @@ class GluonGCHorovod(PoolingKVStore):
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
         GluonGCHorovod.connected = self
-        self._agree({})
+        self.agree()
 
     def close(self) -> None:
         """Leave once all workers come here; nothing can be exchanged afterwards."""
@@ -114,13 +115,11 @@ class GluonGCHorovod(PoolingKVStore):
 
     # Set-up: every worker comes here with the same chunks
 
-    def _agree(self, about: Mapping[str, Any]) -> None:
-        hello = json.dumps(agreement.describe(self.rank, about)).encode() + b"\n"
+    def _compared(self, message: Message) -> Message:
+        line = json.dumps(message).encode() + b"\n"
         with self._progress.waiting():
-            everybody = self._everybody.gather(hello, "hello").splitlines()
-        problem = agreement.difference([json.loads(line) for line in everybody])
-        if problem:
-            raise RuntimeError(f"the cluster does not fit together: {problem}")
+            everybody = self._everybody.gather(line, "hello").splitlines()
+        return agreement.compare([json.loads(line) for line in everybody])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         self._open_pool(channels)

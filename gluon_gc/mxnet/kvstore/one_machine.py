@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import agreement, env
+from ...agreement import Message
 from ...launch.leaving import ending
 from ...launch.machine import Machine
 from ...launch.neighbours import Neighbours
@@ -57,7 +58,7 @@ class GluonGCMachine(CompressingKVStore):
         self._patience = Patience(f"worker {self.rank}", self._progress)
         self._pooled: Dict[Channel, Pooled] = {}
         GluonGCMachine.connected = self
-        self._agree({})
+        self.agree()
 
     def close(self) -> None:
         """Leave once all workers come here; nothing can be exchanged afterwards."""
@@ -82,11 +83,9 @@ class GluonGCMachine(CompressingKVStore):
         with self._progress.waiting(), self._neighbours.heeded():
             return self._machine.gather(data)
 
-    def _agree(self, about: Mapping[str, object]) -> None:
-        own = json.dumps(agreement.describe(self.rank, about)).encode()
-        problem = agreement.difference([json.loads(hello) for hello in self._gather(own)])
-        if problem:
-            raise RuntimeError(f"the workers do not fit together: {problem}")
+    def _compared(self, message: Message) -> Message:
+        everybody = self._gather(json.dumps(message).encode())
+        return agreement.compare([json.loads(one) for one in everybody])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         if not channels:

@@ -16,7 +16,6 @@ from typing import (
     Dict,
     Iterator,
     List,
-    Mapping,
     Optional,
     Sequence,
     Tuple,
@@ -29,6 +28,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ... import env, kernels, plan
+from ...agreement import Message
 from ...choice import Topology
 from ...env import Cluster
 from ...launch import ps_lite
@@ -103,7 +103,7 @@ class GluonGCParameterServer(PoolingKVStore):
         self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
         self._configure([])
         self._init(keys, [greeting.first() for greeting in self._greetings])
-        self._agree({})
+        self.agree()
 
     def close(self) -> None:
         """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
@@ -230,15 +230,15 @@ class GluonGCParameterServer(PoolingKVStore):
         body = json.dumps({"gluon_gc": {action: request}})
         self._kv._send_command_to_servers(_CONTROLLER, body)
 
-    def _agree(self, about: Mapping[str, Any]) -> None:
-        """Make sure that all servers are ours, and all workers about to do the same."""
+    def _compared(self, message: Message) -> Message:
+        """The answer of all servers, which only gluon_gc's give."""
         self._lifeline.next_exchange()
-        hello = handshake.hello(self.rank, about)
+        packed = handshake.pack(message)
         with self._progress.waiting():
-            for greeting in self._greetings:
-                (answer,) = greeting.exchange([hello])
-                handshake.check(answer)
+            answers = [greeting.exchange([packed]) for greeting in self._greetings]
+            unpacked = [handshake.unpack(answer) for (answer,) in answers]
             self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
+        return next(filter(None, unpacked), {})
 
     # What travels
 
