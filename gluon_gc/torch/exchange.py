@@ -9,11 +9,13 @@ are summed by an allreduce of torch.distributed's.
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import (
     Any,
     Callable,
     Collection,
     Dict,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -29,21 +31,25 @@ import torch.distributed as dist
 from .. import agreement, env, plan
 from ..agreement import Facts
 from ..plan import Chunk, Tensor, working_dtype
-from . import gpu, machines
+from . import gpu, groups, header, machines
 from .allreduce import Allreduce, sums_in_place
 from .channel import Channel
 from .coder import Seeds
 from .job import Job
 from .machines import MachineTransfer
 from .pipeline import Pipeline
+from .sparse import SparseJob, SparseSum
 from .transfer import Transfer
+from .watchdog import waiting
 
 _STAGES = ("begin", "send", "answer", "deliver", "finish")
 _TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
 
 
-AnyTransfer = Union[Transfer, MachineTransfer, Allreduce]
+AnyTransfer = Union[Transfer, MachineTransfer, Allreduce, SparseSum]
 Item = Tuple[AnyTransfer, Job]
+
+_open: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
 def _stage(name: str) -> Callable[[Item], None]:
@@ -79,10 +85,7 @@ class Exchange:
         if self.rank < 0:
             raise ValueError("this worker is not in process_group")
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        first, second = (
-            dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
-            for _ in range(2)
-        )
+        first, second = (groups.new_group(ranks, everybody=group is None) for _ in range(2))
         self._groups = first, second
         self.machines = machines.find(group)
         stages = _STAGES[1:-1] if self.machines is None else _STAGES
@@ -92,22 +95,30 @@ class Exchange:
         self._devices: Dict[str, torch.device] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
         self._transfers: Dict[Tuple[str, ...], List[AnyTransfer]] = {}
+        self._sparse: Dict[str, SparseSum] = {}
         self._tags = itertools.count()
         self._seeds = Seeds(first)
         self.channels: List[Channel] = []
+        _open.add(self)
 
     # Set-up: every worker comes here with the same tensors
 
-    def agree(self, facts: Facts) -> None:
+    def agree(self, facts: Facts, doing: str = "set up their compression") -> None:
         """Raise a RuntimeError unless all workers state the same facts."""
-        agreement.reach(
-            self.rank, facts, lambda message: agreement.compare(self.gather_objects(message))
-        )
 
-    def gather_objects(self, mine: Any) -> List[Any]:
-        """What all workers call this with, by rank; nothing may be under way."""
+        def ask(message: agreement.Message) -> agreement.Message:
+            return agreement.compare(self.gather_objects(message, doing))
+
+        agreement.reach(self.rank, facts, ask)
+
+    def gather_objects(self, mine: Any, doing: str = "set up their compression") -> List[Any]:
+        """What all workers call this with, by rank; nothing may be under way.
+
+        `doing` says in a warning of a stall what all workers must do.
+        """
         everybody: List[Any] = [None] * self.workers
-        dist.all_gather_object(everybody, mine, group=self._groups[0])
+        with waiting(lambda: f"worker {self.rank} waits until all workers {doing}"):
+            dist.all_gather_object(everybody, mine, group=self._groups[0])
         return everybody
 
     def declare(
@@ -208,9 +219,16 @@ class Exchange:
         transfers = self._transfers[names]
         job.transfers = len(transfers)
         if not transfers:
-            job.done(job, None)
+            _tell(job, None)
         for transfer in transfers:
             self._pipeline.put((transfer, job))
+
+    def start_sparse(self, job: SparseJob) -> None:
+        """Begin to average a sparse tensor."""
+        if job.name not in self._sparse:
+            self._sparse[job.name] = SparseSum(job.name, self._groups)
+        job.transfers = 1
+        self._pipeline.put((self._sparse[job.name], job))
 
     def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[AnyTransfer]:
         """What these travel in, the ones that take the most stages first."""
@@ -230,31 +248,64 @@ class Exchange:
 
     def transfers(self) -> Iterator[AnyTransfer]:
         """All of them."""
-        return itertools.chain.from_iterable(self._transfers.values())
+        return itertools.chain(*self._transfers.values(), self._sparse.values())
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Undo for these tensors the last exchange, in which coders kept copies of their state.
+
+        Where they kept none, they begin anew. Nothing may be under way.
+        """
+        for channel in itertools.chain.from_iterable(map(self.channels_of, names)):
+            for coder in (channel.coder, channel.aggregator):
+                if coder is not None:
+                    coder.take_back()
 
     def close(self) -> None:
-        """End its threads."""
-        self._pipeline.close()
+        """End its threads, and leave its groups."""
+        if self in _open:
+            _open.discard(self)
+            self._pipeline.close()
+            self._transfers.clear()
+            several = [self._groups]
+            if self.machines is not None:
+                several += [self.machines.inside, self.machines.across]
+            for group in itertools.chain.from_iterable(several):
+                dist.destroy_process_group(group)
 
     @staticmethod
     def _done(item: Item) -> None:
         _, job = item
         job.transfers -= 1
         if not job.transfers:
-            job.done(job, None)
+            problem = header.problem(job.outcome)
+            _tell(job, RuntimeError(problem) if problem else None)
 
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:
         _, job = item
         if job.transfers:
             job.transfers = 0
-            job.done(
+            _tell(
                 job,
                 RuntimeError(
                     "gradients could not be exchanged; a worker may have ended, or does something "
                     f"else: {error}"
                 ),
             )
+
+
+def _tell(job: Job, error: Optional[BaseException]) -> None:
+    """Tell that a job is done; if that fails, tell why, since somebody waits."""
+    try:
+        job.done(job, error)
+    except Exception as failed:
+        job.done(job, error or failed)
+
+
+def close_all() -> None:
+    """Close all exchanges that are open."""
+    for exchange in list(_open):
+        exchange.close()
 
 
 def _together(channels: Sequence[Channel]) -> List[List[Channel]]:

@@ -99,7 +99,7 @@ def compress_reduce_scatter(
         raise RuntimeError(f"compress_reduce_scatter needs PyTorch 2.9, got {torch.__version__}")
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
-    parameters = named(model.named_parameters())
+    parameters, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides)
     require_optimizer((one.require_chosen() for one in params.values()), None)
     names = {parameter: name for name, parameter in parameters.items()}

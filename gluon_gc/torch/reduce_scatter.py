@@ -10,7 +10,7 @@ import torch.distributed as dist
 from .. import env, fitting, plan
 from ..compression import CompressionParams
 from ..plan import Tensor
-from . import saving, staging
+from . import groups, saving, staging
 from .channel import PLAIN, SUMMED, Channel
 from .coder import Coder, Seeds
 from .coding import Places, codings
@@ -158,7 +158,7 @@ class ReduceScatter:
         """Make ready for a group of workers, all of whom come here."""
         workers, rank = dist.get_world_size(group), dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
-        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        group = groups.new_group(ranks)
         seeds = Seeds(group)
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         dtype, device = like.dtype, like.device
