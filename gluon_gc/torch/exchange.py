@@ -28,21 +28,22 @@ from typing import (
 import torch
 import torch.distributed as dist
 
-from .. import agreement, env, plan
+from .. import env, plan
 from ..agreement import Facts
 from ..plan import Chunk, Tensor, working_dtype
 from . import gpu, groups, header, machines
 from .allreduce import Allreduce, sums_in_place
 from .channel import Channel
 from .coder import Seeds
+from .gathering import agree, gather
 from .job import Job
 from .machines import MachineTransfer
 from .pipeline import Pipeline
 from .sparse import SparseJob, SparseSum
 from .transfer import Transfer
-from .watchdog import waiting
 
 _STAGES = ("begin", "send", "answer", "deliver", "finish")
+_SETTING_UP = "set up their compression"
 _TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
 
 
@@ -103,23 +104,16 @@ class Exchange:
 
     # Set-up: every worker comes here with the same tensors
 
-    def agree(self, facts: Facts, doing: str = "set up their compression") -> None:
+    def agree(self, facts: Facts, doing: str = _SETTING_UP) -> None:
         """Raise a RuntimeError unless all workers state the same facts."""
+        agree(self.gather_objects, facts, doing)
 
-        def ask(message: agreement.Message) -> agreement.Message:
-            return agreement.compare(self.gather_objects(message, doing))
-
-        agreement.reach(self.rank, facts, ask)
-
-    def gather_objects(self, mine: Any, doing: str = "set up their compression") -> List[Any]:
+    def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
         """What all workers call this with, by rank; nothing may be under way.
 
         `doing` says in a warning of a stall what all workers must do.
         """
-        everybody: List[Any] = [None] * self.workers
-        with waiting(lambda: f"worker {self.rank} waits until all workers {doing}"):
-            dist.all_gather_object(everybody, mine, group=self._groups[0])
-        return everybody
+        return gather(mine, doing, self._groups[0])
 
     def declare(
         self,

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from . import staging
 from .state import CompressionState
 
 
@@ -31,7 +32,7 @@ def compression_hook(
     if buffer.is_sparse:
         return _sparse(state, bucket, begins)
     gradients = {
-        state.name_of(parameter): _real(parameter, gradient, buffer)
+        state.name_of(parameter): _placed(parameter, gradient, buffer)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients())
     }
     absent = gradients.keys() - state.take_made(gradients)
@@ -39,12 +40,26 @@ def compression_hook(
     return averaged.then(lambda done: (done.value(), buffer)[1])
 
 
-def _real(parameter: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """A gradient in a bucket's buffer: of a complex parameter, as `torch.view_as_real` has it."""
-    if not parameter.is_complex():
+def _placed(parameter: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """A gradient as it lies in a bucket's buffer: in the parameter's memory format, and real.
+
+    DistributedDataParallel's own view of it, `gradient`, is right about where it begins.
+    """
+    if parameter.is_contiguous() and not parameter.is_complex():
         return gradient
-    strides = [2 * stride for stride in gradient.stride()]
-    return buffer.as_strided((*gradient.shape, 2), (*strides, 1), gradient.storage_offset())
+    real = staging.as_real(parameter)
+    strides = real.stride() if _is_dense(real) else real.contiguous().stride()
+    return buffer.as_strided(real.shape, strides, gradient.storage_offset())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill its memory, in any order."""
+    size_so_far = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1 and stride != size_so_far:
+            return False
+        size_so_far *= size
+    return True
 
 
 def _sparse(

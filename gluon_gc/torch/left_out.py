@@ -66,8 +66,8 @@ class LeftOut:
             logger.warning(
                 "the gradient of %s and others were exchanged, and then dropped: no optimizer has "
                 "stepped since. %s Gradients that nobody needs cost traffic, too: freeze such "
-                "parameters (requires_grad_(False)), or use DistributedDataParallel's no_sync, "
-                "during that backward",
+                "parameters (requires_grad_(False)), or do not synchronize gradients (no_sync, "
+                "set_requires_gradient_sync), during that backward",
                 names[0],
                 "That is undone."
                 if exact

@@ -112,7 +112,10 @@ class SparseSum:
             self.meter.pulled_bytes += sum(rows.nbytes for rows in everybody)
             of_all.append(torch.cat([rows[:n] for rows, n in zip(everybody, self._counts)]))
         indices, values = of_all
-        total = torch.sparse_coo_tensor(indices.T, values / self._workers, job.values.shape)
+        average = values / self._workers
+        total = torch.sparse_coo_tensor(
+            indices.T, average, job.values.shape, check_invariants=False
+        )
         total = total.coalesce().to(job.values.dtype)
         if not total.values().isfinite().all():
             job.nonfinite.append(job.name)

@@ -98,7 +98,7 @@ class CompressionState:
         self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
         self.rates: Dict[str, float] = {}  # of learning, in the step before
         self._ratios: Dict[str, float] = {}
-        self.steps, self._group, self._closed = 0, process_group, ""
+        self.steps, self._group, self._closed, self._copied = 0, process_group, "", None
         self._begun = 0  # steps, with those that were left out
         self._nonfinite: List[str] = []  # whose gradients were not, in the step before
         self._stamp = header.SAME
@@ -374,7 +374,7 @@ class CompressionState:
         Plain values and tensors, which `torch.load(weights_only=True)` reads. Each worker has its
         own, and saves it; nothing may be under way.
         """
-        return saving.state_dict(self)
+        return self._copied or saving.state_dict(self)
 
     def load_state_dict(
         self,
@@ -396,8 +396,24 @@ class CompressionState:
         ------
         ValueError
             It does not fit; nothing was changed.
+        RuntimeError
+            It does not fit on another worker, or is of another step there; nothing was changed.
         """
+        self._require_usable()
         saving.load(self, state_dict, strict)
+        self._left_out.loaded()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """A copy has what `state_dict` returns; it has no workers to exchange anything with."""
+        return {
+            "parameters": self.parameters,
+            "params": self.params,
+            "steps": self.steps,
+            "_names": self._names,
+            "_copied": self.state_dict(),
+            "_closed": "this is a copy of a CompressionState, which averages nothing: make a new "
+            "one, and have it load what the copy's state_dict() returns",
+        }
 
     # What it did
 
