@@ -36,18 +36,21 @@ class _UnderWay(NamedTuple):
     Parameters
     ----------
     future : Future
-    gradients : dict
-        By parameter its gradient, or None.
-    versions : dict
-        By parameter the version counter of its gradient.
+    bucket : Bucket
     values : dict
         By parameter the dense tensor that becomes the average.
     """
 
     future: Future[Any]
-    gradients: Mapping[torch.Tensor, Optional[torch.Tensor]]
-    versions: Mapping[torch.Tensor, int]
+    bucket: Bucket
     values: Mapping[torch.Tensor, torch.Tensor]
+
+
+class _Made(NamedTuple):
+    """A gradient as backward has left it."""
+
+    gradient: torch.Tensor
+    version: int
 
 
 class Averager:
@@ -86,6 +89,7 @@ class Averager:
         """Expect the gradients of a new step."""
         self._passes: Dict[torch.Tensor, int] = dict.fromkeys(self.state.parameters.values(), 0)
         self._left = len(self._passes)  # parameters that backward has not come to often enough
+        self._made: Dict[torch.Tensor, _Made] = {}
         self._under_way: List[_UnderWay] = []
         self._averaged = False
 
@@ -106,6 +110,7 @@ class Averager:
                 f"backward_passes_per_step ({self.passes}) times before step(); the optimizer's "
                 "zero_grad() leaves a step out"
             )
+        self._made[parameter] = _Made(parameter.grad, parameter.grad._version)
         self._passes[parameter] += 1
         self._left -= self._passes[parameter] == self.passes
         if self._buckets is not None:
@@ -114,11 +119,10 @@ class Averager:
             Variable._execution_engine.queue_callback(self.synchronize)
 
     def _dropped(self, parameter: torch.Tensor) -> bool:
-        """Whether the gradient of the step before was set to None, without a step."""
+        """Whether a gradient was set to None since backward has made it, without a step."""
         if self._averaged:
             return self._averages[parameter]() is not parameter.grad
-        before = [u.gradients[parameter] for u in self._under_way if parameter in u.gradients]
-        return bool(before) and before[0] is not parameter.grad
+        return parameter in self._made and self._made[parameter].gradient is not parameter.grad
 
     def _hand_over(self, all_of_them: bool = False) -> None:
         """Begin to average the buckets whose turn it is."""
@@ -130,12 +134,10 @@ class Averager:
             self._under_way.append(average(bucket, begins))
 
     def _dense(self, bucket: Bucket, begins: bool) -> _UnderWay:
-        gradients = {p: p.grad for p in bucket}
         values = {p: _as_dense(p) for p in bucket}
         named = {self.state.name_of(parameter): tensor for parameter, tensor in values.items()}
-        absent = {self.state.name_of(p) for p, gradient in gradients.items() if gradient is None}
-        future = self.state.average(named, begins, absent)
-        return _UnderWay(future, gradients, _versions(gradients), values)
+        absent = {self.state.name_of(p) for p in bucket if p.grad is None}
+        return _UnderWay(self.state.average(named, begins, absent), bucket, values)
 
     def _sparse(self, bucket: Bucket, begins: bool) -> _UnderWay:
         (parameter,) = bucket
@@ -143,8 +145,7 @@ class Averager:
         if gradient is not None and not gradient.is_sparse:
             gradient = gradient.to_sparse()
         future = self.state.average_sparse(self.state.name_of(parameter), gradient, begins)
-        gradients = {parameter: parameter.grad}
-        return _UnderWay(future, gradients, _versions(gradients), {})
+        return _UnderWay(future, bucket, {})
 
     # Afterwards
 
@@ -153,15 +154,14 @@ class Averager:
         if self._averaged:
             return
         self._require_known()
+        self._require_unchanged()
         if self._buckets is None:
             self._find_buckets()
         self._hand_over(all_of_them=True)
         under_way = self._under_way
         self._begin()
-        for bucket in under_way:
-            self._require_unchanged(bucket)
-        for bucket in under_way:
-            self._deliver(bucket)
+        for part in under_way:
+            self._deliver(part)
         self._averages = {p: _reference(p.grad) for p in self._passes}
         self._averaged = True
 
@@ -173,21 +173,21 @@ class Averager:
         self._of_sparse = {parameters[name] for names in everybody for name in names}
         self._buckets = _buckets(parameters, self._of_sparse)
 
-    def _deliver(self, bucket: _UnderWay) -> None:
+    def _deliver(self, part: _UnderWay) -> None:
         """Wait for averages, and give them to the parameters; unused ones have none."""
-        result = bucket.future.wait()
-        for parameter in bucket.gradients:
-            if not bucket.values:
+        result = part.future.wait()
+        for parameter in part.bucket:
+            if not part.values:
                 parameter.grad = result
             elif self.state.name_of(parameter) not in result:
-                parameter.grad = bucket.values[parameter]
+                parameter.grad = part.values[parameter]
 
     def drop(self) -> None:
         """Forget the gradients of this step, once those under way have been exchanged."""
         under_way = self._under_way
         self._begin()
-        for bucket in under_way:
-            bucket.future.wait()
+        for part in under_way:
+            part.future.wait()
 
     def before_step(self) -> None:
         """What the optimizer's hook does."""
@@ -206,15 +206,14 @@ class Averager:
                         "DistributedOptimizer was made"
                     )
 
-    def _require_unchanged(self, bucket: _UnderWay) -> None:
-        """RuntimeError if gradients were changed while their average was under way."""
-        for parameter, gradient in bucket.gradients.items():
-            version = None if gradient is None else gradient._version
-            if parameter.grad is not gradient or version != bucket.versions[parameter]:
+    def _require_unchanged(self) -> None:
+        """RuntimeError if a gradient was changed since backward has made it."""
+        for parameter, (gradient, version) in self._made.items():
+            if parameter.grad is not gradient or gradient._version != version:
                 raise RuntimeError(
-                    f"the gradient of parameter {self.state.name_of(parameter)} was changed while "
-                    "its average was under way: call the optimizer's synchronize() before you "
-                    "change gradients"
+                    f"the gradient of parameter {self.state.name_of(parameter)} was changed before "
+                    "it was averaged: call the optimizer's synchronize() before you change "
+                    "gradients"
                 )
 
 
@@ -247,12 +246,6 @@ def _as_dense(parameter: torch.Tensor) -> torch.Tensor:
     if parameter.grad is None:
         return torch.zeros_like(parameter, requires_grad=False)
     return parameter.grad.to_dense()
-
-
-def _versions(
-    gradients: Mapping[torch.Tensor, Optional[torch.Tensor]],
-) -> Dict[torch.Tensor, Optional[int]]:
-    return {p: None if g is None else g._version for p, g in gradients.items()}
 
 
 def _reference(tensor: Optional[torch.Tensor]) -> Callable[[], Optional[torch.Tensor]]:

@@ -86,8 +86,7 @@ class Exchange:
         if self.rank < 0:
             raise ValueError("this worker is not in process_group")
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        first, second = (groups.new_group(ranks, everybody=group is None) for _ in range(2))
-        self._groups = first, second
+        self._groups = groups.take(ranks, everybody=group is None)
         self.machines = machines.find(group)
         stages = _STAGES[1:-1] if self.machines is None else _STAGES
         self._pipeline = Pipeline([_stage(name) for name in stages], self._done, self._failed)
@@ -97,8 +96,8 @@ class Exchange:
         self._of_tensor: Dict[str, List[Channel]] = {}
         self._transfers: Dict[Tuple[str, ...], List[AnyTransfer]] = {}
         self._sparse: Dict[str, SparseSum] = {}
-        self._tags = itertools.count()
-        self._seeds = Seeds(first)
+        self._tags = groups.tags(ranks)
+        self._seeds = Seeds(self._groups[0])
         self.channels: List[Channel] = []
         _open.add(self)
 
@@ -255,16 +254,14 @@ class Exchange:
                     coder.take_back()
 
     def close(self) -> None:
-        """End its threads, and leave its groups."""
+        """End its threads, and give its groups back."""
         if self in _open:
             _open.discard(self)
             self._pipeline.close()
             self._transfers.clear()
-            several = [self._groups]
+            groups.give_back(self._groups)
             if self.machines is not None:
-                several += [self.machines.inside, self.machines.across]
-            for group in itertools.chain.from_iterable(several):
-                dist.destroy_process_group(group)
+                self.machines.close()
 
     @staticmethod
     def _done(item: Item) -> None:

@@ -61,7 +61,7 @@ class _Calls:
 
     def __init__(self) -> None:
         ranks = range(dist.get_world_size())
-        self._groups = tuple(groups.new_group(ranks, everybody=True) for _ in range(2))
+        self._groups = groups.take(ranks, everybody=True)
         self._workers = len(ranks)
         self._exchange: Optional[Exchange] = None
         self._params: Dict[str, CompressionParams] = {}
@@ -83,6 +83,7 @@ class _Calls:
     def close(self) -> None:
         """End, once all is done."""
         self._pipeline.close()
+        groups.give_back(self._groups)
 
     @staticmethod
     def _failed(handle: Handle, error: BaseException) -> None:

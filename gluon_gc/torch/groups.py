@@ -1,15 +1,28 @@
-"""Gloo's process groups that gluon_gc makes, with the time-outs that were asked for."""
+"""Gloo's process groups that gluon_gc makes, with the time-outs that were asked for.
+
+A group that is no longer needed is used again by the next one of the same workers: PyTorch may give
+a new group the name of one that was destroyed, and then finds the old one's addresses.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from datetime import timedelta
-from typing import Optional, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch.distributed as dist
 
 from .. import env
 
+Pair = Tuple[dist.ProcessGroup, dist.ProcessGroup]
+"""Two groups of the same workers, whose collectives may run at the same time."""
+
+_TAGS = 2**16  # that an exchange may use; Gloo takes numbers below 2^31
+
 _asked: Optional[timedelta] = None
+_free: Dict[Tuple[int, ...], List[Pair]] = defaultdict(list)
+_uses: Dict[Tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 def ask_for(timeout: Optional[timedelta]) -> None:
@@ -30,3 +43,26 @@ def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGrou
     return dist.new_group(
         list(ranks), timeout(), backend="gloo", use_local_synchronization=not everybody
     )
+
+
+def take(ranks: Sequence[int], everybody: bool = False) -> Pair:
+    """Two groups of these workers, who all call this, for `give_back`."""
+    free = _free[tuple(ranks)]
+    return free.pop() if free else (new_group(ranks, everybody), new_group(ranks, everybody))
+
+
+def give_back(pair: Pair) -> None:
+    """Let others of the same workers use two groups."""
+    _free[tuple(dist.get_process_group_ranks(pair[0]))].append(pair)
+
+
+def tags(ranks: Sequence[int]) -> Iterator[int]:
+    """Numbers for messages between these workers, who all call this; each is given out once."""
+    first = next(_uses[tuple(ranks)]) * _TAGS % 2**31
+    return iter(range(first, first + _TAGS))
+
+
+def forget() -> None:
+    """Forget all groups, since PyTorch destroys them."""
+    _free.clear()
+    _uses.clear()

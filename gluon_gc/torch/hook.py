@@ -31,29 +31,29 @@ def compression_hook(
     buffer, begins = bucket.buffer(), bucket.index() == 0
     if buffer.is_sparse:
         return _sparse(state, bucket, begins)
-    gradients = {
-        state.name_of(parameter): _placed(parameter, gradient, buffer)
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients())
-    }
+    gradients, begin = {}, buffer.storage_offset()
+    for parameter in bucket.parameters():
+        gradients[state.name_of(parameter)] = _placed(parameter, buffer, begin)
+        begin += staging.real_numel(parameter)
     absent = gradients.keys() - state.take_made(gradients)
     averaged = state.average(gradients, begins, absent)
     return averaged.then(lambda done: (done.value(), buffer)[1])
 
 
-def _placed(parameter: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """A gradient as it lies in a bucket's buffer: in the parameter's memory format, and real.
+def _placed(parameter: torch.Tensor, buffer: torch.Tensor, begin: int) -> torch.Tensor:
+    """A gradient that lies in a buffer in its parameter's memory format; a complex one is real.
 
-    DistributedDataParallel's own view of it, `gradient`, is right about where it begins.
+    (`bucket.gradients()` has it in another format, and complex ones at wrong places.)
     """
-    if parameter.is_contiguous() and not parameter.is_complex():
-        return gradient
     real = staging.as_real(parameter)
     strides = real.stride() if _is_dense(real) else real.contiguous().stride()
-    return buffer.as_strided(real.shape, strides, gradient.storage_offset())
+    return buffer.as_strided(real.shape, strides, begin)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements fill its memory, in any order."""
+    if tensor.is_contiguous():
+        return True
     size_so_far = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size != 1 and stride != size_so_far:

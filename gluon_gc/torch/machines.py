@@ -23,7 +23,7 @@ from .header import Stamp
 from .job import Job
 from .staging import Staged
 from .stats import Meter, shares_of
-from .transfer import Groups, Section, Transfer, heed
+from .transfer import Section, Transfer, heed
 
 
 class Machines:
@@ -49,8 +49,13 @@ class Machines:
         self.local_size, self.count = local_size, size // local_size
         self.number, self.local_rank = divmod(rank, local_size)
         first = self.number * local_size
-        self.inside = _groups(range(first, first + local_size))
-        self.across = _groups(range(self.local_rank, size, local_size))
+        self.inside = groups.take(range(first, first + local_size))
+        self.across = groups.take(range(self.local_rank, size, local_size))
+
+    def close(self) -> None:
+        """Give the groups back."""
+        groups.give_back(self.inside)
+        groups.give_back(self.across)
 
 
 def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
@@ -64,11 +69,6 @@ def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
     dist.all_gather_object(everybody, mine)
     even = all(one == (local_size, rank % local_size) for rank, one in enumerate(everybody))
     return Machines(local_size) if even and 1 < local_size < size else None
-
-
-def _groups(ranks: Sequence[int]) -> Groups:
-    first, second = (groups.new_group(ranks) for _ in range(2))
-    return first, second
 
 
 class _Sums(Job):

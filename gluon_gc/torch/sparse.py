@@ -10,11 +10,12 @@ from typing import Callable, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
+from .groups import Pair
 from .header import Stamp, compared
 from .job import Job
 from .staging import Staged, as_real, working_dtype
 from .stats import Meter
-from .transfer import Groups, heed
+from .transfer import heed
 
 
 class SparseJob(Job):
@@ -64,7 +65,7 @@ class SparseSum:
     meter : Meter
     """
 
-    def __init__(self, name: str, groups: Groups) -> None:
+    def __init__(self, name: str, groups: Pair) -> None:
         self._name, self._groups, self.meter = name, groups, Meter()
         self._workers = dist.get_world_size(groups[0])
         self._ranks = dist.get_process_group_ranks(groups[0])
@@ -77,10 +78,11 @@ class SparseSum:
         """Nothing comes before `send`."""
 
     def send(self, job: SparseJob) -> None:
-        """Tell all how many elements this worker has."""
+        """Tell all how many elements this worker has, and how many indices each has."""
         own = job.values.detach().cpu().coalesce()
         self._rows = own.indices().T, own.values().to(working_dtype(own.dtype))
-        told = torch.tensor([own.values().shape[0], job.name not in job.absent, *job.stamp])
+        indices = 0 if job.absent else own.sparse_dim()
+        told = torch.tensor([own.values().shape[0], indices, *job.stamp])
         self._told = [torch.empty_like(told) for _ in range(self._workers)]
         self._work = dist.all_gather(self._told, told, group=self._groups[0], async_op=True)
 
@@ -88,9 +90,12 @@ class SparseSum:
         """Send them: indices and values, with room for the most that any worker has."""
         self._work.wait()
         told = torch.stack(self._told).numpy()
-        self._counts = told[:, 0].tolist()
-        if not told[:, 1].any():
+        self._counts, indices = told[:, 0].tolist(), int(told[:, 1].max())
+        if not indices:
             job.unused.add(job.name)
+        if job.absent:
+            empty = self._rows[1].new_empty(0, *job.values.shape[indices:])
+            self._rows = torch.empty(0, indices, dtype=torch.int64), empty
         heed(job, compared(told[:, 2:], self._ranks))
         self._gathers = [self._gather(rows) for rows in self._rows]
         self.meter.pushed_bytes += sum(rows.nbytes for rows in self._rows)

@@ -11,12 +11,10 @@ from . import header
 from .channel import GATHERED, Channel
 from .coding import Places, codings
 from .collectives import Part, ToAll, ToOwners
+from .groups import Pair
 from .header import SAME, Stamp
 from .job import Job
 from .stats import Meter, shares_of
-
-Groups = Tuple[dist.ProcessGroup, dist.ProcessGroup]
-"""For each of the two collectives, which may run at the same time."""
 
 
 class Transfer:
@@ -37,7 +35,7 @@ class Transfer:
         Of all of them.
     """
 
-    def __init__(self, channels: Sequence[Channel], groups: Groups, tag: int) -> None:
+    def __init__(self, channels: Sequence[Channel], groups: Pair, tag: int) -> None:
         first, second = groups
         workers, rank = dist.get_world_size(first), dist.get_rank(first)
         ranks = dist.get_process_group_ranks(first)
