@@ -57,7 +57,7 @@ class _Wait:
     def tick(self, most: int) -> None:
         self._seconds += _TICK
         if self._seconds % most < _TICK:
-            logger.warning("%s, for %g s now", self._for_what(), self._seconds)
+            logger.warning("%s, for %s s now", self._for_what(), int(self._seconds))
 
 
 waiting = Watchdog().waiting

@@ -5,7 +5,9 @@ Each loop has a twin that DistributedDataParallel, or another loop, is known to 
 
 import copy
 import io
+import os
 import pickle
+import time
 
 import torch
 import torch.distributed as dist
@@ -775,3 +777,38 @@ def everything_is_averaged_once():
         optimizer.compression_state.close()
     assert torch.equal(*results)
     assert torch.equal(results[0], trained(ONEBIT, steps=3))
+
+
+# Workers that do not come
+
+
+def a_late_worker_is_named():
+    """With GLUON_GC_STALL_SECONDS=1."""
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    train(net, optimizer, ddp, range(2))  # then its buckets are final
+    with logged() as lines:
+        if dist.get_rank() == 1:
+            time.sleep(3)
+        train(net, optimizer, ddp, [2])
+    waits = any(line.startswith("worker 0 waits for worker 1, for ") for line in lines)
+    assert waits == (dist.get_rank() == 0), lines
+    with logged() as lines:
+        if dist.get_rank() == 1:
+            time.sleep(3)
+        state.load_state_dict(state.state_dict())
+    said = "worker 0 waits until all workers call load_state_dict"
+    assert any(said in line for line in lines) == (dist.get_rank() == 0), lines
+    state.close()
+
+
+def a_worker_that_does_not_come_is_given_up():
+    """With GLUON_GC_TIMEOUT=2: worker 1 does not take part, and worker 0 says so."""
+    net, optimizer, ddp, _ = wrapped(ONEBIT)
+    train(net, optimizer, ddp, range(2))  # then its buckets are final
+    if dist.get_rank() == 1:
+        time.sleep(6)
+    else:
+        said = "gradients could not be exchanged; a worker may have ended, or does something else: "
+        said += "worker 0 waits for worker 1: "
+        raised(RuntimeError, said, lambda: train(net, optimizer, ddp, [2]))
+    os._exit(0)

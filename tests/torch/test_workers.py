@@ -94,6 +94,11 @@ def test_two_workers(jobs):
     run(",".join(jobs))
 
 
+def test_workers_that_do_not_come_are_named_and_given_up():
+    run("a_late_worker_is_named", GLUON_GC_STALL_SECONDS="1")
+    run("a_worker_that_does_not_come_is_given_up", GLUON_GC_TIMEOUT="2")
+
+
 def test_random_orders_of_tensors_give_the_same_bits_on_four_workers():
     run("random_orders_of_tensors", workers=4, BYTEPS_PARTITION_BYTES="4000")
 
