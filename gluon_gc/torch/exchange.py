@@ -9,7 +9,6 @@ are summed by an allreduce of torch.distributed's.
 from __future__ import annotations
 
 import itertools
-import weakref
 from typing import (
     Any,
     Callable,
@@ -31,7 +30,7 @@ import torch.distributed as dist
 from .. import env, plan
 from ..agreement import Facts
 from ..plan import Chunk, Tensor, working_dtype
-from . import gpu, groups, header, machines
+from . import closing, gpu, groups, header, machines
 from .allreduce import Allreduce, sums_in_place
 from .channel import Channel
 from .coder import Seeds
@@ -49,8 +48,6 @@ _TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
 
 AnyTransfer = Union[Transfer, MachineTransfer, Allreduce, SparseSum]
 Item = Tuple[AnyTransfer, Job]
-
-_open: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
 def _stage(name: str) -> Callable[[Item], None]:
@@ -99,7 +96,8 @@ class Exchange:
         self._tags = groups.tags(ranks)
         self._seeds = Seeds(self._groups[0])
         self.channels: List[Channel] = []
-        _open.add(self)
+        self._closed = False
+        closing.opened(self)
 
     # Set-up: every worker comes here with the same tensors
 
@@ -255,8 +253,8 @@ class Exchange:
 
     def close(self) -> None:
         """End its threads, and give its groups back."""
-        if self in _open:
-            _open.discard(self)
+        if not self._closed:
+            self._closed = True
             self._pipeline.close()
             self._transfers.clear()
             groups.give_back(self._groups)
@@ -291,12 +289,6 @@ def _tell(job: Job, error: Optional[BaseException]) -> None:
         job.done(job, error)
     except Exception as failed:
         job.done(job, error or failed)
-
-
-def close_all() -> None:
-    """Close all exchanges that are open."""
-    for exchange in list(_open):
-        exchange.close()
 
 
 def _together(channels: Sequence[Channel]) -> List[List[Channel]]:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from ..compression import CompressionParams, candidates
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite
-from . import automatic, header, saving, staging, stats
+from . import automatic, closing, header, saving, staging, stats
 from .exchange import Exchange
 from .job import Job
 from .left_out import LeftOut
@@ -112,6 +112,7 @@ class CompressionState:
         ]
         if optimizer is not None:
             self._handles.append(before_step(optimizer, self._before_step))
+        closing.opened(self)
         undecided = self._tensors(self._undecided())
         self._open(automatic.chosen(undecided, process_group) if undecided else {})
 
