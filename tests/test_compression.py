@@ -7,7 +7,7 @@ import pytest
 
 from gluon_gc.compression import CompressionParams, keys, parse, registry, stream, users_of
 from gluon_gc.compression.ignored import ignored, warn_of_ignored
-from gluon_gc.compression.option import listed
+from gluon_gc.options import listed
 from tests.compressors import params_of
 
 MU = 0.9

@@ -6,7 +6,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import ClassVar, Dict, Type
 
 from .. import kernels
-from .option import Option
+from ..options import Option
 
 registry: Dict[str, Type["Compressor"]] = {}
 """The compressors by the name that compression_params gives them."""

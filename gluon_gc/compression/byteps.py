@@ -13,8 +13,8 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 import numpy as np
 
+from ..options import Option, nearest, number_of
 from .base import registry
-from .option import Option, nearest, number_of
 from .params import CompressionParams, common, parse
 
 PREFIX = "byteps_"

@@ -6,8 +6,9 @@ import numbers
 from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Union
 
+from ..options import Option, real, switch, whole
 from .base import Compressor, register
-from .option import Option, real, seed, share_or_count, switch, whole
+from .option import seed, share_or_count
 
 
 def _shares(value: Any) -> bool:

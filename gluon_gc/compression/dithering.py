@@ -6,8 +6,9 @@ import numbers
 from dataclasses import dataclass, replace
 from typing import Optional
 
+from ..options import Option, one_of, switch
 from .base import Compressor, register
-from .option import Option, one_of, seed, switch
+from .option import seed
 
 _MAX_LEVELS = {"linear": 2**23 - 1, "natural": 31}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..options import switch
 from .base import Compressor, register
-from .option import switch
 
 
 @register

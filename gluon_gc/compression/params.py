@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 import numpy as np
 
 from .. import kernels
+from ..options import Option, nearest, one_of, switch
 from .base import Compressor, registry
-from .option import Option, nearest, one_of, switch
 
 AUTO = "auto"
 """The compressor that stands for those that `gluon_gc.choice` chooses among."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
+from ..options import switch
 from .base import Compressor, register
-from .option import seed, share_or_count, switch
+from .option import seed, share_or_count
 
 
 @register

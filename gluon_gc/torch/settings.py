@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..agreement import Facts
 from ..compression import CompressionParams, parse, warn_of_ignored
-from ..compression.option import nearest
+from ..options import nearest
 from . import gpu
 from .optimizer_hooks import param_groups
 

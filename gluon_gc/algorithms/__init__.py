@@ -1,0 +1,63 @@
+"""The algorithms: what is averaged over workers, and when; needs no framework."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Mapping, Optional, Union
+
+from ..options import listed, nearest
+from .base import Algorithm, Round, Step, registry
+
+for _module in iter_modules(__path__):  # an algorithm registers itself when it is imported
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Algorithm", "Round", "Step", "parse", "registry"]
+
+
+def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]:
+    """Check the argument `algorithm`.
+
+    Parameters
+    ----------
+    algorithm : None, str or mapping
+        A name, or a dict of "name" and options. None: every gradient is averaged in every step.
+
+    Raises
+    ------
+    TypeError
+        It is none of these, or an option has the wrong type.
+    ValueError
+        An unknown name or option, or a wrong value.
+    KeyError
+        "name", or an option that must be given, is missing.
+    """
+    if algorithm is None:
+        return None
+    given = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    if not isinstance(given, Mapping):
+        raise TypeError(f"algorithm must be None, a name or a dict, got {algorithm!r}")
+    if "name" not in given:
+        raise KeyError(f"algorithm['name'] is missing; it is one of {listed(list(registry), 'or')}")
+    options = dict(given)
+    name = options.pop("name")
+    if name not in registry:
+        known = ", ".join(registry)
+        raise ValueError(
+            f"algorithm must be one of {known}, got {name!r}; did you mean "
+            f"'{nearest(name, registry)}'?"
+        )
+    kind = registry[name]
+    known = kind.keys()
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(
+                f"algorithm {name} has no option {key!r}; did you mean '{nearest(key, known)}'? "
+                f"The options are {', '.join(known)}"
+            )
+        known[key].check(key, value, "algorithm")
+    for field in fields(kind):
+        if field.default is MISSING and field.name not in options:
+            raise KeyError(f"algorithm['{field.name}'] is missing; {name} needs it")
+    return kind(**options)

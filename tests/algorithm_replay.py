@@ -1,0 +1,36 @@
+"""The algorithms once more, a page each, in NumPy: what front ends must do bit for bit."""
+
+import numpy as np
+
+
+class LocalStepsReplay:
+    """local_steps of several workers, whose arrays are given by parameter and changed in place.
+
+    `mean` is told the kind of the round, the parameter, and all workers' vectors.
+    """
+
+    def __init__(self, workers, every, outer_lr=0.7, outer_momentum=0.9, nesterov=True, mean=None):
+        self.workers, self.every, self.nesterov = workers, every, nesterov
+        self.lr, self.mu = np.float32(outer_lr), np.float32(outer_momentum)
+        self.anchor = {name: x.copy() for name, x in workers[0].items()}
+        self.velocity = {name: np.zeros_like(x) for name, x in workers[0].items()}
+        self.mean = mean or self._plain_mean
+        self.steps = 0
+
+    @staticmethod
+    def _plain_mean(kind, name, vectors):
+        first, *others = vectors
+        return (sum(others) + first) / np.float32(len(vectors))
+
+    def after_step(self):
+        self.steps += 1
+        if self.steps % self.every:
+            return
+        for name, anchor in self.anchor.items():
+            mean = self.mean("difference", name, [anchor - x[name] for x in self.workers])
+            velocity = self.mu * self.velocity[name] + mean
+            ahead = mean + self.mu * velocity if self.nesterov else velocity
+            self.anchor[name] = anchor - self.lr * ahead
+            self.velocity[name] = velocity
+            for x in self.workers:
+                x[name][:] = self.anchor[name]
