@@ -9,9 +9,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..compression import CompressionParams
-from ..plan import Tensor
 from .runtime import default_kvstore
+from .totals import total
 
 Value = TypeVar("Value", float, np.ndarray, NDArray)
 
@@ -58,13 +57,8 @@ def allreduce(value: Value, average: bool = True) -> Value:
     given = _as_numpy(value)
     store = default_kvstore()
     store.meet("collective", ["allreduce", list(given.shape), bool(average)])
-    name = f"metrics.{given.size}"
-    if not store.declared(name):
-        store.declare([Tensor(name, given.size, "float64", CompressionParams())])
-    total = mx.nd.array(given.reshape(-1), dtype="float64")
-    store.gradient_scale = 1.0
-    store.pushpull(name, total)
-    result = total.asnumpy().reshape(given.shape)
+    array = mx.nd.array(given.reshape(-1), dtype="float64")
+    result = total(store, f"metrics.{given.size}", array).asnumpy().reshape(given.shape)
     if average:
         result = result / store.num_workers
     floating = average and given.dtype.kind != "f"

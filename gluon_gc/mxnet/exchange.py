@@ -41,6 +41,8 @@ Arrays = Union[NDArray, Sequence[NDArray]]
 States = List[Dict[str, np.ndarray]]
 """What a codec carries over, chunk by chunk."""
 
+_KNOWN_OWNERS = 64  # sets of channels that have been shared out to GPUs
+
 
 def _as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -92,6 +94,7 @@ class CompressingKVStore(KVStoreBase):
         self.when_declared: Callable[[Set[str]], None] = lambda names: None
         self._entropy = b""
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
+        self._ratios: Mapping[str, float] = {}  # of that exchange
         self._step = 0  # number of that exchange
         self._owners: Dict[Any, Dict[Channel, int]] = {}  # numbers of GPUs, as `_gpus` spreads them
 
@@ -276,13 +279,18 @@ class CompressingKVStore(KVStoreBase):
         return Gradient(arrays, targets, "row_sparse" if self._tensors[name].rows else "default")
 
     def exchange(
-        self, gradients: Gradients, priority: int = 0, factor: Optional[NDArray] = None
+        self,
+        gradients: Gradients,
+        priority: int = 0,
+        factor: Optional[NDArray] = None,
+        ratios: Optional[Mapping[str, float]] = None,
     ) -> None:
         """Sum over contexts and workers, as `pushpull` does.
 
-        A `factor`, float64 of shape (1,), multiplies what this worker pushes.
+        A `factor`, float64 of shape (1,), multiplies what this worker pushes. `ratios` are by
+        tensor, where that is not `learning_rate_ratio`.
         """
-        self._factor = factor
+        self._factor, self._ratios = factor, ratios or {}
         self._step += 1
         channels = self.channels_of(gradients)
         dense = [channel for channel in channels if isinstance(channel, Channel)]
@@ -316,6 +324,8 @@ class CompressingKVStore(KVStoreBase):
             return [None] * len(channels)
         key = (len(gpus), *able)
         if key not in self._owners:
+            if len(self._owners) == _KNOWN_OWNERS:
+                self._owners.clear()
             owners = plan.spread([channel.size for channel in able], len(gpus))
             self._owners[key] = dict(zip(able, owners))
         owner_of = self._owners[key]
@@ -326,11 +336,16 @@ class CompressingKVStore(KVStoreBase):
         return channel.runs_on_gpu
 
     def declare(
-        self, tensors: Iterable[Tensor], minimum: Optional[int] = None, about: Facts = ()
+        self,
+        tensors: Iterable[Tensor],
+        minimum: Optional[int] = None,
+        about: Facts = (),
+        bundled: bool = True,
     ) -> None:
         """Expect pushpull of these tensors; those declared together may travel fused.
 
         Smaller ones than `minimum` bytes, or else BYTEPS_MIN_COMPRESS_BYTES, are not compressed.
+        Unless they are `bundled`, compressed tensors share no messages.
 
         Raises
         ------
@@ -352,13 +367,28 @@ class CompressingKVStore(KVStoreBase):
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
             Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])
-            for message in plan.messages(chunks, owners)
+            for message in plan.messages(chunks, owners, bundled)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)
         self._open_rows(in_rows)
         self.channels += [*channels, *in_rows]
         self.when_declared({tensor.name for tensor in tensors})
+
+    def withdraw(self, names: Collection[str]) -> List[Tensor]:
+        """Expect these tensors no longer, and return them; all workers call this alike.
+
+        No other tensor may share a message with them.
+        """
+        withdrawn = self.channels_of(names)
+        self.channels = [channel for channel in self.channels if channel not in withdrawn]
+        for channel in withdrawn:
+            self._forget(channel)
+        return [self._tensors.pop(name) for name in list(self._tensors) if name in names]
+
+    def _forget(self, channel: Union[Channel, SparseChannel]) -> None:
+        """Free what is kept for a channel in which nothing will be exchanged any more."""
+        self._aggregators.pop(channel, None)
 
     def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
         """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
@@ -395,7 +425,8 @@ class CompressingKVStore(KVStoreBase):
     def _sending(self, gradients: Gradients) -> Sending:
         """What is sent of these in the exchange that is being queued."""
         ratio = self.learning_rate_ratio
-        return Sending(gradients, self.gradient_scale, ratio, self._factor, self._step)
+        scale, factor = self.gradient_scale, self._factor
+        return Sending(gradients, scale, ratio, self._ratios, factor, self._step)
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
         """What aggregates a channel's messages."""

@@ -13,6 +13,7 @@ from ..choice import Link, Measured, Topology
 from ..compression import CompressionParams
 from ..plan import Tensor
 from .exchange import CompressingKVStore
+from .totals import total
 
 _links: WeakKeyDictionary[CompressingKVStore, Link] = WeakKeyDictionary()
 
@@ -46,10 +47,7 @@ class _Workers(probe.Workers):
         table = np.zeros(shape)
         table[store.rank] = seconds
         array = mx.nd.array(table.reshape(-1), dtype="float64")
-        if not store.declared(name):
-            store.declare([Tensor(name, table.size, "float64", CompressionParams())])
-        store.pushpull(name, array)
-        return array.asnumpy().reshape(shape).max(axis=0).tolist()
+        return total(store, name, array).asnumpy().reshape(shape).max(axis=0).tolist()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         self._store.declare(tensors, minimum=0)

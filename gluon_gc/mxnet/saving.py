@@ -7,7 +7,7 @@ import itertools
 import os
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Set, Union
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Sequence, Set, Union
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class _Found(NamedTuple):
     arrays : dict
         By what the store calls tensors; what is the trainer's own by the number of the parameter.
     steps : int
-    learning_rate : float, optional
+    learning_rates : dict
+        By the number of the parameter.
     """
 
     described: str
@@ -49,7 +50,7 @@ class _Found(NamedTuple):
     numbers: Dict[int, int]
     arrays: Arrays
     steps: int
-    learning_rate: Optional[float]
+    learning_rates: Dict[int, float]
 
 
 def save(trainer: DistributedTrainer, fname: str) -> None:
@@ -69,11 +70,7 @@ def save(trainer: DistributedTrainer, fname: str) -> None:
         (place._replace(tensor=numbers[place.tensor]), array)
         for place, array in carried.state(trainer._store, names)
     )
-    header = {
-        **_described(trainer, indices),
-        "steps": trainer._steps,
-        "learning_rate": trainer._learning_rate,
-    }
+    header = {**_described(trainer, indices), "steps": trainer._steps}
     optimizer = trainer._updaters[0].get_states(dump_optimizer=True)
     arrays = itertools.chain(of_codecs, own.items())
     checkpoint.write(fname, header, layout, arrays, optimizer)
@@ -99,7 +96,7 @@ def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None
         trainer._momentum.load_state(
             {(place.tensor, *map(int, place.what.split("/")[1:])): a for place, a in own.items()}
         )
-    trainer._learning_rate, trainer._steps = found.learning_rate, found.steps
+    trainer._learning_rates.last, trainer._steps = found.learning_rates, found.steps
 
 
 def _recall(trainer: DistributedTrainer, fname: Files) -> None:
@@ -154,8 +151,14 @@ def _find(
         numbers,
         chosen,
         header["steps"],
-        header["learning_rate"],
+        _learning_rates(header, numbers),
     )
+
+
+def _learning_rates(header: Dict[str, Any], numbers: Dict[int, int]) -> Dict[int, float]:
+    """The learning rates of the trainer's parameters when their gradients were last exchanged."""
+    rates = {i: header["parameters"][number]["learning_rate"] for number, i in numbers.items()}
+    return {i: rate for i, rate in rates.items() if rate is not None}
 
 
 def _renamed(trainer: DistributedTrainer, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
@@ -224,7 +227,7 @@ def _of_stock(trainer: DistributedTrainer, fname: str) -> _Found:
         "momentum of compression start from zero",
         fname,
     )
-    return _Found("of gluon.Trainer", data, {i: i for i in range(number)}, {}, 0, None)
+    return _Found("of gluon.Trainer", data, {i: i for i in range(number)}, {}, 0, {})
 
 
 def _set_optimizer(trainer: DistributedTrainer, found: _Found) -> None:
@@ -275,7 +278,8 @@ def _described(trainer: DistributedTrainer, indices: Sequence[int]) -> Dict[str,
                 "dtype": np.dtype(param.dtype).name,
                 "compression": tensor.params.identity() if tensor else None,
                 "senders": places[tensor.name][1] if tensor and tensor.name in places else 0,
+                "learning_rate": trainer._learning_rates.last.get(i),
             }
-            for param, tensor in zip(trainer._params, tensors)
+            for i, (param, tensor) in enumerate(zip(trainer._params, tensors))
         ],
     }

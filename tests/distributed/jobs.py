@@ -51,6 +51,12 @@ def _backward(params, gradients):
     mx.autograd.backward(losses)
 
 
+def _give(param, gradient):
+    """Write a gradient by hand, as backward does."""
+    gradient.copyto(param.list_grad()[0])
+    param.list_data()[0]._fresh_grad = True
+
+
 def _wait_for(path, seconds=60):
     """Wait until another worker has made a file."""
     end = time.monotonic() + seconds
@@ -139,6 +145,66 @@ def averages(arguments):
     return result
 
 
+def stale(arguments):
+    """Steps in which a worker may leave out some parameters, with ignore_stale_grad=True.
+
+    arguments: shapes, used (for each step and rank the numbers of the parameters, which repeat
+    themselves if there are more ranks), learning_rates (one a step), compression_params, and
+    optionally excluded (numbers of the parameters that travel uncompressed), bundled (how many
+    first steps have ignore_stale_grad=False), trainer (its further arguments), resumed (the step
+    before which a second trainer takes over from a checkpoint of the first), folder.
+
+    Returns weights and gradients after each step, and residuals and momentum.
+    """
+    shapes, rates = arguments["shapes"], arguments["learning_rates"]
+
+    def made():
+        params = _parameters(shapes)
+        for i in arguments.get("excluded", []):
+            params[i].compression_params = None
+        trainer = bps.DistributedTrainer(
+            params,
+            "sgd",
+            {"learning_rate": rates[0], "momentum": 0.9, "wd": 0.125},
+            compression_params=arguments["compression_params"],
+            **arguments.get("trainer", {}),
+        )
+        return params, trainer
+
+    params, trainer = made()
+    result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
+    for step, of_ranks in enumerate(arguments["used"]):
+        if step == arguments.get("resumed"):
+            file = str(Path(arguments["folder"], f"stale-{bps.rank()}"))
+            trainer.save_states(file)
+            weights = [param.data() for param in params]
+            params, trainer = made()
+            for param, weight in zip(params, weights):
+                param.set_data(weight)
+            trainer.load_states(file)
+        used = of_ranks[bps.rank() % len(of_ranks)]
+        gradients = gradients_of(bps.rank(), step, shapes)
+        if used:
+            _backward([params[i] for i in used], [gradients[i] for i in used])
+        trainer.set_learning_rate(rates[step])
+        trainer.step(1, ignore_stale_grad=step >= arguments.get("bundled", 0))
+        for i, param in enumerate(params):
+            result[f"g{i}_{step}"] = param.grad().asnumpy()
+            result[f"w{i}_{step}"] = param.data().asnumpy()
+        numbers = {tensor.name: i for i, tensor in trainer._declared.items()}
+        for place, array in carried.state(default_kvstore(), trainer._names()):
+            result[f"{place.what}{numbers[place.tensor]}_{step}/{place.node}"] = array
+        for place, array in trainer._momentum.state().items() if trainer._momentum else ():
+            kind = "momentum" if len(place) == 1 else "decay"
+            result[f"{kind}{place[0]}_{step}/trainer"] = array
+    return result
+
+
+def several_stale(arguments):
+    """`stale` for each of a list of arguments; results under "NUMBER/"."""
+    return _several(stale, arguments)
+
+
 def several_averages(arguments):
     """`averages` for each of a list of arguments; results under "NUMBER/"."""
     return _several(averages, arguments)
@@ -169,16 +235,7 @@ def embeddings(arguments):
                 with mx.autograd.record():
                     loss = (net(mx.nd.array(words)) ** 2).sum()
                 loss.backward()
-            elif sparse:
-                none = mx.nd.sparse.zeros("row_sparse", net.weight.shape)
-                none.copyto(net.weight.list_grad()[0])
-            else:
-                net.weight.zero_grad()
         trainer.step(1, ignore_stale_grad=True)
-        mx.nd.waitall()
-        for net in nets:  # MXNet updates only what backward has touched
-            if not words:
-                net.weight.data()[:] -= 0.5 * net.weight.grad().tostype("default")
     return {
         "weights": np.stack([net.weight.data().asnumpy() for net in nets]),
         "pushed": np.array(trainer.compression_stats()["total"]["pushed_bytes"]),
@@ -219,7 +276,7 @@ def compressed_rows(arguments):
             gradient = mx.nd.sparse.zeros("row_sparse", shape)
             if ids:
                 gradient = mx.nd.sparse.row_sparse_array((values, ids), shape)
-            gradient.copyto(param.list_grad()[0])
+            _give(param, gradient)
             trainer.allreduce_grads()
             result[f"{name}{step}"] = param.list_grad()[0].tostype("default").asnumpy()
 
@@ -899,14 +956,14 @@ def until_told(arguments):
     seen, last, step = hashlib.sha256(), arguments.get("last"), 0
     while step != last:
         for param, gradient in zip(params, gradients_of(bps.rank(), step, shapes[:2])):
-            mx.nd.array(gradient).copyto(param.list_grad()[0])
+            _give(param, mx.nd.array(gradient))
         for param in params[2:]:
             ids, values = rows_of(bps.rank(), step, param.shape)
             gradient = mx.nd.sparse.zeros("row_sparse", param.shape)
             if ids:
                 gradient = mx.nd.sparse.row_sparse_array((values, ids), param.shape)
-            gradient.copyto(param.list_grad()[0])
-        trainer.step(1, ignore_stale_grad=True)
+            _give(param, gradient)
+        trainer.step(1)
         for param in params:
             seen.update(param.list_grad()[0].asnumpy().tobytes())
         step += 1

@@ -98,6 +98,10 @@ class GluonGCMachine(CompressingKVStore):
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._pooled.pop(channel, None)
+
     def place(self, chunk: Chunk) -> Tuple[int, int]:
         return 0, 1  # of one sender, which all workers are together
 

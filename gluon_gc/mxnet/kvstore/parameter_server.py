@@ -190,6 +190,11 @@ class GluonGCParameterServer(PoolingKVStore):
             self._configure(configured)
             self._init(keys, first)
 
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._ways.pop(channel, None)
+        self._server_of.pop(channel, None)
+
     def _way(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Way:
         """How the messages of a channel travel to a server and back."""
         key, pooled = self._allocator.key(server), self._pooled.get(channel)

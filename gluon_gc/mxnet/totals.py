@@ -1,0 +1,31 @@
+"""Sums over all workers of small arrays that are no gradients, such as flags and metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ..agreement import Facts
+from ..compression import CompressionParams
+from ..plan import Tensor
+from .exchange import CompressingKVStore
+
+
+def total(store: CompressingKVStore, name: str, array: NDArray, about: Facts = ()) -> NDArray:
+    """Sum an array over all workers in place, uncompressed, and return it; all workers call this.
+
+    Parameters
+    ----------
+    store : CompressingKVStore
+    name : str
+        What the array is; its size and dtype are the same whenever the name is used.
+    array : NDArray
+    about : Facts, optional
+        What else the workers must have in common when the name is first used.
+    """
+    if not store.declared(name):
+        dtype = np.dtype(array.dtype).name
+        store.declare([Tensor(name, array.size, dtype, CompressionParams())], about=about)
+    store.gradient_scale = 1.0
+    store.pushpull(name, array)
+    return array
