@@ -48,7 +48,7 @@ def _as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _check(arrays: Sequence[NDArray], tensor: Tensor) -> None:
+def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
     """Make sure that these can be exchanged as the tensor that was declared."""
     for array in arrays:
         size, dtype = math.prod(array.shape), np.dtype(array.dtype).name
@@ -275,7 +275,7 @@ class CompressingKVStore(KVStoreBase):
         self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
     ) -> Gradient:
         """What `exchange` takes, of a tensor that was declared."""
-        _check(arrays, self._tensors[name])
+        check_fits(arrays, self._tensors[name])
         return Gradient(arrays, targets, "row_sparse" if self._tensors[name].rows else "default")
 
     def exchange(

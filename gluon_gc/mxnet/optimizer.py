@@ -7,7 +7,7 @@ from typing import Any, List, Sequence, Tuple, Union
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from . import runtime
+from .push_pull import byteps_push_pull
 
 
 class DistributedOptimizer(Optimizer):
@@ -60,4 +60,4 @@ class DistributedOptimizer(Optimizer):
     def _average(index: Union[Any, Sequence[Any]], grad: Union[NDArray, List[NDArray]]) -> None:
         many = isinstance(index, (list, tuple))
         for i, gradient in zip(index, grad) if many else [(index, grad)]:
-            runtime.byteps_push_pull(gradient, name=f"gradient_{i}")
+            byteps_push_pull(gradient, name=f"gradient_{i}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import List, Sequence
+
+import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
@@ -29,3 +32,15 @@ def total(store: CompressingKVStore, name: str, array: NDArray, about: Facts = (
     store.gradient_scale = 1.0
     store.pushpull(name, array)
     return array
+
+
+def total_of_parts(
+    store: CompressingKVStore, name: str, parts: Sequence[np.ndarray], about: Facts = ()
+) -> List[np.ndarray]:
+    """The sum of each of several float64 arrays of one shape, in one exchange, for which it waits.
+
+    The parameters are those of `total`.
+    """
+    array = mx.nd.array(np.concatenate([part.reshape(-1) for part in parts]), dtype="float64")
+    sums = np.split(total(store, name, array, about).asnumpy(), len(parts))
+    return [part.reshape(parts[0].shape) for part in sums]

@@ -659,6 +659,8 @@ def metrics(arguments):
         "float": np.array(bps.allreduce(third)),
         "int": np.array(bps.allreduce(2**31 + rank, average=False)),
         "int mean": np.array(bps.allreduce(rank + 1)),
+        "large": np.array(bps.allreduce(2**60 + rank, average=False)),
+        "mixed": np.array(bps.allreduce(0 if rank == 0 else 0.5 * rank, average=False)),
         "array": bps.allreduce(array, average=False),
         "ints": bps.allreduce(np.array([1, rank])),
         "NDArray": bps.allreduce(small, average=False).asnumpy(),
@@ -671,6 +673,25 @@ def metrics(arguments):
     _backward(params, [np.ones(400, np.float32)])
     trainer.step(1)
     return {**result, "w": params[0].data().asnumpy()}
+
+
+def integer_sums(arguments):
+    """byteps_push_pull of integers of each dtype: averages, and sums or what is said of them.
+
+    Rank r has r more than a value that is given for each dtype.
+    """
+    result = {}
+    for dtype, value in arguments.items():
+        own = np.array([value + bps.rank(), -bps.rank() if dtype != "uint8" else 0])
+        for is_average in (True, False):
+            name = f"{dtype} {'average' if is_average else 'sum'}"
+            tensor = mx.nd.array(own, dtype=dtype)
+            try:
+                bps.byteps_push_pull(tensor, name=name, is_average=is_average)
+                result[name] = tensor.asnumpy()
+            except OverflowError as error:
+                result[name] = np.array(str(error))
+    return result
 
 
 def barrier(arguments):
@@ -693,6 +714,8 @@ def different_collectives(arguments):
     for name, job in {
         "barrier": lambda: bps.allreduce(1.0) if bps.rank() else bps.barrier(),
         "shape": lambda: bps.allreduce(np.zeros(1 + bps.rank())),
+        "average": lambda: bps.allreduce(1.0, average=bps.rank() == 0),
+        "dtype": lambda: bps.allreduce(np.zeros(3, np.int64 if bps.rank() else np.float64)),
     }.items():
         try:
             job()
