@@ -26,7 +26,7 @@ def barrier() -> None:
     RuntimeError
         `init` was not called; or a worker is about to do something else together.
     """
-    default_kvstore().agree([("", {"collective": "barrier"})])
+    default_kvstore().agree("barrier")
 
 
 def allreduce(value: Value, average: bool = True) -> Value:
@@ -66,8 +66,8 @@ def allreduce(value: Value, average: bool = True) -> Value:
         "average": bool(average),
         "64-bit integers": len(parts) > 1,
     }
-    store.agree([("", {"collective": "allreduce", **facts})])
-    sums = total_of_parts(store, f"metrics.{given.size}.{len(parts)}", parts)
+    store.agree("allreduce", [("", facts)])
+    sums = total_of_parts(store, f"metrics.{given.size}.{len(parts)}", parts, "allreduce")
     floats = integers.as_floats(sums)
     if average:
         floats = floats / store.num_workers

@@ -103,8 +103,11 @@ class CompressingKVStore(KVStoreBase):
     def topology(self) -> Optional[Topology]:
         """What connects the workers; None: no network."""
 
-    def _compared(self, message: Message) -> Message:
-        """The answer of `agreement.compare` to all workers' messages."""
+    def _compared(self, message: Message, call: str) -> Message:
+        """The answer of `agreement.compare` to all workers' messages.
+
+        `call` is the function of the user in which this worker waits for the others.
+        """
         return agreement.compare([message])
 
     def _open(self, channels: Sequence[Channel]) -> None:
@@ -141,8 +144,8 @@ class CompressingKVStore(KVStoreBase):
             return channel.message_bytes, channel.message_bytes
         return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
 
-    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays with those of worker `root_rank`."""
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays, on which all workers have agreed, with those of `root_rank`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -150,16 +153,6 @@ class CompressingKVStore(KVStoreBase):
 
     def abandon(self, why: str) -> None:
         """Tell the others that this worker leaves at once; nothing can be exchanged afterwards."""
-
-    def _agree_to_broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Make sure that there is such a worker, and that all have arrays alike."""
-        if not 0 <= root_rank < self.num_workers:
-            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
-        described = [
-            (f"array {number}", {"shape": array.shape, "dtype": np.dtype(array.dtype).name})
-            for number, array in enumerate(arrays)
-        ]
-        self.agree([("broadcast", {"root_rank": root_rank}), *described])
 
     # Checkpoints
 
@@ -263,13 +256,23 @@ class CompressingKVStore(KVStoreBase):
 
     # The trainer's
 
-    def agree(self, facts: Facts = ()) -> None:
-        """Return when all workers have come here; RuntimeError unless they state the same facts."""
-        agreement.reach(self.rank, facts, self._compared)
+    def agree(self, call: str, facts: Facts = ()) -> None:
+        """Return when all workers have come here.
 
-    def meet(self, call: str, about: Any = None) -> None:
-        """Return when all workers have come here; RuntimeError unless all make the same call."""
-        self.agree([("", {call: about})])
+        Parameters
+        ----------
+        call : str
+            The function of the user that does this.
+        facts : Facts, optional
+            What all workers must have in common.
+
+        Raises
+        ------
+        RuntimeError
+            Workers make another call, or state other facts.
+        """
+        called = [("", {"call": call}), *facts]
+        agreement.reach(self.rank, called, lambda message: self._compared(message, call))
 
     def gradient(
         self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
@@ -341,29 +344,31 @@ class CompressingKVStore(KVStoreBase):
         minimum: Optional[int] = None,
         about: Facts = (),
         bundled: bool = True,
+        call: str = "step",
     ) -> None:
         """Expect pushpull of these tensors; those declared together may travel fused.
 
         Smaller ones than `minimum` bytes, or else BYTEPS_MIN_COMPRESS_BYTES, are not compressed.
-        Unless they are `bundled`, compressed tensors share no messages.
+        Unless they are `bundled`, compressed tensors share no messages. `call` and `about` are
+        compared as by `agree`.
 
         Raises
         ------
         ValueError
             A tensor of that name exists already.
         RuntimeError
-            Workers declare other tensors, or other facts `about` what becomes of them.
+            Workers declare other tensors.
         """
         tensors = list(tensors)
         for tensor in tensors:
             if self.declared(tensor.name):
                 raise ValueError(f"tensor '{tensor.name}' is declared already")
-            self._tensors[tensor.name] = tensor
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
         others = [tensor for tensor in tensors if tensor not in sparse]
         chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
-        self.agree([*about, *plan.facts(tensors)])
+        self.agree(call, [*about, *plan.facts(tensors)])
+        self._tensors.update((tensor.name, tensor) for tensor in tensors)
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
             Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])
@@ -390,13 +395,40 @@ class CompressingKVStore(KVStoreBase):
         """Free what is kept for a channel in which nothing will be exchanged any more."""
         self._aggregators.pop(channel, None)
 
-    def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
-        """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
+    def broadcast_all(
+        self, arrays: Sequence[NDArray], root_rank: int, called: Optional[Sequence[str]] = None
+    ) -> None:
+        """Overwrite arrays with those of worker `root_rank`.
+
+        Raises
+        ------
+        ValueError
+            There is no such worker.
+        RuntimeError
+            Workers have other arrays, by what they are called, or another root_rank.
+        """
+        if not 0 <= root_rank < self.num_workers:
+            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
+        names = called or [f"array {number}" for number in range(len(arrays))]
+        described = [
+            (name, {"shape": array.shape, "dtype": np.dtype(array.dtype).name})
+            for name, array in zip(names, arrays)
+        ]
+        self.agree("broadcast_parameters", [("", {"root_rank": root_rank}), *described])
+        self._broadcast(arrays, root_rank)
+
+    def broadcast_copies(
+        self, copies: Sequence[Tuple[str, Sequence[NDArray]]], root_rank: int
+    ) -> None:
+        """Overwrite all copies (one a context) of each array with those of worker `root_rank`.
+
+        Beside the copies of an array stands its name in errors.
+        """
         if not copies:
             return
-        copies = [legacy(arrays) for arrays in copies]
-        self.broadcast_all([arrays[0] for arrays in copies], root_rank)
-        for first, *others in copies:
+        names, arrays = zip(*((name, legacy(of_array)) for name, of_array in copies))
+        self.broadcast_all([first for first, *_ in arrays], root_rank, names)
+        for first, *others in arrays:
             for other in others:
                 first.copyto(other)
 

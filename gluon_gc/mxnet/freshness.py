@@ -13,6 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
+from ..agreement import Facts
 from .exchange import CompressingKVStore
 from .gradient import legacy
 from .totals import total
@@ -42,7 +43,9 @@ def require_fresh(params: Iterable[Parameter]) -> None:
         )
 
 
-def fresh_anywhere(store: CompressingKVStore, name: str, params: Sequence[Parameter]) -> List[bool]:
+def fresh_anywhere(
+    store: CompressingKVStore, name: str, params: Sequence[Parameter], about: Facts
+) -> List[bool]:
     """For each parameter, whether its gradient is fresh on any context of any worker.
 
     All workers call this, and wait for each other. The stale copies of such a gradient become
@@ -55,15 +58,16 @@ def fresh_anywhere(store: CompressingKVStore, name: str, params: Sequence[Parame
         What the store calls the flags.
     params : sequence of Parameter
         The same number whenever the name is used.
+    about : Facts
+        What the workers must have in common when the name is first used.
     """
     flags = [
         param.grad_req != "null" and any(data._fresh_grad for data in param.list_data())
         for param in params
     ]
     if store.num_workers > 1:
-        about = [("", {"ignore_stale_grad": True})]
         array = mx.nd.array(np.array(flags, np.float32))
-        flags = (total(store, name, array, about).asnumpy() > 0).tolist()
+        flags = (total(store, name, array, "step", about).asnumpy() > 0).tolist()
     for param, fresh in zip(params, flags):
         if fresh:
             _renew(param)

@@ -25,7 +25,7 @@ class LearningRates:
         indices : sequence of int
             The parameters that the update will change.
         """
-        rate = _next(optimizer, indices)
+        rate = next_rate(optimizer, indices)
         if not rate:
             return {}
         ratios = {i: self.last[i] / rate for i in indices if self.last.get(i, rate) != rate}
@@ -33,8 +33,8 @@ class LearningRates:
         return ratios
 
 
-def _next(optimizer: Optimizer, indices: Sequence[int]) -> float:
-    """The learning rate of the update to come."""
+def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
+    """The learning rate of the update to come, which will change these parameters."""
     if optimizer.lr_scheduler is None:
         return optimizer.learning_rate
     counts, first = optimizer._index_update_count, optimizer.begin_num_update

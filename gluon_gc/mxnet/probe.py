@@ -39,7 +39,7 @@ class _Workers(probe.Workers):
         self._store = store
 
     def meet(self, about: str) -> None:
-        self._store.meet("probe", about)
+        self._store.agree("step", [("", {"probe": about})])
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
         store, name = self._store, f"probe.{len(seconds)}"
@@ -47,7 +47,7 @@ class _Workers(probe.Workers):
         table = np.zeros(shape)
         table[store.rank] = seconds
         array = mx.nd.array(table.reshape(-1), dtype="float64")
-        return total(store, name, array).asnumpy().reshape(shape).max(axis=0).tolist()
+        return total(store, name, array, "step").asnumpy().reshape(shape).max(axis=0).tolist()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         self._store.declare(tensors, minimum=0)

@@ -28,6 +28,7 @@ class _Declared(NamedTuple):
     on_nonfinite: Optional[str] = None
 
 
+_CALL = "byteps_push_pull"
 _declared: Dict[str, _Declared] = {}
 _used: Dict[str, Tensor] = {}  # tensors by name, as they were first exchanged
 _nameless = itertools.count(1)  # tensors that got a name here
@@ -123,12 +124,13 @@ def byteps_push_pull(
     key = f"byteps.{name}" if average else f"byteps.{name}.sum"
     described = _used.setdefault(name, _described(tensor, name, declared))
     check_fits([tensor], described)
-    about = [("", {"byteps_push_pull": name, "is_average": average, "dtype": described.dtype})]
+    values = {"name": name, "is_average": average, "dtype": described.dtype}
+    about = [(_CALL, values)]
     if not described.floating:
         _push_pull_integers(store, key, tensor, described.called, average, about)
         return
     if not store.declared(key):
-        store.declare([replace(described, name=key)], about=about)
+        store.declare([replace(described, name=key)], about=about, call=_CALL)
     store.gradient_scale = 1.0 / store.num_workers if average else 1.0
     store.pushpull(key, tensor, priority=priority)
     if declared.on_nonfinite == "skip":
@@ -167,7 +169,7 @@ def _push_pull_integers(
 ) -> None:
     """Replace integers by their exact sum or average, for which this waits."""
     values = tensor.asnumpy()
-    sums = total_of_parts(store, key, integers.summands(values), about)
+    sums = total_of_parts(store, key, integers.summands(values), _CALL, about)
     if average:
         result = integers.average(sums, store.num_workers, values.dtype)
     else:
@@ -210,7 +212,7 @@ def broadcast_parameters(
         raise TypeError(
             f"params must be a ParameterDict, a dict or a list, got {type(params).__name__}"
         )
-    store.broadcast_copies([_copies(*item) for item in named], root_rank)
+    store.broadcast_copies([(name, _copies(name, value)) for name, value in named], root_rank)
 
 
 def _copies(called: str, value: Any) -> List[NDArray]:

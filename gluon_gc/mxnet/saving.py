@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Sequence, Set, Union
 
@@ -55,7 +56,7 @@ class _Found(NamedTuple):
 
 def save(trainer: DistributedTrainer, fname: str) -> None:
     """Write the optimizer's states, residuals and momentum; see `DistributedTrainer`."""
-    indices = trainer._declare_all()
+    indices = trainer._declare_all("save_states")
     names = trainer._names(indices)
     numbers = {trainer._declared[i].name: i for i in indices}
     own = _of_momentum(trainer)
@@ -79,15 +80,15 @@ def save(trainer: DistributedTrainer, fname: str) -> None:
 def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None:
     """Go on from what `save` wrote, once all of it was checked; see `DistributedTrainer`."""
     _recall(trainer, fname)
-    indices = trainer._declare_all()
-    meet = trainer._store.meet
+    indices = trainer._declare_all("load_states")
+    agree = partial(trainer._store.agree, "load_states")
     try:
         found = _find(trainer, fname, strict, indices)
     except (OSError, TypeError, ValueError):
         with contextlib.suppress(RuntimeError):  # this error says more
-            meet("load_states", "a file that it refuses")
+            agree([("load_states", {"file": "that it refuses"})])
         raise
-    meet("load_states", f"a file {found.described}")
+    agree([("load_states", {"file": found.described})])
     _set_optimizer(trainer, found)
     own = {place: array for place, array in found.arrays.items() if place.node == _OWN}
     of_codecs = {place: array for place, array in found.arrays.items() if place not in own}

@@ -7,6 +7,7 @@ initialised. So `bpslaunch` takes DMLC_ROLE away, and it is put back here.
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections import Counter
 from typing import Any, Dict, List, Optional, Set
@@ -142,11 +143,17 @@ class Server:
                 operators.frame([reply], rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:
-            self._fail(f"key {key}: {error}")
+            self._fail(f"key {key}: {_reason(error)}")
 
     def _fail(self, why: str) -> None:
         self._lifeline.abandon(why)
         die(f"{self._lifeline.name}: {why}")
+
+
+def _reason(error: Exception) -> str:
+    """What an error of an operator says, without what MXNet adds to it."""
+    said = re.findall(r"\]: gluon_gc: (.*)", str(error))
+    return said[-1] if said else str(error)
 
 
 def _aggregator(message: Dict[str, Any]) -> MessageCodec:

@@ -14,7 +14,9 @@ from ..plan import Tensor
 from .exchange import CompressingKVStore
 
 
-def total(store: CompressingKVStore, name: str, array: NDArray, about: Facts = ()) -> NDArray:
+def total(
+    store: CompressingKVStore, name: str, array: NDArray, call: str, about: Facts = ()
+) -> NDArray:
     """Sum an array over all workers in place, uncompressed, and return it; all workers call this.
 
     Parameters
@@ -23,24 +25,31 @@ def total(store: CompressingKVStore, name: str, array: NDArray, about: Facts = (
     name : str
         What the array is; its size and dtype are the same whenever the name is used.
     array : NDArray
+    call : str
+        The function of the user that needs the sum.
     about : Facts, optional
         What else the workers must have in common when the name is first used.
     """
     if not store.declared(name):
         dtype = np.dtype(array.dtype).name
-        store.declare([Tensor(name, array.size, dtype, CompressionParams())], about=about)
+        tensor = Tensor(name, array.size, dtype, CompressionParams())
+        store.declare([tensor], about=about, call=call)
     store.gradient_scale = 1.0
     store.pushpull(name, array)
     return array
 
 
 def total_of_parts(
-    store: CompressingKVStore, name: str, parts: Sequence[np.ndarray], about: Facts = ()
+    store: CompressingKVStore,
+    name: str,
+    parts: Sequence[np.ndarray],
+    call: str,
+    about: Facts = (),
 ) -> List[np.ndarray]:
     """The sum of each of several float64 arrays of one shape, in one exchange, for which it waits.
 
     The parameters are those of `total`.
     """
     array = mx.nd.array(np.concatenate([part.reshape(-1) for part in parts]), dtype="float64")
-    sums = np.split(total(store, name, array, about).asnumpy(), len(parts))
+    sums = np.split(total(store, name, array, call, about).asnumpy(), len(parts))
     return [part.reshape(parts[0].shape) for part in sums]

@@ -18,7 +18,7 @@ from ..agreement import Facts
 from ..compression import CompressionParams, byteps, parse, warn_of_ignored
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
-from . import freshness, runtime, saving, stats, summary
+from . import freshness, runtime, saving, stats, summary, trainer_facts
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .exchange import CompressingKVStore
@@ -94,7 +94,7 @@ class DistributedTrainer(Trainer):
         self._on_nonfinite = on_nonfinite
         if max_grad_norm is not None:
             _check_positive("max_grad_norm", max_grad_norm)
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm = None if max_grad_norm is None else float(max_grad_norm)
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer._optimizer
             warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
@@ -143,7 +143,8 @@ class DistributedTrainer(Trainer):
     # Parameters
 
     def _broadcast(self, params: Sequence[Parameter]) -> None:
-        self._store.broadcast_copies([p.list_data() for p in params], self._root_rank)
+        copies = [(f"parameter {param.name}", param.list_data()) for param in params]
+        self._store.broadcast_copies(copies, self._root_rank)
 
     def _init_kvstore(self) -> None:
         """gluon.Trainer's hook: our store was made in the constructor, and holds no weights."""
@@ -162,8 +163,10 @@ class DistributedTrainer(Trainer):
         self._declared.clear()
         self._nonfinite = 0
         self._momentum_after.clear()
-        if self._momentum is not None and not runtime.goes_on():
-            self._momentum.clear()  # it is the same on all, and a worker that is new has none
+        if not runtime.goes_on():  # these are equal on all workers, and a new one has none
+            self._learning_rates.last.clear()
+            if self._momentum is not None:
+                self._momentum.clear()
         broadcast_initial(self._params, self._broadcast)
 
     # A step
@@ -249,12 +252,14 @@ class DistributedTrainer(Trainer):
     def _reduce(self, batch_size: int, ignore_stale_grad: bool) -> None:
         self._follow_cluster()
         self._steps += 1
-        indices = self._exchanged(ignore_stale_grad)
         scaler = self._amp_loss_scaler
-        if scaler is not None and scaler.check([self._params[i] for i in indices]):
+        shared = {"max_grad_norm": self._max_grad_norm, "AMP": scaler is not None}
+        about = [("the trainer", {"ignore_stale_grad": bool(ignore_stale_grad), **shared})]
+        indices = self._exchanged(ignore_stale_grad, about)
+        if scaler is not None and scaler.check([self._params[i] for i in indices], about):
             self._skipped = True  # on all workers
             return
-        self._declare_all([("", {"ignore_stale_grad": bool(ignore_stale_grad)})])
+        self._declare_all("step", about)
         if self._unused and self._updated and not self._warned:
             self._warn_of_unused(indices)
         ratios = self._ratios(indices)
@@ -273,7 +278,7 @@ class DistributedTrainer(Trainer):
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, arrays, self._has_nesterov(i))
 
-    def _exchanged(self, ignore_stale_grad: bool) -> List[int]:
+    def _exchanged(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
         """The parameters whose gradients are to be exchanged, in the order of backward."""
         indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
         if not ignore_stale_grad:
@@ -281,7 +286,7 @@ class DistributedTrainer(Trainer):
             return indices
         self._stale = ""
         name = f"trainer{self._number}.fresh"
-        fresh = freshness.fresh_anywhere(self._store, name, self._params)
+        fresh = freshness.fresh_anywhere(self._store, name, self._params, about)
         return [i for i in indices if fresh[i]]
 
     def _ratios(self, indices: Sequence[int]) -> Dict[str, float]:
@@ -372,10 +377,11 @@ class DistributedTrainer(Trainer):
 
     # Gradients
 
-    def _declare_all(self, about: Facts = ()) -> List[int]:
+    def _declare_all(self, call: str, about: Facts = ()) -> List[int]:
         """The indices of the parameters that have gradients, all of them known to the store.
 
-        `about` are facts that the workers must have in common when some are new.
+        If some are new, the workers compare the call, the facts `about` the trainer, the optimizer
+        and the parameters.
         """
         indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
         new = [i for i in indices if i not in self._declared]
@@ -404,7 +410,12 @@ class DistributedTrainer(Trainer):
         if tensors:
             gradients = [self._params[i].list_grad()[0] for i in new]
             tensors = self._automatic.settled(self._store, tensors, gradients)
-            self._store.declare(tensors, about=about)
+            facts = [
+                *about,
+                *trainer_facts.of_optimizer(self._optimizer, indices),
+                *trainer_facts.of_parameters(self._optimizer, {i: self._params[i] for i in new}),
+            ]
+            self._store.declare(tensors, about=facts, call=call)
             self._declared.update(zip(new, tensors))
             if self._store.rank == 0:
                 logger.info("%s", "; ".join(self._summary()))
@@ -478,7 +489,7 @@ class DistributedTrainer(Trainer):
     def _amp_loss_scaler(self, scaler: Any) -> None:
         name = f"trainer{self._number}.overflow"
         self._agreed_loss_scaler = AgreedLossScaler(
-            scaler, lambda flag: total(self._store, name, flag)
+            scaler, lambda flag, about: total(self._store, name, flag, "step", about)
         )
 
     # Checkpoints

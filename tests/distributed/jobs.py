@@ -1,5 +1,6 @@
 """What workers run in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -807,7 +808,7 @@ def resume(arguments):
         del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
         bps.resume(num_workers=1, num_servers=1, global_rank=0)
         trainer._follow_cluster()
-        trainer._declare_all()
+        trainer._declare_all("step")
         result.update(carried_over("alone", trainer), size=np.array(bps.size()))
     return result
 
@@ -835,6 +836,77 @@ def differing(arguments):
     _backward(params, [np.ones(40, np.float32)])
     trainer.step(1)
     return {}
+
+
+def disagreements(arguments):
+    """A step of a trainer for each of several things in which workers differ; what was said."""
+    from mxnet.contrib.amp.loss_scaler import LossScaler
+
+    odd = bps.rank() % 2
+    sgd = {"learning_rate": 0.5, "momentum": 0.5}
+    factor = mx.lr_scheduler.FactorScheduler
+
+    def train(
+        optimizer="sgd",
+        shapes=((3, 4), (5,)),
+        loss_scaler=False,
+        of_last=None,
+        ignores=False,
+        **more,
+    ):
+        params = _parameters(shapes)
+        for name, value in (of_last or {}).items():
+            setattr(params[-1], name, value)
+        optimizer_params = {**sgd, **more.pop("optimizer_params", {})}
+        trainer = bps.DistributedTrainer(params, optimizer, optimizer_params, **more)
+        if loss_scaler:
+            trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
+        _backward(params, [np.ones(shape, np.float32) for shape in shapes])
+        trainer.step(1, ignore_stale_grad=ignores)
+        mx.nd.waitall()
+
+    def scheduled(**how):
+        return {"optimizer_params": {"lr_scheduler": factor(10, base_lr=0.5, **how)}}
+
+    ways = {
+        "nothing": {},
+        "rate": {"optimizer_params": {"learning_rate": 0.5 + odd}},
+        "class": {"optimizer": ["sgd", "nag"][odd]},
+        "wd": {"optimizer_params": {"wd": 0.25 * odd}},
+        "momentum": {"optimizer_params": {"momentum": 0.5 + 0.25 * odd}},
+        "clip": {"optimizer_params": {"clip_gradient": 1.0} if odd else {}},
+        "precision": {"optimizer_params": {"multi_precision": bool(odd)}},
+        "scheduler": scheduled() if odd else {},
+        "factor": scheduled(factor=0.5 + 0.25 * odd),
+        "lr_mult": {"of_last": {"lr_mult": 1.0 + odd}},
+        "wd_mult": {"of_last": {"wd_mult": 1.0 + odd}},
+        "nonfinite": {"on_nonfinite": ["raise", "skip"][odd]},
+        "norm": {"max_grad_norm": 1.0 + odd},
+        "shape": {"shapes": ((3, 4), (6, 1)[: 2 - odd])},
+        "stale": {"ignores": bool(odd)},
+        "AMP": {"loss_scaler": bool(odd)},
+        "compressor": {"compression_params": {"compressor": "topk", "k": 1 + odd}},
+        "nothing more": {},
+    }
+
+    def update():
+        optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5 + odd))
+        optimizer.update(0, mx.nd.ones(2), mx.nd.ones(2), None)
+
+    calls = {name: functools.partial(train, **way) for name, way in ways.items()}
+    calls["optimizer"] = update
+    for name, how in {"name": {"name": "ab"[odd]}, "sum": {"name": "c", "is_average": odd}}.items():
+        calls[name] = functools.partial(bps.byteps_push_pull, mx.nd.ones(2), **how)
+    dtype = ["int8", "int32"][odd]
+    calls["dtype"] = lambda: bps.byteps_push_pull(mx.nd.ones(2, dtype=dtype), name="d")
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+            said[name] = np.array("")
+        except RuntimeError as error:
+            said[name] = np.array(str(error))
+    return said
 
 
 def exit_code(arguments):

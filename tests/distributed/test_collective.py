@@ -64,7 +64,7 @@ def test_nobody_passes_a_barrier_before_all_have_come(backend, tmp_path):
 def test_workers_that_do_different_things_together_are_told(backend):
     of_backend = run_horovod if backend == "horovod" else run
     about = {
-        "barrier": ("collective", '"barrier"', '"allreduce"'),
+        "barrier": ("call", '"barrier"', '"allreduce"'),
         "shape": ("shape", "[1]", "[2]"),
         "average": ("average", "true", "false"),
         "dtype": ("64-bit integers", "false", "true"),

@@ -88,7 +88,7 @@ class GluonGCHorovod(PoolingKVStore):
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
         GluonGCHorovod.connected = self
-        self.agree()
+        self.agree("init")
 
     def close(self) -> None:
         """Leave once all workers come here; nothing can be exchanged afterwards."""
@@ -115,9 +115,9 @@ class GluonGCHorovod(PoolingKVStore):
 
     # Set-up: every worker comes here with the same chunks
 
-    def _compared(self, message: Message) -> Message:
+    def _compared(self, message: Message, call: str) -> Message:
         line = json.dumps(message).encode() + b"\n"
-        with self._progress.waiting():
+        with self._progress.waiting(call):
             everybody = self._everybody.gather(line, "hello").splitlines()
         return agreement.compare([json.loads(line) for line in everybody])
 
@@ -166,9 +166,8 @@ class GluonGCHorovod(PoolingKVStore):
         for circle in (self._everybody, *self._across):
             yield circle, [channel for channel in channels if self._circle(channel) is circle]
 
-    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
-        self._agree_to_broadcast(arrays, root_rank)
         for array, number in zip(arrays, self._broadcasts):
             host = array.as_in_context(mx.cpu())  # the array itself if it is there
             self._everybody.broadcast(host, root_rank, f"broadcast.{number}")

@@ -103,7 +103,7 @@ class GluonGCParameterServer(PoolingKVStore):
         self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
         self._configure([])
         self._init(keys, [greeting.first() for greeting in self._greetings])
-        self.agree()
+        self.agree("init")
 
     def close(self) -> None:
         """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
@@ -235,11 +235,11 @@ class GluonGCParameterServer(PoolingKVStore):
         body = json.dumps({"gluon_gc": {action: request}})
         self._kv._send_command_to_servers(_CONTROLLER, body)
 
-    def _compared(self, message: Message) -> Message:
+    def _compared(self, message: Message, call: str) -> Message:
         """The answer of all servers, which only gluon_gc's give."""
         self._lifeline.next_exchange()
         packed = handshake.pack(message)
-        with self._progress.waiting():
+        with self._progress.waiting(call):
             answers = [greeting.exchange([packed]) for greeting in self._greetings]
             unpacked = [handshake.unpack(answer) for (answer,) in answers]
             self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
@@ -304,12 +304,11 @@ class GluonGCParameterServer(PoolingKVStore):
             ]
         return layouts
 
-    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
 
         The bytes travel framed as floats; everybody else adds zeros to them.
         """
-        self._agree_to_broadcast(arrays, root_rank)
         host = [array.asnumpy() for array in arrays]
         data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
         words = kernels.frame(data).view(np.float32)
