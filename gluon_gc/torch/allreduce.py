@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterator, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from . import gpu
 from .channel import PLAIN, Channel
 from .coding import is_finite
 from .job import Job
-from .stats import Meter
+from .stats import Meter, shares_of
 
 LARGE_BYTES = 512 * 1024  # of a chunk; smaller ones' rings would take their hops' time
 
@@ -44,8 +44,13 @@ class Allreduce:
         self.channels, self.meter = list(channels), Meter()
         first, last = self.channels[0].piece, self.channels[-1].piece
         self._piece = Slice(first.tensor, first.begin, last.end)
-        self._group, self._work = group, None
+        self._group, self._work = group, []
+        self._users = torch.zeros(1)  # how many workers have a gradient
         self._bytes = sum(channel.num_bytes for channel in channels)
+
+    def shares(self) -> Iterator[Tuple[str, float]]:
+        """As `stats.shares_of` has them."""
+        return shares_of(self.channels)
 
     def begin(self, job: Job) -> None:
         """Nothing comes before `send`."""
@@ -55,7 +60,11 @@ class Allreduce:
         values = job.of(self._piece)
         if job.scale != 1.0:
             values *= job.scale
-        self._work = dist.all_reduce(values, group=self._group, async_op=True)
+        self._users.fill_(self._piece.tensor not in job.absent)
+        self._work = [
+            dist.all_reduce(tensor, group=self._group, async_op=True)
+            for tensor in (values, self._users)
+        ]
         self.meter.pushed_bytes += self._bytes
 
     def answer(self, job: Job) -> None:
@@ -64,7 +73,10 @@ class Allreduce:
     def deliver(self, job: Job) -> None:
         """Wait until they are there."""
         with self.meter.timing("wait_seconds"):
-            self._work.wait()
+            for work in self._work:
+                work.wait()
+        if not self._users:
+            job.unused.add(self._piece.tensor)
         if self.channels[0].checked and not is_finite(job.of(self._piece)):
             job.nonfinite.append(self._piece.tensor)
         self.meter.pulled_bytes += self._bytes

@@ -75,6 +75,11 @@ class Channel:
         return self.coder.codec.payload_bytes
 
     @property
+    def carries(self) -> bool:
+        """Whether this worker keeps a residual or momentum for it."""
+        return self.coder is not None and bool(self.coder.codec.memory or self.coder.codec.momentum)
+
+    @property
     def part(self) -> Part:
         """What travels of it."""
         varies = self.coder is not None and self.coder.codec.length_at is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -40,10 +41,11 @@ class Coder:
     def __init__(
         self, params: CompressionParams, n: int, dtype: str, start: Optional[State]
     ) -> None:
-        self._params, self._n, self._dtype = params, n, dtype
+        self._params, self._n, self._dtype, self._start = params, n, dtype, start
         self._stream = Stream(start)
         self.set_epoch(None)
         self.carried = self.codec.state()
+        self._kept: Optional[Tuple[List[Any], Stream]] = None  # copies of the arrays, and a stream
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         """Compress as in an epoch, counted from 0."""
@@ -53,6 +55,33 @@ class Coder:
         """Where the next call draws; the stream moves on."""
         *state, drawn = self._stream.take(self.codec.draws)
         return kernels.position(state, drawn)
+
+    # Steps that are left out
+
+    def keep(self) -> None:
+        """Keep a copy of residual, momentum and random stream, for `take_back`."""
+        self._kept = self._copies(), copy.copy(self._stream)
+
+    def take_back(self) -> None:
+        """Go back to what `keep` found; without it, to the beginning."""
+        if self._kept is None:
+            self._stream = Stream(self._start)
+            self._overwrite(None)
+        else:
+            arrays, stream = self._kept
+            self._stream = copy.copy(stream)
+            self._overwrite(arrays)
+
+    def _copies(self) -> List[Any]:
+        kept = self._kept[0] if self._kept else [np.empty_like(a) for a in _arrays(self.carried)]
+        for target, array in zip(kept, _arrays(self.carried)):
+            target[:] = array
+        return kept
+
+    def _overwrite(self, arrays: Optional[List[Any]]) -> None:
+        """Write copies to the arrays in use; None: zeros."""
+        for i, array in enumerate(_arrays(self.carried)):
+            array[:] = 0 if arrays is None else arrays[i]
 
     # Checkpoints
 
@@ -79,6 +108,11 @@ class Coder:
         self.carried = carried
 
 
+def _arrays(state: kernels.State) -> List[np.ndarray]:
+    """The arrays of a codec's state that there are."""
+    return [array for array in (state.momentum, *state.memory) if array is not None]
+
+
 class GpuCoder(Coder):
     """One whose residual and momentum are in a GPU's memory, where values are compressed.
 
@@ -94,7 +128,7 @@ class GpuCoder(Coder):
     """
 
     def __init__(self, device: torch.device, *of_coder: Any) -> None:
-        self._device, self._kept = device, None
+        self._device, self._tensors = device, None
         super().__init__(*of_coder)
 
     def set_epoch(self, epoch: Optional[int]) -> None:
@@ -104,18 +138,31 @@ class GpuCoder(Coder):
     @property
     def carried(self) -> kernels.State:
         """A copy of it."""
-        momentum, *memory = (None if t is None else t.cpu().numpy() for t in self._kept)
+        momentum, *memory = (None if t is None else t.cpu().numpy() for t in self._tensors)
         return kernels.State(momentum, tuple(memory))
 
     @carried.setter
     def carried(self, state: kernels.State) -> None:
         arrays = (state.momentum, *state.memory)
         with gpu.queue(self._device):
-            if self._kept is None:
-                self._kept = [a if a is None else self._like(a) for a in arrays]
-            for tensor, array in zip(self._kept, arrays):
+            if self._tensors is None:
+                self._tensors = [a if a is None else self._like(a) for a in arrays]
+            for tensor, array in zip(self._tensors, arrays):
                 if tensor is not None:
                     tensor.copy_(torch.from_numpy(array))
+
+    def _copies(self) -> List[Any]:
+        with gpu.queue(self._device):
+            return [tensor.clone() for tensor in self._tensors if tensor is not None]
+
+    def _overwrite(self, arrays: Optional[List[Any]]) -> None:
+        tensors = [tensor for tensor in self._tensors if tensor is not None]
+        with gpu.queue(self._device):
+            for i, tensor in enumerate(tensors):
+                if arrays is None:
+                    tensor.zero_()
+                else:
+                    tensor.copy_(arrays[i])
 
     def _like(self, array: np.ndarray) -> torch.Tensor:
         return torch.empty_like(torch.from_numpy(array), device=self._device)
@@ -123,7 +170,7 @@ class GpuCoder(Coder):
     @property
     def addresses(self) -> Tuple[Optional[int], Any]:
         """Where momentum and memory are on the GPU, as the library takes them."""
-        momentum, *memory = (None if t is None else t.data_ptr() for t in self._kept)
+        momentum, *memory = (None if t is None else t.data_ptr() for t in self._tensors)
         return momentum, (ctypes.c_void_p * 2)(*memory)
 
 

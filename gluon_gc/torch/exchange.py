@@ -14,6 +14,7 @@ from typing import (
     Callable,
     Collection,
     Dict,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -26,23 +27,26 @@ from typing import (
 import torch
 import torch.distributed as dist
 
-from .. import agreement, env, plan
+from .. import env, plan
 from ..agreement import Facts
 from ..plan import Chunk, Tensor, working_dtype
-from . import gpu, machines
+from . import closing, gpu, groups, header, machines
 from .allreduce import Allreduce, sums_in_place
 from .channel import Channel
 from .coder import Seeds
+from .gathering import agree, gather
 from .job import Job
 from .machines import MachineTransfer
 from .pipeline import Pipeline
+from .sparse import SparseJob, SparseSum
 from .transfer import Transfer
 
 _STAGES = ("begin", "send", "answer", "deliver", "finish")
+_SETTING_UP = "set up their compression"
 _TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
 
 
-AnyTransfer = Union[Transfer, MachineTransfer, Allreduce]
+AnyTransfer = Union[Transfer, MachineTransfer, Allreduce, SparseSum]
 Item = Tuple[AnyTransfer, Job]
 
 
@@ -79,11 +83,7 @@ class Exchange:
         if self.rank < 0:
             raise ValueError("this worker is not in process_group")
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        first, second = (
-            dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
-            for _ in range(2)
-        )
-        self._groups = first, second
+        self._groups = groups.take(ranks, everybody=group is None)
         self.machines = machines.find(group)
         stages = _STAGES[1:-1] if self.machines is None else _STAGES
         self._pipeline = Pipeline([_stage(name) for name in stages], self._done, self._failed)
@@ -92,23 +92,25 @@ class Exchange:
         self._devices: Dict[str, torch.device] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
         self._transfers: Dict[Tuple[str, ...], List[AnyTransfer]] = {}
-        self._tags = itertools.count()
-        self._seeds = Seeds(first)
+        self._sparse: Dict[str, SparseSum] = {}
+        self._tags = groups.tags(ranks)
+        self._seeds = Seeds(self._groups[0])
         self.channels: List[Channel] = []
+        self._closed = False
+        closing.opened(self)
 
     # Set-up: every worker comes here with the same tensors
 
-    def agree(self, facts: Facts) -> None:
+    def agree(self, facts: Facts, doing: str = _SETTING_UP) -> None:
         """Raise a RuntimeError unless all workers state the same facts."""
-        agreement.reach(
-            self.rank, facts, lambda message: agreement.compare(self.gather_objects(message))
-        )
+        agree(self.gather_objects, facts, doing)
 
-    def gather_objects(self, mine: Any) -> List[Any]:
-        """What all workers call this with, by rank; nothing may be under way."""
-        everybody: List[Any] = [None] * self.workers
-        dist.all_gather_object(everybody, mine, group=self._groups[0])
-        return everybody
+    def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
+        """What all workers call this with, by rank; nothing may be under way.
+
+        `doing` says in a warning of a stall what all workers must do.
+        """
+        return gather(mine, doing, self._groups[0])
 
     def declare(
         self,
@@ -208,9 +210,16 @@ class Exchange:
         transfers = self._transfers[names]
         job.transfers = len(transfers)
         if not transfers:
-            job.done(job, None)
+            _tell(job, None)
         for transfer in transfers:
             self._pipeline.put((transfer, job))
+
+    def start_sparse(self, job: SparseJob) -> None:
+        """Begin to average a sparse tensor."""
+        if job.name not in self._sparse:
+            self._sparse[job.name] = SparseSum(job.name, self._groups)
+        job.transfers = 1
+        self._pipeline.put((self._sparse[job.name], job))
 
     def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[AnyTransfer]:
         """What these travel in, the ones that take the most stages first."""
@@ -230,31 +239,56 @@ class Exchange:
 
     def transfers(self) -> Iterator[AnyTransfer]:
         """All of them."""
-        return itertools.chain.from_iterable(self._transfers.values())
+        return itertools.chain(*self._transfers.values(), self._sparse.values())
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Undo for these tensors the last exchange, in which coders kept copies of their state.
+
+        Where they kept none, they begin anew. Nothing may be under way.
+        """
+        for channel in itertools.chain.from_iterable(map(self.channels_of, names)):
+            for coder in (channel.coder, channel.aggregator):
+                if coder is not None:
+                    coder.take_back()
 
     def close(self) -> None:
-        """End its threads."""
-        self._pipeline.close()
+        """End its threads, and give its groups back."""
+        if not self._closed:
+            self._closed = True
+            self._pipeline.close()
+            self._transfers.clear()
+            groups.give_back(self._groups)
+            if self.machines is not None:
+                self.machines.close()
 
     @staticmethod
     def _done(item: Item) -> None:
         _, job = item
         job.transfers -= 1
         if not job.transfers:
-            job.done(job, None)
+            problem = header.problem(job.outcome)
+            _tell(job, RuntimeError(problem) if problem else None)
 
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:
         _, job = item
         if job.transfers:
             job.transfers = 0
-            job.done(
+            _tell(
                 job,
                 RuntimeError(
                     "gradients could not be exchanged; a worker may have ended, or does something "
                     f"else: {error}"
                 ),
             )
+
+
+def _tell(job: Job, error: Optional[BaseException]) -> None:
+    """Tell that a job is done; if that fails, tell why, since somebody waits."""
+    try:
+        job.done(job, error)
+    except Exception as failed:
+        job.done(job, error or failed)
 
 
 def _together(channels: Sequence[Channel]) -> List[List[Channel]]:

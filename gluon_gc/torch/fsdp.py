@@ -10,6 +10,7 @@ from torch.distributed import fsdp
 
 from .. import fitting
 from . import saving
+from .gathering import gather
 from .reduce_scatter import ReduceScatter
 from .settings import chosen_params, named, require_optimizer
 
@@ -38,7 +39,14 @@ class ShardedCompression:
         ValueError
             It is another worker's, or of another model, compression or number of workers; nothing
             is changed then.
+        RuntimeError
+            Another worker refuses its own; nothing is changed then.
         """
+        saving.if_all_can(gather, lambda: self._check(state), lambda _: [])
+        for one in self._sums:
+            one.load(state["arrays"])
+
+    def _check(self, state: Mapping[str, Any]) -> None:
         saving.require(state, "shards", "compress_reduce_scatter")
         here = self._described()
         for key in ("rank", "world_size"):
@@ -46,8 +54,6 @@ class ShardedCompression:
         saving.check_parameters(state["shards"], here["shards"], strict=True)
         for one in self._sums:
             one.check(state["arrays"])
-        for one in self._sums:
-            one.load(state["arrays"])
 
     def _described(self) -> Dict[str, Any]:
         """What must fit the model that goes on from it."""
@@ -99,7 +105,7 @@ def compress_reduce_scatter(
         raise RuntimeError(f"compress_reduce_scatter needs PyTorch 2.9, got {torch.__version__}")
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
-    parameters = named(model.named_parameters())
+    parameters, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides)
     require_optimizer((one.require_chosen() for one in params.values()), None)
     names = {parameter: name for name, parameter in parameters.items()}
@@ -111,7 +117,7 @@ def compress_reduce_scatter(
         for sharded in _sharded(module):
             trained = [one for one in sharded if one.sharded_param in names]
             sizes = [one.padded_sharded_param_size.numel() for one in trained]
-            of_module = [names[one.sharded_param] for one in trained]
+            of_module = {names[one.sharded_param]: one.sharded_param for one in trained}
             if of_module:
                 checked = on_nonfinite == "raise"
                 sums.append(ReduceScatter(of_module, sizes, params, checked))

@@ -1,75 +1,158 @@
 """BytePS's functions that sum or average single tensors over all workers.
 
-A tensor whose name was declared travels compressed; others are torch.distributed's to sum.
+A tensor whose name was declared travels compressed; others are torch.distributed's to sum. Workers
+first compare what they are about to do.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+import hashlib
+import json
+from typing import Any, Dict, Optional
 
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from ..compression import CompressionParams, byteps
 from ..plan import Tensor
-from . import staging
+from . import gathering, gpu, groups, staging
 from .exchange import Exchange
+from .header import SAME
 from .job import Job
+from .pipeline import Pipeline
+from .sparse import SparseJob, SparseSum
 
 
 class Handle:
-    """A tensor on its way.
+    """A tensor on its way; for `poll` and `synchronize`.
 
     Parameters
     ----------
-    wait : callable
-        Returns when the result is in the output.
-    poll : callable
-        Whether it would return at once.
-    output : Tensor
+    tensor : Tensor
+        It becomes the sum or average.
+    name : str, optional
+    average : bool
+
+    Attributes
+    ----------
+    future : Future
     """
 
-    def __init__(
-        self, wait: Callable[[], Any], poll: Callable[[], bool], output: torch.Tensor
-    ) -> None:
-        self.wait, self.poll, self.output = wait, poll, output
+    def __init__(self, tensor: torch.Tensor, name: Optional[str], average: bool) -> None:
+        self.tensor, self.name, self.average = tensor, name, average
+        self.called = f"tensor '{name}'" if name else f"a tensor of shape {tuple(tensor.shape)}"
+        self.ready = gpu.mark(tensor.device)
+        self.future: Future[None] = Future()
+
+    def described(self) -> Dict[str, Any]:
+        """What must be the same on all workers."""
+        return {
+            "name": self.name,
+            "average": bool(self.average),
+            "shape": list(self.tensor.shape),
+            "dtype": str(self.tensor.dtype),
+            "layout": str(self.tensor.layout),
+        }
 
 
-class _Declared:
-    """The tensors that travel compressed, by their names."""
+class _Calls:
+    """Does what the functions are called for, one after the other, on threads of its own."""
 
     def __init__(self) -> None:
-        self._exchange = Exchange()
+        ranks = range(dist.get_world_size())
+        self._groups = groups.take(ranks, everybody=True)
+        self._workers = len(ranks)
+        self._exchange: Optional[Exchange] = None
         self._params: Dict[str, CompressionParams] = {}
         self._expected: Dict[str, Tensor] = {}
-
-    def __contains__(self, name: Optional[str]) -> bool:
-        return name in self._params
+        self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
+        """Compress the tensor of that name."""
         if name in self._params:
             raise ValueError(f"tensor '{name}' is declared already")
         self._params[name] = params
+        if self._exchange is None:
+            self._exchange = Exchange()
 
-    def sum(self, name: str, tensor: torch.Tensor, scale: float) -> torch.futures.Future[None]:
-        """Replace a flat, contiguous tensor by scale times the sum over workers."""
+    def put(self, handle: Handle) -> None:
+        """Begin to sum a tensor."""
+        self._pipeline.put(handle)
+
+    def close(self) -> None:
+        """End, once all is done."""
+        self._pipeline.close()
+        groups.give_back(self._groups)
+
+    @staticmethod
+    def _failed(handle: Handle, error: BaseException) -> None:
+        if not handle.future.done():
+            handle.future.set_exception(error)
+
+    def _compare(self, handle: Handle) -> None:
+        """The first stage: compare what workers are about to do."""
+        own = handle.described()
+        digest = hashlib.sha256(json.dumps(own).encode()).digest()
+        told = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        everybody = [torch.empty_like(told) for _ in range(self._workers)]
+        dist.all_gather(everybody, told, group=self._groups[0])
+        if all(torch.equal(one, told) for one in everybody):
+            return
+        try:
+            gathering.agree(self._gather, [("push_pull", own)], "call push_pull")
+        except RuntimeError as error:
+            handle.future.set_exception(error)
+
+    def _gather(self, mine: Any, doing: str) -> Any:
+        return gathering.gather(mine, doing, self._groups[0])
+
+    def _sum(self, handle: Handle) -> None:
+        """The second stage: sum, unless workers differ."""
+        if handle.future.done():
+            return
+        tensor = handle.tensor
+        try:
+            if handle.name in self._params and not _is_whole(tensor.dtype) and not tensor.is_sparse:
+                self._sum_compressed(handle)
+                return
+            if tensor.is_sparse:
+                self._sum_sparse(handle)
+            else:
+                with gpu.queue(tensor.device, handle.ready):
+                    _sum_plain(handle, self._workers)
+            handle.future.set_result(None)
+        except (OverflowError, ValueError) as error:  # the same on all workers, which can go on
+            handle.future.set_exception(error)
+
+    def _sum_sparse(self, handle: Handle) -> None:
+        tensor, name = handle.tensor, handle.name or ""
+        job = SparseJob(name, tensor, absent=False, stamp=SAME, done=lambda job, error: None)
+        transfer = SparseSum(name, self._groups)
+        for stage in (transfer.send, transfer.answer, transfer.deliver):
+            stage(job)
+        with torch.no_grad():
+            tensor.copy_(job.result if handle.average else job.result * self._workers)
+
+    def _sum_compressed(self, handle: Handle) -> None:
+        tensor, name = handle.tensor, handle.name
         self._expect(name, tensor)
-        future: torch.futures.Future[None] = torch.futures.Future()
         staged = staging.Staged({name: tensor})
 
         def done(job: Job, error: Optional[BaseException]) -> None:
             if error is not None:
-                future.set_exception(error)
-                return
-            staged.finish(1.0)
-            future.set_result(None)
+                handle.future.set_exception(error)
+            else:
+                staged.finish(1.0)
+                handle.future.set_result(None)
 
+        scale = 1.0 / self._workers if handle.average else 1.0
         self._exchange.start(Job(staged, scale, {}, done))
-        return future
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
         params, dtype = self._params[name], staging.planned_dtype(tensor.dtype)
-        now = Tensor(name, tensor.numel(), dtype, params, list(self._params).index(name))
+        index = list(self._params).index(name)
+        now = Tensor(name, staging.real_numel(tensor), dtype, params, index)
         known = self._expected.get(name)
         if known is None:
             wire = staging.wire_of(tensor.dtype, params.fp16)
@@ -81,11 +164,39 @@ class _Declared:
                 f"first summed; got {now.size} of {now.dtype}"
             )
 
-    def close(self) -> None:
-        self._exchange.close()
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
 
 
-_declared: Optional[_Declared] = None
+def _sum_plain(handle: Handle, workers: int) -> None:
+    """Sum a dense tensor; whole numbers in 64 bits, so that they do not overflow on the way."""
+    values = staging.as_real(handle.tensor.data.resolve_conj())
+    whole = _is_whole(values.dtype)
+    total = values.to(torch.int64) if whole else values.contiguous()
+    dist.all_reduce(total)
+    if handle.average:
+        total = total.div_(workers, rounding_mode="trunc" if whole else None)
+    elif whole and total.numel():
+        limits = torch.iinfo(values.dtype)
+        least, most = total.min().item(), total.max().item()
+        if least < limits.min or most > limits.max:
+            raise OverflowError(
+                f"the sum of {handle.called} does not fit into {values.dtype}: it goes from "
+                f"{least} to {most}"
+            )
+    staging.as_real(handle.tensor.data).copy_(total)
+
+
+_calls: Optional[_Calls] = None
+
+
+def _started() -> _Calls:
+    """What does the calls; all workers make their first call at the same time."""
+    global _calls
+    if _calls is None:
+        _calls = _Calls()
+    return _calls
 
 
 def declare(name: str, **compression: Any) -> None:
@@ -103,19 +214,16 @@ def declare(name: str, **compression: Any) -> None:
     ValueError, TypeError, KeyError
         Wrong keys or values, or a name that is declared already.
     """
-    global _declared
     params = byteps.translate(compression).parse().require_chosen()
-    if _declared is None:
-        _declared = _Declared()
-    _declared.declare(name, params)
+    _started().declare(name, params)
 
 
 def forget() -> None:
-    """Forget what was declared; all that is under way must be done."""
-    global _declared
-    if _declared is not None:
-        _declared.close()
-    _declared = None
+    """Forget declarations, once all calls are done."""
+    global _calls
+    if _calls is not None:
+        _calls.close()
+    _calls = None
 
 
 def push_pull_async_inplace(
@@ -127,11 +235,12 @@ def push_pull_async_inplace(
 ) -> Handle:
     """Begin to replace a tensor by its average, or sum, over all workers; returns at once.
 
-    All workers call this with tensors alike, in the same order.
+    All workers call this in the same order, with tensors of the same name, shape and dtype.
 
     Parameters
     ----------
     tensor : Tensor
+        Of any dtype but bool. A sparse one travels uncompressed.
     average : bool
         Whether the sum is divided by `size()`; an average of integers is rounded towards zero.
     name : str, optional
@@ -142,26 +251,25 @@ def push_pull_async_inplace(
     Returns
     -------
     Handle
-        For `poll` and `synchronize`.
+        For `poll` and `synchronize`. `synchronize` raises a RuntimeError if workers differ, and an
+        OverflowError if a sum of integers does not fit into their dtype.
+
+    Raises
+    ------
+    TypeError
+        It is no tensor, or one of bool.
     """
-    workers = dist.get_world_size()
-    values = tensor.detach()
-    whole = values.contiguous().view(-1)
-    if _declared is not None and name in _declared and tensor.is_floating_point():
-        future = _declared.sum(name, whole, 1.0 / workers if average else 1.0)
-        wait, poll, divides = future.wait, future.done, False
-    else:
-        work = dist.all_reduce(whole, async_op=True)
-        wait, poll, divides = work.wait, work.is_completed, average
-
-    def finish() -> None:
-        wait()
-        if divides:
-            whole.div_(workers, rounding_mode=None if whole.is_floating_point() else "trunc")
-        if whole.data_ptr() != values.data_ptr():
-            values.copy_(whole.view_as(values))
-
-    return Handle(finish, poll, tensor)
+    called = f"tensor '{name}'" if name else "tensor"
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"{called} must be a torch.Tensor, got {tensor!r} ({type(tensor).__name__}); numbers "
+            "become one by torch.tensor(...)"
+        )
+    if tensor.dtype == torch.bool:
+        raise TypeError(f"{called} is of bool, which has no sum: convert it, as by x.to(torch.int)")
+    handle = Handle(tensor, name, average)
+    _started().put(handle)
+    return handle
 
 
 def push_pull_async(
@@ -172,7 +280,7 @@ def push_pull_async(
     priority: int = 0,
 ) -> Handle:
     """As `push_pull_async_inplace`, but the result is a new tensor."""
-    copy = tensor.detach().clone()
+    copy = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor
     return push_pull_async_inplace(copy, average, name, version, priority)
 
 
@@ -200,10 +308,10 @@ def push_pull_inplace(
 
 def poll(handle: Handle) -> bool:
     """Whether a result is there, so that `synchronize` would return at once."""
-    return handle.poll()
+    return handle.future.done()
 
 
 def synchronize(handle: Handle) -> torch.Tensor:
     """Wait for a result, and return it."""
-    handle.wait()
-    return handle.output
+    handle.future.wait()
+    return handle.tensor

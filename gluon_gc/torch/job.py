@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Mapping, Optional
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Set
 
 import torch
 
 from ..plan import Slice
+from .header import SAME, Stamp
 from .staging import Staged
 
 
@@ -24,11 +25,21 @@ class Job:
         Of tensors, the previous learning rate over the current one, where it is not 1.
     done : callable, optional
         Is told the job, and an error or None, on another thread.
+    absent : collection of str
+        The tensors that this worker has no gradient of: their values are zeros.
+    stamp : Stamp
+        Must be the same on all workers.
+    keeps : bool
+        Whether coders keep copies of their state first, so that the step can be taken back.
 
     Attributes
     ----------
     nonfinite : list of str
         The tensors whose sum has a NaN or an infinity.
+    outcome : Stamp
+        Of comparing the stamps.
+    unused : set of str
+        The tensors that no worker has a gradient of: nothing has changed for them.
     transfers : int
         Under way.
     """
@@ -37,7 +48,12 @@ class Job:
     scale: float
     ratios: Mapping[str, float]
     done: Optional[Callable[["Job", Optional[BaseException]], None]] = None
+    absent: Collection[str] = ()
+    stamp: Stamp = SAME
+    keeps: bool = False
     nonfinite: List[str] = field(default_factory=list)
+    outcome: Stamp = SAME
+    unused: Set[str] = field(default_factory=set)
     transfers: int = 0
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ to all on its own machine.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -15,13 +15,15 @@ import torch.distributed as dist
 
 from .. import env
 from ..plan import Slice
-from . import gpu
+from . import gpu, groups, header
 from .channel import Channel
 from .coding import as_tensor, is_finite
 from .collectives import Part, ToAll, ToOwners
+from .header import Stamp
 from .job import Job
 from .staging import Staged
-from .transfer import Groups, Transfer
+from .stats import Meter, shares_of
+from .transfer import Section, Transfer, heed
 
 
 class Machines:
@@ -47,8 +49,13 @@ class Machines:
         self.local_size, self.count = local_size, size // local_size
         self.number, self.local_rank = divmod(rank, local_size)
         first = self.number * local_size
-        self.inside = _groups(range(first, first + local_size))
-        self.across = _groups(range(self.local_rank, size, local_size))
+        self.inside = groups.take(range(first, first + local_size))
+        self.across = groups.take(range(self.local_rank, size, local_size))
+
+    def close(self) -> None:
+        """Give the groups back."""
+        groups.give_back(self.inside)
+        groups.give_back(self.across)
 
 
 def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
@@ -64,14 +71,6 @@ def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
     return Machines(local_size) if even and 1 < local_size < size else None
 
 
-def _groups(ranks: Sequence[int]) -> Groups:
-    first, second = (
-        dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
-        for _ in range(2)
-    )
-    return first, second
-
-
 class _Sums(Job):
     """What a machine has of chunks.
 
@@ -85,6 +84,13 @@ class _Sums(Job):
         super().__init__(Staged({}), 1.0, {})
         self._sums = sums
         self._addresses = {piece: tensor.data_ptr() for piece, tensor in sums.items()}
+
+    def begin(self, job: Job, absent: Collection[str], outcome: Stamp) -> None:
+        """Go on with a worker's job: no worker of the machine has gradients of `absent`."""
+        self.ratios, self.stamp, self.keeps, self.absent = job.ratios, job.stamp, job.keeps, absent
+        self.outcome = outcome
+        self.nonfinite.clear()  # all on the machine look themselves
+        self.unused.clear()
 
     def of(self, piece: Slice) -> torch.Tensor:
         return self._sums[piece]
@@ -108,40 +114,48 @@ class MachineTransfer:
     def __init__(self, channels: Sequence[Channel], machines: Machines, tag: int) -> None:
         shares = [[c for c in channels if c.local == i] for i in range(machines.local_size)]
         first, second = machines.inside
+        ranks = dist.get_process_group_ranks(first)
         parts = [[Part(channel.values_bytes) for channel in share] for share in shares]
-        self._in, self._out = ToOwners(first, tag, parts), ToAll(second, tag, [], parts)
-        self._all = [channel for share in shares for channel in share]
+        headed = [[header.part(len(part)), *part] if part else [] for part in parts]
+        self._in, self._out = ToOwners(first, tag, headed), ToAll(second, tag, [], headed)
         self._mine = shares[machines.local_rank]
-        self._sums = _Sums(
-            {c.piece: _values(c, room) for c, room in zip(self._mine, self._out.rooms)}
-        )
-        self._between: Optional[Transfer] = None
+        self._rooms, self._came, self._rows, room_of = {}, {}, {}, {}
+        rooms, rows = iter(self._in.rooms), iter(self._out.rows)
+        self._sent = [Section(share, rooms, self._rooms) for share in shares]
+        self._read = Section(self._mine, iter(self._in.rows), self._came, ranks)
+        self._answer = Section(self._mine, iter(self._out.rooms), room_of)
+        self._answers = [Section(share, rows, self._rows) for share in shares]
+        self._sums = _Sums({c.piece: _values(c, room) for c, room in room_of.items()})
+        self._between, self.meter = None, Meter()
         if self._mine:
             self._between = Transfer(self._mine, machines.across, tag)
-        self.channels = self._mine
+            self.meter = self._between.meter
 
-    @property
-    def meter(self) -> Any:
-        return self._between.meter
+    def shares(self) -> Iterator[Tuple[str, float]]:
+        """As `stats.shares_of` has them."""
+        return shares_of(self._mine)
 
     def begin(self, job: Job) -> None:
         """Send the job's values to the machine's workers who add them up."""
+        for section in self._sent:
+            section.write(job)
         with job.staged.queue():
-            for channel, room in zip(self._all, self._in.rooms):
+            for channel, room in self._rooms.items():
                 gpu.copy_scaled(job.of(channel.piece), job.scale, _values(channel, room))
         self._in.start()
 
     def send(self, job: Job) -> None:
         """Add up this worker's share, and send it to its owners."""
         self._in.wait()
-        for channel, rows in zip(self._mine, self._in.rows):
+        outcome, unused = self._read.read()
+        for channel, rows in self._came.items():
             total = self._sums.of(channel.piece)
             total.copy_(_values(channel, rows[0]))
             for row in rows[1:]:
                 total += _values(channel, row)
         self._in.expect()
         if self._between is not None:
-            self._sums.ratios = job.ratios
+            self._sums.begin(job, {channel.piece.tensor for channel in unused}, outcome)
             self._between.send(self._sums)
 
     def answer(self, job: Job) -> None:
@@ -153,14 +167,19 @@ class MachineTransfer:
         """Hand the share's sums over machines to all on this one."""
         if self._between is not None:
             self._between.deliver(self._sums)
-            self._sums.nonfinite.clear()  # all on the machine look themselves
+        unused = {channel for channel in self._mine if channel.piece.tensor in self._sums.unused}
+        self._answer.write_answer(self._sums.outcome, unused)
         self._out.start()
 
     def finish(self, job: Job) -> None:
         """Write the sums to the job's values."""
         self._out.wait()
+        for section in self._answers:
+            outcome, unused = section.read_answer()
+            heed(job, outcome)
+            job.unused.update(channel.piece.tensor for channel in unused)
         with job.staged.queue():
-            for channel, (row,) in zip(self._all, self._out.rows):
+            for channel, (row,) in self._rows.items():
                 values = _values(channel, row)
                 gpu.copy(values, job.of(channel.piece))
                 if channel.checked and not is_finite(values):

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from .watchdog import waiting
+
 
 class Messages:
     """What this worker gets from other members of a group, and sends to them, step after step.
@@ -29,24 +31,43 @@ class Messages:
 
     def __init__(self, group: dist.ProcessGroup, tag: int, rooms: Mapping[int, np.ndarray]) -> None:
         self._group, self._tag = group, tag
+        self._ranks = dist.get_process_group_ranks(group)
         self._rooms = _tensors(rooms)
-        self._sent: List[dist.Work] = []
+        self._sent: List[Tuple[int, dist.Work]] = []
+        self._member = 0  # that is waited for
         self.expect()
 
     def expect(self) -> None:
         """Let others send the next messages, which overwrite what came; returns at once."""
-        self._coming = [self._group.recv([room], member, self._tag) for member, room in self._rooms]
+        self._coming = [
+            (member, self._group.recv([room], member, self._tag)) for member, room in self._rooms
+        ]
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
         """Send these bytes, which must stay as they are until `wait`; returns at once."""
         self._sent = [
-            self._group.send([part], member, self._tag) for member, part in _tensors(data)
+            (member, self._group.send([part], member, self._tag)) for member, part in _tensors(data)
         ]
 
     def wait(self) -> None:
-        """Return when all messages came, and all bytes are sent."""
-        for work in (*self._coming, *self._sent):
-            work.wait()
+        """Return when all messages came, and all bytes are sent.
+
+        Raises
+        ------
+        RuntimeError
+            A member has ended, or the group's time-out is over; the error names the member.
+        """
+        with waiting(self._awaited):
+            for member, work in (*self._coming, *self._sent):
+                self._member = member
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    raise RuntimeError(f"{self._awaited()}: {error}") from error
+
+    def _awaited(self) -> str:
+        own, other = (self._ranks[i] for i in (self._group.rank(), self._member))
+        return f"worker {own} waits for worker {other}"
 
 
 def _tensors(arrays: Mapping[int, np.ndarray]) -> List[Tuple[int, torch.Tensor]]:

@@ -7,12 +7,13 @@ part that weight decay has in the optimizer's momentum.
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
 
 from ..log import logger
+from .optimizer_hooks import param_groups
 
 
 def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
@@ -36,7 +37,9 @@ def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
 
 
 class Momentum:
-    """Applies momentum mu in the place of an optimizer, whose own it sets to 0.
+    """Applies momentum mu instead of an optimizer, whose own momentum it sets to 0.
+
+    The optimizer's `state_dict` still has the momentum that its owner gave it.
 
     Parameters
     ----------
@@ -59,12 +62,39 @@ class Momentum:
                 if group.get(key):
                     raise ValueError(f"momentum is applied without {key}, got {group[key]}")
         self.mu, self._optimizer, self._has_nesterov = mu, optimizer, has_nesterov
+        self.given = {"momentum": mu, "nesterov": optimizer.param_groups[0].get("nesterov", False)}
         self.state: Dict[str, Dict[str, torch.Tensor]] = {"gradient": {}, "weight_decay": {}}
         self._take()
+        self._handles = (
+            optimizer.register_state_dict_post_hook(self._saved),
+            optimizer.register_load_state_dict_post_hook(self._loaded),
+        )
 
     def _take(self) -> None:
-        for group in self._optimizer.param_groups:
+        for group in param_groups(self._optimizer):
             group.update(momentum=0.0, nesterov=False)
+
+    def give_back(self) -> None:
+        """Let the optimizer apply its momentum again."""
+        for handle in self._handles:
+            handle.remove()
+        for group in param_groups(self._optimizer):
+            group.update(self.given)
+
+    def _saved(self, optimizer: Optimizer, state_dict: Dict[str, Any]) -> None:
+        """Save what the owner gave the optimizer."""
+        for group in state_dict["param_groups"]:
+            group.update(self.given)
+
+    def _loaded(self, optimizer: Optimizer) -> None:
+        others = {group["momentum"] for group in param_groups(optimizer)} - {0.0, self.mu}
+        if others:
+            logger.warning(
+                "the loaded state of the optimizer has momentum %s; compression goes on with %s",
+                others.pop(),
+                self.mu,
+            )
+        self._take()
 
     def before_step(
         self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Collection[str]
@@ -78,14 +108,15 @@ class Momentum:
         exempted : collection of str
             Those whose compressor applies no momentum.
         """
-        if any(group["momentum"] for group in self._optimizer.param_groups):
+        groups = param_groups(self._optimizer)
+        if any(group["momentum"] for group in groups):
             logger.warning(
                 "the optimizer's momentum is set to 0 again, since compression applies it"
             )
             self._take()
         decay = {
             parameter: group.get("weight_decay", 0.0)
-            for group in self._optimizer.param_groups
+            for group in groups
             for parameter in group["params"]
         }
         with torch.no_grad():

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Type
 
 import torch
-from torch.futures import Future
 from torch.optim import Optimizer
 
+from .averager import Averager, checked_passes
+from .scaler import wait_before_unscaling
 from .state import CompressionState
-from .steps import before_step
-
-_BUCKET_BYTES = 4 * 2**20  # of gradients that are handed over together, about
 
 
 class _Averaging:
@@ -28,22 +26,44 @@ class _Averaging:
     def synchronize(self) -> None:
         """Wait until all gradients are averages; `step` does so by itself.
 
-        Gradients that backward did not compute are averaged as zeros.
+        A gradient that backward did not compute counts as zeros. If it has no gradient on any
+        worker, the parameter has none afterwards.
         """
         self._averager.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within, `step` does not average, since `synchronize` was called, as for clipping."""
-        self._averager.synchronizes = False
+        """Within, `step` does not average."""
+        self._averager.skips = True
         try:
             yield
         finally:
-            self._averager.synchronizes = True
+            self._averager.skips = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How often backward is called before `step`; see `DistributedOptimizer`."""
         self._averager.set_passes(passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients. If `step` was not called since backward, that step is left out."""
+        self._averager.drop()
+        super().zero_grad(set_to_none)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What GradScaler.step asks before it unscales gradients: they have to be averages then."""
+        self._averager.synchronize()
+        return getattr(super(), "_step_supports_amp_scaling", False)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _copied, (_kind_of(self), _contents(self))
+
+
+class _Copied:
+    """A copy of a distributed optimizer, or one that was unpickled: it steps nothing."""
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _copied, (_kind_of(self), self.__getstate__())
 
 
 def DistributedOptimizer(
@@ -55,7 +75,10 @@ def DistributedOptimizer(
 ) -> Optimizer:
     """Make an optimizer average gradients over all workers: during backward, before it steps.
 
-    Every worker makes its optimizers, and calls their methods, in the same order.
+    Gradients are averages when backward returns, if it has computed those of all parameters;
+    otherwise when `synchronize` or `step` returns. A copy of the optimizer, or an unpickled one,
+    has to be made distributed anew before it can step. Every worker makes its optimizers, and calls
+    their methods, in the same order.
 
     Parameters
     ----------
@@ -71,7 +94,8 @@ def DistributedOptimizer(
         How often backward is called before `step`. Their gradients are added up, and averaged over
         workers in the last of them.
     **options
-        overrides, process_group, on_nonfinite, grad_scaler: as `CompressionState` has them.
+        overrides, process_group, on_nonfinite, grad_scaler: as `CompressionState` has them. A
+        `grad_scaler` waits for averages before it unscales them.
 
     Raises
     ------
@@ -84,6 +108,8 @@ def DistributedOptimizer(
     ----------
     byteps.torch.DistributedOptimizer (BytePS).
     """
+    if isinstance(optimizer, _Averaging):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
     stepped = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     named = list(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped)))
     given = {parameter for _, parameter in named}
@@ -93,103 +119,42 @@ def DistributedOptimizer(
             f"named_parameters must have all that the optimizer steps, but those of shapes "
             f"{missing} are missing"
         )
-    averager = Averager(backward_passes_per_step)
-    before_step(optimizer, averager.before_step)  # and then what the state does
-    averager.watch(CompressionState(named, compression_params, optimizer, **options))
-    kind = type(optimizer)
+    passes, kind = checked_passes(backward_passes_per_step), _kind_of(optimizer)
+    state = CompressionState(named, compression_params, optimizer, **options)
     optimizer.__class__ = type(kind.__name__, (_Averaging, kind), {})
-    optimizer._averager = averager
+    optimizer._averager = Averager(optimizer, passes, state)
+    state.when_stepping = optimizer._averager.before_step
+    if options.get("grad_scaler") is not None:
+        wait_before_unscaling(options["grad_scaler"], optimizer)
     return optimizer
 
 
-class Averager:
-    """Hands gradients over as backward makes them, in an order that all workers share.
-
-    Parameters
-    ----------
-    passes : int
-        How often backward is called in a step.
-    """
-
-    def __init__(self, passes: int) -> None:
-        self.synchronizes = True
-        self.set_passes(passes)
-
-    def set_passes(self, passes: int) -> None:
-        if not isinstance(passes, int) or passes < 1:
-            raise ValueError(f"backward_passes_per_step must be a whole number > 0, got {passes!r}")
-        self._passes = passes
-
-    def watch(self, state: CompressionState) -> None:
-        """Average the gradients of a state's parameters from now on."""
-        self.state = state
-        self._buckets = _buckets(state.parameters)
-        self._bucket_of = {
-            parameter: number for number, bucket in enumerate(self._buckets) for parameter in bucket
-        }
-        self._begin()
-        for parameter in self._bucket_of:
-            parameter.register_post_accumulate_grad_hook(self._ready)
-
-    def _begin(self) -> None:
-        """A new step."""
-        self._done: Dict[torch.Tensor, int] = dict.fromkeys(self._bucket_of, 0)
-        self._missing = [len(bucket) for bucket in self._buckets]
-        self._under_way: List[Tuple[Future[None], Dict[torch.Tensor, torch.Tensor]]] = []
-
-    def _ready(self, parameter: torch.Tensor) -> None:
-        self._done[parameter] += 1
-        if self._done[parameter] > self._passes:
-            raise RuntimeError(
-                f"backward computed the gradient of parameter {self.state.name_of(parameter)} more "
-                f"than backward_passes_per_step ({self._passes}) times before step()"
-            )
-        if self._done[parameter] == self._passes:
-            self._missing[self._bucket_of[parameter]] -= 1
-            self._hand_over()
-
-    def _hand_over(self, all_of_them: bool = False) -> None:
-        """Begin to average the buckets whose turn it is."""
-        while len(self._under_way) < len(self._buckets):
-            number = len(self._under_way)
-            if self._missing[number] and not all_of_them:
-                return
-            flat = {parameter: _flat(parameter) for parameter in self._buckets[number]}
-            names = {self.state.name_of(parameter): tensor for parameter, tensor in flat.items()}
-            self._under_way.append((self.state.average(names, begins=not number), flat))
-
-    def synchronize(self) -> None:
-        """Wait until all gradients are averages."""
-        self._hand_over(all_of_them=True)
-        under_way = self._under_way
-        self._begin()
-        for future, flat in under_way:
-            future.wait()
-            for parameter, averaged in flat.items():
-                if averaged.data_ptr() != parameter.grad.data_ptr():
-                    parameter.grad.copy_(averaged.view_as(parameter.grad))
-
-    def before_step(self) -> None:
-        """What the optimizer's hook does."""
-        if self.synchronizes:
-            self.synchronize()
+def _kind_of(optimizer: Optimizer) -> Type[Optimizer]:
+    """The class that an optimizer had before it was made distributed."""
+    return next(c for c in type(optimizer).__mro__ if not issubclass(c, (_Averaging, _Copied)))
 
 
-def _buckets(parameters: Mapping[str, torch.nn.Parameter]) -> List[List[torch.nn.Parameter]]:
-    """Neighbours on one device, the last ones first, as backward comes to them."""
-    buckets: List[List[torch.nn.Parameter]] = []
-    size = _BUCKET_BYTES
-    for parameter in reversed(list(parameters.values())):
-        if size >= _BUCKET_BYTES or parameter.device != buckets[-1][-1].device:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(parameter)
-        size += parameter.numel() * parameter.itemsize
-    return buckets
+def _contents(optimizer: Optimizer) -> Dict[str, Any]:
+    """An optimizer's defaults, state and parameter groups, with the owner's momentum."""
+    contents, momentum = optimizer.__getstate__(), optimizer.compression_state.momentum
+    if momentum is not None:
+        groups = [{**group, **momentum.given} for group in contents["param_groups"]]
+        contents = {**contents, "param_groups": groups}
+    return contents
 
 
-def _flat(parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient, flat: the same memory if it can be; zeros where there is none."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad.detach().reshape(-1)
+def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
+    """The optimizer that is unpickled."""
+    made = type(kind.__name__, (_Copied, kind), {})
+    optimizer = made.__new__(made)
+    optimizer.__setstate__(contents)
+    optimizer.register_step_pre_hook(_refuse)
+    return optimizer
+
+
+def _refuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, _Copied):
+        raise RuntimeError(
+            "this is a copy of a DistributedOptimizer, which averages nothing: call "
+            "DistributedOptimizer with it"
+        )

@@ -10,12 +10,13 @@ import torch.distributed as dist
 from .. import env, fitting, plan
 from ..compression import CompressionParams
 from ..plan import Tensor
-from . import saving, staging
+from . import groups, saving, staging
 from .channel import PLAIN, SUMMED, Channel
 from .coder import Coder, Seeds
 from .coding import Places, codings
 from .collectives import ToOwners
 from .job import Job
+from .left_out import LeftOut
 
 
 class ReduceScatter:
@@ -26,8 +27,8 @@ class ReduceScatter:
 
     Parameters
     ----------
-    names : sequence of str
-        The parameters' names.
+    parameters : mapping of str to Tensor
+        The sharded parameters, by their names.
     sizes : sequence of int
         Elements of a shard of each.
     params : mapping
@@ -38,13 +39,18 @@ class ReduceScatter:
 
     def __init__(
         self,
-        names: Sequence[str],
+        parameters: Mapping[str, torch.Tensor],
         sizes: Sequence[int],
         params: Mapping[str, CompressionParams],
         checked: bool,
     ) -> None:
-        self._names, self._sizes, self._params = list(names), list(sizes), params
+        self._parameters, self._names, self._params = parameters, list(parameters), params
+        self._sizes = [  # where a complex element is two
+            size * (2 if parameter.is_complex() else 1)
+            for size, parameter in zip(sizes, parameters.values())
+        ]
         self._checked, self._steps = checked, 0
+        self._left_out = LeftOut(parameters.values(), self._take_back)
         self.channels: List[Channel] = []
         self._loaded: saving.Tensors = {}
 
@@ -70,6 +76,8 @@ class ReduceScatter:
             A parameter got no gradient; or what came is not finite.
         """
         workers, rank = dist.get_world_size(group), dist.get_rank(group)
+        input_tensor = staging.as_real(input_tensor).view(-1)
+        output_tensor = staging.as_real(output_tensor).view(-1)
         if input_tensor.numel() != workers * sum(self._sizes):
             raise RuntimeError(
                 f"a parameter of {', '.join(self._names)} got no gradient: what is compressed with "
@@ -77,7 +85,7 @@ class ReduceScatter:
             )
         if not self.channels:
             self._open(group, input_tensor)
-        self._steps += 1
+        self._begin()
         rows = staging.Staged(
             {
                 _key(name, worker): shard
@@ -89,6 +97,21 @@ class ReduceScatter:
         shards = staging.Staged(dict(zip(mine, output_tensor.split(self._sizes))))
         self._run(Job(rows, _scale(op, workers), {}), Job(shards, 1.0, {}))
         shards.finish(1.0)
+
+    def _begin(self) -> None:
+        """Begin a step, or go on with one whose gradients are added up over several backwards."""
+        adds = any(_has_gradient(parameter) for parameter in self._parameters.values())
+        self._left_out.begin(allowed=adds)
+        if self._left_out.keeps and not adds:
+            for _, _, coder in self._coders():
+                coder.keep()
+        self._left_out.exchange(self._names)
+        self._steps += 1
+
+    def _take_back(self, names: Sequence[str]) -> None:
+        for _, _, coder in self._coders():
+            coder.take_back()
+        self._steps -= 1
 
     # Checkpoints
 
@@ -118,6 +141,7 @@ class ReduceScatter:
     def load(self, tensors: saving.Tensors) -> None:
         """Go on from what `carried` returned, perhaps among others; once the first step begins."""
         self._loaded = self._own(tensors)
+        self._left_out.loaded()
         if self.channels:
             self._apply()
 
@@ -158,7 +182,7 @@ class ReduceScatter:
         """Make ready for a group of workers, all of whom come here."""
         workers, rank = dist.get_world_size(group), dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
-        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        group = groups.new_group(ranks)
         seeds = Seeds(group)
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         dtype, device = like.dtype, like.device
@@ -197,6 +221,11 @@ class ReduceScatter:
 def _key(name: str, worker: int) -> str:
     """What the shard of a parameter is called that is a worker's."""
     return f"{name}/{worker}"
+
+
+def _has_gradient(sharded: torch.Tensor) -> bool:
+    """Whether a sharded parameter has a gradient that is not all zeros."""
+    return sharded.grad is not None and bool(sharded.grad.to_local().any())
 
 
 def _scale(op: Any, workers: int) -> float:

@@ -11,9 +11,11 @@ A stream has a row for each chunk: where it begins and ends, and the two words o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import (
     TYPE_CHECKING,
     Any,
+    Callable,
     Dict,
     Iterable,
     Iterator,
@@ -21,6 +23,7 @@ from typing import (
     Mapping,
     Sequence,
     Tuple,
+    TypeVar,
     Union,
 )
 
@@ -28,18 +31,21 @@ import numpy as np
 import torch
 
 from .. import fitting, pieces
+from ..agreement import Facts
 from ..checkpoint import STREAM, Layout, Place, States
 from ..compression import CompressionParams
 from ..log import logger
 from ..pieces import Arrays
 from .channel import Channel
 from .coder import Coder
+from .gathering import Gather, agree
 
 if TYPE_CHECKING:
     from .state import CompressionState
 
 StateDict = Mapping[str, Any]
 Description = Mapping[str, Any]
+Prepared = TypeVar("Prepared")
 Tensors = Dict[str, Dict[str, torch.Tensor]]
 """By tensor, and by NODE.WHAT.BEGIN."""
 
@@ -97,31 +103,82 @@ def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
 def load(
     state: CompressionState, given: Union[StateDict, Sequence[StateDict]], strict: bool
 ) -> None:
-    """Go on from what `state_dict` returned, once all of it was checked; see `CompressionState`."""
-    rank, size = state.exchange.rank, state.exchange.workers
-    several = not isinstance(given, Mapping)
-    files = [(SAYS, _read(one)) for one in (given if several else [given])]
-    if several:
-        files = fitting.in_order_of_ranks(files)
-    workers = [states for _, states in files]
+    """Go on from what `state_dict` returned, once all of it was checked; see `CompressionState`.
+
+    Workers agree before each step of it, so that all of them fail if one does.
+    """
+    several, gather = not isinstance(given, Mapping), state.exchange.gather_objects
+    workers = if_all_can(gather, lambda: _read_all(given), _facts_of)
     state.recall(workers[0].header["parameters"])
-    for number, states in enumerate(workers):
-        expected = {"world_size": len(workers) if several else size}
-        expected["rank"] = number if several else rank
-        for key, value in expected.items():
-            fitting.check(SAYS, key, states.header[key], value)
-        _check(state, states, strict)
-    arrays = [_of_known(state, states.arrays) for states in workers]
-    if len(workers) == 1:
-        everybody = state.exchange.gather_objects(_not_owned(state, arrays[0]))
+    arrays = if_all_can(
+        gather, lambda: _fitting(state, workers, several, strict), lambda arrays: []
+    )
+    if not several:
+        everybody = gather(_not_owned(state, arrays[0]), "call load_state_dict")
         chosen = _with_aggregators(arrays[0], everybody)
-    elif len(workers) == size:
-        chosen = _with_aggregators(arrays[rank], arrays)
+    elif len(workers) == state.exchange.workers:
+        chosen = _with_aggregators(arrays[state.exchange.rank], arrays)
     else:
         chosen = _shared_out(state, arrays)
     _apply(state, chosen)
     header = workers[0].header
     state.steps, state.rates = header["steps"], dict(header["learning_rates"])
+
+
+def if_all_can(
+    gather: Gather, prepare: Callable[[], Prepared], facts: Callable[[Prepared], Facts]
+) -> Prepared:
+    """What `prepare` returns, if it returns on all workers, with the same facts about it.
+
+    Otherwise it raises its own error, and other workers a RuntimeError.
+    """
+    call, doing = "load_state_dict", "call load_state_dict"
+    try:
+        prepared = prepare()
+    except Exception:
+        with suppress(RuntimeError):  # this error says more
+            agree(gather, [("", {call: "a state_dict that it refuses"})], doing)
+        raise
+    agree(gather, [("", {call: "a state_dict that fits"}), *facts(prepared)], doing)
+    return prepared
+
+
+def _read_all(given: Union[StateDict, Sequence[StateDict]]) -> List[States]:
+    """This worker's state_dict, or those of several in the order of their ranks."""
+    if isinstance(given, Mapping):
+        return [_read(given)]
+    return [states for _, states in fitting.in_order_of_ranks([(SAYS, _read(s)) for s in given])]
+
+
+def _facts_of(workers: Sequence[States]) -> Facts:
+    """What must be the same in all workers' state_dicts."""
+    header = workers[0].header
+    of_parameters = [
+        (f"parameter {parameter['name']} of the state_dict", parameter["compression"])
+        for parameter in header["parameters"]
+    ]
+    values = {"steps": header["steps"], "files": len(workers)}
+    return [("the state_dict", values), *of_parameters]
+
+
+def _fitting(
+    state: CompressionState, workers: Sequence[States], several: bool, strict: bool
+) -> List[Arrays]:
+    """What the workers' files have for this state; ValueError if they do not fit.
+
+    `several`: they are of all workers that there were. Otherwise there is one, of this worker.
+    """
+    for number, states in enumerate(workers):
+        expected = {
+            "world_size": len(workers) if several else state.exchange.workers,
+            "rank": number if several else state.exchange.rank,
+        }
+        for key, value in expected.items():
+            fitting.check(SAYS, key, states.header[key], value)
+        _check(state, states, strict)
+    if several and len(workers) != state.exchange.workers:
+        _require_no_machines(state, len(workers))
+    return [_of_known(state, states.arrays) for states in workers]
 
 
 def _described(state: CompressionState) -> Dict[str, Any]:
@@ -229,14 +286,17 @@ def _with_aggregators(arrays: Arrays, everybody: Sequence[Arrays]) -> Arrays:
     return joined
 
 
+def _require_no_machines(state: CompressionState, before: int) -> None:
+    if state.exchange.machines is not None:
+        raise ValueError(
+            f"the {SAYS} is of {before} workers, but {state.exchange.workers} are here: what "
+            'machines add up first cannot be shared out; use "hierarchical": False'
+        )
+
+
 def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
     """What this worker goes on with of what the workers of another cluster had."""
     before, now = len(arrays), state.exchange.workers
-    if state.exchange.machines is not None:
-        raise ValueError(
-            f"the {SAYS} is of {before} workers, but {now} are here: what machines add up first "
-            'cannot be shared out; use "hierarchical": False'
-        )
     logger.warning(
         "what %d workers carried over is shared out to %d; the sum of residuals stays", before, now
     )

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
 
+from ..agreement import Facts
 from ..compression import CompressionParams, parse, warn_of_ignored
 from ..compression.option import nearest
 from . import gpu
+from .optimizer_hooks import param_groups
 
 _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile add to names
 
 
 def named(
     named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
-) -> Dict[str, torch.nn.Parameter]:
-    """Those that need gradients, by names without those of wrappers."""
+) -> Tuple[Dict[str, torch.nn.Parameter], Dict[str, torch.nn.Parameter]]:
+    """Those that need gradients, by names without those of wrappers, and those that do not."""
     parameters: Dict[str, torch.nn.Parameter] = {}
+    frozen: Dict[str, torch.nn.Parameter] = {}
     for name, parameter in named_parameters:
         if not isinstance(parameter, torch.Tensor):
             raise TypeError(f"named_parameters must be pairs of name and parameter, got {name!r}")
         while name.startswith(_WRAPPERS):
             name = name.partition(".")[2]
-        if name in parameters:
+        if name in parameters or name in frozen:
             raise ValueError(f"named_parameters has the name '{name}' twice")
-        if parameter.requires_grad:
-            parameters[name] = parameter
+        (parameters if parameter.requires_grad else frozen)[name] = parameter
     if not parameters:
         raise ValueError("named_parameters has none that needs a gradient")
-    return parameters
+    return parameters, frozen
 
 
 def chosen_params(
@@ -77,3 +79,34 @@ def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[
             f"compression_params['ef'] '{feedback.pop()}' needs the optimizer, whose learning rate "
             "it follows"
         )
+
+
+def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
+    """What workers must have in common to do the same with averages.
+
+    `mu` is the momentum that is applied instead of the optimizer's, which is 0 then.
+    """
+    if optimizer is None:
+        return []
+    kind = type(optimizer).__name__
+    facts = [("", {"optimizer": kind, "momentum that compression applies": mu})]
+    for number, group in enumerate(param_groups(optimizer)):
+        values = {key: _plain(value) for key, value in group.items() if key != "params"}
+        shapes = [list(parameter.shape) for parameter in group["params"]]
+        facts.append((f"the optimizer's group {number}", {**values, "shapes": shapes}))
+    return facts
+
+
+def learning_rates(optimizer: Optional[Optimizer]) -> List[float]:
+    """Those of an optimizer's parameter groups."""
+    groups = param_groups(optimizer) if optimizer is not None else []
+    return [float(group["lr"]) for group in groups if "lr" in group]
+
+
+def _plain(value: Any) -> Any:
+    """A setting of an optimizer as JSON has it; of others than numbers and words, the kind."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.numel() <= 1 else list(value.shape)
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+import numbers
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import torch
 import torch.distributed as dist
@@ -12,12 +26,14 @@ from torch.optim import Optimizer
 from ..compression import CompressionParams, candidates
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite
-from . import automatic, saving, staging, stats
+from . import automatic, closing, header, saving, staging, stats
 from .exchange import Exchange
 from .job import Job
+from .left_out import LeftOut
 from .momentum import Momentum, momentum_of
-from .settings import chosen_params, named, require_optimizer
-from .steps import before_step
+from .optimizer_hooks import before_step, param_groups
+from .settings import chosen_params, facts_of, learning_rates, named, require_optimizer
+from .sparse import SparseJob
 
 
 class CompressionState:
@@ -71,7 +87,7 @@ class CompressionState:
         require_on_nonfinite(on_nonfinite)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is left out")
-        self.parameters = named(named_parameters)
+        self.parameters, self._frozen = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
         self._given = chosen_params(self.parameters, compression_params, overrides, mu, nesterov)
@@ -80,11 +96,23 @@ class CompressionState:
         self._optimizer, self._grad_scaler = optimizer, grad_scaler
         applied = any(params.mu is not None for params in self._given.values())
         self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
-        if optimizer is not None:
-            before_step(optimizer, self._before_step)
         self.rates: Dict[str, float] = {}  # of learning, in the step before
-        self._left_out: List[str] = []  # whose gradients were not finite
-        self.steps, self._group = 0, process_group
+        self._ratios: Dict[str, float] = {}
+        self.steps, self._group, self._closed, self._copied = 0, process_group, "", None
+        self._begun = 0  # steps, with those that were left out
+        self._nonfinite: List[str] = []  # whose gradients were not, in the step before
+        self._stamp = header.SAME
+        self._made: Set[str] = set()  # whose gradients backward has made since they were averaged
+        self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
+        self.when_stepping: Callable[[], None] = lambda: None
+        self._left_out = LeftOut(self.parameters.values(), self._take_back)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._note)
+            for parameter in self.parameters.values()
+        ]
+        if optimizer is not None:
+            self._handles.append(before_step(optimizer, self._before_step))
+        closing.opened(self)
         undecided = self._tensors(self._undecided())
         self._open(automatic.chosen(undecided, process_group) if undecided else {})
 
@@ -109,6 +137,7 @@ class CompressionState:
         self.exchange.declare(self._tensors(self.params), wires, devices)
         # Those whose compressor applies no momentum.
         self._plain = {n for n in self.parameters if not self.exchange.applies_momentum(n)}
+        self._carries = any(channel.carries for channel in self.exchange.channels)
 
     def recall(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Have "auto" choose what a state_dict that lists such parameters had.
@@ -117,7 +146,7 @@ class CompressionState:
         """
         chosen = {**self._chosen, **automatic.recalled(self._undecided(), saved)}
         if chosen != self._chosen and not self.steps:
-            self.close()
+            self.exchange.close()
             self._open(chosen)
 
     def _tensors(self, params: Mapping[str, CompressionParams]) -> List[Tensor]:
@@ -132,7 +161,9 @@ class CompressionState:
         parameter = self.parameters[name]
         dtype = staging.planned_dtype(parameter.dtype)
         called = f"the gradient of parameter {name}"
-        return Tensor(name, parameter.numel(), dtype, params, index, called, self._on_nonfinite)
+        size = staging.real_numel(parameter)
+        on_nonfinite = "skip" if self._grad_scaler is not None else self._on_nonfinite
+        return Tensor(name, size, dtype, params, index, called, on_nonfinite)
 
     def _has_nesterov(self, name: str) -> bool:
         own = self._given[name]
@@ -158,82 +189,164 @@ class CompressionState:
 
         Until it is called they compress as after the warm-up.
         """
-        if not isinstance(epoch, int) or isinstance(epoch, bool):
+        if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool):
             raise TypeError(f"epoch must be a whole number, got {epoch!r}")
         if epoch < 0:
             raise ValueError(f"epoch must be >= 0, got {epoch}")
-        self.exchange.set_epoch(epoch)
+        self.exchange.set_epoch(int(epoch))
 
     # A step
 
-    def average(self, gradients: Mapping[str, torch.Tensor], begins: bool = False) -> Future[None]:
+    def average(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        begins: bool = False,
+        absent: Collection[str] = (),
+    ) -> Future[Collection[str]]:
         """Average gradients over all workers, in place; returns at once.
 
         Parameters
         ----------
         gradients : mapping
-            By the parameters' names, each flat and contiguous, of the parameter's dtype, and on its
-            device, which is the same for all. All workers call this with the same names in the same
-            order.
+            By the parameters' names, each of the parameter's shape or flat, of its dtype, dense,
+            and all on one device. All workers call this with the same names in the same order.
         begins : bool
             Whether these are the first of a step.
+        absent : collection of str
+            Those that this worker has no gradient of; their values must be zeros.
 
         Returns
         -------
         Future
-            It has an error, or is done once the averages are there.
+            It has an error, or the names of those that no worker has a gradient of: their values
+            are zeros, and residual and momentum are as before.
         """
-        self.steps += begins
+        present = [name for name in gradients if name not in absent]
+        self._begin(begins, present)
+        stamp = self._stamp if present else header.SAME
         staged = staging.Staged(gradients)
-        devices = [staged.device] if staged.device.type == "cuda" else []
-        future: Future[None] = Future(devices=devices)
+        future = self._future(staged.device)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
         step = self.steps
 
         def done(job: Job, error: Optional[BaseException]) -> None:
-            try:
-                if error is None:
-                    error = self._refused(job, step)
-                if error is None:
-                    staged.finish(loss_scale)
-            except Exception as failed:
-                error = failed
+            error = error or self._refused(job, step)
             if error is None:
-                future.set_result(None)
+                staged.finish(loss_scale)
+                future.set_result(job.unused)
             else:
                 future.set_exception(error)
 
         scale = 1.0 / (loss_scale * self.exchange.workers)
-        self.exchange.start(Job(staged, scale, self._ratios(gradients), done))
+        job = Job(staged, scale, self._ratios, done, absent, stamp, self._left_out.keeps)
+        self.exchange.start(job)
         return future
 
-    def _ratios(self, names: Iterable[str]) -> Dict[str, float]:
-        """Previous learning rate over that of the step to come, where they differ."""
-        if self._optimizer is None:
-            return {}
-        rates = {
-            self._names[parameter]: float(group["lr"])
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            if parameter in self._names
-        }
-        ratios = {}
-        for name in names:
-            rate = rates.get(name)
-            if not rate:
-                continue
-            before = self.rates.get(name, rate)
-            self.rates[name] = rate
-            if rate != before:
-                ratios[name] = before / rate
-        return ratios
+    def average_sparse(
+        self, name: str, gradient: Optional[torch.Tensor], begins: bool = False
+    ) -> Future[Optional[torch.Tensor]]:
+        """Average a sparse gradient (COO) over all workers, uncompressed; returns at once.
+
+        Parameters
+        ----------
+        name : str
+            The parameter's. All workers call this with the same names in the same order.
+        gradient : Tensor, optional
+            None: this worker has none.
+        begins : bool
+            Whether this is the first gradient of a step.
+
+        Returns
+        -------
+        Future
+            It has an error, or the average: a sparse tensor, or None if no worker has a gradient.
+        """
+        self._begin(begins, [])
+        if name not in self._plain and self.params[name].compressor is not None:
+            logger.info("the gradient of %s is sparse, and travels uncompressed", name)
+        self._plain.add(name)
+        parameter, step = self.parameters[name], self.steps
+        future = self._future(parameter.device)
+
+        def done(job: SparseJob, error: Optional[BaseException]) -> None:
+            error = error or self._refused(job, step)
+            if error is None:
+                future.set_result(None if job.unused else job.result)
+            else:
+                future.set_exception(error)
+
+        values = torch.zeros_like(parameter, layout=torch.sparse_coo)
+        values = values if gradient is None else gradient
+        stamp = header.SAME if gradient is None else self._stamp
+        self.exchange.start_sparse(SparseJob(name, values, gradient is None, stamp, done))
+        return future
+
+    def take_made(self, names: Iterable[str]) -> Set[str]:
+        """Those of these parameters whose gradients backward has made since this was called."""
+        made = self._made.intersection(names)
+        self._made -= made
+        return made
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        """What the hook of a parameter does, when backward has added to its gradient."""
+        self._made.add(self._names[parameter])
+        self.when_made(parameter)
+
+    @staticmethod
+    def _future(device: torch.device) -> Future[Any]:
+        return Future(devices=[device] if device.type == "cuda" else [])
+
+    def _begin(self, begins: bool, names: Iterable[str]) -> None:
+        """Get ready to exchange gradients, perhaps the first ones of a step."""
+        if begins:
+            self._require_usable()
+            if not self._begun:
+                mu = self.momentum and self.momentum.mu
+                self.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
+            if self._carries:
+                self._left_out.begin(allowed=bool(self._nonfinite))
+            self._nonfinite = []
+            self.steps += 1
+            self._next_ratios()
+            rates = header.checksum(learning_rates(self._optimizer))
+            self._begun += 1
+            self._stamp = header.Stamp(self._begun % 2**32, self._left_out.count % 2**32, rates)
+        self._left_out.exchange(names)
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise RuntimeError(self._closed)
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise RuntimeError(
+                    f"parameter {name} needed no gradient when its CompressionState was made, so "
+                    "that its gradient is not averaged: make the state after it is unfrozen"
+                )
+
+    def _take_back(self, names: Iterable[str]) -> None:
+        """Undo the last exchange of these gradients."""
+        self.exchange.take_back(names)
+        self.steps -= 1
+        self.rates = self._rates_before
+
+    def _next_ratios(self) -> None:
+        """Find for each parameter its previous learning rate over that of the step to come."""
+        self._rates_before, self.rates = self.rates, dict(self.rates)
+        self._ratios: Dict[str, float] = {}
+        groups = param_groups(self._optimizer) if self._optimizer is not None else []
+        for group in groups:
+            rate = float(group.get("lr", 0.0))
+            names = [self._names[p] for p in group["params"] if p in self._names] if rate else []
+            for name in names:
+                before = self.rates.get(name, rate)
+                self.rates[name] = rate
+                if rate != before:
+                    self._ratios[name] = before / rate
 
     def _refused(self, job: Job, step: int) -> Optional[Exception]:
-        """What to raise because of what is not finite; it may be noted instead."""
-        if not job.nonfinite or self._on_nonfinite == "propagate":
-            return None
-        if self._on_nonfinite == "skip":
-            self._left_out += job.nonfinite
+        """What to raise because of what is not finite."""
+        self._nonfinite += job.nonfinite
+        if not job.nonfinite or self._on_nonfinite != "raise":
             return None
         return RuntimeError(
             f"the gradient of parameter {job.nonfinite[0]} has a NaN or an infinity in step {step}"
@@ -241,14 +354,14 @@ class CompressionState:
 
     def _before_step(self) -> None:
         """What the optimizer's hook does; the optimizer leaves gradients alone that are None."""
-        if self._left_out:
+        self.when_stepping()
+        if self._nonfinite and self._on_nonfinite == "skip":
             logger.warning(
                 "step %d is left out: the gradient of parameter %s has a NaN or an infinity",
                 self.steps,
-                self._left_out[0],
+                self._nonfinite[0],
             )
-            self._left_out.clear()
-            for group in self._optimizer.param_groups:
+            for group in param_groups(self._optimizer):
                 for parameter in group["params"]:
                     parameter.grad = None
         elif self.momentum is not None:
@@ -262,7 +375,7 @@ class CompressionState:
         Plain values and tensors, which `torch.load(weights_only=True)` reads. Each worker has its
         own, and saves it; nothing may be under way.
         """
-        return saving.state_dict(self)
+        return self._copied or saving.state_dict(self)
 
     def load_state_dict(
         self,
@@ -284,8 +397,24 @@ class CompressionState:
         ------
         ValueError
             It does not fit; nothing was changed.
+        RuntimeError
+            It does not fit on another worker, or is of another step there; nothing was changed.
         """
+        self._require_usable()
         saving.load(self, state_dict, strict)
+        self._left_out.loaded()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """A copy has what `state_dict` returns; it has no workers to exchange anything with."""
+        return {
+            "parameters": self.parameters,
+            "params": self.params,
+            "steps": self.steps,
+            "_names": self._names,
+            "_copied": self.state_dict(),
+            "_closed": "this is a copy of a CompressionState, which averages nothing: make a new "
+            "one, and have it load what the copy's state_dict() returns",
+        }
 
     # What it did
 
@@ -298,5 +427,15 @@ class CompressionState:
         return stats.of_step(self.exchange, self.parameters, reset)
 
     def close(self) -> None:
-        """End the threads; nothing can be averaged afterwards."""
-        self.exchange.close()
+        """End the threads, and let the optimizer apply its own momentum again.
+
+        Nothing can be averaged afterwards.
+        """
+        if not self._closed:
+            self._closed = "this CompressionState is closed"
+            for handle in self._handles:
+                handle.remove()
+            if self.momentum is not None:
+                self.momentum.give_back()
+            self._left_out.close()
+            self.exchange.close()

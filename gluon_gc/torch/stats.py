@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Sequence, Tuple
 
 import torch
 
 if TYPE_CHECKING:
+    from .channel import Channel
     from .exchange import Exchange
 
 
@@ -48,14 +49,10 @@ def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
     """The stats of a step on average, of these tensors and in all."""
     sums: Dict[str, Dict[str, float]] = {name: {} for name in tensors}
     for transfer in exchange.transfers():
-        if not transfer.channels:
-            continue
         fields = asdict(transfer.meter)
         steps = fields.pop("steps")
-        whole = sum(channel.num_bytes for channel in transfer.channels)
-        for channel in transfer.channels if steps else ():
-            share = channel.num_bytes / whole / steps
-            _add(sums[channel.piece.tensor], {key: share * fields[key] for key in fields})
+        for tensor, share in transfer.shares() if steps else ():
+            _add(sums[tensor], {key: share / steps * fields[key] for key in fields})
         if reset:
             transfer.meter.reset()
     total: Dict[str, float] = {}
@@ -67,6 +64,12 @@ def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
         "tensors": {name: _with_ratios(*sizes[name], sums[name]) for name in tensors},
         "total": _with_ratios(*whole, total),
     }
+
+
+def shares_of(channels: Sequence[Channel]) -> Iterator[Tuple[str, float]]:
+    """For each channel its tensor, and its share of the bytes of all of them."""
+    whole = sum(channel.num_bytes for channel in channels)
+    return ((channel.piece.tensor, channel.num_bytes / whole) for channel in channels)
 
 
 def _add(to: Dict[str, float], fields: Mapping[str, float]) -> None:

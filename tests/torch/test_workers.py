@@ -34,6 +34,33 @@ OTHERS = (
     "measured_links_choose",
     "wrong_settings",
 )
+LOOPS = (
+    "unused_layers_under_ddp",
+    "unused_layers_with_the_distributed_optimizer",
+    "unused_layers_are_stepped_as_ddp_steps_them",
+    "a_scaler_unscales_averages",
+    "gradients_that_are_changed_before_they_are_averaged_are_refused",
+    "everything_is_averaged_once",
+    "dropped_gradients_leave_no_trace",
+    "the_first_drop_after_a_step_is_told_and_later_ones_undone",
+    "backwards_that_are_added_up_without_no_sync",
+    "a_step_that_fails_is_started_anew",
+    "complex_parameters",
+    "complex_parameters_fully_sharded",
+    "sparse_gradients",
+    "residuals_are_of_the_same_elements_in_every_memory_format",
+    "numbers_of_every_kind",
+)
+DIFFERENCES = (
+    "single_tensors_that_differ_are_refused",
+    "checkpoints_that_differ_are_refused_by_all",
+    "parameters_that_are_not_averaged_are_refused",
+    "copies_say_what_they_are",
+    "closing_gives_momentum_back",
+    "whole_numbers_of_numpy",
+    "whoever_waits_is_told_of_an_error_at_the_end",
+    "workers_that_would_drift_apart_are_refused",
+)
 """Jobs of two workers, several of which one torchrun does."""
 
 
@@ -60,9 +87,16 @@ def run(job, *arguments, workers=2, **variables):
     return done.stdout
 
 
-@pytest.mark.parametrize("jobs", [OF_DDP, OTHERS], ids=["ddp", "others"])
+@pytest.mark.parametrize(
+    "jobs", [OF_DDP, OTHERS, LOOPS, DIFFERENCES], ids=["ddp", "others", "loops", "differences"]
+)
 def test_two_workers(jobs):
     run(",".join(jobs))
+
+
+def test_workers_that_do_not_come_are_named_and_given_up():
+    run("a_late_worker_is_named", GLUON_GC_STALL_SECONDS="1")
+    run("a_worker_that_does_not_come_is_given_up", GLUON_GC_TIMEOUT="2")
 
 
 def test_random_orders_of_tensors_give_the_same_bits_on_four_workers():

@@ -1,0 +1,41 @@
+"""What all workers call together: each learns what the others have."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional
+
+import torch.distributed as dist
+
+from .. import agreement
+from ..agreement import Facts
+from .watchdog import waiting
+
+Gather = Callable[[Any, str], List[Any]]
+"""Gives what all workers have, by rank, given this worker's, and what all are doing in words."""
+
+
+def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
+    """The objects of all workers of a group, by rank.
+
+    Parameters
+    ----------
+    mine : object
+        That can be pickled.
+    doing : str
+        What all workers must do, for a warning if some of them do not come.
+    group : ProcessGroup, optional
+        By default of all workers.
+    """
+    everybody: List[Any] = [None] * dist.get_world_size(group)
+    with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
+        dist.all_gather_object(everybody, mine, group=group)
+    return everybody
+
+
+def agree(gather: Gather, facts: Facts, doing: str) -> None:
+    """Raise a RuntimeError unless all workers state the same facts."""
+
+    def ask(message: agreement.Message) -> agreement.Message:
+        return agreement.compare(gather(message, doing))
+
+    agreement.reach(dist.get_rank(), facts, ask)

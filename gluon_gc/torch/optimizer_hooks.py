@@ -1,0 +1,86 @@
+"""What is done when an optimizer steps, by the hooks that PyTorch has for it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Iterable, List, Optional, Tuple
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+Arguments = Optional[Tuple[Tuple[Any, ...], dict]]
+
+
+def param_groups(optimizer: Optimizer) -> List[dict]:
+    """An optimizer's parameter groups, without what reading its attribute may do."""
+    return vars(optimizer)["param_groups"]
+
+
+def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHandle:
+    """Call `action` before each step; with a closure, each time after it has made gradients."""
+
+    def hook(optimizer: Optimizer, args: Tuple[Any, ...], kwargs: dict) -> Arguments:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            action()
+            return None
+
+        def and_action() -> Any:
+            loss = closure()
+            action()
+            return loss
+
+        return (optimizer, and_action), {}
+
+    return optimizer.register_step_pre_hook(hook)
+
+
+class StepWatch:
+    """Notes when any optimizer steps some parameters.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+        They must live as long as this.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._stepped = self._steps = False
+        known = set(map(id, parameters))
+        watch = weakref.ref(self)
+
+        def note(begins: bool) -> Callable[[Optimizer, Any, Any], None]:
+            def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+                groups = param_groups(optimizer)
+                if watch() and any(id(p) in known for group in groups for p in group["params"]):
+                    watch()._steps, watch()._stepped = begins, True
+
+            return hook
+
+        registered = (
+            register_optimizer_step_pre_hook(note(True)),
+            register_optimizer_step_post_hook(note(False)),
+        )
+        self._end = weakref.finalize(self, _remove, registered)
+
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped since this was last asked, or is just doing so.
+
+        A closure may run backward several times within a step.
+        """
+        stepped, self._stepped = self._stepped or self._steps, False
+        return stepped
+
+    def close(self) -> None:
+        """Note nothing more."""
+        self._end()
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

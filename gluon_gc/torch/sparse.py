@@ -1,0 +1,131 @@
+"""Sparse gradients, such as those of torch.nn.Embedding(sparse=True): they travel uncompressed.
+
+All workers get the rows of all workers, and add them up in the order of their ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .groups import Pair
+from .header import Stamp, compared
+from .job import Job
+from .staging import Staged, as_real, working_dtype
+from .stats import Meter
+from .transfer import heed
+
+
+class SparseJob(Job):
+    """A sparse tensor whose average over workers is `result`.
+
+    Parameters
+    ----------
+    name : str
+    values : Tensor
+        Sparse (COO).
+    absent : bool
+        Whether this worker has no gradient; values are empty then.
+    stamp : Stamp
+    done : callable
+        As `Job` has it.
+
+    Attributes
+    ----------
+    result : Tensor
+        Coalesced, on the device of the values.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        values: torch.Tensor,
+        absent: bool,
+        stamp: Stamp,
+        done: Callable[[Job, Optional[BaseException]], None],
+    ) -> None:
+        super().__init__(Staged({}), 1.0, {}, done, [name] if absent else [], stamp)
+        self.name, self.values, self.result = name, values, values
+
+
+class SparseSum:
+    """Averages the values of `SparseJob`s; its stages are those of `Transfer`.
+
+    Parameters
+    ----------
+    name : str
+        The tensor's.
+    groups : pair of ProcessGroup
+        For the numbers of rows, and for the rows.
+
+    Attributes
+    ----------
+    meter : Meter
+    """
+
+    def __init__(self, name: str, groups: Pair) -> None:
+        self._name, self._groups, self.meter = name, groups, Meter()
+        self._workers = dist.get_world_size(groups[0])
+        self._ranks = dist.get_process_group_ranks(groups[0])
+
+    def shares(self) -> List[Tuple[str, float]]:
+        """As `stats.shares_of` has them."""
+        return [(self._name, 1.0)]
+
+    def begin(self, job: SparseJob) -> None:
+        """Nothing comes before `send`."""
+
+    def send(self, job: SparseJob) -> None:
+        """Tell all how many elements this worker has, and how many indices each has."""
+        own = job.values.detach().cpu().coalesce()
+        self._rows = own.indices().T, own.values().to(working_dtype(own.dtype))
+        indices = 0 if job.absent else own.sparse_dim()
+        told = torch.tensor([own.values().shape[0], indices, *job.stamp])
+        self._told = [torch.empty_like(told) for _ in range(self._workers)]
+        self._work = dist.all_gather(self._told, told, group=self._groups[0], async_op=True)
+
+    def answer(self, job: SparseJob) -> None:
+        """Send them: indices and values, with room for the most that any worker has."""
+        self._work.wait()
+        told = torch.stack(self._told).numpy()
+        self._counts, indices = told[:, 0].tolist(), int(told[:, 1].max())
+        if not indices:
+            job.unused.add(job.name)
+        if job.absent:
+            empty = self._rows[1].new_empty(0, *job.values.shape[indices:])
+            self._rows = torch.empty(0, indices, dtype=torch.int64), empty
+        heed(job, compared(told[:, 2:], self._ranks))
+        self._gathers = [self._gather(rows) for rows in self._rows]
+        self.meter.pushed_bytes += sum(rows.nbytes for rows in self._rows)
+
+    def _gather(self, rows: torch.Tensor) -> Tuple[dist.Work, List[torch.Tensor]]:
+        padded = torch.zeros((max(1, *self._counts), *rows.shape[1:]), dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        everybody = [torch.empty_like(padded) for _ in range(self._workers)]
+        pieces = [as_real(piece) for piece in everybody]
+        work = dist.all_gather(pieces, as_real(padded), group=self._groups[1], async_op=True)
+        return work, everybody
+
+    def deliver(self, job: SparseJob) -> None:
+        """Add up the rows of all workers."""
+        of_all: List[torch.Tensor] = []
+        for work, everybody in self._gathers:
+            with self.meter.timing("wait_seconds"):
+                work.wait()
+            self.meter.pulled_bytes += sum(rows.nbytes for rows in everybody)
+            of_all.append(torch.cat([rows[:n] for rows, n in zip(everybody, self._counts)]))
+        indices, values = of_all
+        average = values / self._workers
+        total = torch.sparse_coo_tensor(
+            indices.T, average, job.values.shape, check_invariants=False
+        )
+        total = total.coalesce().to(job.values.dtype)
+        if not total.values().isfinite().all():
+            job.nonfinite.append(job.name)
+        job.result = total.to(job.values.device)
+        self.meter.steps += 1
+
+    def finish(self, job: SparseJob) -> None:
+        """Nothing is left to do."""

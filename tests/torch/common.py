@@ -1,0 +1,107 @@
+"""What jobs of workers share: a network, loops, and checks."""
+
+import logging
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gluon_gc.torch as bps
+from gluon_gc.log import logger
+
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
+TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
+DGC = {"compressor": "dgc", "k": 0.05, "seed": 3}
+DITHERING = {"compressor": "dithering", "k": 4, "seed": 3, "ef": "corrected"}
+AUTO = {"compressor": "auto", "accuracy": "aggressive", "momentum": "nesterov"}
+SETTINGS = (ONEBIT, TOPK, DGC, DITHERING, {"compressor": "randomk", "k": 0.2, "seed": 5}, {})
+
+
+class Net(torch.nn.Module):
+    """Three layers, of which one may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(20, 90)
+        self.second = torch.nn.Linear(90, 90)
+        self.last = torch.nn.Linear(90, 5)
+
+    def forward(self, x, short=False):
+        x = self.first(x).relu()
+        return self.last(x if short else self.second(x).relu())
+
+
+def data(step, rows=16):
+    """This worker's part of a step."""
+    made = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(rows, 20, generator=made), torch.randint(5, (rows,), generator=made)
+
+
+def loss_of(model, step, **more):
+    x, y = data(step)
+    return torch.nn.functional.cross_entropy(model(x, **more), y)
+
+
+def sgd(net, **more):
+    options = dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    return torch.optim.SGD(net.parameters(), **{**options, **more})
+
+
+def wrapped(params, ddp_options=None, **more):
+    """A network, its optimizer, what DDP makes of it, and the state."""
+    net = Net()
+    optimizer = sgd(net)
+    ddp = DistributedDataParallel(net, **(ddp_options or {}))
+    state = bps.CompressionState(net.named_parameters(), params, optimizer, **more)
+    ddp.register_comm_hook(state, bps.compression_hook)
+    return net, optimizer, ddp, state
+
+
+def train(net, optimizer, ddp, steps, **more):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step, **more).backward()
+        optimizer.step()
+    return flat(net)
+
+
+def flat(net):
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def trained(params, steps=8, ddp_options=None, **more):
+    net, optimizer, ddp, state = wrapped(params, ddp_options)
+    weights = train(net, optimizer, ddp, range(steps), **more)
+    state.close()
+    return weights
+
+
+def assert_alike(tensor):
+    """All workers have the same bits."""
+    everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, tensor)
+    assert all(torch.equal(one, tensor) for one in everybody)
+
+
+def raised(kind, said, function):
+    try:
+        function()
+    except kind as error:
+        assert said in str(error), error
+        return
+    raise AssertionError(f"nothing said {said}")
+
+
+@contextmanager
+def logged():
+    """A list of the lines that are logged within, from warnings on."""
+    lines = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,814 @@
+"""Training loops of strangers, as jobs of two workers: what jobs.py does with loops of ours.
+
+Each loop has a twin that DistributedDataParallel, or another loop, is known to do right.
+"""
+
+import copy
+import io
+import os
+import pickle
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gluon_gc.torch as bps
+from tests.torch.common import (
+    DGC,
+    ONEBIT,
+    SETTINGS,
+    TOPK,
+    Net,
+    assert_alike,
+    flat,
+    logged,
+    loss_of,
+    raised,
+    sgd,
+    train,
+    trained,
+    wrapped,
+)
+
+
+def arrays_of(state, layer):
+    """Copies of all that a state keeps for the parameters of a layer."""
+    arrays = copy.deepcopy(state.state_dict()["arrays"])
+    return {name: of for name, of in arrays.items() if name.startswith(layer)}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name][key], other[name][key]) for name in one for key in one[name]
+    )
+
+
+# Layers that not everybody uses in every step
+
+
+def uses(step, rank):
+    """Who uses the second layer: everybody, nobody, worker 0, everybody, ..."""
+    return (True, False, rank == 0, True)[step % 4]
+
+
+def unused_layers_under_ddp():
+    for params in SETTINGS:
+        net, optimizer, ddp, state = wrapped(params, {"find_unused_parameters": True})
+        _train_with_unused(net, optimizer, state, ddp)
+        state.close()
+
+
+def unused_layers_with_the_distributed_optimizer():
+    for params in SETTINGS:
+        net = Net()
+        optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), params)
+        state = optimizer.compression_state
+        _train_with_unused(net, optimizer, state, net)
+        state.close()
+        expected, under_ddp = flat(net), wrapped(params, {"find_unused_parameters": True})
+        _train_with_unused(*under_ddp[:2], under_ddp[3], under_ddp[2])
+        under_ddp[3].close()
+        assert torch.equal(flat(under_ddp[0]), expected), params
+
+
+def _train_with_unused(net, optimizer, state, model):
+    for step in range(8):
+        before = arrays_of(state, "second"), net.second.weight.detach().clone()
+        optimizer.zero_grad()
+        short = not uses(step, dist.get_rank())
+        loss_of(model, step, short=short).backward()
+        optimizer.step()
+        assert_alike(flat(net))
+        unused = step % 4 == 1
+        assert torch.equal(net.second.weight, before[1]) == unused, step
+        if before[0]["second.weight"]:
+            assert same(arrays_of(state, "second"), before[0]) == unused, step
+
+
+def unused_layers_are_stepped_as_ddp_steps_them():
+    """Momentum and weight decay of a layer that nobody uses in a step stay, too."""
+    nets = []
+    for hook in (False, True):
+        net = Net()
+        optimizer = sgd(net)
+        ddp = DistributedDataParallel(net, find_unused_parameters=True)
+        if hook:
+            state = bps.CompressionState(net.named_parameters(), {}, optimizer)
+            ddp.register_comm_hook(state, bps.compression_hook)
+        nets.append(net)
+        for step in range(8):
+            optimizer.zero_grad()
+            loss_of(ddp, step, short=not uses(step, dist.get_rank())).backward()
+            optimizer.step()
+    expected, own = map(flat, nets)
+    assert torch.allclose(own, expected, atol=1e-6)
+    state.close()
+
+
+# Gradients that are read or changed between backward and step
+
+
+def scaled(optimizer_of, clips=False, unused=False):
+    """A loop with a GradScaler, as PyTorch's documentation has it."""
+    net = Net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = optimizer_of(net, scaler)
+    for step in range(5):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(net, step, short=unused)).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+    assert_alike(flat(net))
+    return flat(net)
+
+
+def a_scaler_unscales_averages():
+    for unused in (False, True):
+        for clips in (False, True):
+            net = Net()
+            optimizer = sgd(net)
+            for step in range(5):
+                optimizer.zero_grad()
+                loss_of(net, step, short=unused).backward()
+                for parameter in net.parameters():
+                    if parameter.grad is not None:
+                        dist.all_reduce(parameter.grad)
+                        parameter.grad /= dist.get_world_size()
+                if clips:
+                    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+                optimizer.step()
+            for told in (True, False):
+                if unused and clips and not told:
+                    continue  # that is refused: see the next job
+
+                def distributed(net, scaler, told=told):
+                    more = {"grad_scaler": scaler} if told else {}
+                    return bps.DistributedOptimizer(sgd(net), net.named_parameters(), {}, **more)
+
+                weights = scaled(distributed, clips, unused)
+                assert torch.allclose(weights, flat(net), atol=1e-6), (unused, clips, told)
+
+
+def gradients_that_are_changed_before_they_are_averaged_are_refused():
+    net = Net()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), {})
+    train_once(net, optimizer)
+    for change in (
+        lambda p: p.grad.mul_(2),
+        lambda p: setattr(p, "grad", None),
+        lambda p: setattr(p, "grad", p.grad.clone()),
+    ):
+        optimizer.zero_grad()
+        loss_of(net, 0, short=True).backward()  # the second layer is still to come
+        change(net.last.weight)
+        raised(RuntimeError, "gradient of parameter last.weight was changed", optimizer.step)
+    optimizer.zero_grad()
+    loss_of(net, 0, short=True).backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    optimizer.step()
+    assert_alike(flat(net))
+    hook = net.last.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    hooked = list(net.last.weight._post_accumulate_grad_hooks.items())
+    net.last.weight._post_accumulate_grad_hooks.clear()
+    net.last.weight._post_accumulate_grad_hooks.update(reversed(hooked))  # before ours
+    optimizer.zero_grad()
+    said = "a hook has set the gradient of parameter last.weight to None"
+    raised(RuntimeError, said, lambda: loss_of(net, 0).backward())
+    hook.remove()
+
+
+def train_once(net, optimizer, step=0):
+    optimizer.zero_grad()
+    loss_of(net, step).backward()
+    optimizer.step()
+
+
+# Gradients that are dropped
+
+
+def sharded(params):
+    from torch.distributed.fsdp import fully_shard
+
+    net = Net()
+    for layer in net.children():
+        fully_shard(layer)
+    fully_shard(net)
+    params = {**params, "momentum": None}
+    return net, torch.optim.SGD(net.parameters(), lr=0.1), bps.compress_reduce_scatter(net, params)
+
+
+def hooked(params):
+    net, optimizer, ddp, state = wrapped(params)
+    return ddp, optimizer, state
+
+
+def distributed(params):
+    net = Net()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), params)
+    return net, optimizer, optimizer.compression_state
+
+
+def dropped_gradients_leave_no_trace():
+    """A step of G's, whose backward makes gradients of D, before each step of D's."""
+    for make in (hooked, distributed, sharded):
+        for params in (ONEBIT, TOPK, DGC, {**TOPK, "momentum": "nesterov"}, {}):
+            if make is sharded and params is DGC:
+                continue  # it has momentum of its own
+            for set_to_none in (True, False):
+                weights = []
+                for drops in (False, True):
+                    model, optimizer, state = make(params)
+                    for step in range(4):
+                        if drops:
+                            (-5 * loss_of(model, 50 + step)).backward()
+                            optimizer.zero_grad(set_to_none)
+                        loss_of(model, step).backward()
+                        optimizer.step()
+                        optimizer.zero_grad(set_to_none)
+                    weights.append([full(p) for p in model.parameters()])
+                    getattr(state, "close", lambda: None)()
+                assert all(map(torch.equal, *weights)), (make, params, set_to_none)
+
+
+def full(parameter):
+    whole = getattr(parameter, "full_tensor", lambda: parameter)()
+    return whole.detach().clone()
+
+
+def the_first_drop_after_a_step_is_told_and_later_ones_undone():
+    for make in (hooked, distributed):
+        with logged() as lines:
+            model, optimizer, state = make(ONEBIT)
+            for step in range(2):
+                loss_of(model, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            loss_of(model, 50).backward()
+            optimizer.zero_grad()
+            loss_of(model, 2).backward()
+        assert any("Their residual and momentum keep this one" in line for line in lines), lines
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = copy.deepcopy(state.state_dict()["arrays"])
+        with logged() as lines:
+            for _ in range(2):
+                loss_of(model, 51).backward()
+                optimizer.zero_grad()
+            _finish_a_drop(state)
+        assert not lines, lines
+        assert same(kept, state.state_dict()["arrays"])
+        state.close()
+
+
+def _finish_a_drop(state):
+    """What the next backward would begin with."""
+    state._left_out.begin()
+
+
+def backwards_that_are_added_up_without_no_sync():
+    """The sum of two backwards is one step, from what was kept before the first."""
+    for params in (ONEBIT, TOPK):
+        net, optimizer, ddp, state = wrapped(params)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(ddp, step).backward()
+            loss_of(ddp, 10 + step).backward()
+            optimizer.step()
+        assert state.steps == 3
+        assert_alike(flat(net))
+        state.close()
+
+
+def a_step_that_fails_is_started_anew():
+    """As in a notebook: backward raises; or a step is left out by hand."""
+
+    class Fails(torch.autograd.Function):
+        on = False
+
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if Fails.on:
+                raise ValueError("backward failed")
+            return gradient
+
+    results = []
+    for fails in (False, True):
+        torch.manual_seed(0)
+        a, b = torch.nn.Linear(20, 8), torch.nn.Linear(8, 5)
+        both = torch.nn.ModuleList([a, b])
+        optimizer = bps.DistributedOptimizer(sgd(both), both.named_parameters(), ONEBIT)
+
+        def model(x, a=a, b=b):
+            return b(Fails.apply(a(x)))
+
+        for step in range(4):
+            optimizer.zero_grad()
+            if fails and step == 0:
+                Fails.on = True
+                raised(ValueError, "backward failed", lambda: loss_of(model, 50).backward())
+                Fails.on = False
+                optimizer.zero_grad()
+                loss_of(model, 50).backward()  # and this one is left out
+                both.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        results.append(flat(both))
+        optimizer.compression_state.close()
+    assert torch.equal(*results)
+
+
+# Kinds of tensors
+
+
+class Complex(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.real = torch.nn.Parameter(torch.randn(30))
+        self.complex = torch.nn.Parameter(torch.randn(40, 20, dtype=torch.complex64))
+        turned = torch.randn(6, 4, dtype=torch.complex64).t()
+        self.turned = torch.nn.Parameter(turned)
+
+    def forward(self, x):
+        return (self.complex * x).abs().sum() * self.real.sum() + (self.turned * 1j).real.sum()
+
+
+def complex_parameters():
+    def run(model, optimizer, step=lambda: None):
+        for i in range(3):
+            made = torch.Generator().manual_seed(10 * i + dist.get_rank())
+            optimizer.zero_grad()
+            x = torch.randn(40, 20, dtype=torch.complex64, generator=made)
+            model(x).backward()
+            optimizer.step()
+
+    def values(net):
+        return torch.cat([torch.view_as_real(p + 0j).reshape(-1) for p in net.parameters()])
+
+    net = Complex()
+    run(DistributedDataParallel(net), torch.optim.SGD(net.parameters(), 0.001))
+    expected = values(net)
+    for params in ({}, {"compressor": "bytegrad"}, {**ONEBIT, "momentum": None}):
+        net = Complex()
+        optimizer = torch.optim.SGD(net.parameters(), 0.001)
+        ddp = DistributedDataParallel(net)
+        state = bps.CompressionState(net.named_parameters(), params)
+        ddp.register_comm_hook(state, bps.compression_hook)
+        run(ddp, optimizer)
+        other = Complex()
+        inner = torch.optim.SGD(other.parameters(), 0.001)
+        run(other, bps.DistributedOptimizer(inner, other.named_parameters(), params))
+        assert torch.equal(values(net), values(other))
+        assert_alike(values(net))
+        if "ef" not in params:
+            assert torch.allclose(values(net), expected, rtol=0.05, atol=1e-3)
+        state.close()
+
+
+def complex_parameters_fully_sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    def gradient(params):
+        net = Complex()
+        del net.turned, net.real  # fully_shard takes parameters of one dtype, contiguous ones
+        net.forward = lambda x: ((net.complex * x).abs() + (net.complex * x).imag).sum()
+        fully_shard(net)
+        if params is not None:
+            bps.compress_reduce_scatter(net, params)
+        made = torch.Generator().manual_seed(dist.get_rank())
+        net(torch.randn(40, 20, dtype=torch.complex64, generator=made)).backward()
+        return net.complex.grad.full_tensor()
+
+    expected = gradient(None)
+    assert expected.imag.abs().max() > 0.1
+    for params in ({}, {"compressor": "bytegrad"}):
+        assert torch.allclose(gradient(params), expected, rtol=0.1, atol=0.05), params
+
+
+class Embedded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(100, 8, sparse=True)
+        self.unused = torch.nn.Embedding(10, 8, sparse=True)
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, ids, also=False):
+        x = self.embedding(ids) + (self.unused(ids % 10) if also else 0)
+        return self.head(x).pow(2).sum()
+
+
+def sparse_gradients():
+    def run(model, optimizer, sometimes=False):
+        for step in range(4):
+            made = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            optimizer.zero_grad()
+            ids = torch.randint(100, (5,), generator=made)
+            also = not sometimes or (step in (0, 2) and dist.get_rank() == step // 2)
+            model(ids, also=also).backward()
+            optimizer.step()
+
+    class Averaging(torch.optim.SGD):
+        """What DistributedDataParallel ought to do: PyTorch 2.13 divides sparse ones twice."""
+
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                dense = parameter.grad.to_dense()
+                dist.all_reduce(dense)
+                parameter.grad = dense / dist.get_world_size()
+            super().step()
+
+    momentum = {"lr": 0.01, "momentum": 0.9, "nesterov": True}
+    net = Embedded()
+    run(net, Averaging(net.parameters(), **momentum))
+    expected = flat(net)
+    for params in ({}, ONEBIT):
+        results = []
+        for hook in (True, False):
+            net = Embedded()
+            optimizer = torch.optim.SGD(net.parameters(), **momentum)
+            if hook:
+                model = DistributedDataParallel(net)
+                state = bps.CompressionState(net.named_parameters(), params, optimizer)
+                model.register_comm_hook(state, bps.compression_hook)
+            else:
+                model = net
+                optimizer = bps.DistributedOptimizer(optimizer, net.named_parameters(), params)
+                state = optimizer.compression_state
+            run(model, optimizer)
+            assert_alike(flat(net))
+            pushed = state.compression_stats()["tensors"]["embedding.weight"]["pushed_bytes"]
+            assert 0 < pushed <= 5 * (8 + 8 * 4)
+            results.append(flat(net))
+            state.close()
+        assert torch.allclose(*results, atol=1e-6)
+        if not params:
+            assert torch.allclose(results[0], expected, atol=1e-5)
+    net = Embedded()
+    inner = torch.optim.SGD(net.parameters(), **momentum)
+    optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), ONEBIT)
+    before = net.unused.weight.detach().clone()
+    run(net, optimizer, sometimes=True)  # the second time a worker that has made none before
+    assert_alike(flat(net))
+    assert not torch.equal(net.unused.weight, before)
+    optimizer.compression_state.close()
+
+
+def residuals_are_of_the_same_elements_in_every_memory_format():
+    def residual(memory_format, hook):
+        torch.manual_seed(0)
+        net = torch.nn.Conv2d(4, 8, 3).to(memory_format=memory_format)
+        params = {"compressor": "topk", "k": 0.01, "ef": "vanilla"}
+        model = net
+        if hook:
+            model = DistributedDataParallel(net)
+            state = bps.CompressionState(net.named_parameters(), params)
+            model.register_comm_hook(state, bps.compression_hook)
+        else:
+            inner = torch.optim.SGD(net.parameters(), lr=0.0)
+            optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), params)
+            state = optimizer.compression_state
+        torch.manual_seed(dist.get_rank())
+        model(torch.randn(2, 4, 8, 8)).pow(2).sum().backward()
+        arrays = state.state_dict()["arrays"]["weight"]
+        gradient = net.weight.grad.clone()
+        state.close()
+        return arrays["worker.residual.0"], gradient
+
+    expected, gradient = residual(torch.contiguous_format, True)
+    assert_alike(gradient)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        for hook in (True, False):
+            own, averaged = residual(memory_format, hook)
+            assert torch.allclose(own, expected, rtol=1e-4, atol=1e-4)
+            assert torch.allclose(averaged, gradient, rtol=1e-4, atol=1e-4)
+
+
+def numbers_of_every_kind():
+    rank, push_pull = dist.get_rank(), bps.push_pull
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        most = torch.iinfo(dtype).max
+        full = torch.tensor([most, most - rank, 0], dtype=dtype)
+        if dtype != torch.int64:
+            assert torch.equal(push_pull(full), torch.tensor([most, most - 1, 0], dtype=dtype))
+            said = f"the sum of tensor 'full' does not fit into {dtype}"
+            raised(OverflowError, said, lambda x=full: push_pull(x, average=False, name="full"))
+        assert push_pull(torch.tensor(3, dtype=dtype), average=False).item() == 6
+    for dtype in (torch.complex64, torch.complex128):
+        values = torch.tensor([1 + 2j, rank * 1j], dtype=dtype)
+        assert torch.equal(push_pull(values), torch.tensor([1 + 2j, 0.5j], dtype=dtype))
+        assert torch.equal(push_pull(values.conj()), torch.tensor([1 - 2j, -0.5j], dtype=dtype))
+    places = torch.tensor([[0, 2 + rank]])
+    values = torch.sparse_coo_tensor(places, torch.ones(2), (5,), check_invariants=False)
+    expected = torch.tensor([1.0, 0.0, 0.5, 0.5, 0.0])
+    assert torch.equal(push_pull(values).to_dense(), expected)
+    assert torch.equal(push_pull(values, average=False).to_dense(), 2 * expected)
+    assert torch.equal(push_pull(torch.full((2, 3), float(rank)).t()), torch.full((3, 2), 0.5))
+    assert push_pull(torch.zeros(0)).shape == (0,)
+    raised(TypeError, "tensor 'b' is of bool", lambda: push_pull(torch.tensor([True]), name="b"))
+    raised(
+        TypeError, "tensor 'n' must be a torch.Tensor, got 3.0", lambda: push_pull(3.0, name="n")
+    )
+    bps.declare("compressed", compressor="topk", k=2)
+    declared = push_pull(torch.tensor([0j, 3 + 1j, 1j]), name="compressed")
+    assert torch.equal(declared, torch.tensor([0j, 3 + 1j, 0j])), declared
+    for kind in (torch.bool, torch.bfloat16, torch.complex64, torch.int8):
+        values = torch.full((2, 2), rank, dtype=kind)
+        bps.broadcast_parameters({"a": values, "b": None}, root_rank=1)
+        assert torch.equal(values, torch.ones(2, 2, dtype=kind))
+
+
+# Parameters that appear later
+
+
+def parameters_that_are_not_averaged_are_refused():
+    net = Net()
+    net.second.weight.requires_grad_(False)
+    optimizer, ddp = sgd(net), DistributedDataParallel(net)
+    state = bps.CompressionState(net.named_parameters(), {}, optimizer)
+    ddp.register_comm_hook(state, bps.compression_hook)
+    train(net, optimizer, ddp, range(1))
+    net.second.weight.requires_grad_(True)
+    said = "parameter second.weight needed no gradient"
+    raised(RuntimeError, said, lambda: loss_of(ddp, 1).backward())
+    state.close()
+    net = Net()
+    optimizer = torch.optim.SGD(net.first.parameters(), lr=0.1)
+    optimizer = bps.DistributedOptimizer(optimizer, net.first.named_parameters(), {})
+    optimizer.add_param_group({"params": net.second.parameters()})
+    said = "a parameter of shape (90, 90) in the optimizer's group 1 is not averaged"
+    raised(RuntimeError, said, lambda: train_once(net, optimizer))
+    optimizer.compression_state.close()
+
+
+# What workers must share
+
+
+def workers_that_would_drift_apart_are_refused():
+    rank = dist.get_rank()
+
+    def hook(optimizer_of, **more):
+        net = Net()
+        optimizer = optimizer_of(net.parameters())
+        ddp = DistributedDataParallel(net)
+        state = bps.CompressionState(net.named_parameters(), TOPK, optimizer, **more)
+        ddp.register_comm_hook(state, bps.compression_hook)
+        return net, optimizer, ddp
+
+    def distributed(optimizer_of, **more):
+        net = Net()
+        inner = optimizer_of(net.parameters())
+        optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), TOPK, **more)
+        return net, optimizer, net
+
+    sgd, adam = torch.optim.SGD, torch.optim.Adam
+    for made in (hook, distributed):
+        for said, optimizer_of in (
+            (
+                "worker 1 has lr 0.2 for the optimizer's group 0, but worker 0 has 0.1",
+                lambda p: sgd(p, lr=0.1 * (1 + rank)),
+            ),
+            ('has optimizer "Adam", but', lambda p: adam(p) if rank else sgd(p, lr=0.001)),
+            ("has weight_decay 0.5 for", lambda p: sgd(p, lr=0.1, weight_decay=rank / 2)),
+            ("has betas [0.8, 0.9] for", lambda p: adam(p, betas=(0.9 - rank / 10, 0.9))),
+        ):
+            net, optimizer, model = made(optimizer_of)
+            raised(RuntimeError, said, lambda n=net, o=optimizer, m=model: train(n, o, m, [0]))
+        said = 'has on_nonfinite "skip" for the gradient of parameter last.bias, but worker 0'
+        more = {"on_nonfinite": "skip" if rank else "raise"}
+        raised(RuntimeError, said, lambda: made(lambda p: sgd(p, lr=0.1), **more))  # noqa: B023
+        net, optimizer, model = made(lambda p: sgd(p, lr=0.1))
+        train(net, optimizer, model, range(2))
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
+        said = "the learning rates of worker 1 differ from those of other workers"
+        raised(RuntimeError, said, lambda: train(net, optimizer, model, [3]))  # noqa: B023
+    net, optimizer, model = hook(lambda p: sgd(p, lr=0.1))
+    train(net, optimizer, model, range(2))
+    for step in (2, 3):
+        optimizer.zero_grad()
+        if step == 3:
+            said = "worker 1 has left out other steps than other workers"
+            raised(RuntimeError, said, lambda: loss_of(model, 3).backward())
+        else:
+            loss_of(model, step).backward()
+            if rank == 0:
+                optimizer.step()
+
+
+def single_tensors_that_differ_are_refused():
+    rank, push_pull = dist.get_rank(), bps.push_pull
+    for said, call in (
+        ('has name "b" for push_pull', lambda: push_pull(torch.ones(3), name="ab"[rank])),
+        ("has average false for", lambda: push_pull(torch.ones(3), average=rank == 0, name="a")),
+        ("has shape [4] for push_pull", lambda: push_pull(torch.ones(3 + rank), name="a")),
+        ("has dtype ", lambda: push_pull(torch.ones(3, dtype=[None, torch.int8][rank]))),
+    ):
+        raised(RuntimeError, said, call)
+    assert torch.equal(push_pull(torch.ones(3), name="a"), torch.ones(3))
+    before = torch.nn.Linear(4, 4 + rank)
+    kept = copy.deepcopy(before.state_dict())
+    said = "worker 1 has shape [5, 4] for parameter weight, but worker 0 has [4, 4]"
+    raised(RuntimeError, said, lambda: bps.broadcast_parameters(before.state_dict()))
+    assert all(torch.equal(kept[name], value) for name, value in before.state_dict().items())
+    for net, said in (
+        (torch.nn.Linear(4, 4, dtype=[None, torch.float64][rank]), 'has dtype "torch.float64" for'),
+        (torch.nn.ParameterDict({"ab"[rank]: torch.nn.Parameter(torch.ones(3))}), 'has name "b"'),
+        (torch.nn.Linear(4, 4, bias=rank == 0), "has parameter bias, which worker 1 does not have"),
+    ):
+        raised(RuntimeError, said, lambda n=net: bps.broadcast_parameters(n.state_dict()))
+    net = Net()
+    others = [torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.Adam(net.parameters())]
+    raised(RuntimeError, 'has class "Adam"', lambda: bps.broadcast_optimizer_state(others[rank]))
+
+
+def checkpoints_that_differ_are_refused_by_all():
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    train(net, optimizer, ddp, range(2))
+    early = state.state_dict()
+    train(net, optimizer, ddp, range(2, 4))
+    late, rank = state.state_dict(), dist.get_rank()
+    files = [None, None]
+    dist.all_gather_object(files, early)
+    before = copy.deepcopy(state.state_dict()["arrays"])
+    own = "the rank is 0 there, but 1 here"
+    other = 'worker 1 has load_state_dict "a state_dict that it refuses"'
+    kind, said = ((RuntimeError, other), (ValueError, own))[rank]
+    raised(kind, said, lambda: state.load_state_dict(files[0]))
+    said = "worker 1 has steps 4 for the state_dict, but worker 0 has 2"
+    raised(RuntimeError, said, lambda: state.load_state_dict([early, late][rank]))
+    wrong = {**early, "format": 99} if rank == 0 else early
+    raised((ValueError, RuntimeError)[rank], "", lambda: state.load_state_dict(wrong))
+    assert same(before, state.state_dict()["arrays"])
+    state.load_state_dict(early)
+    state.close()
+    _, _, compression = sharded(TOPK)
+    kind, said = ((ValueError, "not a state_dict"), (RuntimeError, "that it refuses"))[rank]
+    wrong = {} if rank == 0 else compression.state_dict()
+    raised(kind, said, lambda: compression.load_state_dict(wrong))
+
+
+# Copies, and what closing leaves
+
+
+def copies_say_what_they_are():
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    train(net, optimizer, ddp, range(2))
+    saved = state.state_dict()
+    averaged = torch.optim.swa_utils.AveragedModel(ddp)
+    assert torch.equal(flat(averaged.module), flat(net))
+    box = io.BytesIO()
+    torch.save(ddp, box)
+    box.seek(0)
+    again = torch.load(box, weights_only=False)
+    assert torch.equal(flat(again), flat(net))
+    for made in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        assert same(made.state_dict()["arrays"], saved["arrays"]) and made.steps == 2
+        said = "this is a copy of a CompressionState"
+        raised(RuntimeError, said, lambda m=made: m.average({}, begins=True))
+    train(net, optimizer, ddp, [2])  # the original goes on
+    other = wrapped(ONEBIT)
+    other[3].load_state_dict(made.state_dict())
+    other[3].close()
+    state.close()
+    net = Net()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), ONEBIT)
+    train_once(net, optimizer)
+    for made in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert isinstance(made, torch.optim.SGD) and made.param_groups[0]["momentum"] == 0.9
+        raised(RuntimeError, "this is a copy of a DistributedOptimizer", made.step)
+        names = [(f"p{i}", p) for i, p in enumerate(made.param_groups[0]["params"])]
+        pickle.dumps(made)
+        again = bps.DistributedOptimizer(made, names, ONEBIT)
+        again.step()
+        again.compression_state.close()
+    raised(
+        ValueError, "already", lambda: bps.DistributedOptimizer(optimizer, net.named_parameters())
+    )
+    optimizer.compression_state.close()
+
+
+def closing_gives_momentum_back():
+    net = Net()
+    optimizer = sgd(net)
+    ddp = DistributedDataParallel(net)
+    given = {"momentum": 0.9, "nesterov": True}
+    for _ in range(2):  # a second state is as good as the first
+        state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
+        (group,) = optimizer.param_groups
+        assert (group["momentum"], group["nesterov"]) == (0.0, False)
+        (saved,) = optimizer.state_dict()["param_groups"]
+        assert {key: saved[key] for key in given} == given
+        with logged() as lines:
+            optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.param_groups[0]["momentum"] == 0.0 and not lines
+        state.close()
+        (group,) = optimizer.param_groups
+        assert {key: group[key] for key in given} == given
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_state_dict_post_hooks
+    raised(RuntimeError, "is closed", lambda: state.average({}, begins=True))
+    fresh = sgd(net, momentum=0.0, nesterov=False)
+    fresh.load_state_dict(optimizer.state_dict())  # before there is a state
+    bps.CompressionState(net.named_parameters(), ONEBIT, fresh).close()
+    del ddp
+    with logged() as lines:
+        state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
+        changed = optimizer.state_dict()
+        changed["param_groups"][0]["momentum"] = 0.5
+        optimizer.load_state_dict(changed)
+    assert any("has momentum 0.5; compression goes on with 0.9" in line for line in lines)
+    state.close()
+
+
+def whole_numbers_of_numpy():
+    import numpy as np
+
+    net = Net()
+    state = bps.CompressionState(net.named_parameters(), DGC)
+    state.set_epoch(np.int64(3))
+    raised(TypeError, "epoch must be a whole number", lambda: state.set_epoch(3.0))
+    raised(TypeError, "epoch must be a whole number", lambda: state.set_epoch(True))
+    state.close()
+    optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), TOPK, np.int32(2))
+    optimizer.set_backward_passes_per_step(np.int64(1))
+    for wrong in (0, 1.5, True, "2"):
+        raised(
+            ValueError,
+            "backward_passes_per_step must be a whole number > 0",
+            lambda w=wrong: optimizer.set_backward_passes_per_step(w),
+        )
+    optimizer.compression_state.close()
+
+
+def whoever_waits_is_told_of_an_error_at_the_end():
+    """Values cannot be written back: a view of memory that is expanded."""
+    state = bps.CompressionState({"w": torch.nn.Parameter(torch.zeros(3))}.items(), {})
+    values = torch.zeros(1, dtype=torch.float16).expand(3)
+    raised(RuntimeError, "", lambda: state.average({"w": values}).wait())
+    state.close()
+    bps.declare("expanded", compressor="topk", k=1)
+    raised(RuntimeError, "", lambda: bps.push_pull_inplace(values, name="expanded"))
+
+
+def everything_is_averaged_once():
+    """synchronize(), and then step() without skip_synchronize(), is no second average."""
+    results = []
+    for synchronizes in (False, True):
+        net = Net()
+        optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), ONEBIT)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(net, step).backward()
+            if synchronizes:
+                optimizer.synchronize()
+                optimizer.synchronize()
+            optimizer.step()
+        results.append(flat(net))
+        assert optimizer.compression_state.steps == 3
+        optimizer.compression_state.close()
+    assert torch.equal(*results)
+    assert torch.equal(results[0], trained(ONEBIT, steps=3))
+
+
+# Workers that do not come
+
+
+def a_late_worker_is_named():
+    """With GLUON_GC_STALL_SECONDS=1."""
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    train(net, optimizer, ddp, range(2))  # then its buckets are final
+    with logged() as lines:
+        if dist.get_rank() == 1:
+            time.sleep(3)
+        train(net, optimizer, ddp, [2])
+    waits = any(line.startswith("worker 0 waits for worker 1, for ") for line in lines)
+    assert waits == (dist.get_rank() == 0), lines
+    with logged() as lines:
+        if dist.get_rank() == 1:
+            time.sleep(3)
+        state.load_state_dict(state.state_dict())
+    said = "worker 0 waits until all workers call load_state_dict"
+    assert any(said in line for line in lines) == (dist.get_rank() == 0), lines
+    state.close()
+
+
+def a_worker_that_does_not_come_is_given_up():
+    """With GLUON_GC_TIMEOUT=2: worker 1 does not take part, and worker 0 says so."""
+    net, optimizer, ddp, _ = wrapped(ONEBIT)
+    train(net, optimizer, ddp, range(2))  # then its buckets are final
+    if dist.get_rank() == 1:
+        time.sleep(6)
+    else:
+        said = "gradients could not be exchanged; a worker may have ended, or does something else: "
+        said += "worker 0 waits for worker 1: "
+        raised(RuntimeError, said, lambda: train(net, optimizer, ddp, [2]))
+    os._exit(0)
