@@ -16,6 +16,7 @@ from mxnet.optimizer import Optimizer
 from .. import env
 from ..agreement import Facts
 from ..compression import CompressionParams, byteps, parse, warn_of_ignored
+from ..compression.momentum import has_nesterov, require_linear
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
 from . import freshness, runtime, saving, stats, summary, trainer_facts
@@ -24,7 +25,7 @@ from .automatic import Automatic
 from .exchange import CompressingKVStore
 from .gradient import Gradient, params_for, sums_of
 from .learning_rates import LearningRates
-from .momentum import Momentum, momentum_of, switched_off
+from .momentum import LINEAR, Momentum, momentum_of, switched_off
 from .operators import clip_factor
 from .optimizer import DistributedOptimizer
 from .parameters import Parameters, broadcast_initial, in_order_of_backward
@@ -120,8 +121,14 @@ class DistributedTrainer(Trainer):
         warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
         compressions = [self._compression, *self._overrides.values()]
         self._automatic = Automatic()
-        applied = mu is not None and any(params.mu is not None for params in compressions)
-        self._momentum = Momentum(mu) if applied else None
+        self._momentum: Optional[Momentum] = None
+        if mu is not None and any(params.mu is not None for params in compressions):
+            require_linear(optimizer, LINEAR)
+            self._momentum = Momentum(mu)
+        self._nesterov = {
+            i: has_nesterov(self._overrides.get(i), self._compression, nesterov)
+            for i in range(len(self._params))
+        }
         self._root_rank = root_rank
         self._number = next(_numbers)
         self._declared: Dict[int, Tensor] = {}
@@ -276,7 +283,7 @@ class DistributedTrainer(Trainer):
             return
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
-                self._momentum.add_to_gradient(i, arrays, self._has_nesterov(i))
+                self._momentum.add_to_gradient(i, arrays, self._nesterov[i])
 
     def _exchanged(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
         """The parameters whose gradients are to be exchanged, in the order of backward."""
@@ -360,20 +367,12 @@ class DistributedTrainer(Trainer):
             return
         for i, param in enumerate(self._params):
             if param.grad_req != "null":
-                wd, nesterov = self._optimizer._get_wd(i), self._has_nesterov(i)
+                wd, nesterov = self._optimizer._get_wd(i), self._nesterov[i]
                 self._momentum.add_weight_decay(
                     i, wd, param.list_data(), param.list_grad(), rescale, nesterov
                 )
         with switched_off(self._optimizer):
             self._update(ignore_stale_grad)
-
-    def _has_nesterov(self, index: int) -> bool:
-        """Whether a parameter's momentum is Nesterov's, as it or else the trainer was told."""
-        for params in (self._overrides.get(index), self._compression):
-            if params is not None and params.mu is not None:
-                return params.nesterov
-        _, nesterov = momentum_of(self._optimizer)
-        return nesterov
 
     # Gradients
 
