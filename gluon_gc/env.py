@@ -22,7 +22,6 @@ class ConfigurationError(ValueError):
 
 _BY_NAME = {variable.name: variable for variable in TABLE}
 _DEFAULTS_OF_OURS = (
-    "MXNET_KVSTORE_BIGARRAY_BOUND",
     "PS_HEARTBEAT_INTERVAL",
     "PS_HEARTBEAT_TIMEOUT",
     "PS_RESEND_TIMEOUT",
@@ -270,13 +269,17 @@ def export_for_ps_lite(cluster: Cluster) -> None:
 
 @contextmanager
 def exported_for_ps_lite(cluster: Cluster) -> Iterator[None]:
-    """`export_for_ps_lite` for as long as ps-lite starts: then what the user set is back."""
-    before = {name: os.environ[name] for name in _for_ps_lite(cluster) if name in os.environ}
+    """`export_for_ps_lite` for as long as ps-lite starts: then the environment is as before."""
+    before = {name: os.environ.get(name) for name in _for_ps_lite(cluster)}
     export_for_ps_lite(cluster)
     try:
         yield
     finally:
-        os.environ.update(before)
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
 
 
 def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
@@ -286,7 +289,16 @@ def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
         "DMLC_PS_ROOT_PORT": str(cluster.root_port),
         "DMLC_NUM_WORKER": str(cluster.total_workers),
         "DMLC_NUM_SERVER": str(cluster.num_server),
+        "MXNET_KVSTORE_BIGARRAY_BOUND": str(bigarray_bound()),
     }
+
+
+def bigarray_bound() -> int:
+    """Elements up to which MXNet leaves an array on one server: the most that it can be told.
+
+    Servers tell our arrays by their keys, and parts of an array have keys of other arrays.
+    """
+    return _BY_NAME["MXNET_KVSTORE_BIGARRAY_BOUND"].default
 
 
 def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:

@@ -225,7 +225,8 @@ TABLE = (
         "MXNET_KVSTORE_BIGARRAY_BOUND",
         2**31 - 1,
         "positive",
-        "elements above which MXNet spreads an array over servers; ours are cut already",
+        "elements above which MXNet spreads an array over servers. gluon_gc cuts arrays by itself, "
+        "and raises a lower bound to this one",
     ),
 )
 

@@ -86,6 +86,7 @@ class GluonGCParameterServer(PoolingKVStore):
         self._lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
         notice.cancel()
         self._progress = self._lifeline.progress
+        self._warn_of_raised_bound()
         with env.exported_for_ps_lite(self._lifeline.cluster), self._progress.waiting():
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
@@ -104,6 +105,17 @@ class GluonGCParameterServer(PoolingKVStore):
         self._configure([])
         self._init(keys, [greeting.first() for greeting in self._greetings])
         self.agree("init")
+
+    def _warn_of_raised_bound(self) -> None:
+        """Say that MXNet is to spread no array over servers, though the user wants it."""
+        given, raised = env.get("MXNET_KVSTORE_BIGARRAY_BOUND"), env.bigarray_bound()
+        if given < raised and self.rank == 0:
+            logger.warning(
+                "MXNET_KVSTORE_BIGARRAY_BOUND is raised from %d to %d while gluon_gc connects: it "
+                "cuts arrays by itself (BYTEPS_PARTITION_BYTES)",
+                given,
+                raised,
+            )
 
     def close(self) -> None:
         """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
