@@ -26,7 +26,6 @@ _DEFAULTS_OF_OURS = (
     "PS_HEARTBEAT_TIMEOUT",
     "PS_RESEND_TIMEOUT",
 )
-_COPIES = ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
 
 
 def _text(variable: Variable) -> tuple[str, str]:
@@ -311,7 +310,7 @@ def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) ->
 def prepare_engine() -> None:
     """Set, where the user did not, what MXNet and ps-lite read once: call before either starts."""
     threads = get("BYTEPS_THREADPOOL_SIZE")
-    values = {name: max(get(name), threads) for name in _COPIES}
+    values = {"MXNET_CPU_TEMP_COPY": _copies("MXNET_CPU_TEMP_COPY")}
     if threads:
         values["MXNET_CPU_WORKER_NTHREADS"] = threads
     for name in _DEFAULTS_OF_OURS:
@@ -319,6 +318,21 @@ def prepare_engine() -> None:
     for name, value in values.items():
         if not is_set(name):
             os.environ[name] = str(value)
+
+
+def prepare_exchanges() -> None:
+    """Set, where the user did not, how many exchanges MXNet's engine lets be under way.
+
+    MXNet reads it at the first operator. It decides what MXNet draws after a seed, too, so that
+    `import gluon_gc` must not change it.
+    """
+    if not is_set("MXNET_CPU_PARALLEL_RAND_COPY"):
+        copies = _copies("MXNET_CPU_PARALLEL_RAND_COPY")
+        os.environ["MXNET_CPU_PARALLEL_RAND_COPY"] = str(copies)
+
+
+def _copies(name: str) -> int:
+    return max(get(name), get("BYTEPS_THREADPOOL_SIZE"))
 
 
 def prepare_horovod() -> None:

@@ -263,6 +263,8 @@ def test_the_engine_gets_the_threads_of_the_pool_and_room_for_exchanges(environ,
     environ["BYTEPS_THREADPOOL_SIZE"] = threads
     environ["MXNET_CPU_TEMP_COPY"] = "16"
     env.prepare_engine()
+    assert "MXNET_CPU_PARALLEL_RAND_COPY" not in environ
+    env.prepare_exchanges()
     assert environ.get("MXNET_CPU_WORKER_NTHREADS", "0") == threads
     assert environ["MXNET_CPU_PARALLEL_RAND_COPY"] == copies
     assert environ["MXNET_CPU_TEMP_COPY"] == "16", "what the user set stays"

@@ -83,6 +83,7 @@ class CompressingKVStore(KVStoreBase):
     spreads_aggregators = False  # over all workers, whose checkpoints have a part each
 
     def __init__(self) -> None:
+        env.prepare_exchanges()
         self.local_rank = env.get("BYTEPS_LOCAL_RANK")
         self.local_size = env.get("BYTEPS_LOCAL_SIZE")
         self.gradient_scale = 1.0

@@ -19,7 +19,7 @@ from ..compression import CompressionParams, byteps, parse, warn_of_ignored
 from ..compression.momentum import has_nesterov, require_linear
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
-from . import freshness, runtime, saving, stats, summary, trainer_facts
+from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .exchange import CompressingKVStore
@@ -31,7 +31,6 @@ from .optimizer import DistributedOptimizer
 from .parameters import Parameters, broadcast_initial, in_order_of_backward
 from .separation import separate
 from .totals import total
-from .trace import Trace
 
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
 
@@ -143,9 +142,11 @@ class DistributedTrainer(Trainer):
         self._updated = False  # whether there was an update
         self._warned = False  # of averages that no update used
         self._steps = 0  # so far, as a checkpoint says
-        broadcast_initial(self._params, self._broadcast)
         traced = env.get("BYTEPS_TRACE_ON") and self._number == 0
-        self._trace = Trace(str(self._store.local_rank)) if traced else None
+        if traced:
+            trace.writable(str(self._store.local_rank))
+        broadcast_initial(self._params, self._broadcast)
+        self._trace = trace.Trace(str(self._store.local_rank)) if traced else None
 
     # Parameters
 
