@@ -15,8 +15,10 @@ from .suspension import Suspended, all_fit
 _CONNECTED = {
     backend.type: backend for backend in (GluonGCParameterServer, GluonGCHorovod, GluonGCMachine)
 }
+_OF_MXNET = ("device", "nccl", "dist", "dist_async", "dist_device_sync", "dist_sync_device")
 _default: Optional[CompressingKVStore] = None
 _suspended: Optional[Suspended] = None
+_was_connected = False  # whether `shutdown` has ended a connection
 _goes_on = False  # whether all workers go on as they were before `suspend`
 when_left: List[Callable[[], None]] = []
 """What other modules do when the process leaves its cluster."""
@@ -53,7 +55,15 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
     if kvstore == "dist_sync" and env.shares_machine():
         kvstore = "machine"
     if kvstore not in _CONNECTED:
-        raise ValueError(f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'")
+        hint = ""
+        if kvstore in _OF_MXNET:
+            hint = (
+                ", which is MXNet's own: leave it out. DistributedTrainer sums over the contexts "
+                "of a process by itself, and the environment says what connects the workers"
+            )
+        raise ValueError(
+            f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'{hint}"
+        )
     backend = _CONNECTED[kvstore]
     return backend.connected or backend()
 
@@ -103,12 +113,13 @@ def shutdown() -> None:
     Called while an exception is in flight, as in a ``finally`` block, it leaves at once: the others
     end, and say why.
     """
-    global _default, _suspended
+    global _default, _suspended, _was_connected
     store, _default, _suspended = _default, None, None
     for forget in when_left:
         forget()
     if store is None:
         return
+    _was_connected = True
     why = failure(sys.exc_info()[1])
     if why:
         store.abandon(why)
@@ -154,8 +165,12 @@ def goes_on() -> bool:
 
 
 def default_kvstore() -> CompressingKVStore:
-    """The backend that `init` chose; RuntimeError before `init`."""
+    """The backend that `init` chose; RuntimeError before `init`, and after `shutdown`."""
     if _default is None:
+        if _suspended is not None:
+            raise RuntimeError("gluon_gc has been suspended; call bps.resume() first")
+        if _was_connected:
+            raise RuntimeError("gluon_gc has been shut down; call bps.init() to go on")
         raise RuntimeError("gluon_gc has not been initialized; call bps.init() first")
     return _default
 

@@ -70,6 +70,8 @@ class DistributedTrainer(Trainer):
         Clips this worker's own gradient, summed over its contexts and divided by the batch size,
         to this l2 norm over all parameters, before momentum and compression. The average over
         workers has no larger one then. `allreduce_grads` clips before `update` divides.
+    update_on_kvstore : None or False
+        As gluon.Trainer's: the optimizer always runs on the workers.
 
     Raises
     ------
@@ -89,7 +91,13 @@ class DistributedTrainer(Trainer):
         kvstore: Union[None, str, CompressingKVStore] = None,
         on_nonfinite: str = "raise",
         max_grad_norm: Optional[float] = None,
+        update_on_kvstore: Optional[bool] = None,
     ) -> None:
+        if update_on_kvstore:
+            raise ValueError(
+                f"update_on_kvstore must be None or False, got {update_on_kvstore!r}: the "
+                "optimizer runs on the workers, and servers only sum"
+            )
         require_on_nonfinite(on_nonfinite)
         self._on_nonfinite = on_nonfinite
         if max_grad_norm is not None:
@@ -103,7 +111,8 @@ class DistributedTrainer(Trainer):
             optimizer = mx.optimizer.create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
         mu, nesterov = momentum_of(optimizer)
-        self._compression = parse(compression_params, mu, nesterov)
+        of_optimizer = mu, nesterov, type(optimizer).__name__
+        self._compression = parse(compression_params, *of_optimizer)
         self._own_store = kvstore is not None
         self._store = (
             runtime.create_kvstore(kvstore) if self._own_store else runtime.default_kvstore()
@@ -116,7 +125,7 @@ class DistributedTrainer(Trainer):
         self._last_first = in_order_of_backward(self._params, params)
         own = [byteps.of_parameter(param, compression_params) for param in self._params]
         told = {i: spelled for i, spelled in enumerate(own) if spelled is not None}
-        self._overrides = {i: spelled.parse(mu, nesterov) for i, spelled in told.items()}
+        self._overrides = {i: spelled.parse(*of_optimizer) for i, spelled in told.items()}
         warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
         compressions = [self._compression, *self._overrides.values()]
         self._automatic = Automatic()
@@ -458,10 +467,11 @@ class DistributedTrainer(Trainer):
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
 
         Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
-        messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes),
-        bits_per_element (of what is pushed), and compress_seconds, wait_seconds and
-        decompress_seconds: averages of the steps so far. Chunks are at work at the same time, so
-        the seconds add up to more than a step takes. Waits until all steps are done.
+        messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes, None where
+        nothing is sent, as by workers of one machine that share memory), bits_per_element (of what
+        is pushed), and compress_seconds, wait_seconds and decompress_seconds: averages of the steps
+        so far. Chunks are at work at the same time, so the seconds add up to more than a step
+        takes. Waits until all steps are done.
 
         "total" has exposed_seconds too, which is the most that training waits for: the time from
         when the last gradient of a step begins to be compressed, or copied if it travels

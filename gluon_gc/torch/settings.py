@@ -50,6 +50,7 @@ def chosen_params(
     overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]],
     mu: Optional[float] = None,
     nesterov: bool = False,
+    optimizer: Optional[Optimizer] = None,
 ) -> Chosen:
     """How each parameter is compressed, given the optimizer's momentum.
 
@@ -59,8 +60,9 @@ def chosen_params(
         Wrong compression_params, or an override of what there is not.
     """
     overrides = overrides or {}
-    chosen = parse(compression_params, mu, nesterov)
-    own = {pattern: parse(params, mu, nesterov) for pattern, params in overrides.items()}
+    of_optimizer = mu, nesterov, "" if optimizer is None else type(optimizer).__name__
+    chosen = parse(compression_params, *of_optimizer)
+    own = {pattern: parse(params, *of_optimizer) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
     for pattern in own:
         if not fnmatch.filter(parameters, pattern):

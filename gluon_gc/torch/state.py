@@ -91,7 +91,7 @@ class CompressionState:
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
         self._given, has_nesterov = chosen_params(
-            self.parameters, compression_params, overrides, mu, nesterov
+            self.parameters, compression_params, overrides, mu, nesterov, optimizer
         )
         require_optimizer(self._given.values(), optimizer)
         self._on_nonfinite = "propagate" if grad_scaler is not None else on_nonfinite
