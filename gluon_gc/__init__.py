@@ -18,6 +18,7 @@ _HOMES = {
     "collective": ("allreduce", "barrier"),
     "optimizer": ("DistributedOptimizer",),
     "push_pull": ("broadcast_parameters", "byteps_declare_tensor", "byteps_push_pull"),
+    "running_statistics": ("average_statistics",),
     "runtime": (
         "init",
         "local_rank",

@@ -909,6 +909,39 @@ def disagreements(arguments):
     return said
 
 
+def statistics(arguments):
+    """The running statistics of a network, before and after they are averaged.
+
+    arguments: contexts. Every context of every worker has other batches. "same" is whether a second
+    call changes nothing, "output" what the network makes of ones afterwards.
+    """
+    contexts = [mx.cpu(c) for c in range(arguments["contexts"])]
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(6, in_units=4), mx.gluon.nn.BatchNorm(in_channels=6))
+    net.initialize(mx.init.One(), ctx=contexts)
+    random = np.random.RandomState(bps.rank())
+    for _ in range(3):
+        for context in contexts:
+            with mx.autograd.record():
+                output = net(mx.nd.array(random.standard_normal((8, 4)), ctx=context))
+            output.backward()  # which updates them
+    params = [net[1].running_mean, net[1].running_var]
+    before = [[array.asnumpy() for array in param.list_data()] for param in params]
+    bps.average_statistics(net)
+    after = [[array.asnumpy() for array in param.list_data()] for param in params]
+    bps.average_statistics(list(net.collect_params().values()))
+    again = [[array.asnumpy() for array in param.list_data()] for param in params]
+    outputs = [net(mx.nd.ones((2, 4), ctx=context)).asnumpy() for context in contexts]
+    return {
+        "before": np.array(before),
+        "after": np.array(after),
+        "again": np.array(again),
+        "outputs": np.array(outputs),
+        "weight": net[0].weight.data().asnumpy(),
+    }
+
+
 def exit_code(arguments):
     """Worker `rank` fails, the others wait for it."""
     if bps.rank() == arguments["failing"]:
