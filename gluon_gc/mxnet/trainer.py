@@ -8,14 +8,13 @@ import warnings
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import mxnet as mx
-import numpy as np
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from .. import env
 from ..agreement import Facts
-from ..compression import CompressionParams, byteps, parse, warn_of_ignored
+from ..compression import byteps, parse, warn_of_ignored
 from ..compression.momentum import has_nesterov, require_linear
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
@@ -23,12 +22,12 @@ from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .exchange import CompressingKVStore
-from .gradient import Gradient, params_for, sums_of
+from .gradient import Gradient, sums_of
 from .learning_rates import LearningRates
 from .momentum import LINEAR, Momentum, momentum_of, switched_off
 from .operators import clip_factor
 from .optimizer import DistributedOptimizer
-from .parameters import Parameters, broadcast_initial, in_order_of_backward
+from .parameters import Parameters, broadcast_initial, in_order_of_backward, tensor_of
 from .separation import separate
 from .totals import total
 
@@ -288,7 +287,7 @@ class DistributedTrainer(Trainer):
         if scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
         self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
-        self._unused = not self._skipped
+        self._unused = bool(indices) and not self._skipped
         if self._skipped:
             return
         for i, arrays in zip(indices, gradients):
@@ -394,28 +393,16 @@ class DistributedTrainer(Trainer):
         """
         indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
         new = [i for i in indices if i not in self._declared]
-        tensors = []
-        for i in new:
-            grad = self._params[i].list_grad()[0]
-            params = params_for(grad, self._overrides.get(i, self._compression))
-            dense = params.compressor is not None and params.compressor.traits.accumulates
-            in_rows = grad.stype == "row_sparse" and grad.dtype == np.float32 and grad.ndim == 2
-            if in_rows:
-                params = params.of_rows
-            elif grad.stype != "default" or (dense and len(grad.shape) == 1):
-                params = CompressionParams(fp16=params.fp16)
-            tensors.append(
-                Tensor(
-                    f"trainer{self._number}.{i}",
-                    int(np.prod(grad.shape)),
-                    np.dtype(grad.dtype).name,
-                    params,
-                    index=i,
-                    called=f"the gradient of {self._params[i].name}",
-                    on_nonfinite=self._on_nonfinite,
-                    rows=grad.shape[0] if in_rows else 0,
-                )
+        tensors = [
+            tensor_of(
+                f"trainer{self._number}.{i}",
+                self._params[i],
+                i,
+                self._overrides.get(i, self._compression),
+                self._on_nonfinite,
             )
+            for i in new
+        ]
         if tensors:
             gradients = [self._params[i].list_grad()[0] for i in new]
             tensors = self._automatic.settled(self._store, tensors, gradients)
