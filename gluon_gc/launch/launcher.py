@@ -21,6 +21,7 @@ from ..log import warn_of_misspelt
 from ..version import __version__
 from . import census, supervisor
 from .command import keeps_shell, runnable
+from .standard_streams import open_closed, say, show
 from .supervisor import Task
 
 _NODES = Path("/sys/devices/system/node")
@@ -224,7 +225,7 @@ def _start(arguments: argparse.Namespace) -> int:
         return _run_alone(tasks[0], restarts)
     warn_of_misspelt()
     if env.one_machine():
-        _say(
+        say(
             f"no {role} is needed where DMLC_NUM_WORKER is 1: the workers share memory, "
             "unless BYTEPS_FORCE_DISTRIBUTED=1 is set"
         )
@@ -237,23 +238,20 @@ def _start(arguments: argparse.Namespace) -> int:
 
 def _refuse_without_role(command: Sequence[str]) -> NoReturn:
     if not command:
-        print(_parser().format_usage(), end="", file=sys.stderr)
+        show(_parser().format_usage())
     raise env.ConfigurationError(
         "DMLC_ROLE is not set: worker, server or scheduler; "
         "--local needs none, and starts a whole cluster on this machine"
     )
 
 
-def _say(message: str) -> None:
-    print(f"bpslaunch: {message}", file=sys.stderr)
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run bpslaunch with these arguments, by default the command line's; returns the exit code."""
+    open_closed()
     try:
         return _start(_parse(sys.argv[1:] if argv is None else argv))
     except env.ConfigurationError as error:
-        _say(str(error))
+        say(str(error))
         return 2
 
 

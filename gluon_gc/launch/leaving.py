@@ -33,7 +33,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed before Python started
         with suppress(OSError, ValueError):  # its reader has gone, or it is closed
             stream.flush()
 
