@@ -194,6 +194,7 @@ def cluster(role: Optional[str] = None) -> Cluster:
         A variable is missing, wrong, or contradicts another.
     """
     role = role or get("DMLC_ROLE")
+    get("DMLC_PS_VAN_TYPE")  # refused by name, before a node waits for others
     return Cluster(
         role=role,
         root_uri=get("DMLC_PS_ROOT_URI"),
@@ -271,12 +272,16 @@ def export_for_ps_lite(cluster: Cluster) -> None:
 @contextmanager
 def exported_for_ps_lite(cluster: Cluster) -> Iterator[None]:
     """`export_for_ps_lite` for as long as ps-lite starts: then what the user set is back."""
-    before = {name: os.environ[name] for name in _for_ps_lite(cluster) if name in os.environ}
+    before = {name: os.environ.get(name) for name in _for_ps_lite(cluster)}
     export_for_ps_lite(cluster)
     try:
         yield
     finally:
-        os.environ.update(before)
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
 
 
 def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
@@ -286,6 +291,7 @@ def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
         "DMLC_PS_ROOT_PORT": str(cluster.root_port),
         "DMLC_NUM_WORKER": str(cluster.total_workers),
         "DMLC_NUM_SERVER": str(cluster.num_server),
+        "DMLC_PS_VAN_TYPE": get("DMLC_PS_VAN_TYPE"),
     }
 
 

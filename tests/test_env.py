@@ -158,6 +158,8 @@ def test_a_cluster_with_a_variable_missing_is_refused_by_its_name(environ, name)
         ("BYTEPS_LOCAL_RANK", "1", r"BYTEPS_LOCAL_RANK must be < BYTEPS_LOCAL_SIZE \(1\), got 1"),
         ("DMLC_NUM_SERVER", "0", "DMLC_NUM_SERVER must be a positive whole number, got 0"),
         ("DMLC_NUM_WORKER", "two", "DMLC_NUM_WORKER must be a positive whole number, got 'two'"),
+        ("DMLC_PS_VAN_TYPE", "p3", "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
+        ("DMLC_PS_VAN_TYPE", "ibverbs", "DMLC_PS_VAN_TYPE must be zmq, got 'ibverbs'"),
     ],
 )
 def test_a_contradictory_cluster_is_refused(environ, name, text, message):
@@ -172,6 +174,7 @@ def test_ps_lite_is_told_of_every_worker_process_and_the_environment_stays(envir
     cluster = env.cluster()
     with env.exported_for_ps_lite(cluster):
         assert environ["DMLC_NUM_WORKER"] == "8"
+        assert environ["DMLC_PS_VAN_TYPE"] == "zmq", "ps-lite refuses an empty one"
         assert environ["DMLC_PS_ROOT_PORT"] == "9000"
     assert environ == before and env.cluster() == cluster
 

@@ -23,6 +23,7 @@ CLUSTER = {
     "DMLC_NUM_WORKER": "2",
     "DMLC_NUM_SERVER": "1",
 }
+P3 = {"DMLC_PS_VAN_TYPE": "p3"}
 PYTHON = (sys.executable, "-c")
 FOREVER = "import time; time.sleep(1000)"
 UNTIL_WORKERS_ARE_DONE = """
@@ -31,6 +32,10 @@ while len(list(pathlib.Path().glob("done.*"))) < int(os.environ["DMLC_NUM_WORKER
     time.sleep(0.02)
 """
 DONE = "import os; open('done.' + os.environ['DMLC_WORKER_ID'], 'w').close()"
+
+
+def worker(**changes):
+    return {**CLUSTER, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1", **changes}
 
 
 @pytest.fixture
@@ -140,6 +145,9 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
             "DMLC_PS_ROOT_URI must be an address of the scheduler's own machine, got '192.0.2.1'",
         ),
         (["--local"], {}, "a worker needs a COMMAND to run"),
+        (["--local", "true"], P3, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
+        (["true"], {**worker(), **P3}, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
+        ([], {**CLUSTER, **P3, "DMLC_ROLE": "server"}, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
         (["--local", "-n", "0", "true"], {}, "-n must be a positive whole number, got 0"),
         (["--local", "-s", "0", "true"], {}, "-s must be a positive whole number, got 0"),
         (["-n", "2", "true"], {}, "-n goes with --local"),
@@ -211,10 +219,6 @@ def test_a_service_starts_without_its_role_in_the_environment(launch, stand_in, 
     environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
     code, out, _ = finish(launch(**environ))
     assert (code, out) == (7, f"{role} {sorted(CLUSTER)}\n")
-
-
-def worker(**changes):
-    return {**CLUSTER, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1", **changes}
 
 
 def test_a_single_worker_is_the_command_itself(launch):
@@ -425,7 +429,7 @@ def test_a_local_cluster_runs_every_role_and_prefixes_their_output(launch, stand
     source = f"{DONE}; print(os.environ['DMLC_ROLE'], os.environ['OMP_NUM_THREADS'])"
     environ = {"OMP_NUM_THREADS": "5", "DMLC_WORKER_ID": "77"}
     code, out, err = finish(launch(*local(2, 2, source), **environ))
-    names = sorted([*CLUSTER, "DMLC_NODE_HOST"])
+    names = sorted([*CLUSTER, "DMLC_NODE_HOST", "DMLC_PS_VAN_TYPE"])
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [
         f"[scheduler] scheduler {names}",

@@ -29,7 +29,7 @@ _PATIENCE = 10  # seconds in which a node says what it is, once it is connected
 _UNKNOWN = 64  # connections that have not; then the oldest is closed for a new one
 _MOST = 65536  # workers and workers a machine; more are a stranger's
 ZEROMQ = b"\xff"
-"""How ZeroMQ begins, and so MXNet's own nodes."""
+"""How ZeroMQ begins: MXNet's own nodes, and a scheduler once ps-lite has its port."""
 
 
 def must_be_alike() -> Dict[str, Any]:
@@ -184,10 +184,14 @@ class _Census(Nodes):
 
     async def aftermath(self) -> None:
         """Tell those who come late, as long as they look for it; not if the scheduler restarts."""
-        if self._ends_to_restart:
+        if self._ends_to_restart or self._all_came.is_set():
             return
+        patience, late = env.get("GLUON_GC_CONNECT_TIMEOUT"), ", ".join(self.missing())
+        logger.warning(
+            "scheduler: %s; stays for %d s, or until it has told %s", self.problem, patience, late
+        )
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_came.wait(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+            await asyncio.wait_for(self._all_came.wait(), patience)
 
 
 def restarts() -> Optional[int]:

@@ -39,7 +39,8 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
     Raises
     ------
     ConnectionError
-        There is no scheduler in time, it leaves before all are there, or is MXNet's own.
+        There is no scheduler in time, it leaves before all are there, has all its nodes already, or
+        is MXNet's own.
     ConfigurationError
         It has another GLUON_GC_SECRET.
     RuntimeError
@@ -93,8 +94,8 @@ def _introduced(
     link, text = _reached(cluster, address, timeout, deadline, own)
     if text.startswith(ZEROMQ):
         raise ConnectionError(
-            f"the scheduler at {address} is not gluon_gc's but MXNet's own; "
-            "start it with DMLC_ROLE=scheduler bpslaunch"
+            f"the scheduler at {address} takes no more nodes: either its cluster is complete, and "
+            "this node is too many or too late, or it is MXNet's own scheduler, not gluon_gc's"
         )
     secret = env.get("GLUON_GC_SECRET")
     try:

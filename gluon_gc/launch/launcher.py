@@ -120,6 +120,7 @@ def _cluster_here(workers: int, servers: int) -> Dict[str, Optional[str]]:
         "DMLC_NUM_SERVER": str(servers),
         "DMLC_ROLE": None,
         "DMLC_WORKER_ID": None,
+        "DMLC_PS_VAN_TYPE": env.get("DMLC_PS_VAN_TYPE"),
         "BYTEPS_LOCAL_RANK": "0",
         "BYTEPS_LOCAL_SIZE": "1",
         "BYTEPS_FORCE_DISTRIBUTED": "1",

@@ -212,3 +212,35 @@ def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
     assert nodes.wait("scheduler") == 1
     said = rf"DMLC_PS_ROOT_URI must be an address.*, got '{address}'"
     assert re.search(said, last_line(nodes.log("scheduler")))
+
+
+def test_a_node_that_is_one_too_many_is_told_so_and_disturbs_nobody(cluster):
+    nodes = cluster(1, 1)
+    nodes.start("scheduler", service("scheduler"))
+    nodes.start_node("server", script="lifeline.wait_for_workers()")
+    nodes.start_node("worker", 0, script="lifeline.wait_for_workers()")
+    for name in ("server0", "worker0"):
+        nodes.wait_for_line(name, "joined")
+    nodes.start_node("server", 1)
+    nodes.start_node("worker", 1, DMLC_WORKER_ID=0)
+    for name in ("server1", "worker1"):
+        assert nodes.wait(name) == 1
+        said = "takes no more nodes: either its cluster is complete, and this node is too many"
+        assert said in last_line(nodes.log(name))
+    assert set(nodes.ended()) == {"server1", "worker1"}
+
+
+def test_a_scheduler_that_lost_a_node_says_how_long_it_stays_and_for_whom(cluster):
+    nodes = cluster(2, 1, BYTEPS_LOG_LEVEL="INFO")
+    nodes.start("scheduler", service("scheduler"))
+    nodes.start_node("server")
+    nodes.wait_for_line("scheduler", "server 0 has come")
+    nodes.processes["server0"].kill()
+    gone = "server 0 at 127.0.0.1 is gone"
+    stays = f"{gone}; stays for 60 s, or until it has told worker 0, worker 1"
+    nodes.wait_for_line("scheduler", stays)
+    for rank in (0, 1):
+        nodes.start_node("worker", rank)
+    for name in ("worker0", "worker1", "scheduler"):
+        assert nodes.wait(name) == 1
+        assert gone in last_line(nodes.log(name))
