@@ -1,6 +1,6 @@
-"""The table of environment variables: the name, default, rule and meaning of each.
+"""The tables of environment variables: the name, default, rule and meaning of each.
 
-`gluon_gc.env` reads them, and the documentation's table is made from it.
+`gluon_gc.env` reads them, and the documentation's tables are made from them.
 """
 
 from __future__ import annotations

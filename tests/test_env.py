@@ -14,25 +14,26 @@ WORKER = {
     "DMLC_NUM_SERVER": "1",
     "DMLC_WORKER_ID": "1",
 }
+VARIABLES = (*env.TABLE, *env.OF_LAUNCHERS)
 
 
 @pytest.fixture
 def environ(monkeypatch):
-    """An environment without any variable of the table; assignments to it are undone."""
+    """An environment without any variable of the tables; assignments to it are undone."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    for variable in env.TABLE:
+    for variable in VARIABLES:
         for name in (variable.name, variable.older):
             os.environ.pop(name, None)
     return os.environ
 
 
 def test_the_table_names_each_variable_once_and_states_rules_that_exist():
-    names = [name for variable in env.TABLE for name in (variable.name, variable.older) if name]
+    names = [name for variable in VARIABLES for name in (variable.name, variable.older) if name]
     assert len(names) == len(set(names))
-    assert {variable.kind for variable in env.TABLE} <= set(env.KINDS)
+    assert {variable.kind for variable in VARIABLES} <= set(env.KINDS)
 
 
-@pytest.mark.parametrize("variable", env.TABLE, ids=lambda variable: variable.name)
+@pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
 def test_an_unset_variable_has_its_default_or_is_missed_by_name(environ, variable):
     if variable.default is env.REQUIRED:
         with pytest.raises(env.ConfigurationError, match=f"{variable.name} is not set: "):
