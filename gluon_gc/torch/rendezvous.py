@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional
 
 import torch.distributed as dist
 
@@ -21,6 +21,7 @@ from ..launch.lifeline import Lifeline
 from ..launch.places import Place
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch.distributed's
+_GRACE = 2  # seconds that worker 0 has its store for longer, so that all can say who is missing
 
 
 class Meeting(NamedTuple):
@@ -37,12 +38,12 @@ class _Member:
     Parameters
     ----------
     lifeline : Lifeline
-    listener : socket, optional
-        Worker 0's, for its store.
+    store : TCPStore, optional
+        Worker 0's, which all others reach.
     """
 
-    def __init__(self, lifeline: Lifeline, listener: Optional[socket.socket]) -> None:
-        self.lifeline, self.listener = lifeline, listener
+    def __init__(self, lifeline: Lifeline, store: Optional[dist.TCPStore]) -> None:
+        self.lifeline, self.store = lifeline, store
 
     def close(self) -> None:
         """Leave; the scheduler ends when all have left."""
@@ -86,10 +87,13 @@ def join_scheduler() -> None:
     if _member is not None or not _has_scheduler():
         return
     cluster = env.cluster()
-    listener = _listener(cluster) if cluster.rank == 0 else None
-    store = listener and listener.getsockname()
-    lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", store)
-    _member = _Member(lifeline, listener)
+    store = address = None
+    if cluster.rank == 0:
+        host = env.get("DMLC_NODE_HOST") or _own_address(cluster)
+        store = _reach(host, 0, 0, cluster.total_workers)  # which picks a port
+        address = host, store.port
+    lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
+    _member = _Member(lifeline, store)
     ending().concerns(_member)
 
 
@@ -107,69 +111,55 @@ def _met(timeout: timedelta) -> Meeting:
     env.export_local(place.local_rank, place.local_size)
     env.prepare_gloo()
     if _member is not None:
-        return Meeting(_store_of(_member, place), place.rank, place.size)
-    if place.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
+        store = _member.store or _reach(*_member.lifeline.store, place.rank, place.size)
+    elif place.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
         return Meeting(*next(dist.rendezvous("env://", timeout=timeout)))
-    return Meeting(_store_at(*places.address(place), place), place.rank, place.size)
+    else:
+        store = _reach(*places.address(place), place.rank, place.size)
+    _wait_for_all(store, place)
+    return Meeting(store, place.rank, place.size)
 
 
-def _store_at(host: str, port: int, place: Place, listener: Optional[int] = None) -> dist.Store:
-    """The store that worker 0 has there, once all workers have come to it."""
+def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
+    """The store that worker 0 has there, or makes there."""
     patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
+    timeout = timedelta(seconds=patience)
     try:
-        store = dist.TCPStore(
-            host,
-            port,
-            place.size,
-            place.rank == 0,
-            timedelta(seconds=patience),
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
+        return dist.TCPStore(host, port, size, rank == 0, timeout, wait_for_workers=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ConnectionError(
-            f"worker {place.rank} cannot meet worker 0 at {host}:{port} within {patience} s: "
+            f"worker {rank} cannot reach worker 0's store at {host}:{port} within {patience} s: "
             f"{reason}"
         ) from None
-    _wait_for_all(store, place, patience)
-    return store
 
 
-def _store_of(member: _Member, place: Place) -> dist.Store:
-    host, port = member.lifeline.store
-    listener = None if member.listener is None else member.listener.detach()
-    return _store_at(host, port, place, listener)
-
-
-def _wait_for_all(store: dist.Store, place: Place, patience: int) -> None:
+def _wait_for_all(store: dist.Store, place: Place) -> None:
+    patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
+    grace = _GRACE if place.rank == 0 else 0
     names = [f"worker {rank}" for rank in range(place.size)]
-    store.set(names[place.rank], "")
     try:
-        store.wait(names, timedelta(seconds=patience))
+        store.set(names[place.rank], "")
+        store.wait(names, timedelta(seconds=patience + grace))
     except RuntimeError:
-        missing = ", ".join(name for name in names if not store.check([name]))
-        raise ConnectionError(
-            f"{missing} did not come within {patience} s (GLUON_GC_CONNECT_TIMEOUT)"
-        ) from None
+        raise ConnectionError(_why_not_all(store, names, patience)) from None
 
 
-def _listener(cluster: Cluster) -> socket.socket:
-    """Worker 0's socket, at the address by which it reaches the scheduler."""
+def _why_not_all(store: dist.Store, names: List[str], patience: int) -> str:
     try:
-        listener = socket.socket()
-        listener.bind((env.get("DMLC_NODE_HOST") or _own_address(cluster), 0))
-        listener.listen(128)
-    except OSError as error:
-        raise ConfigurationError(
-            f"worker 0 cannot listen for the others ({error.strerror}); see DMLC_PS_ROOT_URI and "
-            "DMLC_NODE_HOST"
-        ) from None
-    return listener
+        missing = ", ".join(name for name in names if not store.check([name]))
+    except RuntimeError:
+        return "worker 0 has ended before all workers had come"
+    return f"{missing} did not come within {patience} s (GLUON_GC_CONNECT_TIMEOUT)"
 
 
 def _own_address(cluster: Cluster) -> str:
+    """This machine's address in the network by which it reaches the scheduler."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((cluster.root_uri, cluster.root_port))  # which sends nothing
-        address: Tuple[str, int] = probe.getsockname()
-    return address[0]
+        try:
+            probe.connect((cluster.root_uri, cluster.root_port))  # which sends nothing
+        except OSError as error:
+            raise ConfigurationError(
+                f"DMLC_PS_ROOT_URI must be an address, got {cluster.root_uri!r}: {error.strerror}"
+            ) from None
+        return str(probe.getsockname()[0])

@@ -107,12 +107,12 @@ def test_two_workers_find_each_other_by_the_variables_of(processes, launcher, po
 
 def test_a_worker_that_does_not_come_is_named(processes):
     common = {"DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_PORT": free_port()}
-    common["GLUON_GC_CONNECT_TIMEOUT"] = "5"
+    common["GLUON_GC_CONNECT_TIMEOUT"] = "8"
     pair = [processes.start(*SCRIPT, SUM, **{**by_hand(rank), **common}) for rank in (0, 1)]
     for process in pair:
         said = processes.ends(process, code=1).splitlines()[-1]
         assert (
-            said == "ConnectionError: worker 2 did not come within 5 s (GLUON_GC_CONNECT_TIMEOUT)"
+            said == "ConnectionError: worker 2 did not come within 8 s (GLUON_GC_CONNECT_TIMEOUT)"
         )
 
 
