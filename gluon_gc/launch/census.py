@@ -99,6 +99,13 @@ class _Census(Nodes):
             self._refuse(f"{name} at {host} has {error} GLUON_GC_SECRET, and is not let in")
             return None
         _check(hello)
+        if self.all_here.is_set() and restarts() is None:
+            problem = (
+                f"the cluster is complete: all of its {self.cluster.total_workers} workers and "
+                f"{self.cluster.num_server} servers are there, and this node is too many or too "
+                "late"
+            )
+            writer.write(session.seal({"problem": problem, "code": 1}))
         if self.all_here.is_set() or self._ends_to_restart:
             return None
         del self._unknown[writer]
@@ -251,7 +258,8 @@ async def _hold(
     watch = asyncio.ensure_future(census.watch())
     await census.all_here.wait()
     reminder.cancel()
-    server.close()
+    if census.framework == "mxnet":
+        server.close()  # ps-lite takes the port
     held.set_result(census)
     await watch
     await asyncio.Event().wait()  # `census` ends this process

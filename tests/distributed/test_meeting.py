@@ -217,18 +217,26 @@ def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
     assert re.search(said, last_line(nodes.log("scheduler")))
 
 
-def test_a_node_that_is_one_too_many_is_told_so_and_disturbs_nobody(cluster):
+@pytest.mark.parametrize(
+    "framework, said",
+    [
+        ("mxnet", "takes no more nodes: either its cluster is complete, and this node is too many"),
+        (
+            "torch",
+            "the cluster is complete: all of its 1 workers and 1 servers have come, and this",
+        ),
+    ],
+)
+def test_a_node_that_is_one_too_many_is_told_so_and_disturbs_nobody(cluster, framework, said):
     nodes = cluster(1, 1)
     nodes.start("scheduler", service("scheduler"))
     nodes.start_node("server", script="lifeline.wait_for_workers()")
-    nodes.start_node("worker", 0, script="lifeline.wait_for_workers()")
-    for name in ("server0", "worker0"):
-        nodes.wait_for_line(name, "joined")
+    nodes.start_node("worker", 0, "lifeline.wait_for_workers()", framework)
+    nodes.wait_for_line("worker0", "joined")
     nodes.start_node("server", 1)
-    nodes.start_node("worker", 1, DMLC_WORKER_ID=0)
+    nodes.start_node("worker", 1, framework=framework, DMLC_WORKER_ID=0)
     for name in ("server1", "worker1"):
         assert nodes.wait(name) == 1
-        said = "takes no more nodes: either its cluster is complete, and this node is too many"
         assert said in last_line(nodes.log(name))
     assert set(nodes.ended()) == {"server1", "worker1"}
 
