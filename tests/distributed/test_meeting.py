@@ -223,7 +223,7 @@ def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
         ("mxnet", "takes no more nodes: either its cluster is complete, and this node is too many"),
         (
             "torch",
-            "the cluster is complete: all of its 1 workers and 1 servers have come, and this",
+            "the cluster is complete: all of its 1 workers and 1 servers are there, and",
         ),
     ],
 )
