@@ -97,6 +97,7 @@ EMPTY = dict.fromkeys(["RANK", "WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_
         (salloc(4), Place("srun", 0, 1)),
         # One starts another: the innermost counts.
         ({**srun(1, 2), **torchrun(3, 4)}, Place("torchrun", 3, 4, 1, 2)),
+        ({"PMI_RANK": "1", **torchrun(3, 4)}, Place("torchrun", 3, 4, 1, 2)),
         ({**srun(1, 2), **mpirun(3, 4)}, Place("mpirun", 3, 4, 1, 2)),
         ({**sbatch(4), **mpirun(0, 4)}, Place("mpirun", 0, 4, 0, 2)),
         # srun --mpi=pmi2 sets both; a script may set the half that SLURM does not.

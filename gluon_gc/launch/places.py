@@ -100,6 +100,9 @@ def find() -> Optional[Place]:
     ConfigurationError
         It says which worker this is but not how many there are, or the other way round.
     """
+    place = _TORCHRUN.place()
+    if place is not None and place.local_rank is not None:
+        return place
     srun = _of_srun()
     others = [place for place in (row.complete(srun) for row in _OTHERS) if place] + srun
     place = _TORCHRUN.complete(others) or next(iter(others), None)
