@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from datetime import timedelta
 from typing import Optional
@@ -9,14 +10,17 @@ from typing import Optional
 import torch.distributed as dist
 
 from .. import env
+from . import rendezvous
 
 _SETTLING = 0.1  # seconds
+_rounds = itertools.count()  # of init and shutdown, which use different keys of one store
 
 
 def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
-    """Meet the other workers that torchrun started, unless this was done already.
+    """Meet the other workers that a launcher started, unless this was done already.
 
-    A process that torchrun did not start is the only worker.
+    The launcher is torchrun, bpslaunch, mpirun or SLURM's srun. A process that none of them has
+    started is the only worker.
 
     Parameters
     ----------
@@ -24,13 +28,20 @@ def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
         Accepted, without effect, as BytePS has it.
     timeout : timedelta, optional
         How long a collective may wait for others; by default torch.distributed's.
+
+    Raises
+    ------
+    ConfigurationError
+        The environment says that there are other workers, but not enough to find them.
+    ConnectionError
+        They have not come within GLUON_GC_CONNECT_TIMEOUT.
     """
     if dist.is_initialized():
+        rendezvous.join_scheduler()
         return
-    if env.under_torchrun():
-        dist.init_process_group(timeout=timeout)
-    else:
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    store, rank, size = rendezvous.meet(timeout)
+    store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
+    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def shutdown() -> None:
@@ -56,11 +67,11 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This worker's number on its machine, as torchrun says; without it, among all."""
+    """This worker's number on its machine, as its launcher says; without it, among all."""
     place = env.of_torchrun("LOCAL_RANK")
     return rank() if place is None else place
 
 
 def local_size() -> int:
-    """The number of workers on this machine, as torchrun says; without it, of all."""
+    """The number of workers on this machine, as its launcher says; without it, of all."""
     return env.of_torchrun("LOCAL_WORLD_SIZE") or size()
