@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from datetime import timedelta
@@ -10,7 +11,8 @@ from typing import Optional
 import torch.distributed as dist
 
 from .. import env
-from . import rendezvous
+from ..log import logger
+from . import closing, groups, rendezvous
 
 _SETTLING = 0.1  # seconds
 _rounds = itertools.count()  # of init and shutdown, which use different keys of one store
@@ -27,7 +29,8 @@ def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
     lazy : bool
         Accepted, without effect, as BytePS has it.
     timeout : timedelta, optional
-        How long a collective may wait for others; by default torch.distributed's.
+        How long a collective may wait for others, at most GLUON_GC_TIMEOUT; by default
+        torch.distributed's.
 
     Raises
     ------
@@ -36,19 +39,29 @@ def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
     ConnectionError
         They have not come within GLUON_GC_CONNECT_TIMEOUT.
     """
+    groups.ask_for(timeout)
+    if env.get("BYTEPS_TRACE_ON"):
+        logger.warning("BYTEPS_TRACE_ON has no effect with PyTorch: use torch.profiler")
     if dist.is_initialized():
         rendezvous.join_scheduler()
         return
+    timeout = groups.timeout()
     store, rank, size = rendezvous.meet(timeout)
     store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
     dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def shutdown() -> None:
-    """Leave; nothing can be exchanged afterwards."""
+    """Leave; nothing can be exchanged afterwards.
+
+    What is under way is finished, and every CompressionState is closed.
+    """
     from .functions import forget
 
     forget()
+    closing.close_all()
+    groups.forget()
+    gc.collect()  # a group ends its threads when nothing refers to it
     # Gloo's threads free what a collective used after it is done, for which they may need Python's
     # lock. PyTorch holds it while it waits for these threads to end: they have to be done before.
     time.sleep(_SETTLING)
