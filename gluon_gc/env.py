@@ -24,12 +24,10 @@ class ConfigurationError(ValueError):
 
 _BY_NAME = {variable.name: variable for variable in (*TABLE, *OF_LAUNCHERS)}
 _DEFAULTS_OF_OURS = (
-    "MXNET_KVSTORE_BIGARRAY_BOUND",
     "PS_HEARTBEAT_INTERVAL",
     "PS_HEARTBEAT_TIMEOUT",
     "PS_RESEND_TIMEOUT",
 )
-_COPIES = ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
 
 
 def _text(variable: Variable) -> tuple[str, str]:
@@ -284,7 +282,7 @@ def export_for_ps_lite(cluster: Cluster) -> None:
 
 @contextmanager
 def exported_for_ps_lite(cluster: Cluster) -> Iterator[None]:
-    """`export_for_ps_lite` for as long as ps-lite starts: then what the user set is back."""
+    """`export_for_ps_lite` for as long as ps-lite starts: then the environment is as before."""
     before = {name: os.environ.get(name) for name in _for_ps_lite(cluster)}
     export_for_ps_lite(cluster)
     try:
@@ -305,7 +303,16 @@ def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
         "DMLC_NUM_WORKER": str(cluster.total_workers),
         "DMLC_NUM_SERVER": str(cluster.num_server),
         "DMLC_PS_VAN_TYPE": get("DMLC_PS_VAN_TYPE"),
+        "MXNET_KVSTORE_BIGARRAY_BOUND": str(bigarray_bound()),
     }
+
+
+def bigarray_bound() -> int:
+    """Elements up to which MXNet leaves an array on one server: the most that it can be told.
+
+    Servers tell our arrays by their keys, and parts of an array have keys of other arrays.
+    """
+    return _BY_NAME["MXNET_KVSTORE_BIGARRAY_BOUND"].default
 
 
 def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:
@@ -318,7 +325,7 @@ def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) ->
 def prepare_engine() -> None:
     """Set, where the user did not, what MXNet and ps-lite read once: call before either starts."""
     threads = get("BYTEPS_THREADPOOL_SIZE")
-    values = {name: max(get(name), threads) for name in _COPIES}
+    values = {"MXNET_CPU_TEMP_COPY": _copies("MXNET_CPU_TEMP_COPY")}
     if threads:
         values["MXNET_CPU_WORKER_NTHREADS"] = threads
     for name in _DEFAULTS_OF_OURS:
@@ -326,6 +333,21 @@ def prepare_engine() -> None:
     for name, value in values.items():
         if not is_set(name):
             os.environ[name] = str(value)
+
+
+def prepare_exchanges() -> None:
+    """Set, where the user did not, how many exchanges MXNet's engine lets be under way.
+
+    MXNet reads it at the first operator. It decides what MXNet draws after a seed, too, so that
+    `import gluon_gc` must not change it.
+    """
+    if not is_set("MXNET_CPU_PARALLEL_RAND_COPY"):
+        copies = _copies("MXNET_CPU_PARALLEL_RAND_COPY")
+        os.environ["MXNET_CPU_PARALLEL_RAND_COPY"] = str(copies)
+
+
+def _copies(name: str) -> int:
+    return max(get(name), get("BYTEPS_THREADPOOL_SIZE"))
 
 
 def prepare_horovod() -> None:

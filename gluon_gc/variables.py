@@ -18,6 +18,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+_SHARED = (
+    "what operators share: those that wait for the network hold up those behind them, so that it "
+    "bounds the exchanges under way; at least BYTEPS_THREADPOOL_SIZE"
+)
+
+
 def _few_cores() -> int:
     """number of cores, at most 4"""
     return min(4, cores())
@@ -218,21 +224,20 @@ TABLE = (
         "a PyTorch for CUDA is installed",
     ),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
-    *(
-        Variable(
-            name,
-            8,
-            "positive",
-            "what operators share: those that wait for the network hold up those behind them, so "
-            "that it bounds the exchanges under way; at least BYTEPS_THREADPOOL_SIZE",
-        )
-        for name in ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
+    Variable(
+        "MXNET_CPU_PARALLEL_RAND_COPY",
+        8,
+        "positive",
+        f"{_SHARED}. Set by `bps.init()`. MXNet draws other random numbers with another value; its "
+        "own default is 1",
     ),
+    Variable("MXNET_CPU_TEMP_COPY", 8, "positive", _SHARED),
     Variable(
         "MXNET_KVSTORE_BIGARRAY_BOUND",
         2**31 - 1,
         "positive",
-        "elements above which MXNet spreads an array over servers; ours are cut already",
+        "elements above which MXNet spreads an array over servers. gluon_gc cuts arrays by itself, "
+        "and raises a lower bound to this one",
     ),
 )
 

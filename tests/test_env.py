@@ -267,10 +267,11 @@ def test_the_engine_gets_the_threads_of_the_pool_and_room_for_exchanges(environ,
     environ["BYTEPS_THREADPOOL_SIZE"] = threads
     environ["MXNET_CPU_TEMP_COPY"] = "16"
     env.prepare_engine()
+    assert "MXNET_CPU_PARALLEL_RAND_COPY" not in environ
+    env.prepare_exchanges()
     assert environ.get("MXNET_CPU_WORKER_NTHREADS", "0") == threads
     assert environ["MXNET_CPU_PARALLEL_RAND_COPY"] == copies
     assert environ["MXNET_CPU_TEMP_COPY"] == "16", "what the user set stays"
-    assert environ["MXNET_KVSTORE_BIGARRAY_BOUND"] == str(2**31 - 1)
     assert environ["PS_HEARTBEAT_TIMEOUT"] == "30"
     assert environ["PS_RESEND_TIMEOUT"] == "6000"
 

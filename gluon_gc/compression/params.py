@@ -49,6 +49,12 @@ class CompressionParams:
     accuracy: Optional[str] = None
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether a worker keeps a residual or momentum from step to step."""
+        accumulates = self.compressor is not None and self.compressor.traits.accumulates
+        return bool(self.ef) or self.mu is not None or accumulates
+
+    @property
     def aggregators(self) -> CompressionParams:
         """How the sum of what is compressed so is compressed: momentum is a worker's."""
         return CompressionParams(self.compressor, self.ef)

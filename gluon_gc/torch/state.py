@@ -90,12 +90,14 @@ class CompressionState:
         self.parameters, self._frozen = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
-        self._given = chosen_params(self.parameters, compression_params, overrides, mu, nesterov)
+        self._given, has_nesterov = chosen_params(
+            self.parameters, compression_params, overrides, mu, nesterov
+        )
         require_optimizer(self._given.values(), optimizer)
         self._on_nonfinite = "propagate" if grad_scaler is not None else on_nonfinite
         self._optimizer, self._grad_scaler = optimizer, grad_scaler
         applied = any(params.mu is not None for params in self._given.values())
-        self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
+        self.momentum = Momentum(optimizer, mu, has_nesterov) if applied else None
         self.rates: Dict[str, float] = {}  # of learning, in the step before
         self._ratios: Dict[str, float] = {}
         self.steps, self._group, self._closed, self._copied = 0, process_group, "", None
@@ -164,12 +166,6 @@ class CompressionState:
         size = staging.real_numel(parameter)
         on_nonfinite = "skip" if self._grad_scaler is not None else self._on_nonfinite
         return Tensor(name, size, dtype, params, index, called, on_nonfinite)
-
-    def _has_nesterov(self, name: str) -> bool:
-        own = self._given[name]
-        if own.mu is not None:
-            return own.nesterov
-        return next(params.nesterov for params in self._given.values() if params.mu is not None)
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """What a parameter was called.
