@@ -1,6 +1,6 @@
-"""The table of environment variables: the name, default, rule and meaning of each.
+"""The tables of environment variables: the name, default, rule and meaning of each.
 
-`gluon_gc.env` reads them, and the documentation's table is made from it.
+`gluon_gc.env` reads them, and the documentation's tables are made from them.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ KINDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "port": ("a port from 1 to 65535", _number(1, 65535)),
     "flag": ("0 or 1", lambda text: bool(_number(0, 1)(text))),
     "role": ("one of " + ", ".join(_ROLES), _one_of(*_ROLES)),
+    "van": ("zmq", _one_of("zmq")),
     "level": ("one of " + ", ".join(_LEVELS), lambda text: _one_of(*_LEVELS)(text.upper())),
 }
 """Kind to the rule it states in an error, and the function that reads it."""
@@ -206,6 +207,12 @@ TABLE = (
         6000,
         "positive",
         "milliseconds after which PS_RESEND sends again; a process ends after ten times as many",
+    ),
+    Variable(
+        "DMLC_PS_VAN_TYPE",
+        "zmq",
+        "van",
+        "the transport of ps-lite; its other one, p3, does not carry gluon_gc's messages",
     ),
     # For development, and what is set for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),

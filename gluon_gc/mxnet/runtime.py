@@ -6,6 +6,7 @@ import sys
 from typing import Callable, List, Optional, Union
 
 from .. import env
+from ..launch import places
 from ..launch.leaving import failure
 from ..log import warn_of_misspelt
 from .exchange import CompressingKVStore
@@ -36,6 +37,8 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
 
     Raises
     ------
+    ConfigurationError
+        The environment says that there are other workers, but not how to reach them.
     ValueError
         Another name.
     TypeError
@@ -65,7 +68,10 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
             f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'{hint}"
         )
     backend = _CONNECTED[kvstore]
-    return backend.connected or backend()
+    store = backend.connected or backend()
+    if kvstore == "horovod" and not env.is_set("HOROVOD_RANK"):
+        _require_all(store)
+    return store
 
 
 def _of_environment() -> str:
@@ -74,7 +80,26 @@ def _of_environment() -> str:
         return "dist_sync"
     if env.under_horovod():
         return "horovod"
-    return "machine" if env.shares_machine() else "local"
+    if env.shares_machine():
+        return "machine"
+    place = None if env.is_worker() else places.find()
+    if place is not None and place.size > 1:
+        raise env.ConfigurationError(
+            f"{place}, but MXNet's workers need servers or Horovod: start them with bpslaunch or "
+            "horovodrun"
+        )
+    places.require_alone()
+    return "local"
+
+
+def _require_all(store: CompressingKVStore) -> None:
+    """Refuse a Horovod that knows nothing of the workers that mpirun has started."""
+    place = places.find()
+    if place is not None and place.size != store.num_workers:
+        raise env.ConfigurationError(
+            f"{place}, but Horovod has {store.num_workers}: start the workers with horovodrun, or "
+            "build Horovod with MPI"
+        )
 
 
 def init(lazy: bool = True) -> None:
