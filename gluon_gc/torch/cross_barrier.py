@@ -5,6 +5,7 @@ import gluon_gc.torch.cross_barrier as bps
 
 from __future__ import annotations
 
+import copyreg
 import numbers
 from typing import Any, Dict, Iterable, Optional, Tuple
 
@@ -98,7 +99,12 @@ class _Late:
         arguments = tuple(kind if one is type(self) else one for one in arguments)
         if others and isinstance(others[0], dict):
             others[0] = {k: v for k, v in others[0].items() if k != _CROSSINGS}
-        return (make, arguments, *others)
+        return (_new if make is copyreg.__newobj__ else make, arguments, *others)
+
+
+def _new(kind: type, *arguments: Any) -> Any:
+    """As `copyreg.__newobj__`, but for any class."""
+    return kind.__new__(kind, *arguments)
 
 
 def CrossBarrier(
@@ -159,6 +165,7 @@ def CrossBarrier(
     averager.state.when_stepping = crossing.before_step
     optimizer._averager = crossing
     optimizer.__class__ = type(kind.__name__, (_Crossing, kind), {})
+    optimizer.register_step_post_hook(_take_gradients)
     optimizer.register_state_dict_pre_hook(_finish_optimizer)
     optimizer.register_load_state_dict_pre_hook(_finish_optimizer)
     if not isinstance(model, _Late):
@@ -175,6 +182,11 @@ def _names(kind: type) -> Dict[str, str]:
 def _finish(model: Any) -> None:
     for crossing in vars(model).get(_CROSSINGS, ()):
         crossing.finish()
+
+
+def _take_gradients(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if isinstance(optimizer, _Crossing):
+        optimizer._averager.take_gradients()
 
 
 def _finish_optimizer(optimizer: Optimizer, *state_dict: Any) -> None:

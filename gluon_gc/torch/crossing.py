@@ -141,10 +141,14 @@ class CrossingAverager(Averager):
         groups = [_frozen(group) for group in param_groups(self._optimizer)]
         for under_way in self._under_way:
             self._updates.update(dict.fromkeys(under_way.bucket, _Update(under_way, groups)))
-            for parameter in under_way.bucket:
-                parameter.grad = None
+        self.take_gradients()
         self._begin()
         self._finish(self._updates.keys() - self._gates.announced)
+
+    def take_gradients(self) -> None:
+        """Leave no gradients for whoever looks at them during or after a step."""
+        for parameter in self.state.parameters.values():
+            parameter.grad = None
 
     def _begin(self) -> None:
         super()._begin()
