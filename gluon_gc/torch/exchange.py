@@ -224,10 +224,10 @@ class Exchange:
         self._pipeline.put((self._sparse[job.name], job))
 
     def _require_open(self) -> None:
-        if self not in _open:
+        if self._closed:
             raise RuntimeError(
-                "nothing can be averaged after bps.shutdown() or bps.suspend(): make the "
-                "CompressionState, or the model's fully_shard, anew"
+                "nothing can be averaged after bps.shutdown() or bps.suspend(); what uses "
+                "torch.distributed has to be made anew"
             )
 
     def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[AnyTransfer]:

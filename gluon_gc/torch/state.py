@@ -441,6 +441,7 @@ class CompressionState:
     def resume(self) -> None:
         """Average over the workers that are there now; what was carried over is gone."""
         self._closed = ""
+        closing.opened(self)
         self._open(self._chosen)
         self._left_out.loaded()
 

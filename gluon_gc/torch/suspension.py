@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import numbers
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -12,9 +11,10 @@ import torch.distributed as dist
 
 from ..checkpoint import STREAM, Place
 from ..compression import CompressionParams
-from . import exchange, functions, groups, runtime, saving
+from . import functions, groups, rendezvous, runtime, saving
 from .averager import Averager, averagers
 from .gathering import gather
+from .rendezvous import Meeting
 from .state import CompressionState
 
 _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
@@ -67,24 +67,19 @@ class _Suspended(NamedTuple):
 
     Parameters
     ----------
-    store : Store
-        Where it has met the others, and meets them again under a prefix.
-    rank, size : int
-        Its place among them.
+    meeting : Meeting
+        Where it has met the others.
     kept : list of _Kept
     declared : dict
         How tensors of push_pull are compressed.
     """
 
-    store: dist.PrefixStore
-    rank: int
-    size: int
+    meeting: Meeting
     kept: List[_Kept]
     declared: Dict[str, CompressionParams]
 
 
 _suspended: Optional[_Suspended] = None
-_times = itertools.count(1)
 
 
 def suspend() -> None:
@@ -101,13 +96,8 @@ def suspend() -> None:
     common = sorted(set.intersection(*map(set, everybody)))  # some may be garbage, on some workers
     open_ones = [averagers[number] for number in common if averagers[number].state.can_resume]
     kept = [_Kept(averager) for averager in open_ones]
-    store = dist.distributed_c10d._get_default_store()
-    store = dist.PrefixStore(f"gluon_gc.resumed.{next(_times)}", store)
-    own = store, dist.get_rank(), dist.get_world_size(), kept, functions.declarations()
-    exchange.close_all()
+    _suspended = _Suspended(rendezvous.leave(), kept, functions.declarations())
     runtime.shutdown()
-    groups.forget()
-    _suspended = _Suspended(*own)
 
 
 def resume(
@@ -139,22 +129,21 @@ def resume(
     global _suspended
     if _suspended is None:
         raise RuntimeError("bps.resume() goes on after bps.suspend(), which was not called")
-    store, rank, size, kept, declared = _suspended
-    _require(num_workers, "num_workers", 1, size)
-    rank = rank if global_rank == -1 else global_rank
+    meeting, kept, declared = _suspended
+    _require(num_workers, "num_workers", 1, meeting.size)
+    rank = meeting.rank if global_rank == -1 else global_rank
     _require(rank, "global_rank", 0, num_workers - 1)
-    same = (rank, num_workers) == (_suspended.rank, size)
+    here = Meeting(meeting.store, int(rank), int(num_workers))
+    rendezvous.go_on(here)
     try:
-        dist.init_process_group(
-            store=store, rank=int(rank), world_size=int(num_workers), timeout=groups.timeout()
-        )
+        runtime.init(timeout=groups.timeout())
     except RuntimeError as error:
         raise ConnectionError(
             f"worker {rank} cannot meet the others again: {str(error).splitlines()[0]}; unless "
             "torchrun has started them, the process that was worker 0 must still be there"
         ) from error
     _suspended = None
-    all_are_there = all(gather(same, "call resume"))
+    all_are_there = all(gather(here == meeting, "call resume"))
     for one in kept:
         one.give_back(all_are_there)
     functions.declare_again(declared)

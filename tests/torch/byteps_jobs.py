@@ -283,7 +283,7 @@ def fewer_workers_go_on():
     assert torch.allclose(_residual(optimizer), residuals)
     train(net, optimizer, net, range(3, 6))
     assert torch.equal(bps.push_pull(torch.tensor([1.0, 2.0]), name="t"), torch.tensor([0, 2.0]))
-    said = "nothing can be averaged after bps.shutdown() or bps.suspend()"
+    said = "this CompressionState is closed"
     raised(RuntimeError, said, lambda: loss_of(model, 0).backward())
 
 
