@@ -125,7 +125,7 @@ class Averager:
             Variable._execution_engine.queue_callback(self._finish_backward)
 
     def _finish_backward(self) -> None:
-        """What is done when backward is about to return, and has made all gradients."""
+        """Called when backward has made all gradients, just before it returns."""
         self.synchronize()
 
     def _dropped(self, parameter: torch.Tensor) -> bool:

@@ -43,7 +43,7 @@ _CROSSINGS = "_gluon_gc_crossings"  # the attribute of a model that has its Cros
 
 
 class _Crossing(Averaging):
-    """What an optimizer has in addition whose updates are applied late."""
+    """Mixed into the class of an optimizer whose updates are applied late."""
 
     _averager: CrossingAverager
 
@@ -65,7 +65,7 @@ class _Crossing(Averaging):
 
 
 class _Late:
-    """What a model does in addition: whoever reads its parameters finds them updated."""
+    """Mixed into the class of a model, so that its parameters are updated before they are read."""
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         _finish(self)
@@ -118,11 +118,10 @@ def CrossBarrier(
     """Make an optimizer average gradients over all workers: during backward and the next forward.
 
     Training gives the same bits as with `DistributedOptimizer`. A step returns while gradients are
-    being averaged, and takes them away: `.grad` is None afterwards. The update of a parameter is
-    applied before the forward of the module that needs it. Whatever reads parameters otherwise
-    waits for all: a forward without autograd, and the model's `state_dict`, `parameters` and their
-    like. Before parameters are read in another way, call the optimizer's `finish`; before gradients
-    are read or changed, its `synchronize`.
+    being averaged, and sets them to None. The update of a parameter is applied before the forward
+    of the module that needs it. A forward without autograd waits for all updates, and so do the
+    model's `state_dict`, `parameters`, `to` and copies. Call the optimizer's `finish` before you
+    read parameters in another way, and `synchronize` before you read or change gradients.
 
     Parameters
     ----------

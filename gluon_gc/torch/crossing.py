@@ -1,6 +1,7 @@
-"""Averages of one step that go on while the next one begins.
+"""Gradients that are still being averaged when the next step begins.
 
-step() leaves averages under way, and each update is applied when a module's forward needs it.
+step() returns before the averages are there. Each update is applied before the forward that needs
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Update(NamedTuple):
 
 
 class CrossingAverager(Averager):
-    """Averages the gradients of an optimizer's parameters, and applies its updates late.
+    """Averages the gradients of an optimizer's parameters, and applies the optimizer's updates.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ class CrossingAverager(Averager):
     kind : type
         The optimizer's class, which updates each parameter by itself.
     num_steps : int
-        So many steps leave averages under way, except the last.
+        The last of these steps waits for its updates.
     optimizer, passes, state
         As `Averager` has them.
     """
@@ -62,8 +63,8 @@ class CrossingAverager(Averager):
         state: CompressionState,
     ) -> None:
         self._kind, self._left_steps = kind, num_steps
-        self._updates: Dict[torch.Tensor, _Update] = {}  # of parameters that wait for theirs
-        self._late: Collection[torch.Tensor] = ()  # whose update came only in backward
+        self._updates: Dict[torch.Tensor, _Update] = {}  # that are to be applied, by parameter
+        self._late: Collection[torch.Tensor] = ()  # parameters that were updated during backward
         self._gates = Gates(model, self._enter)
         self._pace, self._reordered = Pace(), False
         super().__init__(optimizer, passes, state)
@@ -84,9 +85,9 @@ class CrossingAverager(Averager):
         return under_way
 
     def _reorder(self) -> None:
-        """Average first what backward hides on every worker, and the rest as forward needs it.
+        """Keep the order of the buckets that backward hides; the others follow forward's order.
 
-        On a GPU backward goes on after this thread has left it, and hides all.
+        On a GPU all keep it, because backward goes on there after this thread has left it.
         """
         on_host = all(gpu.in_host_memory(p.device) for p in self.state.parameters.values())
         own = self._pace.share() if on_host else 1.0
@@ -124,7 +125,7 @@ class CrossingAverager(Averager):
     # Steps
 
     def before_step(self) -> None:
-        """What the optimizer's hook does: it finds no gradients then, unless they are averages."""
+        """Take the gradients, so that the optimizer steps nothing, unless they are averages."""
         self._left_steps -= 1
         if self._averaged or self._buckets is None:
             super().before_step()
@@ -146,7 +147,7 @@ class CrossingAverager(Averager):
         self._finish(self._updates.keys() - self._gates.announced)
 
     def take_gradients(self) -> None:
-        """Leave no gradients for whoever looks at them during or after a step."""
+        """Set all gradients to None, during a step and after it."""
         for parameter in self.state.parameters.values():
             parameter.grad = None
 
@@ -155,7 +156,7 @@ class CrossingAverager(Averager):
         self._late = ()
 
     def _enter(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Apply what a module needs before its forward; without autograd, all."""
+        """Apply the updates that a module's forward needs; without autograd, all of them."""
         self._late = ()
         if self._updates:
             self._finish(parameters if torch.is_grad_enabled() else list(self._updates))
@@ -212,7 +213,7 @@ def _restricted(groups: List[Dict[str, Any]], bucket: Bucket) -> List[Dict[str, 
 
 @contextmanager
 def _alone(bucket: Bucket) -> Iterator[None]:
-    """Within, parameters have no gradients, and nothing around changes how they are computed."""
+    """Within, parameters have no gradients, and autocast and inference mode are off."""
     gradients: List[Optional[torch.Tensor]] = [parameter.grad for parameter in bucket]
     device = bucket[0].device.type
     with torch.inference_mode(False), torch.autocast(device, enabled=False):

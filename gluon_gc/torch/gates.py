@@ -1,4 +1,4 @@
-"""Tells before which module's forward a parameter is needed."""
+"""Forward pre-hooks that tell which parameters are about to be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order gradients are averaged, so that the next forward can begin early."""
+"""The order in which gradients are averaged, so that the next forward can begin early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class Pace:
-    """Measures which share of the averages is there when backward returns.
+    """Measures the share of a step's averaging that backward hides.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Pace:
         self._returned = time.perf_counter()
 
     def share(self) -> Optional[float]:
-        """The share in the last step that was measured; None if none was."""
+        """That of the last step that was measured; None if none was."""
         return self._shares[-1] if self._shares else None
 
 

@@ -439,7 +439,7 @@ class CompressionState:
         self.exchange.close()
 
     def resume(self) -> None:
-        """Average over the workers that are there now; what was carried over is gone."""
+        """Average over the workers that are there now, from residuals and momentum of zero."""
         self._closed = ""
         closing.opened(self)
         self._open(self._chosen)

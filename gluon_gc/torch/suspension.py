@@ -21,7 +21,7 @@ _SUSPENDED = "call bps.resume() first: the workers have called bps.suspend()"
 
 
 class _Kept:
-    """What an optimizer's compression carries over.
+    """The residuals, momentum and random streams of one optimizer's compression.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
 
 
 class _Suspended(NamedTuple):
-    """What a worker needs to go on.
+    """The data with which a worker goes on.
 
     Parameters
     ----------
@@ -85,9 +85,9 @@ _suspended: Optional[_Suspended] = None
 def suspend() -> None:
     """Leave the other workers, all of which call this, to `resume` later.
 
-    What DistributedOptimizer and CrossBarrier carry over is kept. A step that has begun is left
-    out. Other users of torch.distributed, as PyTorch's DistributedDataParallel, have to be made
-    anew afterwards.
+    The residuals and momentum of DistributedOptimizer and CrossBarrier are kept. A step that has
+    begun is left out. Everything else that uses torch.distributed has to be made anew afterwards,
+    such as a DistributedDataParallel.
     """
     global _suspended
     if not dist.is_initialized():

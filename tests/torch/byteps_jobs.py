@@ -45,6 +45,13 @@ def script(name, words=""):
     return names
 
 
+def some_scripts_of_byteps(folder):
+    os.chdir(folder)
+    sys.path.insert(0, str(SCRIPTS))
+    for name in ("benchmark", "benchmark_ddp", "benchmark_cross_barrier", "elastic_benchmark"):
+        script(name, BENCHMARK)
+
+
 def scripts_of_byteps(folder):
     os.chdir(folder)
     sys.path.insert(0, str(SCRIPTS))

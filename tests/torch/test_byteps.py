@@ -1,8 +1,13 @@
 """BytePS's API for PyTorch, in processes that torchrun starts; they run byteps_jobs.py."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.torch import test_workers
+
+torch = pytest.importorskip("torch")
 
 API = (
     "compression_is_an_argument",
@@ -35,3 +40,29 @@ def test_two_workers(jobs):
 def test_scripts_of_byteps_run_with_another_import(tmp_path):
     said = test_workers.run("scripts_of_byteps", tmp_path, file=JOBS)
     assert "bps is resumed, with 2 workers" in said
+
+
+def test_scripts_of_byteps_run_under_bpslaunch(tmp_path):
+    bpslaunch = test_workers.HERE.parents[1] / "bpslaunch.py"
+    done = subprocess.run(
+        [
+            *(sys.executable, bpslaunch, "--local", "-n", "2"),
+            *(sys.executable, JOBS, "some_scripts_of_byteps", tmp_path),
+        ],
+        env=test_workers.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "bps is resumed, with 2 workers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "share, expected", [(1.0, "dcba"), (0.6, "dcab"), (0.5, "dcab"), (0.1, "dabc"), (0.0, "abcd")]
+)
+def test_averages_that_backward_does_not_hide_come_in_the_order_of_forward(share, expected):
+    from gluon_gc.torch.pace import reordered
+
+    assert "".join(reordered("dcba", [4, 4, 2, 2], share)) == expected
