@@ -81,6 +81,18 @@ def meet(timeout: Optional[timedelta]) -> Meeting:
     return _meeting
 
 
+def leave() -> Meeting:
+    """The place where all workers have met, for `go_on`."""
+    store = dist.distributed_c10d._get_default_store() if _meeting is None else _meeting.store
+    return Meeting(store, dist.get_rank(), dist.get_world_size())
+
+
+def go_on(meeting: Meeting) -> None:
+    """Have `meet` return this."""
+    global _meeting
+    _meeting = meeting
+
+
 def join_scheduler() -> None:
     """Tell the scheduler, where there is one, that this worker is PyTorch's and has come."""
     global _member

@@ -360,8 +360,14 @@ class CompressionState:
             for group in param_groups(self._optimizer):
                 for parameter in group["params"]:
                     parameter.grad = None
-        elif self.momentum is not None:
-            self.momentum.before_step(self.parameters.items(), self._plain)
+        else:
+            self.apply_momentum(self.parameters)
+
+    def apply_momentum(self, names: Iterable[str]) -> None:
+        """Change averages, in these parameters' gradients, into what the optimizer is to apply."""
+        if self.momentum is not None:
+            pairs = [(name, self.parameters[name]) for name in names]
+            self.momentum.before_step(pairs, self._plain)
 
     # Checkpoints
 
@@ -421,6 +427,23 @@ class CompressionState:
         next averages are of later steps alone.
         """
         return stats.of_step(self.exchange, self.parameters, reset)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `resume` can follow `suspend`: a process group would not outlive it."""
+        return not self._closed and self._group is None
+
+    def suspend(self, why: str) -> None:
+        """End the threads, until `resume`; `why` is an error's message until then."""
+        self._closed = why
+        self.exchange.close()
+
+    def resume(self) -> None:
+        """Average over the workers that are there now, from residuals and momentum of zero."""
+        self._closed = ""
+        closing.opened(self)
+        self._open(self._chosen)
+        self._left_out.loaded()
 
     def close(self) -> None:
         """End the threads, and let the optimizer apply its own momentum again.

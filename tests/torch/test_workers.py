@@ -65,9 +65,9 @@ DIFFERENCES = (
 """Jobs of two workers, several of which one torchrun does."""
 
 
-def command(job, *arguments, workers=2):
+def command(job, *arguments, workers=2, file=HERE / "jobs.py"):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(workers), HERE / "jobs.py", job, *arguments]
+    return [*torchrun, "--nproc-per-node", str(workers), file, job, *arguments]
 
 
 def environ(**more):
@@ -75,9 +75,9 @@ def environ(**more):
     return {**clean_environ(), **own, **more}
 
 
-def run(job, *arguments, workers=2, **variables):
+def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
     done = subprocess.run(
-        command(job, *arguments, workers=workers),
+        command(job, *arguments, workers=workers, file=file),
         env=environ(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
