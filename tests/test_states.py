@@ -265,9 +265,9 @@ def numbered(value, count=300_000):
 
 def run(code, file):
     code = textwrap.dedent(SAVE) + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=120
-    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(file)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
 
 def assert_whole(file, value):

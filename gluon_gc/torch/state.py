@@ -196,7 +196,7 @@ class CompressionState:
     def average(
         self,
         gradients: Mapping[str, torch.Tensor],
-        begins: bool = False,
+        begins: bool = True,
         absent: Collection[str] = (),
     ) -> Future[Collection[str]]:
         """Average gradients over all workers, in place; returns at once.
@@ -207,7 +207,7 @@ class CompressionState:
             By the parameters' names, each of the parameter's shape or flat, of its dtype, dense,
             and all on one device. All workers call this with the same names in the same order.
         begins : bool
-            Whether these are the first of a step.
+            Whether these are the first of a step, which may average gradients in several calls.
         absent : collection of str
             Those that this worker has no gradient of; their values must be zeros.
 

@@ -674,7 +674,7 @@ def copies_say_what_they_are():
     for made in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
         assert same(made.state_dict()["arrays"], saved["arrays"]) and made.steps == 2
         said = "this is a copy of a CompressionState"
-        raised(RuntimeError, said, lambda m=made: m.average({}, begins=True))
+        raised(RuntimeError, said, lambda m=made: m.average({}))
     train(net, optimizer, ddp, [2])  # the original goes on
     other = wrapped(ONEBIT)
     other[3].load_state_dict(made.state_dict())
@@ -716,7 +716,7 @@ def closing_gives_momentum_back():
         assert {key: group[key] for key in given} == given
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_state_dict_post_hooks
-    raised(RuntimeError, "is closed", lambda: state.average({}, begins=True))
+    raised(RuntimeError, "is closed", lambda: state.average({}))
     fresh = sgd(net, momentum=0.0, nesterov=False)
     fresh.load_state_dict(optimizer.state_dict())  # before there is a state
     bps.CompressionState(net.named_parameters(), ONEBIT, fresh).close()
