@@ -102,6 +102,7 @@ class GluonGC(Engine):
         for i, shape in enumerate(shapes):
             params.append(mx.gluon.Parameter(f"p{i}", shape=tuple(shape)))
             params[-1].initialize(mx.init.Zero())
+        self._params = params
         self.gradients = [param.grad() for param in params]
         self._trainer = bps.DistributedTrainer(
             params,
@@ -111,12 +112,14 @@ class GluonGC(Engine):
         )
 
     def step(self) -> None:
+        for param in self._params:
+            param.data()._fresh_grad = True  # no backward makes it
         self._trainer.allreduce_grads()
 
     def end_step(self) -> None:
         """BYTEPS_TRACE_ON counts steps by updates of the parameters."""
         if os.environ.get("BYTEPS_TRACE_ON"):
-            self._trainer.update(1, ignore_stale_grad=True)  # no backward made them
+            self._trainer.update(1)
 
     def barrier(self) -> None:
         flag = mx.nd.zeros(1)

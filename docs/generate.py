@@ -58,6 +58,10 @@ def page() -> str:
         (_names(variable), env.KINDS[variable.kind][0], _default(variable), variable.meaning)
         for variable in env.TABLE
     )
+    of_launchers = (
+        (_names(variable), env.KINDS[variable.kind][0], variable.meaning)
+        for variable in env.OF_LAUNCHERS
+    )
     lines = [
         "# Reference",
         "",
@@ -81,6 +85,11 @@ def page() -> str:
         "`BYTEPS_` or `GLUON_GC_` is warned of, with the nearest of these.",
         "",
         *_table(("variable", "allowed", "default", "meaning"), variables),
+        "",
+        "Other launchers say by these which worker a process is. bpslaunch sets torchrun's, which",
+        "are the first five. For MXNet they only tell that a script must not train alone.",
+        "",
+        *_table(("variable", "allowed", "meaning"), of_launchers),
         "",
     ]
     return "\n".join(lines)

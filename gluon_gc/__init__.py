@@ -17,10 +17,9 @@ _HOMES = {
     "cast": ("Compression",),
     "collective": ("allreduce", "barrier"),
     "optimizer": ("DistributedOptimizer",),
+    "push_pull": ("broadcast_parameters", "byteps_declare_tensor", "byteps_push_pull"),
+    "running_statistics": ("average_statistics",),
     "runtime": (
-        "broadcast_parameters",
-        "byteps_declare_tensor",
-        "byteps_push_pull",
         "init",
         "local_rank",
         "local_size",

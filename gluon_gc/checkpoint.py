@@ -2,12 +2,12 @@
 
 One behind the other it has
 
-- the line ``gluon_gc states 3``, whose number is that of the format;
+- the line ``gluon_gc states 4``, whose number is that of the format;
 - the header, a line of JSON: what must fit the trainer that loads it (``world_size``, ``rank``,
   ``momentum``, and of each parameter ``name``, ``shape``, ``dtype``, ``compression`` and
-  ``senders``), then ``steps``, ``learning_rate``, ``optimizer_bytes`` and the ``arrays``: of each
-  the parameter's number, who carries it over, what it is, the element that it begins at, dtype,
-  shape;
+  ``senders``), then ``steps``, ``optimizer_bytes`` and the ``arrays``: of each the parameter's
+  number, who carries it over, what it is, the element that it begins at, dtype, shape. Each
+  parameter has the ``learning_rate`` when its gradient was last exchanged as well;
 - the arrays, in the order of the header, row by row, little-endian;
 - the optimizer's states, as MXNet pickles them: the only part that can run code;
 - the XXH3 of all this, 16 bytes, which finds damage, not deceit.
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Dict, Iterable, Iterator, Mapping, NamedTuple,
 import numpy as np
 import xxhash
 
-_NAME, _FORMAT = "gluon_gc states", 3
+_NAME, _FORMAT = "gluon_gc states", 4
 _DIGEST_BYTES = 16
 _BLOCK_BYTES = 2**22  # that are read or written at once
 STREAM = "stream"

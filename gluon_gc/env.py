@@ -1,5 +1,6 @@
-"""Reads the environment, and is the only module that does; `gluon_gc.variables` has the table.
+"""Reads the environment, and is the only module that does.
 
+`gluon_gc.variables` and `gluon_gc.variables_of_launchers` have the tables.
 It imports no MXNet, so that the launcher starts fast and can run before a role is taken.
 An empty variable counts as one that is not set.
 """
@@ -14,20 +15,19 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Optional
 
 from .variables import IGNORED, KINDS, REQUIRED, TABLE, Variable, cores
+from .variables_of_launchers import OF_LAUNCHERS
 
 
 class ConfigurationError(ValueError):
     """The environment is missing a variable, or holds a wrong or contradictory one."""
 
 
-_BY_NAME = {variable.name: variable for variable in TABLE}
+_BY_NAME = {variable.name: variable for variable in (*TABLE, *OF_LAUNCHERS)}
 _DEFAULTS_OF_OURS = (
-    "MXNET_KVSTORE_BIGARRAY_BOUND",
     "PS_HEARTBEAT_INTERVAL",
     "PS_HEARTBEAT_TIMEOUT",
     "PS_RESEND_TIMEOUT",
 )
-_COPIES = ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
 
 
 def _text(variable: Variable) -> tuple[str, str]:
@@ -40,7 +40,7 @@ def _text(variable: Variable) -> tuple[str, str]:
 
 
 def get(name: str) -> Any:
-    """The value of a variable of the table.
+    """The value of a variable of a table.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def get(name: str) -> Any:
     ConfigurationError
         It breaks the rule of its kind, or is required and not set.
     KeyError
-        The table has no such variable.
+        No table has such a variable.
     """
     variable = _BY_NAME[name]
     spelling, text = _text(variable)
@@ -68,7 +68,7 @@ def get(name: str) -> Any:
 
 
 def is_set(name: str) -> bool:
-    """Whether a variable of the table is set, by its name or an older spelling."""
+    """Whether a variable of a table is set, by its name or an older spelling."""
     return bool(_text(_BY_NAME[name])[1])
 
 
@@ -104,9 +104,6 @@ class Cluster:
             if value >= limit:
                 raise ConfigurationError(f"{name} must be < {limit_name} ({limit}), got {value}")
 
-        if self.num_server < 1:
-            rule = KINDS["positive"][0]
-            raise ConfigurationError(f"DMLC_NUM_SERVER must be {rule}, got {self.num_server}")
         if self.worker_id is not None:
             below("DMLC_WORKER_ID", self.worker_id, "DMLC_NUM_WORKER", self.num_worker)
         below("BYTEPS_LOCAL_RANK", self.local_rank, "BYTEPS_LOCAL_SIZE", self.local_size)
@@ -129,7 +126,7 @@ def misspelt() -> dict[str, Optional[str]]:
 
     One that begins with BYTEPS_, but is near none, may be one of BytePS's that we never heard of.
     """
-    stems = {_stem(name): name for name in _BY_NAME}
+    stems = {_stem(variable.name): variable.name for variable in TABLE}
     known = {*_BY_NAME, *(variable.older for variable in TABLE), *IGNORED}
     found = {}
     for name in sorted(name for name in os.environ if name not in known):
@@ -150,43 +147,55 @@ def one_machine() -> bool:
     return get("DMLC_NUM_WORKER") == 1 and not get("BYTEPS_FORCE_DISTRIBUTED")
 
 
-def _is_worker() -> bool:
+def is_worker() -> bool:
+    """Whether DMLC_ROLE makes this process a worker."""
     return is_set("DMLC_ROLE") and get("DMLC_ROLE") == "worker"
 
 
 def distributed() -> bool:
     """Whether this process is a worker of a parameter-server cluster."""
-    return _is_worker() and not one_machine()
+    return is_worker() and not one_machine()
 
 
 def shares_machine() -> bool:
     """Whether this process is one of several workers of a job that is one machine's."""
-    return _is_worker() and one_machine() and get("BYTEPS_LOCAL_SIZE") > 1
+    return is_worker() and one_machine() and get("BYTEPS_LOCAL_SIZE") > 1
 
 
 def under_horovod() -> bool:
-    """Whether horovodrun or mpirun started this process."""
-    return any(name in os.environ for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
-
-
-def under_torchrun() -> bool:
-    """Whether torchrun, or what sets its variables, started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Whether horovodrun has started this process, or mpirun several of them."""
+    sizes = (get(name) or 1 for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    return is_set("HOROVOD_RANK") or max(sizes) > 1
 
 
 def of_torchrun(name: str) -> Optional[int]:
     """The number that torchrun has in a variable, such as LOCAL_RANK; None: it says nothing."""
-    text = os.environ.get(name)
-    return int(text) if text else None
+    return get(name)
 
 
-def cluster(role: Optional[str] = None) -> Cluster:
+def prepare_gloo() -> None:
+    """Set, where the user did not, which network interface Gloo takes: before a group is made."""
+    interface = get("DMLC_INTERFACE")
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def export_local(rank: Optional[int], size: Optional[int]) -> None:
+    """Set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun does, where they are known and not set."""
+    for name, number in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size)):
+        if number is not None and not is_set(name):
+            os.environ[name] = str(number)
+
+
+def cluster(role: Optional[str] = None, servers_needed: bool = True) -> Cluster:
     """This process's place in its cluster.
 
     Parameters
     ----------
     role : str, optional
         By default DMLC_ROLE.
+    servers_needed : bool
+        False: DMLC_NUM_SERVER may be 0, as where PyTorch's workers are the whole job.
 
     Raises
     ------
@@ -194,6 +203,9 @@ def cluster(role: Optional[str] = None) -> Cluster:
         A variable is missing, wrong, or contradicts another.
     """
     role = role or get("DMLC_ROLE")
+    get("DMLC_PS_VAN_TYPE")  # refused by name, before a node waits for others
+    if servers_needed and not get("DMLC_NUM_SERVER"):
+        raise ConfigurationError(f"DMLC_NUM_SERVER must be {KINDS['positive'][0]}, got 0")
     return Cluster(
         role=role,
         root_uri=get("DMLC_PS_ROOT_URI"),
@@ -270,13 +282,17 @@ def export_for_ps_lite(cluster: Cluster) -> None:
 
 @contextmanager
 def exported_for_ps_lite(cluster: Cluster) -> Iterator[None]:
-    """`export_for_ps_lite` for as long as ps-lite starts: then what the user set is back."""
-    before = {name: os.environ[name] for name in _for_ps_lite(cluster) if name in os.environ}
+    """`export_for_ps_lite` for as long as ps-lite starts: then the environment is as before."""
+    before = {name: os.environ.get(name) for name in _for_ps_lite(cluster)}
     export_for_ps_lite(cluster)
     try:
         yield
     finally:
-        os.environ.update(before)
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
 
 
 def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
@@ -286,7 +302,17 @@ def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
         "DMLC_PS_ROOT_PORT": str(cluster.root_port),
         "DMLC_NUM_WORKER": str(cluster.total_workers),
         "DMLC_NUM_SERVER": str(cluster.num_server),
+        "DMLC_PS_VAN_TYPE": get("DMLC_PS_VAN_TYPE"),
+        "MXNET_KVSTORE_BIGARRAY_BOUND": str(bigarray_bound()),
     }
+
+
+def bigarray_bound() -> int:
+    """Elements up to which MXNet leaves an array on one server: the most that it can be told.
+
+    Servers tell our arrays by their keys, and parts of an array have keys of other arrays.
+    """
+    return _BY_NAME["MXNET_KVSTORE_BIGARRAY_BOUND"].default
 
 
 def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:
@@ -299,7 +325,7 @@ def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) ->
 def prepare_engine() -> None:
     """Set, where the user did not, what MXNet and ps-lite read once: call before either starts."""
     threads = get("BYTEPS_THREADPOOL_SIZE")
-    values = {name: max(get(name), threads) for name in _COPIES}
+    values = {"MXNET_CPU_TEMP_COPY": _copies("MXNET_CPU_TEMP_COPY")}
     if threads:
         values["MXNET_CPU_WORKER_NTHREADS"] = threads
     for name in _DEFAULTS_OF_OURS:
@@ -307,6 +333,21 @@ def prepare_engine() -> None:
     for name, value in values.items():
         if not is_set(name):
             os.environ[name] = str(value)
+
+
+def prepare_exchanges() -> None:
+    """Set, where the user did not, how many exchanges MXNet's engine lets be under way.
+
+    MXNet reads it at the first operator. It decides what MXNet draws after a seed, too, so that
+    `import gluon_gc` must not change it.
+    """
+    if not is_set("MXNET_CPU_PARALLEL_RAND_COPY"):
+        copies = _copies("MXNET_CPU_PARALLEL_RAND_COPY")
+        os.environ["MXNET_CPU_PARALLEL_RAND_COPY"] = str(copies)
+
+
+def _copies(name: str) -> int:
+    return max(get(name), get("BYTEPS_THREADPOOL_SIZE"))
 
 
 def prepare_horovod() -> None:

@@ -27,6 +27,8 @@ class Option:
         What BytePS's scripts pass for a key that they do not mean.
     choices : tuple of str
         All that it may be, if these are words.
+    hint : callable
+        What an error adds about a value that is refused.
     """
 
     types: Tuple[type, ...]
@@ -35,6 +37,7 @@ class Option:
     meaning: str
     unused: Any = None
     choices: Tuple[str, ...] = ()
+    hint: Callable[[Any], str] = lambda value: ""
 
     def check(self, name: str, value: Any, argument: str = "compression_params") -> None:
         """Raise TypeError or ValueError if `value` is not allowed for that key of an argument."""
@@ -43,7 +46,7 @@ class Option:
         if not isinstance(value, self.types) or (is_bool and bool not in self.types):
             raise TypeError(f"{message} ({type(value).__name__})")
         if not self.rule(value):
-            raise ValueError(message)
+            raise ValueError(f"{message}{self.hint(value)}")
 
     def from_text(self, text: str) -> Any:
         """The value that words on a command line mean; text that means none is left as it is."""

@@ -214,12 +214,12 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     return chunks
 
 
-def messages(chunks: Sequence[Chunk], owners: int = 1) -> List[List[Chunk]]:
+def messages(chunks: Sequence[Chunk], owners: int = 1, bundled: bool = True) -> List[List[Chunk]]:
     """Chunks that travel in one message, in the order of their first ones.
 
     Those that are compressed alike are put together up to SMALL_BYTES, but for those in rows; plain
     ones are fused already. Where messages have owners who aggregate them, there are enough of them
-    for all.
+    for all. Unless they are `bundled`, only chunks of one tensor are put together.
     """
     most = SMALL_BYTES
     if owners > 1:
@@ -227,7 +227,7 @@ def messages(chunks: Sequence[Chunk], owners: int = 1) -> List[List[Chunk]]:
     bundles: List[List[Chunk]] = []
     open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
     for chunk in chunks:
-        kind = chunk.params, chunk.dtype
+        kind = chunk.params, chunk.dtype, None if bundled else chunk.slices[0].tensor
         bundle, total = open_bundles.get(kind, ([], 0))
         alone = chunk.params is None or chunk.rows
         if alone or not bundle or total + chunk.message_bytes > most:

@@ -1,6 +1,6 @@
-"""The table of environment variables: the name, default, rule and meaning of each.
+"""The tables of environment variables: the name, default, rule and meaning of each.
 
-`gluon_gc.env` reads them, and the documentation's table is made from it.
+`gluon_gc.env` reads them, and the documentation's tables are made from them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ REQUIRED = object()
 def cores() -> int:
     """number of cores"""
     return len(os.sched_getaffinity(0))
+
+
+_SHARED = (
+    "what operators share: those that wait for the network hold up those behind them, so that it "
+    "bounds the exchanges under way; at least BYTEPS_THREADPOOL_SIZE"
+)
 
 
 def _few_cores() -> int:
@@ -81,6 +87,7 @@ KINDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "port": ("a port from 1 to 65535", _number(1, 65535)),
     "flag": ("0 or 1", lambda text: bool(_number(0, 1)(text))),
     "role": ("one of " + ", ".join(_ROLES), _one_of(*_ROLES)),
+    "van": ("zmq", _one_of("zmq")),
     "level": ("one of " + ", ".join(_LEVELS), lambda text: _one_of(*_LEVELS)(text.upper())),
 }
 """Kind to the rule it states in an error, and the function that reads it."""
@@ -201,6 +208,12 @@ TABLE = (
         "positive",
         "milliseconds after which PS_RESEND sends again; a process ends after ten times as many",
     ),
+    Variable(
+        "DMLC_PS_VAN_TYPE",
+        "zmq",
+        "van",
+        "the transport of ps-lite; its other one, p3, does not carry gluon_gc's messages",
+    ),
     # For development, and what is set for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),
     Variable(
@@ -211,21 +224,20 @@ TABLE = (
         "a PyTorch for CUDA is installed",
     ),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
-    *(
-        Variable(
-            name,
-            8,
-            "positive",
-            "what operators share: those that wait for the network hold up those behind them, so "
-            "that it bounds the exchanges under way; at least BYTEPS_THREADPOOL_SIZE",
-        )
-        for name in ("MXNET_CPU_PARALLEL_RAND_COPY", "MXNET_CPU_TEMP_COPY")
+    Variable(
+        "MXNET_CPU_PARALLEL_RAND_COPY",
+        8,
+        "positive",
+        f"{_SHARED}. Set by `bps.init()`. MXNet draws other random numbers with another value; its "
+        "own default is 1",
     ),
+    Variable("MXNET_CPU_TEMP_COPY", 8, "positive", _SHARED),
     Variable(
         "MXNET_KVSTORE_BIGARRAY_BOUND",
         2**31 - 1,
         "positive",
-        "elements above which MXNet spreads an array over servers; ours are cut already",
+        "elements above which MXNet spreads an array over servers. gluon_gc cuts arrays by itself, "
+        "and raises a lower bound to this one",
     ),
 )
 

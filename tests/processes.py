@@ -4,11 +4,13 @@ import os
 import signal
 
 from gluon_gc.variables import TABLE
+from gluon_gc.variables_of_launchers import OF_LAUNCHERS
 
 
 def clean_environ():
-    """The environment without the settings of gluon_gc, but with the library that is tested."""
-    known = {name for row in TABLE for name in (row.name, row.older)} - {"GLUON_GC_LIBRARY"}
+    """The environment without the variables of gluon_gc and of launchers, but with its library."""
+    rows = (*TABLE, *OF_LAUNCHERS)
+    known = {name for row in rows for name in (row.name, row.older)} - {"GLUON_GC_LIBRARY"}
     return {name: text for name, text in os.environ.items() if name not in known}
 
 

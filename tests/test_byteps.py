@@ -198,7 +198,7 @@ def test_momentum_may_be_told_twice_if_it_is_the_same():
         ),
         (
             {"byteps_compressor_type": "onebit", "byteps_momentum_type": "nesterov"},
-            r"\['momentum'\] needs 'momentum' in optimizer_params",
+            r"\['momentum'\] needs the momentum of an optimizer, .*'byteps_momentum_mu'",
         ),
     ],
 )

@@ -84,15 +84,16 @@ def trained(file):
     }
 
 
-def assert_trained(said, folder, name, compressed, shown):
+def assert_trained(said, folder, name, shown, compressed=None):
     """Workers have equal parameters, from compressed gradients, and heeded all that they got."""
     first, second = (trained(folder / f"params{rank}" / f"{name}.params") for rank in range(2))
     assert first.keys() == second.keys()
     for key, array in first.items():
         assert np.isfinite(array).all()
         np.testing.assert_array_equal(array, second[key])
-    (elements,) = (count for count, how in SUMMARY.findall(said) if compressed in how)
-    assert int(elements.replace(",", "")) > 0.9 * sum(array.size for array in first.values())
+    if compressed is not None:
+        (elements,) = (count for count, how in SUMMARY.findall(said) if compressed in how)
+        assert int(elements.replace(",", "")) > 0.9 * sum(array.size for array in first.values())
     found = [float(number) for number in re.findall(r"(?:accuracy|err-top\d)=(\S+)", said)]
     assert len(found) == shown and all(0 <= number <= 1 for number in found)
     losses = [float(number) for number in re.findall(r"loss: (\S+)", said)]
@@ -106,7 +107,14 @@ def test_mnist_on_one_machine(home, tmp_path):
     local = ["--local", "-n", "2", "-s", "1"]
     said = finish(start(tmp_path, *local, *script, MXNET_HOME=home))
     compressed = "'compressor': 'randomk', 'ef': 'vanilla', 'exchange': 'two_way', 'k': 32"
-    assert_trained(said, tmp_path, "mnist", compressed, shown=2)
+    assert_trained(said, tmp_path, "mnist", 2, compressed)
+
+
+def test_mnist_without_compression(home, tmp_path):
+    words = "--no-cuda --epochs 1 --batch-size 16 --j 1"
+    script = [sys.executable, str(SCRIPTS / "plain_mnist.py"), *words.split()]
+    said = finish(start(tmp_path, "--local", "-n", "2", *script, MXNET_HOME=home))
+    assert_trained(said, tmp_path, "plain_mnist", 2)
 
 
 def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):
@@ -128,7 +136,7 @@ def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):
     }
     said = finish(start(tmp_path, line, MXNET_HOME=home, **machine))
     name = "cifar100-cifar_resnet20_v1-0"
-    assert_trained(said, tmp_path, name, "'compressor': 'dithering', 'fp16': True", shown=2)
+    assert_trained(said, tmp_path, name, 2, "'compressor': 'dithering', 'fp16': True")
 
 
 def test_imagenet_on_two_machines(data, tmp_path):
@@ -160,4 +168,4 @@ def test_imagenet_on_two_machines(data, tmp_path):
         workers.append(start(tmp_path, *script, **worker))
     said = finish(*workers, *services)
     compressed = "'compressor': 'onebit', 'ef': 'vanilla', 'momentum': 'nesterov'"
-    assert_trained(said, tmp_path, "imagenet-mobilenet0.25-0", compressed, shown=6)
+    assert_trained(said, tmp_path, "imagenet-mobilenet0.25-0", 6, compressed)

@@ -15,7 +15,8 @@ OF_PYTHON = [
 FOR_USERS = [path for path in OF_PYTHON if path.parent.name != "kernels"]
 OF_THE_LIBRARY = sorted(ROOT.glob("operators/**/*.[ch]*"))
 CARRIER = re.compile(r"(\w+: )?(\.\.\.)?|\W*")  # of a message that is made elsewhere
-ENDS = {"die", "fail", "fail_soon", "_fail", "_say", "warn", "warning"}  # they take a message
+# They take a message.
+ENDS = {"die", "fail", "fail_soon", "_fail", "say", "_say", "warn", "warning"}
 
 
 def template(node):

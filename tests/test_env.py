@@ -14,25 +14,26 @@ WORKER = {
     "DMLC_NUM_SERVER": "1",
     "DMLC_WORKER_ID": "1",
 }
+VARIABLES = (*env.TABLE, *env.OF_LAUNCHERS)
 
 
 @pytest.fixture
 def environ(monkeypatch):
-    """An environment without any variable of the table; assignments to it are undone."""
+    """An environment without any variable of the tables; assignments to it are undone."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    for variable in env.TABLE:
+    for variable in VARIABLES:
         for name in (variable.name, variable.older):
             os.environ.pop(name, None)
     return os.environ
 
 
 def test_the_table_names_each_variable_once_and_states_rules_that_exist():
-    names = [name for variable in env.TABLE for name in (variable.name, variable.older) if name]
+    names = [name for variable in VARIABLES for name in (variable.name, variable.older) if name]
     assert len(names) == len(set(names))
-    assert {variable.kind for variable in env.TABLE} <= set(env.KINDS)
+    assert {variable.kind for variable in VARIABLES} <= set(env.KINDS)
 
 
-@pytest.mark.parametrize("variable", env.TABLE, ids=lambda variable: variable.name)
+@pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
 def test_an_unset_variable_has_its_default_or_is_missed_by_name(environ, variable):
     if variable.default is env.REQUIRED:
         with pytest.raises(env.ConfigurationError, match=f"{variable.name} is not set: "):
@@ -158,6 +159,8 @@ def test_a_cluster_with_a_variable_missing_is_refused_by_its_name(environ, name)
         ("BYTEPS_LOCAL_RANK", "1", r"BYTEPS_LOCAL_RANK must be < BYTEPS_LOCAL_SIZE \(1\), got 1"),
         ("DMLC_NUM_SERVER", "0", "DMLC_NUM_SERVER must be a positive whole number, got 0"),
         ("DMLC_NUM_WORKER", "two", "DMLC_NUM_WORKER must be a positive whole number, got 'two'"),
+        ("DMLC_PS_VAN_TYPE", "p3", "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
+        ("DMLC_PS_VAN_TYPE", "ibverbs", "DMLC_PS_VAN_TYPE must be zmq, got 'ibverbs'"),
     ],
 )
 def test_a_contradictory_cluster_is_refused(environ, name, text, message):
@@ -172,6 +175,7 @@ def test_ps_lite_is_told_of_every_worker_process_and_the_environment_stays(envir
     cluster = env.cluster()
     with env.exported_for_ps_lite(cluster):
         assert environ["DMLC_NUM_WORKER"] == "8"
+        assert environ["DMLC_PS_VAN_TYPE"] == "zmq", "ps-lite refuses an empty one"
         assert environ["DMLC_PS_ROOT_PORT"] == "9000"
     assert environ == before and env.cluster() == cluster
 
@@ -263,10 +267,11 @@ def test_the_engine_gets_the_threads_of_the_pool_and_room_for_exchanges(environ,
     environ["BYTEPS_THREADPOOL_SIZE"] = threads
     environ["MXNET_CPU_TEMP_COPY"] = "16"
     env.prepare_engine()
+    assert "MXNET_CPU_PARALLEL_RAND_COPY" not in environ
+    env.prepare_exchanges()
     assert environ.get("MXNET_CPU_WORKER_NTHREADS", "0") == threads
     assert environ["MXNET_CPU_PARALLEL_RAND_COPY"] == copies
     assert environ["MXNET_CPU_TEMP_COPY"] == "16", "what the user set stays"
-    assert environ["MXNET_KVSTORE_BIGARRAY_BOUND"] == str(2**31 - 1)
     assert environ["PS_HEARTBEAT_TIMEOUT"] == "30"
     assert environ["PS_RESEND_TIMEOUT"] == "6000"
 

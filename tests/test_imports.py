@@ -152,6 +152,19 @@ def test_public_names_load_when_first_used():
     assert said.split() == ["False", "True", "True", "True"]
 
 
+def test_the_front_end_of_mxnet_has_the_public_names_too():
+    pytest.importorskip("mxnet")
+    said = python(
+        "import gluon_gc.mxnet as bps\n"
+        "import gluon_gc\n"
+        "from gluon_gc.mxnet import DistributedTrainer, trainer\n"
+        "print(all(getattr(bps, name) is getattr(gluon_gc, name) for name in gluon_gc.__all__),"
+        " bps.__all__ == gluon_gc.__all__, DistributedTrainer is trainer.DistributedTrainer,"
+        " hasattr(bps, 'no_such_name'))"
+    )
+    assert said.split() == ["True", "True", "True", "False"]
+
+
 def test_the_core_of_the_library_includes_no_framework():
     sources = [path for path in (ROOT / "operators" / "core").rglob("*") if path.is_file()]
     assert len(sources) > 20

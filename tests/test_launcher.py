@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_gc.launch import launcher
+from gluon_gc.launch import launcher, tasks
 from gluon_gc.launch.leaving import ALONE
 from gluon_gc.launch.prefixed_output import LineSplitter, PrefixedOutput
 from gluon_gc.version import __version__
@@ -23,6 +23,7 @@ CLUSTER = {
     "DMLC_NUM_WORKER": "2",
     "DMLC_NUM_SERVER": "1",
 }
+P3 = {"DMLC_PS_VAN_TYPE": "p3"}
 PYTHON = (sys.executable, "-c")
 FOREVER = "import time; time.sleep(1000)"
 UNTIL_WORKERS_ARE_DONE = """
@@ -31,6 +32,10 @@ while len(list(pathlib.Path().glob("done.*"))) < int(os.environ["DMLC_NUM_WORKER
     time.sleep(0.02)
 """
 DONE = "import os; open('done.' + os.environ['DMLC_WORKER_ID'], 'w').close()"
+
+
+def worker(**changes):
+    return {**CLUSTER, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1", **changes}
 
 
 @pytest.fixture
@@ -140,8 +145,11 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
             "DMLC_PS_ROOT_URI must be an address of the scheduler's own machine, got '192.0.2.1'",
         ),
         (["--local"], {}, "a worker needs a COMMAND to run"),
+        (["--local", "true"], P3, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
+        (["true"], {**worker(), **P3}, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
+        ([], {**CLUSTER, **P3, "DMLC_ROLE": "server"}, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
         (["--local", "-n", "0", "true"], {}, "-n must be a positive whole number, got 0"),
-        (["--local", "-s", "0", "true"], {}, "-s must be a positive whole number, got 0"),
+        (["--local", "-s", "-1", "true"], {}, "-s must be a whole number >= 0, got -1"),
         (["-n", "2", "true"], {}, "-n goes with --local"),
         (["--backend", "horovod", "true"], {}, "--backend goes with --local"),
         (["--local", "--backend", "horovod", "-s", "1", "true"], {}, "-s does not go with"),
@@ -186,7 +194,7 @@ def test_alone_it_says_how_it_is_used(launch):
 def test_it_says_its_version_and_its_defaults(launch):
     assert finish(launch("--version")) == (0, f"gluon_gc {__version__}\n", "")
     shown = finish(launch("--help"))[1]
-    assert shown.count("(default 1)") == 2 and "{dist_sync,horovod}" in shown
+    assert shown.count("(default 1") == 2 and "{dist_sync,horovod}" in shown
 
 
 def test_a_scheduler_whose_port_is_taken_says_which_port(launch):
@@ -211,10 +219,6 @@ def test_a_service_starts_without_its_role_in_the_environment(launch, stand_in, 
     environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
     code, out, _ = finish(launch(**environ))
     assert (code, out) == (7, f"{role} {sorted(CLUSTER)}\n")
-
-
-def worker(**changes):
-    return {**CLUSTER, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1", **changes}
 
 
 def test_a_single_worker_is_the_command_itself(launch):
@@ -253,15 +257,15 @@ def test_workers_are_spread_over_the_numa_nodes(monkeypatch, tmp_path):
         (nodes / f"node{node}").mkdir(parents=True)
     numactl = tmp_path / "numactl"
     numactl.touch(mode=0o755)
-    monkeypatch.setattr(launcher, "_NODES", nodes)
+    monkeypatch.setattr(tasks, "_NODES", nodes)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for name, text in worker(NVIDIA_VISIBLE_DEVICES="0,1,2,3", BYTEPS_NUMA_ON="1").items():
         monkeypatch.setenv(name, text)
-    bound = [task.command[:-2] for task in launcher.worker_tasks(["env", "x"])]
+    bound = [task.command[:-2] for task in tasks.worker_tasks(["env", "x"])]
     options = [["numactl", f"--cpunodebind={node}", "--localalloc"] for node in (0, 0, 1, 1)]
     assert bound == options
     monkeypatch.setenv("BYTEPS_NUMA_ON", "0")
-    assert [task.command for task in launcher.worker_tasks(["env", "x"])] == [["env", "x"]] * 4
+    assert [task.command for task in tasks.worker_tasks(["env", "x"])] == [["env", "x"]] * 4
 
 
 def test_redirections_among_the_words_work_as_under_byteps(launch, tmp_path):
@@ -409,6 +413,60 @@ def test_one_machine_uses_servers_where_it_is_forced_to(launch, stand_in):
     )
 
 
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_a_service_of_a_cluster_without_servers_says_so_and_ends(launch, stand_in, role):
+    code, out, err = finish(launch(**{**CLUSTER, "DMLC_ROLE": role, "DMLC_NUM_SERVER": "0"}))
+    said = f"bpslaunch: no {role} is needed where DMLC_NUM_SERVER is 0: the workers are PyTorch's\n"
+    assert (code, out, err) == (0, "", said)
+
+
+# What torchrun would say of each worker.
+
+TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SHOW_PLACE = f"import os; print(*[os.environ.get(name, '-') for name in {TORCHRUNS[:5]}])"
+
+
+@pytest.mark.parametrize(
+    "arguments, environ, shown",
+    [
+        (["--local", "-n", "2", "-s", "1"], {}, {"0 2 0 2 127.0.0.1", "1 2 1 2 127.0.0.1"}),
+        (["--local", "-n", "2", "-s", "0"], {}, {"0 2 0 2 127.0.0.1", "1 2 1 2 127.0.0.1"}),
+        ([], alone(BYTEPS_LOCAL_SIZE="2"), {"0 2 0 2 127.0.0.1", "1 2 1 2 127.0.0.1"}),
+        ([], alone(), {"0 1 0 1 127.0.0.1"}),
+        ([], worker(BYTEPS_LOCAL_SIZE="2"), {"2 4 0 2 -", "3 4 1 2 -"}),
+        ([], worker(DMLC_NUM_SERVER="0"), {"1 2 0 1 127.0.0.1"}),
+    ],
+)
+def test_workers_get_torchruns_variables(launch, stand_in, arguments, environ, shown):
+    source = f"{SHOW_PLACE}\n{DONE}"
+    stale = dict.fromkeys(TORCHRUNS[:4], "9")
+    code, out, _ = finish(launch(*arguments, *PYTHON, source, **{**stale, **environ}))
+    assert code == 0
+    lines = [line.split("] ")[-1] for line in out.splitlines() if "DMLC" not in line]
+    assert sorted(lines) == sorted(shown)
+
+
+def test_without_servers_there_is_no_scheduler_and_the_workers_are_of_one_machine(launch, stand_in):
+    names = ("DMLC_ROLE", "DMLC_NUM_WORKER", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
+    source = f"import os; print(*[os.environ[name] for name in {names}])"
+    code, out, err = finish(
+        launch(*local(2, 0, source), BYTEPS_FORCE_DISTRIBUTED="1", DMLC_ROLE="server")
+    )
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == ["[worker 0] worker 1 0 2", "[worker 1] worker 1 1 2"]
+
+
+def test_where_mxnet_is_not_installed_no_servers_are_started(monkeypatch, capsys):
+    monkeypatch.setattr(launcher.ps_lite, "is_installed", lambda: False)
+    runs = []
+    monkeypatch.setattr(launcher.supervisor, "run", lambda tasks, _: runs.append(tasks(0)))
+    for options in ([], ["-s", "2"]):
+        launcher.main(["--local", *options, "env", "true"])
+        assert [task.name for task in runs.pop()] == ["worker 0"]
+    said = "bpslaunch: -s 2 is ignored: servers are for MXNet, which is not installed\n"
+    assert capsys.readouterr().err == said
+
+
 def test_a_service_names_a_misspelt_variable(launch):
     environ = {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "1", "GLUON_GC_CONECT_TIMEOUT": "1"}
     _, _, err = finish(launch(**environ))
@@ -425,7 +483,7 @@ def test_a_local_cluster_runs_every_role_and_prefixes_their_output(launch, stand
     source = f"{DONE}; print(os.environ['DMLC_ROLE'], os.environ['OMP_NUM_THREADS'])"
     environ = {"OMP_NUM_THREADS": "5", "DMLC_WORKER_ID": "77"}
     code, out, err = finish(launch(*local(2, 2, source), **environ))
-    names = sorted([*CLUSTER, "DMLC_NODE_HOST"])
+    names = sorted([*CLUSTER, "DMLC_NODE_HOST", "DMLC_PS_VAN_TYPE"])
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [
         f"[scheduler] scheduler {names}",

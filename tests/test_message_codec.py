@@ -519,7 +519,7 @@ def test_a_tensor_that_takes_no_part_travels_as_zeros_and_is_left_alone(name):
 
     some = gradients({t: values[t] for t in "ac"})
     sent = [
-        channel.encode(Sending(given, 1.0, 1.0, None, 0))
+        channel.encode(Sending(given, 1.0, 1.0, {}, None, 0))
         for channel, given in ((absent, some), (present, gradients(zeroed)))
     ]
     codecs = absent.codec.codecs

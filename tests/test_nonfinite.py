@@ -6,7 +6,7 @@ import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
-from gluon_gc.mxnet import carried, operators, runtime
+from gluon_gc.mxnet import carried, operators, push_pull, runtime
 from gluon_gc.mxnet.runtime import create_kvstore
 from tests.compressors import COMPRESSORS
 from tests.distributed.standing import run, run_horovod
@@ -169,7 +169,8 @@ def test_skipping_counts_uncompressed_gradients_too():
 def declared(request, monkeypatch):
     """Declares "x", compressed somehow, and returns what a push-pull makes of it, over and over."""
     monkeypatch.setattr(runtime, "_default", create_kvstore("local"))
-    monkeypatch.setattr(runtime, "_declared", {})
+    monkeypatch.setattr(push_pull, "_declared", {})
+    monkeypatch.setattr(push_pull, "_used", {})
     params = {"compressor": "dgc", "k": 0.2}
     if request.param != "dgc":
         params = {**COMPRESSORS[request.param], "ef": "vanilla"} if request.param else {}

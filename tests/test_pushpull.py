@@ -91,6 +91,66 @@ def test_a_name_is_of_one_size_and_dtype(tensor, problem):
         bps.shutdown()
 
 
+@pytest.fixture
+def alone():
+    bps.init()
+    yield
+    bps.shutdown()
+
+
+@pytest.mark.parametrize(
+    "value, problem",
+    [
+        (3, r"must be an NDArray, got 3 \(int\); bps.allreduce takes"),
+        (0.5, r"must be an NDArray, got 0.5 \(float\)"),
+        (1j, r"must be an NDArray, got 1j \(complex\)"),
+        (np.ones(1), r"must be an NDArray, got array\(\[1.\]\) \(ndarray\)"),
+        (mx.nd.ones(2).astype(bool), "must have floats or integers, got bool: cast it"),
+    ],
+)
+def test_what_cannot_be_summed_is_refused_by_name(alone, value, problem):
+    for is_average in (True, False):
+        with pytest.raises(TypeError, match=f"tensor 'odd' {problem}"):
+            bps.byteps_push_pull(value, name="odd", is_average=is_average)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize("numpy_mode", [False, True])
+def test_integers_may_be_of_any_dtype_and_kind_of_array(alone, dtype, numpy_mode):
+    mx.npx.set_np(numpy_mode, numpy_mode)
+    try:
+        tensor = (mx.np if numpy_mode else mx.nd).array([[1, 2], [3, 100]], dtype=dtype)
+        for is_average in (True, False, True):
+            bps.byteps_push_pull(tensor, name="i", is_average=is_average)
+        assert tensor.asnumpy().dtype == dtype and tensor.asnumpy().tolist() == [[1, 2], [3, 100]]
+        with pytest.raises(ValueError, match=f"must have 4 elements of {dtype}, as when it was"):
+            bps.byteps_push_pull(tensor.astype("float32"), name="i")
+    finally:
+        mx.npx.reset_np()
+
+
+@pytest.mark.parametrize("stype", ["row_sparse", "csr"])
+def test_a_sparse_tensor_travels_as_a_dense_one(alone, stype):
+    dense = np.array([[0, 0], [1, 2], [0, 0]], np.float32)
+    tensor = mx.nd.array(dense).tostype(stype)
+    bps.byteps_push_pull(tensor, name="s")
+    assert tensor.stype == stype
+    np.testing.assert_array_equal(tensor.asnumpy(), dense)
+
+
+@pytest.mark.parametrize(
+    "params, problem",
+    [
+        ([np.ones(2)], r"params\[0\] must be a Parameter or an NDArray, got ndarray"),
+        ({"b": mx.nd.ones(1), "a": 3}, r"params\['a'\] must be a Parameter or an NDArray, got int"),
+        (mx.nd.ones(2), "params must be a ParameterDict, a dict or a list, got NDArray"),
+    ],
+)
+def test_what_cannot_be_broadcast_is_refused_by_name(alone, params, problem):
+    with pytest.raises(TypeError, match=problem):
+        bps.broadcast_parameters(params)
+
+
 @pytest.mark.parametrize(
     "value, problem",
     [
@@ -108,5 +168,5 @@ def test_a_metric_is_of_numbers(value, problem):
 
 def test_barrier_and_metrics_need_init():
     for call in (bps.barrier, lambda: bps.allreduce(1.0)):
-        with pytest.raises(RuntimeError, match="call bps.init\\(\\) first"):
+        with pytest.raises(RuntimeError, match="call bps.init\\(\\)"):
             call()

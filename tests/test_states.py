@@ -122,8 +122,8 @@ def test_a_file_that_is_cut_off_or_goes_on_is_refused(saved):
 
 
 def test_a_file_of_another_format_is_refused(saved):
-    saved.write_bytes(saved.read_bytes().replace(b"states 3\n", b"states 2\n", 1))
-    assert_refused(saved, trained()[1], "has format 2, but this gluon_gc reads 3")
+    saved.write_bytes(saved.read_bytes().replace(b"states 4\n", b"states 3\n", 1))
+    assert_refused(saved, trained()[1], "has format 3, but this gluon_gc reads 4")
 
 
 @pytest.mark.parametrize("optimizer, params", [("adam", {}), ("sgd", SGD), ("nag", SGD)])
@@ -265,9 +265,9 @@ def numbered(value, count=300_000):
 
 def run(code, file):
     code = textwrap.dedent(SAVE) + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=120
-    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(file)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
 
 def assert_whole(file, value):

@@ -5,9 +5,11 @@ import copy
 import mxnet as mx
 import numpy as np
 import pytest
+from common.stats import stats_table
 from mxnet.gluon import Parameter, ParameterDict, Trainer
 
 import gluon_gc as bps
+from gluon_gc.mxnet import runtime
 
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
 NESTEROV = {**ONEBIT, "momentum": "nesterov"}
@@ -228,6 +230,19 @@ def test_compression_stats_add_up():
     assert stats["total"]["ratio"] == pytest.approx(4040 / stats["total"]["pushed_bytes"])
 
 
+def test_where_nothing_is_sent_there_is_no_ratio(monkeypatch):
+    params, trainer = make([(1000,)], {"learning_rate": 0.1}, ONEBIT)
+    train(params, trainer, [(1000,)], 1)
+    monkeypatch.setattr(trainer._store, "message_bytes", lambda *_: (0.0, 0.0))
+    stats = trainer.compression_stats()
+    assert stats["total"]["ratio"] is stats["tensors"]["p0"]["ratio"] is None
+    assert stats["total"]["bits_per_element"] == 0
+    table = stats_table(stats)
+    assert [line.split()[4] for line in table.splitlines() if line[:5] in ("p0   ", "total")] == [
+        "-"
+    ] * 2
+
+
 def test_compression_stats_start_again_when_they_are_reset():
     shapes = [(4000,)]
     params, trainer = make(shapes, {"learning_rate": 0.1}, {"compressor": "dithering", "k": 2})
@@ -290,6 +305,12 @@ def test_wrong_arguments_are_refused():
         ValueError, match="kvstore must be 'local', 'dist_sync' or 'horovod', got 'nccl'"
     ):
         make([(1,)], {}) and bps.DistributedTrainer([], "sgd", kvstore="nccl")
+    for theirs in ("device", "dist_async"):
+        with pytest.raises(ValueError, match=f"got '{theirs}', which is MXNet's own: leave it out"):
+            bps.DistributedTrainer([], "sgd", kvstore=theirs)
+    with pytest.raises(ValueError, match="update_on_kvstore must be None or False, got True: the"):
+        bps.DistributedTrainer([], "sgd", kvstore="local", update_on_kvstore=True)
+    make([(1,)], {}, update_on_kvstore=False)
     with pytest.raises(TypeError, match="kvstore must be"):
         bps.DistributedTrainer([], "sgd", kvstore=3)
     with pytest.raises(ValueError, match=r"root_rank must be in \[0, 1\), got 1"):
@@ -371,6 +392,30 @@ def test_a_trainer_says_its_compression_before_the_first_step(compression, said)
     assert repr(trainer).endswith(f"no gradients yet: {said}")
 
 
-def test_ranks_need_init():
-    with pytest.raises(RuntimeError, match="call bps.init\\(\\) first"):
-        bps.rank()
+@pytest.mark.parametrize("call", [bps.rank, bps.barrier, lambda: bps.byteps_push_pull(1)])
+def test_what_needs_a_cluster_says_why_there_is_none(call, monkeypatch):
+    monkeypatch.setattr(runtime, "_was_connected", False)
+    with pytest.raises(RuntimeError, match="not been initialized; call bps.init\\(\\) first"):
+        call()
+    bps.shutdown()
+    with pytest.raises(RuntimeError, match="not been initialized"):
+        call()
+    bps.init()
+    bps.suspend()
+    with pytest.raises(RuntimeError, match="has been suspended; call bps.resume\\(\\) first"):
+        call()
+    bps.resume(1, 1)
+    bps.shutdown()
+    with pytest.raises(RuntimeError, match="has been shut down; call bps.init\\(\\) to go on"):
+        call()
+
+
+def test_a_trainer_says_that_its_cluster_is_gone():
+    bps.init()
+    param = Parameter("p", shape=(4,))
+    param.initialize()
+    trainer = bps.DistributedTrainer([param], "sgd")
+    backward([param], gradients(0, [(4,)]))
+    bps.shutdown()
+    with pytest.raises(RuntimeError, match="has been shut down"):
+        trainer.step(1)

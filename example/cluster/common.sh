@@ -21,12 +21,32 @@ positive() {
   [[ ${!1} =~ ^[1-9][0-9]*$ ]] || fail "$1 must be a positive whole number, got '${!1}'"
 }
 
+whole() {
+  [[ ${!1} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$1 must be a whole number >= 0, got '${!1}'"
+}
+
 # Sets how many servers there are, once it is known how many workers.
 count_servers() {
   positive DMLC_NUM_WORKER
-  positive CLUSTER_SERVERS
+  whole CLUSTER_SERVERS
   export DMLC_NUM_SERVER="${DMLC_NUM_SERVER:-$((DMLC_NUM_WORKER * CLUSTER_SERVERS))}"
-  positive DMLC_NUM_SERVER
+  whole DMLC_NUM_SERVER
+}
+
+# Reads what the workers run, JOB VARIANT [ARGUMENT...] or -- COMMAND...: sets its name, the command,
+# and how many machines it takes.
+read_job() {
+  if [[ ${1-} == -- ]] && (($# >= 2)); then
+    # shellcheck disable=SC2034
+    name=command command=("${@:2}")
+    export DMLC_NUM_WORKER="${DMLC_NUM_WORKER:-${#hosts[@]}}"
+  elif (($# >= 2)); then
+    # shellcheck source=jobs.sh
+    source "$here/jobs.sh" "$1" "$2"
+    name=$1-$2 command=("$CLUSTER_PYTHON" "$here/../$script" "${arguments[@]}" "${@:3}")
+  else
+    fail "usage: ${0##*/} JOB VARIANT [ARGUMENT...], or ${0##*/} -- COMMAND..."
+  fi
 }
 
 # Becomes this machine's part of the cluster: a ROLE, and for a worker a COMMAND.
@@ -34,6 +54,7 @@ launch() {
   count_servers
   mkdir -p "$CLUSTER_WORK"
   cd "$CLUSTER_WORK" || exit
+  [[ $CLUSTER_PYTHON != */* ]] || PATH=${CLUSTER_PYTHON%/*}:$PATH # so that python is this one
   local restarts=(${CLUSTER_MAX_RESTARTS:+--max-restarts "$CLUSTER_MAX_RESTARTS"})
   DMLC_ROLE=$1 exec "$CLUSTER_PYTHON" -m bpslaunch "${restarts[@]}" "${@:2}"
 }

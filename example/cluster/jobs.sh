@@ -64,6 +64,7 @@ case $job in
   *) fail "JOB must be cifar100, resnet50 or vgg16, got '$job'" ;;
 esac
 export DMLC_NUM_WORKER="${DMLC_NUM_WORKER:-$machines}"
+[[ ${DMLC_NUM_SERVER:-$CLUSTER_SERVERS} != 0 ]] || fail "CLUSTER_SERVERS must be positive for $job"
 
 arguments=(
   "${training[@]}" --mode hybrid --num-gpus "$CLUSTER_GPUS" -j 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a job on the machines of settings.sh: run.sh JOB VARIANT [ARGUMENT...]
-# ARGUMENTs are the training script's; jobs.sh has the jobs and variants. When one process fails, or
-# this script is interrupted, all end.
+# ARGUMENTs are the training script's; jobs.sh has the jobs and variants. With a command of one's own:
+# run.sh -- COMMAND... When one process fails, or this script is interrupted, all end.
 set -euo pipefail
 set -m # each process below leads a group of its own, which is ended as a whole
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,15 +10,13 @@ source "$here/common.sh"
 
 GRACE=5 # seconds that a process has to end, before it is told so more firmly
 
-(($# >= 2)) || fail "usage: run.sh JOB VARIANT [ARGUMENT...]"
-# shellcheck source=jobs.sh
-source "$here/jobs.sh" "$1" "$2"
+read_job "$@"
 count_servers
 ((DMLC_NUM_WORKER <= ${#hosts[@]})) ||
   fail "CLUSTER_HOSTS must name $DMLC_NUM_WORKER machines or more, got ${#hosts[@]}"
 read -ra remote_shell <<<"$CLUSTER_REMOTE_SHELL"
 
-logs=$CLUSTER_WORK/logs/$1-$2
+logs=$CLUSTER_WORK/logs/$name
 mkdir -p "$logs"
 mkfifo "$logs/ended" # gets a line when a process ends: its exit code, host and name
 exec {ended}<>"$logs/ended"
@@ -27,8 +25,8 @@ groups=()
 
 # The settings, as assignments that a shell understands.
 settings() {
-  local name value
-  for name in $(compgen -e | grep -E '^(BYTEPS|CLUSTER|DMLC|GLUON_GC|MXNET|NVIDIA|OMP|PS)_'); do
+  local name value families='BYTEPS|CLUSTER|DMLC|GLOO|GLUON_GC|MXNET|NCCL|NVIDIA|OMP|PS|TORCH'
+  for name in $(compgen -e | grep -E "^($families)_"); do
     value=${!name}
     printf '%s=%s ' "$name" "${value@Q}"
   done
@@ -79,7 +77,7 @@ trap 'exit 143' TERM
 
 export GLUON_GC_SECRET=${GLUON_GC_SECRET:-$(od -An -N 16 -t x1 /dev/urandom | tr -d ' \n')}
 settings=$(settings)
-start scheduler "${hosts[0]}" ./scheduler.sh
+((DMLC_NUM_SERVER == 0)) || start scheduler "${hosts[0]}" ./scheduler.sh
 for ((server = 0; server < DMLC_NUM_SERVER; server++)); do
   start "server $server" "${hosts[server % DMLC_NUM_WORKER]}" ./server.sh
 done

@@ -5,8 +5,8 @@
 # (several with several devices) and servers, and the first one the scheduler too.
 CLUSTER_HOSTS="192.168.80.230 192.168.80.231 192.168.80.232 192.168.80.233
   192.168.80.234 192.168.80.235 192.168.80.236 192.168.80.237"
-CLUSTER_SERVERS=2 # on each machine
-DMLC_NUM_WORKER=  # machines that a job takes; empty: as many as in BytePS's guide
+CLUSTER_SERVERS=2 # on each machine; 0 for PyTorch, which needs no servers and no scheduler
+DMLC_NUM_WORKER=  # machines that a job takes; empty: as BytePS's guide, or all for one's own command
 CLUSTER_MAX_RESTARTS= # after failures; the jobs then want --resume auto. Empty: none
 
 # What runs a command on a machine: it is called with the machine and with one string, which is for

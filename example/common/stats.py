@@ -1,7 +1,7 @@
 """The table of what the gradients' way took, which ``--stats`` prints when training has ended."""
 
 import os
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 WIDTH = 100
 # Key of a dict in compression_stats(), heading in two lines, format, factor.
@@ -31,7 +31,12 @@ def _rows(stats: Dict[str, Any]) -> Iterator[List[str]]:
     yield ["tensor", *(column[2] for column in COLUMNS)]
     by_bytes = sorted(stats["tensors"].items(), key=lambda item: -item[1]["raw_bytes"])
     for name, values in [*by_bytes, ("total", stats["total"])]:
-        yield [name, *(f"{values[key] * factor:{form}}" for key, _, _, form, factor in COLUMNS)]
+        yield [name, *(_cell(values[key], form, factor) for key, _, _, form, factor in COLUMNS)]
+
+
+def _cell(value: Optional[float], form: str, factor: float) -> str:
+    """Return a number as it is printed; "-" if there is none, as no ratio where nothing is sent."""
+    return "-" if value is None else f"{value * factor:{form}}"
 
 
 def stats_table(stats: Dict[str, Any]) -> str:

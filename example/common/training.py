@@ -154,6 +154,7 @@ class Training:
             start = time.perf_counter()
             step_loss = self._train(epoch)
             seconds = time.perf_counter() - start
+            bps.average_statistics(self._net)
             top1, top5 = self._validate()
             if rank == 0:
                 record = self._record(epoch, step_loss, top1, top5, seconds)

@@ -61,7 +61,9 @@ class Spelled:
     params: Optional[Mapping[str, Any]]
     mu: Optional[float] = None
 
-    def parse(self, mu: Optional[float] = None, nesterov: bool = False) -> CompressionParams:
+    def parse(
+        self, mu: Optional[float] = None, nesterov: bool = False, optimizer: str = ""
+    ) -> CompressionParams:
         """Check them, with the optimizer's momentum `mu`; see `params.parse`.
 
         Raises
@@ -74,7 +76,7 @@ class Spelled:
                 f"{MOMENTUM} must be the optimizer's momentum, {mu}, if that is not 0; "
                 f"got {self.mu}"
             )
-        params = parse(self.params, mu or self.mu, nesterov)
+        params = parse(self.params, mu or self.mu, nesterov, optimizer)
         if self.mu and params.mu is None:
             raise ValueError(
                 f"{MOMENTUM} needs a compressor and 'byteps_momentum_type'; got {self.mu}"

@@ -22,6 +22,12 @@ def share_or_count() -> Option:
         "share of the elements of a chunk (0 < k < 1, at least one) or number of them (all where "
         "there are fewer); 1.0, which could mean either, is refused",
         unused=1,
+        hint=lambda k: (
+            ", which could be the share of all elements or the number of one: write 1 for one "
+            "element of each chunk; to send all, leave out the compressor"
+            if k == 1
+            else ""
+        ),
     )
 
 

@@ -49,6 +49,12 @@ class CompressionParams:
     accuracy: Optional[str] = None
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether a worker keeps a residual or momentum from step to step."""
+        accumulates = self.compressor is not None and self.compressor.traits.accumulates
+        return bool(self.ef) or self.mu is not None or accumulates
+
+    @property
     def aggregators(self) -> CompressionParams:
         """How the sum of what is compressed so is compressed: momentum is a worker's."""
         return CompressionParams(self.compressor, self.ef)
@@ -198,6 +204,7 @@ def keys() -> Dict[str, Option]:
     return every
 
 
+_OF_MXNET = ("type", "threshold")  # keys of gluon.Trainer's compression_params
 _FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that mean something without one, too
 _FOR_AUTO = ("compressor", "accuracy", "ef", "momentum", "hierarchical")
 
@@ -215,6 +222,12 @@ def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
     on = {}
     for key, value in params.items():
         if key not in known:
+            if key in _OF_MXNET:
+                raise ValueError(
+                    f"compression_params[{key!r}] is of MXNet's own compression, which gluon_gc "
+                    "does not have: name one of gluon_gc's, as {'compressor': 'onebit', "
+                    f"'scaling': True, 'ef': 'vanilla'}}; got {value!r}"
+                )
             raise ValueError(
                 f"compression_params has no key {key!r}; did you mean '{nearest(key, known)}'? "
                 f"The keys are {', '.join(known)}"
@@ -228,7 +241,10 @@ def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def parse(
-    params: Optional[Mapping[str, Any]], mu: Optional[float] = None, nesterov: bool = False
+    params: Optional[Mapping[str, Any]],
+    mu: Optional[float] = None,
+    nesterov: bool = False,
+    optimizer: str = "",
 ) -> CompressionParams:
     """Check compression_params.
 
@@ -242,6 +258,8 @@ def parse(
         The optimizer's momentum, which the compressor is to apply if asked to.
     nesterov : bool
         Whether that is Nesterov's.
+    optimizer : str
+        What errors call the optimizer.
 
     Raises
     ------
@@ -277,9 +295,11 @@ def parse(
         return CompressionParams(**for_all)
     asked = given.pop("momentum", None) is not None
     if asked and not mu:
+        of = f" of {optimizer}" if optimizer else ""
         raise ValueError(
-            "compression_params['momentum'] needs 'momentum' in optimizer_params, or an optimizer "
-            f"that has momentum; got {mu!r}"
+            "compression_params['momentum'] needs the momentum of an optimizer, as of SGD or NAG "
+            f"with 'momentum', or 'byteps_momentum_mu' of a single tensor; got {mu!r}{of}. Leave "
+            "it out with optimizers that have no momentum"
         )
     if kind is None:
         momentum, ef = (float(mu) if asked else None), given.get("ef", "vanilla")

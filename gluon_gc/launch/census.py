@@ -8,7 +8,6 @@ when all have come, and leaves the port to ps-lite; the connections stay (`nodes
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import threading
 from concurrent.futures import Future
@@ -17,10 +16,11 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional
 
 from .. import env
-from ..env import Cluster, ConfigurationError
+from ..env import Cluster
 from ..log import logger
 from ..version import __version__
 from .leaving import ALONE
+from .listening import listen
 from .nodes import Node, Nodes
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, parsed, unsealed
 
@@ -28,8 +28,10 @@ _REMIND = 30  # seconds after which the scheduler says who is missing
 _PATIENCE = 10  # seconds in which a node says what it is, once it is connected
 _UNKNOWN = 64  # connections that have not; then the oldest is closed for a new one
 _MOST = 65536  # workers and workers a machine; more are a stranger's
+FRAMEWORKS = {"mxnet": "MXNet", "torch": "PyTorch"}
+"""What workers train with, which is the same for all."""
 ZEROMQ = b"\xff"
-"""How ZeroMQ begins, and so MXNet's own nodes."""
+"""How ZeroMQ begins: MXNet's own nodes, and a scheduler once ps-lite has its port."""
 
 
 def must_be_alike() -> Dict[str, Any]:
@@ -40,8 +42,9 @@ def must_be_alike() -> Dict[str, Any]:
 class _Census(Nodes):
     """What the scheduler knows so far."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, without_mxnet: str) -> None:
         super().__init__(cluster)
+        self._without_mxnet = without_mxnet
         self.all_here = asyncio.Event()
         self._all_came = asyncio.Event()  # as many as are expected, whether they fit or not
         self._servers = 0
@@ -50,6 +53,7 @@ class _Census(Nodes):
         self._refused: Dict[str, None] = {}  # who was not let in, and why
         self.port = 0  # to which nodes come back
         self._waited = 0  # seconds since the last node came
+        self._store: Optional[List[Any]] = None  # where worker 0 listens, for PyTorch's
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in whoever connects; one who does not speak as our nodes do is shut out."""
@@ -95,6 +99,13 @@ class _Census(Nodes):
             self._refuse(f"{name} at {host} has {error} GLUON_GC_SECRET, and is not let in")
             return None
         _check(hello)
+        if self.all_here.is_set() and restarts() is None:
+            problem = (
+                f"the cluster is complete: all of its {self.cluster.total_workers} workers and "
+                f"{self.cluster.num_server} servers are there, and this node is too many or too "
+                "late"
+            )
+            writer.write(session.seal({"problem": problem, "code": 1}))
         if self.all_here.is_set() or self._ends_to_restart:
             return None
         del self._unknown[writer]
@@ -133,17 +144,27 @@ class _Census(Nodes):
             other = hello["alike"].get(variable)
             if other != value:
                 return f"{name} has {variable} {other}, but the scheduler has {value}"
-        if hello["role"] != "worker":
-            return ""
-        size = hello["local_size"]
+        return self._difference_of_worker(name, hello) if hello["role"] == "worker" else ""
+
+    def _difference_of_worker(self, name: str, hello: Dict[str, Any]) -> str:
+        size, framework = hello["local_size"], hello["framework"]
         if not self._first_worker:
-            self._first_worker = name
+            self._first_worker, self.framework = name, framework
             self.cluster = replace(self.cluster, local_size=size)
+        if hello["rank"] == 0:
+            self._store = hello["store"]
         if size != self.cluster.local_size:
             return (
                 f"{name} has BYTEPS_LOCAL_SIZE {size}, but {self._first_worker} has "
                 f"{self.cluster.local_size}: all machines must have as many workers"
             )
+        if framework != self.framework:
+            return (
+                f"{name} trains with {FRAMEWORKS[framework]}, but {self._first_worker} with "
+                f"{FRAMEWORKS[self.framework]}"
+            )
+        if self._without_mxnet and framework == "mxnet":
+            return f"{name} trains with MXNet, but the scheduler lacks it: {self._without_mxnet}"
         return ""
 
     def missing(self) -> List[str]:
@@ -156,10 +177,16 @@ class _Census(Nodes):
         self.all_here.set()
         for writer in self._unknown:
             writer.transport.abort()
-        self.stalls.expect([name for name in self.nodes if name.startswith("worker")])
+        self.stalls.expect([name for name in self.nodes if self.nodes[name].is_worker])
         for node in self.nodes.values():
             node.comes_back = True
-            node.tell(name=node.name, local_size=self.cluster.local_size, port=self.port)
+            node.tell(
+                name=node.name,
+                local_size=self.cluster.local_size,
+                port=self.port,
+                framework=self.framework,
+                store=self._store,
+            )
 
     @property
     def _ends_to_restart(self) -> bool:
@@ -184,10 +211,14 @@ class _Census(Nodes):
 
     async def aftermath(self) -> None:
         """Tell those who come late, as long as they look for it; not if the scheduler restarts."""
-        if self._ends_to_restart:
+        if self._ends_to_restart or self._all_came.is_set():
             return
+        patience, late = env.get("GLUON_GC_CONNECT_TIMEOUT"), ", ".join(self.missing())
+        logger.warning(
+            "scheduler: %s; stays for %d s, or until it has told %s", self.problem, patience, late
+        )
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_came.wait(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+            await asyncio.wait_for(self._all_came.wait(), patience)
 
 
 def restarts() -> Optional[int]:
@@ -203,29 +234,47 @@ def _check(hello: Dict[str, Any]) -> None:
     if hello["role"] == "worker":
         if type(rank) is not int or type(local_size) is not int:
             raise TypeError
+        _check_framework(hello["framework"], hello["store"])
         if not 0 <= rank < _MOST or not 0 < local_size < _MOST:
             raise ValueError
 
 
-async def _hold(cluster: Cluster, listener: socket.socket, held: Future) -> None:
-    census = _Census(cluster)
+def _check_framework(framework: Any, store: Any) -> None:
+    if framework not in FRAMEWORKS:
+        raise ValueError
+    if store is not None:
+        host, port = store
+        if type(host) is not str or type(port) is not int:
+            raise TypeError
+
+
+async def _hold(
+    cluster: Cluster, without_mxnet: str, listener: socket.socket, held: Future
+) -> None:
+    census = _Census(cluster, without_mxnet)
     census.port = await census.door.open(cluster.root_uri)
     server = await asyncio.start_server(census.meet, sock=listener, limit=LINE_BYTES)
     reminder = asyncio.ensure_future(census.remind())
     watch = asyncio.ensure_future(census.watch())
     await census.all_here.wait()
     reminder.cancel()
-    server.close()
+    if census.framework == "mxnet":
+        server.close()  # ps-lite takes the port
     held.set_result(census)
     await watch
     await asyncio.Event().wait()  # `census` ends this process
 
 
-def hold(cluster: Cluster) -> Nodes:
+def hold(cluster: Cluster, without_mxnet: str = "") -> Nodes:
     """The scheduler's part: wait for all nodes.
 
     Ends the process if a node leaves before that, or if two do not fit together: they say they are
     the same, or differ in what must be alike. All who came hear of it.
+
+    Parameters
+    ----------
+    without_mxnet : str
+        Why this process cannot serve MXNet's workers; empty if it can.
 
     Returns
     -------
@@ -242,41 +291,8 @@ def hold(cluster: Cluster) -> Nodes:
     listener = listen(cluster.root_uri, cluster.root_port)
     cluster = replace(cluster, root_uri=listener.getsockname()[0])  # ps-lite takes no host name
     threading.Thread(
-        target=lambda: asyncio.run(_hold(cluster, listener, held)),
+        target=lambda: asyncio.run(_hold(cluster, without_mxnet, listener, held)),
         name="gluon_gc census",
         daemon=True,
     ).start()
     return held.result()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there, and at no other address of this machine.
-
-    Raises
-    ------
-    ConfigurationError
-        It is not an address, not this machine's, or taken.
-    """
-    try:
-        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
-    except socket.gaierror as error:
-        raise ConfigurationError(
-            f"DMLC_PS_ROOT_URI must be an address, got {host!r}: {error.strerror}"
-        ) from None
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise ConfigurationError(_why_not(error, host, port)) from None
-    return listener
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"DMLC_PS_ROOT_URI must be an address of the scheduler's own machine, got {host!r}"
-    return f"cannot listen on port {port} of {host}: {error.strerror}"

@@ -8,13 +8,13 @@ import select
 import socket
 import time
 from dataclasses import replace
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from .. import env
 from ..env import Cluster, ConfigurationError
 from .census import ZEROMQ, must_be_alike, restarts
 from .connection import Connection, SilentError
-from .leaving import ALONE, AloneError
+from .leaving import ALONE, AloneError, NotNeededError
 from .lifeline import Lifeline
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
 
@@ -22,13 +22,22 @@ _GREETING = 0.3  # seconds in which ZeroMQ greets whoever connects
 _PAUSE = 0.2  # seconds between two tries to reach the scheduler
 
 
-def join(cluster: Cluster, timeout: float) -> Lifeline:
+def join(
+    cluster: Cluster,
+    timeout: float,
+    framework: str = "mxnet",
+    store: Optional[Tuple[str, int]] = None,
+) -> Lifeline:
     """Tell the scheduler of this node, and wait until all are there.
 
     Parameters
     ----------
     timeout : float
         Seconds within which the scheduler must be reached.
+    framework : str
+        What a worker trains with: a key of `census.FRAMEWORKS`.
+    store : tuple of str and int, optional
+        The address and the port at which worker 0 of PyTorch listens; all are told.
 
     Returns
     -------
@@ -39,18 +48,22 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
     Raises
     ------
     ConnectionError
-        There is no scheduler in time, it leaves before all are there, or is MXNet's own.
+        There is no scheduler in time, it leaves before all are there, has all its nodes already, or
+        is MXNet's own.
     ConfigurationError
         It has another GLUON_GC_SECRET.
     RuntimeError
         What `census.hold` finds.
     AloneError
         This node is one that bpslaunch restarts, and the others have not come back in time.
+    NotNeededError
+        This node is a server, but the workers were PyTorch's, and have ended.
     """
+    about = {"framework": framework, "store": store} if cluster.role == "worker" else {}
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return _joined(cluster, timeout, deadline)
+            return _joined(cluster, about, timeout, deadline)
         except AloneError:
             raise
         except ConnectionError as error:
@@ -61,12 +74,13 @@ def join(cluster: Cluster, timeout: float) -> Lifeline:
             time.sleep(_PAUSE)  # it was the scheduler of before
 
 
-def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
+def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: float) -> Lifeline:
     address = f"{cluster.root_uri}:{cluster.root_port}"
-    link, session = _introduced(cluster, address, timeout, deadline)
+    hello = {**_hello(cluster), **about}
+    link, session = _introduced(cluster, hello, address, timeout, deadline)
     gone = ConnectionError(f"the scheduler at {address} left before all nodes were there")
     try:
-        link.sendall(session.seal(_hello(cluster)))
+        link.sendall(session.seal(hello))
         connection = Connection(link, session)
     except OSError:
         raise gone from None
@@ -82,19 +96,24 @@ def _joined(cluster: Cluster, timeout: float, deadline: float) -> Lifeline:
         raise (AloneError if answer["code"] == ALONE else RuntimeError)(answer["problem"])
     cluster = replace(cluster, root_uri=connection.uri, local_size=answer["local_size"])
     connection.survives(answer["name"], answer["port"])
-    return Lifeline(connection, answer["name"], cluster)
+    lifeline = Lifeline(connection, answer["name"], cluster, answer["store"])
+    if cluster.role == "server" and answer["framework"] == "torch":
+        lifeline.wait_for_workers()  # so that it can meet them again where all are restarted
+        lifeline.close()
+        raise NotNeededError
+    return lifeline
 
 
 def _introduced(
-    cluster: Cluster, address: str, timeout: float, deadline: float
+    cluster: Cluster, hello: Dict[str, Any], address: str, timeout: float, deadline: float
 ) -> Tuple[socket.socket, Session]:
     """A connection to the scheduler, which has the same secret."""
     own = nonce()
     link, text = _reached(cluster, address, timeout, deadline, own)
     if text.startswith(ZEROMQ):
         raise ConnectionError(
-            f"the scheduler at {address} is not gluon_gc's but MXNet's own; "
-            "start it with DMLC_ROLE=scheduler bpslaunch"
+            f"the scheduler at {address} takes no more nodes: either its cluster is complete, and "
+            "this node is too many or too late, or it is MXNet's own scheduler, not gluon_gc's"
         )
     secret = env.get("GLUON_GC_SECRET")
     try:
@@ -104,7 +123,7 @@ def _introduced(
     try:
         session.open(text)
     except OtherSecretError as other:
-        link.sendall(session.seal(_hello(cluster)))  # so that it can say whom it does not let in
+        link.sendall(session.seal(hello))  # so that it can say whom it does not let in
         has = "another" if secret and str(other) != "no" else "one" if secret else "none"
         raise ConfigurationError(
             "GLUON_GC_SECRET must be the same on all nodes: this one has "

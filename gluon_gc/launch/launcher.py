@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import shutil
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Sequence
+from typing import Callable, List, NoReturn, Optional, Sequence
 
 from .. import env
 from ..log import warn_of_misspelt
 from ..version import __version__
-from . import census, supervisor
+from . import ps_lite, supervisor
 from .command import keeps_shell, runnable
+from .listening import listen
+from .standard_streams import open_closed, say, show
 from .supervisor import Task
-
-_NODES = Path("/sys/devices/system/node")
+from .tasks import local_tasks, service, worker_tasks
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="bpslaunch",
         usage="bpslaunch [--max-restarts N] COMMAND...\n"
-        "       bpslaunch --local -n WORKERS -s SERVERS [--max-restarts N] COMMAND...\n"
+        "       bpslaunch --local -n WORKERS [-s SERVERS] [--max-restarts N] COMMAND...\n"
         "       bpslaunch --local -n WORKERS --backend horovod [--max-restarts N] COMMAND...",
         description="Without --local, DMLC_ROLE and its like say what to start: a scheduler or a "
         "server, which need no COMMAND, or workers, which run it once for every visible device.",
@@ -46,7 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         *("-n", "-np"), type=int, metavar="WORKERS", help="with --local: workers (default 1)"
     )
-    parser.add_argument("-s", type=int, metavar="SERVERS", help="with --local: servers (default 1)")
+    parser.add_argument(
+        "-s",
+        type=int,
+        metavar="SERVERS",
+        help="with --local: servers (default 1, or 0 where MXNet is not installed); 0: no "
+        "scheduler either, since PyTorch's workers need none, and MXNet's share memory",
+    )
     parser.add_argument(
         "--backend",
         choices=("dist_sync", "horovod"),
@@ -70,12 +75,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments = _parser().parse_args(argv)
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
-    for name in ("n", "s"):
+    for name, least, kind in (("n", 1, "positive"), ("s", 0, "count")):
         value = getattr(arguments, name)
         if value is not None and not arguments.local:
             raise env.ConfigurationError(f"-{name} goes with --local")
-        if value is not None and value < 1:
-            raise env.ConfigurationError(f"-{name} must be a positive whole number, got {value}")
+        if value is not None and value < least:
+            raise env.ConfigurationError(f"-{name} must be {env.KINDS[kind][0]}, got {value}")
     if arguments.max_restarts < 0:
         rule = env.KINDS["count"][0]
         raise env.ConfigurationError(f"--max-restarts must be {rule}, got {arguments.max_restarts}")
@@ -86,69 +91,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def service(role: str) -> List[str]:
-    """The command of a server or the scheduler, whose current directory is not on sys.path."""
-    path = Path(__file__).resolve().with_name("service.py")
-    return [sys.executable, str(path), role]
-
-
-def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
-    """The command on its share of the NUMA nodes, where BYTEPS_NUMA_ON asks for that."""
-    if not env.get("BYTEPS_NUMA_ON") or shutil.which("numactl") is None:
-        return command
-    nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
-    if len(nodes) < 2:
-        return command
-    node = nodes[local_rank * len(nodes) // local_size]
-    return ["numactl", f"--cpunodebind={node}", "--localalloc", *command]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _cluster_here(workers: int, servers: int) -> Dict[str, Optional[str]]:
-    """The variables of a cluster on this machine, as changes to the environment."""
-    return {
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(_free_port()),
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": str(servers),
-        "DMLC_ROLE": None,
-        "DMLC_WORKER_ID": None,
-        "BYTEPS_LOCAL_RANK": "0",
-        "BYTEPS_LOCAL_SIZE": "1",
-        "BYTEPS_FORCE_DISTRIBUTED": "1",
-        "GLUON_GC_SECRET": env.get("GLUON_GC_SECRET") or secrets.token_hex(16),
-        "OMP_NUM_THREADS": str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers)),
-    }
-
-
-def _service_tasks(cluster: Mapping[str, Optional[str]]) -> List[Task]:
-    """The scheduler and the servers of a cluster on this machine."""
-    environ = env.for_service(cluster)
-    tasks = [Task("scheduler", service("scheduler"), environ, service=True)]
-    for index in range(int(cluster["DMLC_NUM_SERVER"])):
-        tasks.append(Task(f"server {index}", service("server"), environ, service=True))
-    return tasks
-
-
-def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
-    """The processes of a cluster on this machine, in which every worker counts as a machine."""
-    program = runnable(command)
-    cluster = _cluster_here(workers, servers)
-    tasks = _service_tasks(cluster)
-    for rank in range(workers):
-        own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
-        if env.get("BYTEPS_TRACE_ON"):  # machines of their own would not share a directory
-            own["BYTEPS_TRACE_DIR"] = os.path.join(env.get("BYTEPS_TRACE_DIR"), f"worker{rank}")
-        tasks.append(Task(f"worker {rank}", program, env.for_child({**cluster, **own})))
-    return tasks
-
-
 def horovod_command(command: Sequence[str], workers: int) -> List[str]:
     """What runs the command on this many workers of this machine, with Horovod between them."""
     beside_python = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
@@ -156,33 +98,6 @@ def horovod_command(command: Sequence[str], workers: int) -> List[str]:
     if horovodrun is None:
         raise env.ConfigurationError("--backend horovod needs horovodrun: docs/horovod.md")
     return [horovodrun, "--gloo", "-np", str(workers), *runnable(command)]
-
-
-def _devices() -> List[str]:
-    """The devices that NVIDIA_VISIBLE_DEVICES lists; none where it says all or nothing."""
-    listed = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
-    if listed in ("all", "none", "void"):
-        return []
-    return [device.strip() for device in listed.split(",")]
-
-
-def worker_tasks(command: Sequence[str]) -> List[Task]:
-    """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them.
-
-    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``.
-    """
-    program = runnable(command)
-    size = len(_devices()) or env.get("BYTEPS_LOCAL_SIZE")
-    first, tasks, here = 0, [], {}
-    if not env.one_machine():
-        first = env.cluster().worker_id * size
-    elif size > 1:
-        here = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(_free_port())}
-    for local_rank in range(size):
-        own = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)}
-        bound = _bound_to_numa_node(program, local_rank, size)
-        tasks.append(Task(f"worker {first + local_rank}", bound, env.for_child({**here, **own})))
-    return tasks
 
 
 def _become(command: Sequence[str], environ: dict) -> NoReturn:
@@ -213,7 +128,8 @@ def _start(arguments: argparse.Namespace) -> int:
         horovod = Task("horovodrun", horovod_command(command, workers), env.for_child({}))
         return _run_alone(horovod, restarts)
     if arguments.local:
-        return _run(lambda: local_tasks(command, workers, arguments.s or 1), restarts)
+        servers = _servers(arguments.s)
+        return _run(lambda: local_tasks(command, workers, servers), restarts)
     if not env.is_set("DMLC_ROLE"):
         _refuse_without_role(command)
     role = env.get("DMLC_ROLE")
@@ -224,36 +140,45 @@ def _start(arguments: argparse.Namespace) -> int:
         return _run_alone(tasks[0], restarts)
     warn_of_misspelt()
     if env.one_machine():
-        _say(
+        say(
             f"no {role} is needed where DMLC_NUM_WORKER is 1: the workers share memory, "
             "unless BYTEPS_FORCE_DISTRIBUTED=1 is set"
         )
         return 0
+    if not env.get("DMLC_NUM_SERVER"):
+        say(f"no {role} is needed where DMLC_NUM_SERVER is 0: the workers are PyTorch's")
+        return 0
     cluster = env.cluster()
     if role == "scheduler":
-        census.listen(cluster.root_uri, cluster.root_port).close()  # to be told now if it cannot
+        listen(cluster.root_uri, cluster.root_port).close()  # to be told now if it cannot
     return _run_alone(Task(role, service(role), env.for_service({"DMLC_ROLE": None})), restarts)
+
+
+def _servers(asked: Optional[int]) -> int:
+    """The servers of a cluster on this machine; they need MXNet."""
+    if ps_lite.is_installed():
+        return 1 if asked is None else asked
+    if asked:
+        say(f"-s {asked} is ignored: servers are for MXNet, which is not installed")
+    return 0
 
 
 def _refuse_without_role(command: Sequence[str]) -> NoReturn:
     if not command:
-        print(_parser().format_usage(), end="", file=sys.stderr)
+        show(_parser().format_usage())
     raise env.ConfigurationError(
         "DMLC_ROLE is not set: worker, server or scheduler; "
         "--local needs none, and starts a whole cluster on this machine"
     )
 
 
-def _say(message: str) -> None:
-    print(f"bpslaunch: {message}", file=sys.stderr)
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run bpslaunch with these arguments, by default the command line's; returns the exit code."""
+    open_closed()
     try:
         return _start(_parse(sys.argv[1:] if argv is None else argv))
     except env.ConfigurationError as error:
-        _say(str(error))
+        say(str(error))
         return 2
 
 

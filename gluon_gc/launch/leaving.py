@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
 import threading
@@ -20,6 +21,10 @@ class AloneError(ConnectionError):
     """The others have not come back to this node, which was restarted."""
 
 
+class NotNeededError(Exception):
+    """This server had nothing to do: the workers were PyTorch's."""
+
+
 def die(message: str, code: int = 1) -> NoReturn:
     """Say why and end the process at once: its main thread may wait for good inside MXNet."""
     _flush()
@@ -33,8 +38,13 @@ def exit_code(error: BaseException) -> int:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader has gone, or it is closed
+    for stream, own in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
+        # Its reader has gone, it was closed, or it is None since it was before Python started.
+        with suppress(OSError, ValueError, AttributeError):
+            if isinstance(stream, io.StringIO):  # in which torch.distributed's excepthook collects
+                own.write(stream.getvalue())
+                stream.truncate(0)
+                stream = own
             stream.flush()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .. import env
 from ..env import Cluster
@@ -31,6 +31,8 @@ class Lifeline:
         What the scheduler calls this node.
     cluster : Cluster
         As all nodes know it now.
+    store : pair of str and int, optional
+        The address and the port at which worker 0 of PyTorch listens.
 
     Attributes
     ----------
@@ -38,9 +40,16 @@ class Lifeline:
         What the scheduler is told of, so that it sees a stall.
     """
 
-    def __init__(self, connection: Connection, name: str, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        cluster: Cluster,
+        store: Optional[Sequence[Any]] = None,
+    ) -> None:
         self.name = name
         self.cluster = cluster
+        self.store = store
         self.progress = Progress()
         self._connection = connection
         self._told = self.progress.now()

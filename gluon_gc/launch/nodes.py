@@ -55,6 +55,10 @@ class Node:
         self._returns: asyncio.Queue[Optional[_Return]] = asyncio.Queue()  # None: it never will
         self._life: Optional[asyncio.Future] = None
 
+    @property
+    def is_worker(self) -> bool:
+        return self.name.startswith("worker")
+
     def tell(self, **message: Any) -> None:
         """Tell it, unless it is done."""
         if not self.done:
@@ -130,10 +134,13 @@ class Nodes:
     ----------
     problem : str
         Why the cluster ends; empty while all is well.
+    framework : str
+        What the workers train with, "mxnet" or "torch"; empty before the first has come.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.framework = ""
         self.problem = ""
         self._code = 0
         self.nodes: Dict[str, Node] = {}
@@ -185,8 +192,8 @@ class Nodes:
                 self._all_done.set()
 
     def _prepare(self, node: Node) -> None:
-        """A node is ready for the end; servers are once all workers are."""
-        if node.name not in self._ready:
+        """A node is ready for the end; all are once the workers are."""
+        if node.is_worker and node.name not in self._ready:
             self._ready.add(node.name)
             if len(self._ready) == self.cluster.total_workers:
                 self._tell(over=True)
@@ -237,8 +244,7 @@ class Nodes:
             self._ending = asyncio.ensure_future(self._end())
 
     def _all_workers_done(self) -> bool:
-        done = [node for node in self.nodes.values() if node.done]
-        workers = [node for node in done if node.name.startswith("worker")]
+        workers = [node for node in self.nodes.values() if node.done and node.is_worker]
         return len(workers) == self.cluster.total_workers
 
     async def _end(self) -> None:

@@ -45,4 +45,5 @@ class Patience(Stalls):
                 logger.warning("%s: %s", self._name, warning)
 
     def _described(self, seconds: float) -> str:
-        return f"no exchange has finished for {seconds:g} s: other workers have not come"
+        call = self._awaited_call()
+        return f"no exchange has finished for {seconds:g} s: other workers have not come{call}"

@@ -7,7 +7,9 @@ the last row, below the lines that scroll by; elsewhere only its final state is 
 from __future__ import annotations
 
 import os
-from typing import BinaryIO, List
+from typing import BinaryIO, List, Optional
+
+from .standard_streams import discard
 
 _ERASE = "\r\x1b[K"
 
@@ -57,8 +59,8 @@ class PrefixedOutput:
     """
 
     def __init__(self, stream: BinaryIO, terminal: bool) -> None:
-        self.broken = False
-        """Whether the reader has gone; what is written then is lost."""
+        self.error: Optional[OSError] = None
+        """Why the stream takes no more, as where its reader has gone; later lines are lost."""
         self.last_name = ""
         """The process whose line was written last."""
         self._stream = stream
@@ -78,17 +80,21 @@ class PrefixedOutput:
         """Draw the progress bar of the process `name`; an empty one takes it away."""
         if not self._terminal or (not text and name != self._owner):
             return
-        columns = os.get_terminal_size(self._stream.fileno()).columns
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except OSError:  # the terminal has gone
+            return
         bar = f"[{name}] {text}"[: columns - 1] if text else ""
         if bar != self._bar:
             self._owner, self._bar = name, bar
             self._write(_ERASE + bar)
 
     def _write(self, text: str) -> None:
-        if self.broken:
+        if self.error is not None:
             return
         try:
             self._stream.write(text.encode())
             self._stream.flush()
-        except BrokenPipeError:
-            self.broken = True
+        except OSError as error:
+            self.error = error
+            discard(self._stream)

@@ -18,6 +18,11 @@ from .leaving import die
 _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
+def is_installed() -> bool:
+    """Whether there is an MXNet, which may still fail to be imported."""
+    return importlib.util.find_spec("mxnet") is not None
+
+
 @lru_cache(maxsize=None)
 def library() -> ctypes.CDLL:
     """MXNet's library, the one that MXNet's Python loads.

@@ -1,15 +1,29 @@
-"""What the scheduler runs: the meeting of the nodes, then ps-lite's own scheduler."""
+"""What the scheduler runs: the meeting of all nodes, and then ps-lite for MXNet's workers."""
 
 from __future__ import annotations
 
 from .. import env
+from ..log import logger
 from . import census, ps_lite
 
 
 def serve() -> None:
     """Serve until all nodes have left."""
-    ps_lite.library()  # or an error, before others wait for this node
-    nodes = census.hold(env.cluster("scheduler"))
-    env.export_for_ps_lite(nodes.cluster)
-    ps_lite.serve(ps_lite.create(), lambda *_: None, nodes.wait_for_workers)
+    why_without_mxnet = ""
+    try:
+        ps_lite.library()  # or an error, before others wait for this node
+    except ImportError as error:
+        if ps_lite.is_installed():
+            raise
+        why_without_mxnet = str(error)  # PyTorch's workers do not mind
+    nodes = census.hold(env.cluster("scheduler"), why_without_mxnet)
+    if nodes.framework == "torch":
+        logger.warning(
+            "scheduler: the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is %d)",
+            nodes.cluster.num_server,
+        )
+        nodes.wait_for_workers()
+    else:
+        env.export_for_ps_lite(nodes.cluster)
+        ps_lite.serve(ps_lite.create(), lambda *_: None, nodes.wait_for_workers)
     nodes.close(env.get("PS_HEARTBEAT_TIMEOUT"))

@@ -11,6 +11,7 @@ class _Worker:
     sent: int = 0
     answered: int = 0
     servers: Sequence[int] = ()  # whose answers it waits for
+    doing: str = ""  # the call in which it waits, if it is known
     waited: float = 0.0  # seconds since the last answer
 
     @property
@@ -43,12 +44,15 @@ class Stalls:
         """Look after these."""
         self._workers = {name: _Worker() for name in workers}
 
-    def heed(self, name: str, sent: int, answered: int, servers: Sequence[int]) -> None:
+    def heed(
+        self, name: str, sent: int, answered: int, servers: Sequence[int], doing: str = ""
+    ) -> None:
         """Take in what a worker tells."""
         worker = self._workers[name]
         if answered != worker.answered:
             worker.waited = 0.0
         worker.sent, worker.answered, worker.servers = sent, answered, servers
+        worker.doing = doing
 
     def look(self, seconds: float) -> Tuple[str, str]:
         """What to warn of and why to give up, so many seconds after the last look; mostly nothing.
@@ -70,6 +74,11 @@ class Stalls:
         """The workers that wait."""
         return [name for name, worker in self._workers.items() if worker.waits]
 
+    def _awaited_call(self) -> str:
+        """The call for which workers wait, as a message ends with it; "" if it is not known."""
+        (doing, *others) = {worker.doing for worker in self._workers.values() if worker.waits}
+        return f" to call {doing}" if doing and not others else ""
+
     def _described(self, seconds: float) -> str:
         most = max(worker.sent for worker in self._workers.values())
         missing = [
@@ -79,8 +88,19 @@ class Stalls:
         ]
         if missing:
             whom = ", ".join(map(self._where, missing))
-            return f"no exchange has finished for {seconds:g} s: all wait for {whom}"
+            call = self._awaited_call()
+            return f"no exchange has finished for {seconds:g} s: all wait for {whom}{call}"
         waiting = [worker for worker in self._workers.values() if worker.waits]
+        doing = {worker.doing: name for name, worker in self._workers.items() if worker.waits}
+        if len(doing) > 1:
+            each = ", ".join(
+                f"{self._where(name)} waits in {call or 'an exchange of tensors'}"
+                for call, name in doing.items()
+            )
+            return (
+                f"no exchange has finished for {seconds:g} s, since all workers must call the same "
+                f"functions: {each}"
+            )
         numbers = sorted({number for worker in waiting for number in worker.servers})
         whom = ", ".join(self._where(f"server {number}") for number in numbers) or "the servers"
         return (

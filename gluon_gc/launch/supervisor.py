@@ -20,6 +20,7 @@ from typing import Callable, Iterable, Mapping, Optional, Sequence
 
 from .leaving import ALONE
 from .prefixed_output import LineSplitter, PrefixedOutput
+from .standard_streams import say
 
 GRACE = 5.0
 """Seconds from a signal that asks a process to end to the one that makes it."""
@@ -208,8 +209,8 @@ class _Supervisor:
             if self.asked:
                 self.stop(self.asked)
                 return 128 + self.asked
-            if self._output.broken:
-                return 128 + signal.SIGPIPE
+            if self._output.error is not None:
+                return self._without_output(self._output.error)
             if failed is None:
                 return 0
             self._forget()
@@ -220,7 +221,7 @@ class _Supervisor:
 
     def _first_failure(self) -> Optional[_Child]:
         """What has failed; None once all have ended well, and where something else ends them."""
-        while not self.signals and not self._output.broken:
+        while not self.signals and self._output.error is None:
             for child in self.children:
                 if child.code:
                     return child
@@ -238,7 +239,7 @@ class _Supervisor:
             if child.code:
                 return child
             if child.code is None:
-                _say(f"ended {child.task.name}: still there {LEAVE:.0f} s after the last worker")
+                say(f"ended {child.task.name}: still there {LEAVE:.0f} s after the last worker")
                 child.signal(signal.SIGKILL)
         return None
 
@@ -248,7 +249,14 @@ class _Supervisor:
         self.stop()
         last_lines = "".join(f"\n  {line}" for line in child.tail if not in_sight)
         lines = f"; its last lines:{last_lines}" if last_lines else ""
-        _say(child.obituary() + ("" if self.asked else what_next) + lines)
+        say(child.obituary() + ("" if self.asked else what_next) + lines)
+
+    def _without_output(self, error: OSError) -> int:
+        """The exit code where nothing can be written any more."""
+        if isinstance(error, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        say(f"the output cannot be written: {error.strerror}")
+        return 1
 
     def _forget(self) -> None:
         """Have no children, since all have ended."""
@@ -270,10 +278,6 @@ class _Supervisor:
 def _one_stream() -> bool:
     """Whether stdout and stderr go to the same place."""
     return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-
-
-def _say(message: str) -> None:
-    print(f"bpslaunch: {message}", file=sys.stderr, flush=True)
 
 
 def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:

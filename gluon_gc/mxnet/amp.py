@@ -8,6 +8,7 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
+from ..agreement import Facts
 from .gradient import legacy
 
 
@@ -26,10 +27,10 @@ class AgreedLossScaler:
     scaler : mxnet.contrib.amp.loss_scaler.LossScaler
         The one that `amp.init_trainer` made.
     total : callable
-        Sums an array over all workers, in place.
+        Gives the sum of an array over all workers, who must have some facts in common.
     """
 
-    def __init__(self, scaler: Any, total: Callable[[NDArray], None]) -> None:
+    def __init__(self, scaler: Any, total: Callable[[NDArray, Facts], NDArray]) -> None:
         self._scaler = scaler
         self._total = total
         self._overflow = False
@@ -39,15 +40,15 @@ class AgreedLossScaler:
         """What the loss is multiplied by."""
         return self._scaler.loss_scale
 
-    def check(self, params: Sequence[Parameter]) -> bool:
-        """Whether any worker's gradient overflowed in this step; waits for the gradients."""
+    def check(self, params: Sequence[Parameter], about: Facts) -> bool:
+        """Whether a gradient of these overflowed on any worker in this step; waits for them."""
         gradients = [g for p in params if p.grad_req != "null" for g in legacy(p.list_grad())]
         overflow = mx.nd.zeros(1)
         for gradient in gradients:
             finite = mx.nd.multi_all_finite(gradient, num_arrays=1).as_in_context(overflow.context)
             overflow += 1 - finite
-        self._total(overflow)
-        self._overflow = self._scaler.has_overflow([_Verdict(overflow.asscalar() == 0)])
+        found = self._total(overflow, about).asscalar()
+        self._overflow = self._scaler.has_overflow([_Verdict(found == 0)])
         return self._overflow
 
     def has_overflow(self, params: Sequence[Parameter]) -> bool:

@@ -29,6 +29,8 @@ class Sending(NamedTuple):
         Multiplies them.
     ratio : float
         Previous learning rate over the current one.
+    ratios : mapping
+        The same by tensor, where it is another. It is one for all tensors of a message.
     factor : NDArray, optional
         Multiplies them too; float64, shape (1,).
     step : int
@@ -38,6 +40,7 @@ class Sending(NamedTuple):
     gradients: Gradients
     scale: float
     ratio: float
+    ratios: Mapping[str, float]
     factor: Optional[NDArray]
     step: int
 
@@ -121,6 +124,7 @@ class Channel(Metered):
         self.slices = [piece for chunk in chunks for piece in chunk.slices]
         numbers = {name: i for i, name in enumerate(dict.fromkeys(p.tensor for p in self.slices))}
         self.tensors = numbers.keys()
+        self._ends = {piece.tensor: piece.end for piece in self.slices}
         of_tensors = all(tensors[name].params.hierarchical for name in numbers)
         self.hierarchical = of_tensors and not first.rows
         self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
@@ -181,7 +185,7 @@ class Channel(Metered):
             arrays, places = _together(self._on_gpu(sending.gradients, "sum_on"))
         else:
             arrays, places = self._arrays(sending.gradients, "own")
-        ratio, step = sending.ratio, sending.step
+        ratio, step = sending.ratios.get(self.slices[0].tensor, sending.ratio), sending.step
         return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
     def copy(self, sending: Sending, to: NDArray, metered: bool = False) -> NDArray:
@@ -213,20 +217,15 @@ class Channel(Metered):
                 gradients[piece.tensor].spread(array, begin, piece)
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
-        """The arrays that the slices are of, and for each which one and where it begins."""
-        present = [name for name in self.tensors if name in gradients]
-        arrays = [getattr(gradients[name], which) for name in present]
-        if len(present) == len(self.tensors):
-            return arrays, self._places
-        numbers = {name: i for i, name in enumerate(present)}
-        places = []
-        for piece in self.slices:
-            if piece.tensor in numbers:
-                places.append((numbers[piece.tensor], piece.begin))
-            else:  # it travels with others that take part in this step
-                places.append((len(arrays), 0))
-                arrays.append(self._nothing(piece.size, which))
-        return arrays, tuple(places)
+        """The arrays that the slices are of, and for each which one and where it begins.
+
+        A tensor that takes no part in this step travels with others as zeros.
+        """
+        arrays = [
+            getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
+            for name, end in self._ends.items()
+        ]
+        return arrays, self._places
 
     def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
         """For each slice an array on the GPU, and where the slice begins in it."""

@@ -14,6 +14,7 @@ from .. import kernels
 from ..compression import CompressionParams
 from ..compression.stream import Stream
 from . import operators
+from .lent import lent
 from .operators import MessageRows, Places
 
 
@@ -107,7 +108,7 @@ class MessageCodec:
         """Have what is carried over in zeros of `carried_bytes`, uint8, on the CPU."""
         ends = np.cumsum([array.size for array in self.carried])[:-1]
         arrays = np.split(memory.view(self._dtype), ends) if self.carried else []
-        self.carried = [mx.nd.from_numpy(array) for array in arrays]
+        self.carried = [lent(array) for array in arrays]
 
     def move_on(self) -> Dict[str, str]:
         """Let random streams move on as in a step; where `compress` draws in it."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numbers
-from typing import TypeVar
+from typing import List, TypeVar
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..compression import CompressionParams
-from ..plan import Tensor
+from .. import integers
 from .runtime import default_kvstore
+from .totals import total_of_parts
 
 Value = TypeVar("Value", float, np.ndarray, NDArray)
 
@@ -26,13 +26,14 @@ def barrier() -> None:
     RuntimeError
         `init` was not called; or a worker is about to do something else together.
     """
-    default_kvstore().meet("collective", "barrier")
+    default_kvstore().agree("barrier")
 
 
 def allreduce(value: Value, average: bool = True) -> Value:
     """The average or sum of a metric over all workers, the same on all; waits for it.
 
-    It is computed in float64. Where workers have different numbers of samples, sum up both::
+    It is computed in float64, and the sum of integers is exact. Where workers have different
+    numbers of samples, sum up both::
 
         right, count = bps.allreduce(np.array([right, count]), average=False)
 
@@ -46,29 +47,46 @@ def allreduce(value: Value, average: bool = True) -> Value:
     Returns
     -------
     As given: a Python number, or a new array of the same shape and dtype, on the same device. The
-    average of integers is float, or float64.
+    average of integers is float, or float64, and so is the sum of an integer and others' floats.
 
     Raises
     ------
     TypeError
         The value is not one of numbers.
+    OverflowError
+        The sum of integers does not fit their dtype, or 64 bits; on all workers.
     RuntimeError
         `init` was not called; or a worker has another shape, or is about to do something else.
     """
     given = _as_numpy(value)
     store = default_kvstore()
-    store.meet("collective", ["allreduce", list(given.shape), bool(average)])
-    name = f"metrics.{given.size}"
-    if not store.declared(name):
-        store.declare([Tensor(name, given.size, "float64", CompressionParams())])
-    total = mx.nd.array(given.reshape(-1), dtype="float64")
-    store.gradient_scale = 1.0
-    store.pushpull(name, total)
-    result = total.asnumpy().reshape(given.shape)
+    parts = _summands(given)
+    facts = {
+        "shape": list(given.shape),
+        "average": bool(average),
+        "64-bit integers": len(parts) > 1,
+    }
+    store.agree("allreduce", [("", facts)])
+    sums = total_of_parts(store, f"metrics.{given.size}.{len(parts)}", parts, "allreduce")
+    floats = integers.as_floats(sums)
     if average:
-        result = result / store.num_workers
-    floating = average and given.dtype.kind != "f"
-    return _like(value, result.astype(np.float64 if floating else given.dtype))
+        floats = floats / store.num_workers
+    whole = given.dtype.kind != "f" and not average and bool((floats % 1 == 0).all())
+    if whole:
+        return _like(value, integers.total(sums, given.dtype, "the values"))
+    return _like(value, floats.astype(given.dtype if given.dtype.kind == "f" else np.float64))
+
+
+def _summands(given: np.ndarray) -> List[np.ndarray]:
+    """The float64 arrays that are summed: the same number for all single numbers.
+
+    So a worker may have the integer 0 where others have floats.
+    """
+    if given.dtype.kind != "f":
+        given = given if given.ndim else given.astype(np.int64)
+        return integers.summands(given)
+    values = given.astype(np.float64)
+    return [values] if given.ndim else [np.zeros_like(values), values]
 
 
 def _as_numpy(value: Value) -> np.ndarray:

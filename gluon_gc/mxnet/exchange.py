@@ -41,12 +41,14 @@ Arrays = Union[NDArray, Sequence[NDArray]]
 States = List[Dict[str, np.ndarray]]
 """What a codec carries over, chunk by chunk."""
 
+_KNOWN_OWNERS = 64  # sets of channels that have been shared out to GPUs
+
 
 def _as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _check(arrays: Sequence[NDArray], tensor: Tensor) -> None:
+def check_fits(arrays: Sequence[NDArray], tensor: Tensor) -> None:
     """Make sure that these can be exchanged as the tensor that was declared."""
     for array in arrays:
         size, dtype = math.prod(array.shape), np.dtype(array.dtype).name
@@ -81,6 +83,7 @@ class CompressingKVStore(KVStoreBase):
     spreads_aggregators = False  # over all workers, whose checkpoints have a part each
 
     def __init__(self) -> None:
+        env.prepare_exchanges()
         self.local_rank = env.get("BYTEPS_LOCAL_RANK")
         self.local_size = env.get("BYTEPS_LOCAL_SIZE")
         self.gradient_scale = 1.0
@@ -92,6 +95,7 @@ class CompressingKVStore(KVStoreBase):
         self.when_declared: Callable[[Set[str]], None] = lambda names: None
         self._entropy = b""
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
+        self._ratios: Mapping[str, float] = {}  # of that exchange
         self._step = 0  # number of that exchange
         self._owners: Dict[Any, Dict[Channel, int]] = {}  # numbers of GPUs, as `_gpus` spreads them
 
@@ -100,8 +104,11 @@ class CompressingKVStore(KVStoreBase):
     def topology(self) -> Optional[Topology]:
         """What connects the workers; None: no network."""
 
-    def _compared(self, message: Message) -> Message:
-        """The answer of `agreement.compare` to all workers' messages."""
+    def _compared(self, message: Message, call: str) -> Message:
+        """The answer of `agreement.compare` to all workers' messages.
+
+        `call` is the function of the user in which this worker waits for the others.
+        """
         return agreement.compare([message])
 
     def _open(self, channels: Sequence[Channel]) -> None:
@@ -138,8 +145,8 @@ class CompressingKVStore(KVStoreBase):
             return channel.message_bytes, channel.message_bytes
         return done["sent_bytes"] / done["calls"], done["received_bytes"] / done["calls"]
 
-    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays with those of worker `root_rank`."""
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays, on which all workers have agreed, with those of `root_rank`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -147,16 +154,6 @@ class CompressingKVStore(KVStoreBase):
 
     def abandon(self, why: str) -> None:
         """Tell the others that this worker leaves at once; nothing can be exchanged afterwards."""
-
-    def _agree_to_broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Make sure that there is such a worker, and that all have arrays alike."""
-        if not 0 <= root_rank < self.num_workers:
-            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
-        described = [
-            (f"array {number}", {"shape": array.shape, "dtype": np.dtype(array.dtype).name})
-            for number, array in enumerate(arrays)
-        ]
-        self.agree([("broadcast", {"root_rank": root_rank}), *described])
 
     # Checkpoints
 
@@ -260,29 +257,44 @@ class CompressingKVStore(KVStoreBase):
 
     # The trainer's
 
-    def agree(self, facts: Facts = ()) -> None:
-        """Return when all workers have come here; RuntimeError unless they state the same facts."""
-        agreement.reach(self.rank, facts, self._compared)
+    def agree(self, call: str, facts: Facts = ()) -> None:
+        """Return when all workers have come here.
 
-    def meet(self, call: str, about: Any = None) -> None:
-        """Return when all workers have come here; RuntimeError unless all make the same call."""
-        self.agree([("", {call: about})])
+        Parameters
+        ----------
+        call : str
+            The function of the user that does this.
+        facts : Facts, optional
+            What all workers must have in common.
+
+        Raises
+        ------
+        RuntimeError
+            Workers make another call, or state other facts.
+        """
+        called = [("", {"call": call}), *facts]
+        agreement.reach(self.rank, called, lambda message: self._compared(message, call))
 
     def gradient(
         self, name: str, arrays: Sequence[NDArray], targets: Sequence[NDArray]
     ) -> Gradient:
         """What `exchange` takes, of a tensor that was declared."""
-        _check(arrays, self._tensors[name])
+        check_fits(arrays, self._tensors[name])
         return Gradient(arrays, targets, "row_sparse" if self._tensors[name].rows else "default")
 
     def exchange(
-        self, gradients: Gradients, priority: int = 0, factor: Optional[NDArray] = None
+        self,
+        gradients: Gradients,
+        priority: int = 0,
+        factor: Optional[NDArray] = None,
+        ratios: Optional[Mapping[str, float]] = None,
     ) -> None:
         """Sum over contexts and workers, as `pushpull` does.
 
-        A `factor`, float64 of shape (1,), multiplies what this worker pushes.
+        A `factor`, float64 of shape (1,), multiplies what this worker pushes. `ratios` are by
+        tensor, where that is not `learning_rate_ratio`.
         """
-        self._factor = factor
+        self._factor, self._ratios = factor, ratios or {}
         self._step += 1
         channels = self.channels_of(gradients)
         dense = [channel for channel in channels if isinstance(channel, Channel)]
@@ -316,6 +328,8 @@ class CompressingKVStore(KVStoreBase):
             return [None] * len(channels)
         key = (len(gpus), *able)
         if key not in self._owners:
+            if len(self._owners) == _KNOWN_OWNERS:
+                self._owners.clear()
             owners = plan.spread([channel.size for channel in able], len(gpus))
             self._owners[key] = dict(zip(able, owners))
         owner_of = self._owners[key]
@@ -326,33 +340,40 @@ class CompressingKVStore(KVStoreBase):
         return channel.runs_on_gpu
 
     def declare(
-        self, tensors: Iterable[Tensor], minimum: Optional[int] = None, about: Facts = ()
+        self,
+        tensors: Iterable[Tensor],
+        minimum: Optional[int] = None,
+        about: Facts = (),
+        bundled: bool = True,
+        call: str = "step",
     ) -> None:
         """Expect pushpull of these tensors; those declared together may travel fused.
 
         Smaller ones than `minimum` bytes, or else BYTEPS_MIN_COMPRESS_BYTES, are not compressed.
+        Unless they are `bundled`, compressed tensors share no messages. `call` and `about` are
+        compared as by `agree`.
 
         Raises
         ------
         ValueError
             A tensor of that name exists already.
         RuntimeError
-            Workers declare other tensors, or other facts `about` what becomes of them.
+            Workers declare other tensors.
         """
         tensors = list(tensors)
         for tensor in tensors:
             if self.declared(tensor.name):
                 raise ValueError(f"tensor '{tensor.name}' is declared already")
-            self._tensors[tensor.name] = tensor
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
         others = [tensor for tensor in tensors if tensor not in sparse]
         chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
-        self.agree([*about, *plan.facts(tensors)])
+        self.agree(call, [*about, *plan.facts(tensors)])
+        self._tensors.update((tensor.name, tensor) for tensor in tensors)
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
             Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])
-            for message in plan.messages(chunks, owners)
+            for message in plan.messages(chunks, owners, bundled)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)
@@ -360,13 +381,55 @@ class CompressingKVStore(KVStoreBase):
         self.channels += [*channels, *in_rows]
         self.when_declared({tensor.name for tensor in tensors})
 
-    def broadcast_copies(self, copies: Sequence[Sequence[NDArray]], root_rank: int) -> None:
-        """Overwrite all copies (one a context) of each array with those of worker `root_rank`."""
+    def withdraw(self, names: Collection[str]) -> List[Tensor]:
+        """Expect these tensors no longer, and return them; all workers call this alike.
+
+        No other tensor may share a message with them.
+        """
+        withdrawn = self.channels_of(names)
+        self.channels = [channel for channel in self.channels if channel not in withdrawn]
+        for channel in withdrawn:
+            self._forget(channel)
+        return [self._tensors.pop(name) for name in list(self._tensors) if name in names]
+
+    def _forget(self, channel: Union[Channel, SparseChannel]) -> None:
+        """Free what is kept for a channel in which nothing will be exchanged any more."""
+        self._aggregators.pop(channel, None)
+
+    def broadcast_all(
+        self, arrays: Sequence[NDArray], root_rank: int, called: Optional[Sequence[str]] = None
+    ) -> None:
+        """Overwrite arrays with those of worker `root_rank`.
+
+        Raises
+        ------
+        ValueError
+            There is no such worker.
+        RuntimeError
+            Workers have other arrays, by what they are called, or another root_rank.
+        """
+        if not 0 <= root_rank < self.num_workers:
+            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
+        names = called or [f"array {number}" for number in range(len(arrays))]
+        described = [
+            (name, {"shape": array.shape, "dtype": np.dtype(array.dtype).name})
+            for name, array in zip(names, arrays)
+        ]
+        self.agree("broadcast_parameters", [("", {"root_rank": root_rank}), *described])
+        self._broadcast(arrays, root_rank)
+
+    def broadcast_copies(
+        self, copies: Sequence[Tuple[str, Sequence[NDArray]]], root_rank: int
+    ) -> None:
+        """Overwrite all copies (one a context) of each array with those of worker `root_rank`.
+
+        Beside the copies of an array stands its name in errors.
+        """
         if not copies:
             return
-        copies = [legacy(arrays) for arrays in copies]
-        self.broadcast_all([arrays[0] for arrays in copies], root_rank)
-        for first, *others in copies:
+        names, arrays = zip(*((name, legacy(of_array)) for name, of_array in copies))
+        self.broadcast_all([first for first, *_ in arrays], root_rank, names)
+        for first, *others in arrays:
             for other in others:
                 first.copyto(other)
 
@@ -395,7 +458,8 @@ class CompressingKVStore(KVStoreBase):
     def _sending(self, gradients: Gradients) -> Sending:
         """What is sent of these in the exchange that is being queued."""
         ratio = self.learning_rate_ratio
-        return Sending(gradients, self.gradient_scale, ratio, self._factor, self._step)
+        scale, factor = self.gradient_scale, self._factor
+        return Sending(gradients, scale, ratio, self._ratios, factor, self._step)
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
         """What aggregates a channel's messages."""

@@ -13,10 +13,13 @@ from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import NAG, Optimizer
+from mxnet.optimizer import NAG, SGD, Optimizer
 
 from ..plan import working_dtype
 from .gradient import legacy
+
+LINEAR = (SGD, NAG)
+"""MXNet's optimizers with momentum whose updates are linear in the gradient."""
 
 
 def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:

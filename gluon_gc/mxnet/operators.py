@@ -35,6 +35,8 @@ METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_secon
 KEPT_SPANS = 64
 """Of how many of the latest steps it then has number, begin and end."""
 
+_MADE = 64  # ways of asking that `Told` keeps
+
 Places = Tuple[Tuple[int, int], ...]
 """For each chunk or slice of a message, which gradient it is of and where it begins in it."""
 
@@ -58,7 +60,7 @@ class Told:
     """What operators are told of a message.
 
     It is one attribute, which costs less. What stays the same from call to call is made once for
-    each way in which it is asked for.
+    each way in which it is asked for, if these are not too many.
 
     Parameters
     ----------
@@ -84,6 +86,8 @@ class Told:
         """
         key = operator, gradients, places, *how.values()
         if key not in self._made:
+            if len(self._made) == _MADE:
+                self._made.clear()
             fields = {"gradients": gradients, **how, **self._shared}
             if places:
                 fields["tensors"], fields["begins"] = map(listed, zip(*places))

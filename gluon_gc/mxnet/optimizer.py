@@ -7,7 +7,9 @@ from typing import Any, List, Sequence, Tuple, Union
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from . import runtime
+from .push_pull import byteps_push_pull
+from .runtime import default_kvstore
+from .trainer_facts import of_optimizer
 
 
 class DistributedOptimizer(Optimizer):
@@ -18,13 +20,15 @@ class DistributedOptimizer(Optimizer):
     Parameters
     ----------
     optimizer : Optimizer
-        Applies the averaged gradients. Its attributes are reachable through this object.
+        Applies the averaged gradients. Its attributes are reachable through this object. Workers
+        compare its class and hyper-parameters at the first update.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an mxnet Optimizer, got {optimizer!r}")
         self._optimizer = optimizer
+        self._compared = False  # with those of other workers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
@@ -56,8 +60,13 @@ class DistributedOptimizer(Optimizer):
     def set_wd_mult(self, args_wd_mult: Any) -> None:
         self._optimizer.set_wd_mult(args_wd_mult)
 
-    @staticmethod
-    def _average(index: Union[Any, Sequence[Any]], grad: Union[NDArray, List[NDArray]]) -> None:
+    def _average(
+        self, index: Union[Any, Sequence[Any]], grad: Union[NDArray, List[NDArray]]
+    ) -> None:
+        if not self._compared:
+            facts = of_optimizer(self._optimizer)
+            default_kvstore().agree("DistributedOptimizer.update", facts)
+            self._compared = True
         many = isinstance(index, (list, tuple))
         for i, gradient in zip(index, grad) if many else [(index, grad)]:
-            runtime.byteps_push_pull(gradient, name=f"gradient_{i}")
+            byteps_push_pull(gradient, name=f"gradient_{i}")

@@ -1,10 +1,15 @@
-"""The parameters of a trainer: in what order their gradients come, and equal on all workers."""
+"""The parameters of a trainer: their gradients as tensors, their order, and their first values."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, List, Mapping, Sequence, Union
 
+import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
+
+from ..compression import CompressionParams
+from ..plan import Tensor
+from .gradient import params_for
 
 Parameters = Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
 Broadcast = Callable[[Sequence[Parameter]], None]
@@ -18,6 +23,44 @@ def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List
     in_order = list(given.values() if hasattr(given, "values") else given)
     place = {id(param): number for number, param in enumerate(in_order)}
     return sorted(range(len(params)), key=lambda i: -place[id(params[i])])
+
+
+def tensor_of(
+    name: str, param: Parameter, index: int, given: CompressionParams, on_nonfinite: str
+) -> Tensor:
+    """A parameter's gradient as the plan sees it.
+
+    Parameters
+    ----------
+    name : str
+        What the store calls it.
+    param : Parameter
+        Initialized.
+    index : int
+        Its number in the trainer.
+    given : CompressionParams
+        How it is to be compressed, as far as its gradient's device, storage and shape allow.
+    on_nonfinite : str
+    """
+    gradient = param.list_grad()[0]
+    params = params_for(gradient, given)
+    dense = params.compressor is not None and params.compressor.traits.accumulates
+    stype = gradient.stype
+    in_rows = stype == "row_sparse" and gradient.dtype == np.float32 and gradient.ndim == 2
+    if in_rows:
+        params = params.of_rows
+    elif stype != "default" or (dense and len(gradient.shape) == 1):
+        params = CompressionParams(fp16=params.fp16)
+    return Tensor(
+        name,
+        int(np.prod(gradient.shape)),
+        np.dtype(gradient.dtype).name,
+        params,
+        index=index,
+        called=f"the gradient of {param.name}",
+        on_nonfinite=on_nonfinite,
+        rows=gradient.shape[0] if in_rows else 0,
+    )
 
 
 def broadcast_initial(params: Sequence[Parameter], broadcast: Broadcast) -> None:

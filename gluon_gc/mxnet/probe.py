@@ -13,6 +13,7 @@ from ..choice import Link, Measured, Topology
 from ..compression import CompressionParams
 from ..plan import Tensor
 from .exchange import CompressingKVStore
+from .totals import total
 
 _links: WeakKeyDictionary[CompressingKVStore, Link] = WeakKeyDictionary()
 
@@ -38,7 +39,7 @@ class _Workers(probe.Workers):
         self._store = store
 
     def meet(self, about: str) -> None:
-        self._store.meet("probe", about)
+        self._store.agree("step", [("", {"probe": about})])
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
         store, name = self._store, f"probe.{len(seconds)}"
@@ -46,10 +47,7 @@ class _Workers(probe.Workers):
         table = np.zeros(shape)
         table[store.rank] = seconds
         array = mx.nd.array(table.reshape(-1), dtype="float64")
-        if not store.declared(name):
-            store.declare([Tensor(name, table.size, "float64", CompressionParams())])
-        store.pushpull(name, array)
-        return array.asnumpy().reshape(shape).max(axis=0).tolist()
+        return total(store, name, array, "step").asnumpy().reshape(shape).max(axis=0).tolist()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         self._store.declare(tensors, minimum=0)

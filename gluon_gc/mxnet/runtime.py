@@ -1,42 +1,28 @@
-"""The process in its cluster: init, shutdown, ranks, and push-pull of single tensors."""
+"""The process in its cluster: init, shutdown and ranks."""
 
 from __future__ import annotations
 
-import itertools
 import sys
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
-
-import mxnet as mx
-import numpy as np
-from mxnet.gluon import Parameter, ParameterDict
-from mxnet.ndarray import NDArray
+from typing import Callable, List, Optional, Union
 
 from .. import env
-from ..compression import CompressionParams, byteps, warn_of_ignored
+from ..launch import places
 from ..launch.leaving import failure
 from ..log import warn_of_misspelt
-from ..plan import Tensor, require_on_nonfinite
 from .exchange import CompressingKVStore
-from .gradient import legacy, params_for
 from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCMachine, GluonGCParameterServer
 from .suspension import Suspended, all_fit
-
-
-class _Declared(NamedTuple):
-    """What `byteps_declare_tensor` was told."""
-
-    params: CompressionParams = CompressionParams()
-    on_nonfinite: Optional[str] = None
-
 
 _CONNECTED = {
     backend.type: backend for backend in (GluonGCParameterServer, GluonGCHorovod, GluonGCMachine)
 }
+_OF_MXNET = ("device", "nccl", "dist", "dist_async", "dist_device_sync", "dist_sync_device")
 _default: Optional[CompressingKVStore] = None
-_declared: Dict[str, _Declared] = {}
-_nameless = itertools.count(1)  # tensors that got a name here
 _suspended: Optional[Suspended] = None
+_was_connected = False  # whether `shutdown` has ended a connection
 _goes_on = False  # whether all workers go on as they were before `suspend`
+when_left: List[Callable[[], None]] = []
+"""What other modules do when the process leaves its cluster."""
 
 
 def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> CompressingKVStore:
@@ -51,6 +37,8 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
 
     Raises
     ------
+    ConfigurationError
+        The environment says that there are other workers, but not how to reach them.
     ValueError
         Another name.
     TypeError
@@ -70,9 +58,20 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
     if kvstore == "dist_sync" and env.shares_machine():
         kvstore = "machine"
     if kvstore not in _CONNECTED:
-        raise ValueError(f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'")
+        hint = ""
+        if kvstore in _OF_MXNET:
+            hint = (
+                ", which is MXNet's own: leave it out. DistributedTrainer sums over the contexts "
+                "of a process by itself, and the environment says what connects the workers"
+            )
+        raise ValueError(
+            f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'{hint}"
+        )
     backend = _CONNECTED[kvstore]
-    return backend.connected or backend()
+    store = backend.connected or backend()
+    if kvstore == "horovod" and not env.is_set("HOROVOD_RANK"):
+        _require_all(store)
+    return store
 
 
 def _of_environment() -> str:
@@ -81,7 +80,26 @@ def _of_environment() -> str:
         return "dist_sync"
     if env.under_horovod():
         return "horovod"
-    return "machine" if env.shares_machine() else "local"
+    if env.shares_machine():
+        return "machine"
+    place = None if env.is_worker() else places.find()
+    if place is not None and place.size > 1:
+        raise env.ConfigurationError(
+            f"{place}, but MXNet's workers need servers or Horovod: start them with bpslaunch or "
+            "horovodrun"
+        )
+    places.require_alone()
+    return "local"
+
+
+def _require_all(store: CompressingKVStore) -> None:
+    """Refuse a Horovod that knows nothing of the workers that mpirun has started."""
+    place = places.find()
+    if place is not None and place.size != store.num_workers:
+        raise env.ConfigurationError(
+            f"{place}, but Horovod has {store.num_workers}: start the workers with horovodrun, or "
+            "build Horovod with MPI"
+        )
 
 
 def init(lazy: bool = True) -> None:
@@ -120,12 +138,13 @@ def shutdown() -> None:
     Called while an exception is in flight, as in a ``finally`` block, it leaves at once: the others
     end, and say why.
     """
-    global _default, _nameless, _suspended
+    global _default, _suspended, _was_connected
     store, _default, _suspended = _default, None, None
-    _declared.clear()
-    _nameless = itertools.count(1)
+    for forget in when_left:
+        forget()
     if store is None:
         return
+    _was_connected = True
     why = failure(sys.exc_info()[1])
     if why:
         store.abandon(why)
@@ -171,8 +190,12 @@ def goes_on() -> bool:
 
 
 def default_kvstore() -> CompressingKVStore:
-    """The backend that `init` chose; RuntimeError before `init`."""
+    """The backend that `init` chose; RuntimeError before `init`, and after `shutdown`."""
     if _default is None:
+        if _suspended is not None:
+            raise RuntimeError("gluon_gc has been suspended; call bps.resume() first")
+        if _was_connected:
+            raise RuntimeError("gluon_gc has been shut down; call bps.init() to go on")
         raise RuntimeError("gluon_gc has not been initialized; call bps.init() first")
     return _default
 
@@ -195,102 +218,3 @@ def local_rank() -> int:
 def local_size() -> int:
     """Number of workers on this machine."""
     return default_kvstore().local_size
-
-
-def byteps_declare_tensor(
-    name: str, on_nonfinite: Optional[str] = None, **compression_params: Any
-) -> None:
-    """Name a tensor that `byteps_push_pull` will exchange.
-
-    Parameters
-    ----------
-    name : str
-        The same on all workers, which must declare their tensors in the same order.
-    on_nonfinite : None, "raise", "skip" or "propagate"
-        What happens where it has a NaN or an infinity on any worker, as `DistributedTrainer` has
-        it; "skip" makes the result zeros, on all workers. None: "raise" if the tensor is
-        compressed, or else "propagate".
-    **compression_params
-        As `DistributedTrainer` takes them, or in BytePS's spelling, byteps_compressor_type and its
-        like (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
-    """
-    spelled = byteps.translate(compression_params)
-    params = spelled.parse().require_chosen()
-    if on_nonfinite is not None:
-        require_on_nonfinite(on_nonfinite)
-    warn_of_ignored(spelled.params)
-    _declared.setdefault(name, _Declared(params, on_nonfinite))
-
-
-def byteps_push_pull(
-    tensor: NDArray,
-    version: int = 0,
-    priority: int = 0,
-    name: Optional[str] = None,
-    is_average: bool = True,
-) -> None:
-    """Replace `tensor` by its sum or average over all workers; returns at once.
-
-    Parameters
-    ----------
-    tensor : NDArray
-        Any shape; as many elements of the same dtype whenever the name is used.
-    version : int
-        Ignored, as in BytePS.
-    priority : int
-        Larger ones are sent first.
-    name : str, optional
-        Which tensor this is, on all workers. Each call without one is of another tensor, "noname.1"
-        and so on in the order of the calls, for which memory is kept: name what comes again.
-    is_average : bool
-        Average if true, else sum.
-
-    Raises
-    ------
-    ValueError
-        The name was used with another number of elements or dtype.
-    MXNetError
-        When the result is waited for: it is not finite, and was declared to be refused then.
-    """
-    store = default_kvstore()
-    if name is None:
-        name = f"noname.{next(_nameless)}"
-    key = f"byteps.{name}"
-    declared = _declared.get(name, _Declared())
-    if not store.declared(key):
-        store.declare([_described(tensor, key, name, declared)])
-    store.gradient_scale = 1.0 / store.num_workers if is_average else 1.0
-    store.pushpull(key, tensor, priority=priority)
-    if declared.on_nonfinite == "skip" and np.dtype(tensor.dtype).kind == "f":
-        _make_zero_unless_finite(*legacy([tensor]))
-
-
-def _described(tensor: NDArray, key: str, name: str, declared: _Declared) -> Tensor:
-    params = params_for(tensor, declared.params)
-    otherwise = "propagate" if params.compressor is None else "raise"
-    dtype, how = np.dtype(tensor.dtype).name, declared.on_nonfinite or otherwise
-    return Tensor(key, tensor.size, dtype, params, called=f"tensor '{name}'", on_nonfinite=how)
-
-
-def _make_zero_unless_finite(tensor: NDArray) -> None:
-    finite = mx.nd.multi_all_finite(tensor, num_arrays=1)
-    row = tensor.reshape((1, -1))
-    mx.nd.where(finite, row, mx.nd.zeros_like(row), out=row)
-
-
-def broadcast_parameters(
-    params: Union[ParameterDict, Mapping[str, Any], Sequence[Any]], root_rank: int = 0
-) -> None:
-    """Overwrite parameters on all workers with those of one, bit for bit.
-
-    Parameters
-    ----------
-    params : ParameterDict, dict or list
-        Of Parameters or NDArrays, initialized, the same on all workers.
-    root_rank : int
-        The worker that has the right ones.
-    """
-    if isinstance(params, (dict, ParameterDict)):
-        params = [params[name] for name in sorted(params.keys())]
-    copies = [p.list_data() if isinstance(p, Parameter) else [p] for p in params]
-    default_kvstore().broadcast_copies(copies, root_rank)

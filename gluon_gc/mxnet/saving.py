@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import os
 import pickle
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Set, Union
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Sequence, Set, Union
 
 import numpy as np
 
@@ -41,7 +42,8 @@ class _Found(NamedTuple):
     arrays : dict
         By what the store calls tensors; what is the trainer's own by the number of the parameter.
     steps : int
-    learning_rate : float, optional
+    learning_rates : dict
+        By the number of the parameter.
     """
 
     described: str
@@ -49,12 +51,12 @@ class _Found(NamedTuple):
     numbers: Dict[int, int]
     arrays: Arrays
     steps: int
-    learning_rate: Optional[float]
+    learning_rates: Dict[int, float]
 
 
 def save(trainer: DistributedTrainer, fname: str) -> None:
     """Write the optimizer's states, residuals and momentum; see `DistributedTrainer`."""
-    indices = trainer._declare_all()
+    indices = trainer._declare_all("save_states")
     names = trainer._names(indices)
     numbers = {trainer._declared[i].name: i for i in indices}
     own = _of_momentum(trainer)
@@ -69,11 +71,7 @@ def save(trainer: DistributedTrainer, fname: str) -> None:
         (place._replace(tensor=numbers[place.tensor]), array)
         for place, array in carried.state(trainer._store, names)
     )
-    header = {
-        **_described(trainer, indices),
-        "steps": trainer._steps,
-        "learning_rate": trainer._learning_rate,
-    }
+    header = {**_described(trainer, indices), "steps": trainer._steps}
     optimizer = trainer._updaters[0].get_states(dump_optimizer=True)
     arrays = itertools.chain(of_codecs, own.items())
     checkpoint.write(fname, header, layout, arrays, optimizer)
@@ -82,15 +80,15 @@ def save(trainer: DistributedTrainer, fname: str) -> None:
 def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None:
     """Go on from what `save` wrote, once all of it was checked; see `DistributedTrainer`."""
     _recall(trainer, fname)
-    indices = trainer._declare_all()
-    meet = trainer._store.meet
+    indices = trainer._declare_all("load_states")
+    agree = partial(trainer._store.agree, "load_states")
     try:
         found = _find(trainer, fname, strict, indices)
     except (OSError, TypeError, ValueError):
         with contextlib.suppress(RuntimeError):  # this error says more
-            meet("load_states", "a file that it refuses")
+            agree([("load_states", {"file": "that it refuses"})])
         raise
-    meet("load_states", f"a file {found.described}")
+    agree([("load_states", {"file": found.described})])
     _set_optimizer(trainer, found)
     own = {place: array for place, array in found.arrays.items() if place.node == _OWN}
     of_codecs = {place: array for place, array in found.arrays.items() if place not in own}
@@ -99,7 +97,7 @@ def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None
         trainer._momentum.load_state(
             {(place.tensor, *map(int, place.what.split("/")[1:])): a for place, a in own.items()}
         )
-    trainer._learning_rate, trainer._steps = found.learning_rate, found.steps
+    trainer._learning_rates.last, trainer._steps = found.learning_rates, found.steps
 
 
 def _recall(trainer: DistributedTrainer, fname: Files) -> None:
@@ -154,8 +152,14 @@ def _find(
         numbers,
         chosen,
         header["steps"],
-        header["learning_rate"],
+        _learning_rates(header, numbers),
     )
+
+
+def _learning_rates(header: Dict[str, Any], numbers: Dict[int, int]) -> Dict[int, float]:
+    """The learning rates of the trainer's parameters when their gradients were last exchanged."""
+    rates = {i: header["parameters"][number]["learning_rate"] for number, i in numbers.items()}
+    return {i: rate for i, rate in rates.items() if rate is not None}
 
 
 def _renamed(trainer: DistributedTrainer, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
@@ -224,7 +228,7 @@ def _of_stock(trainer: DistributedTrainer, fname: str) -> _Found:
         "momentum of compression start from zero",
         fname,
     )
-    return _Found("of gluon.Trainer", data, {i: i for i in range(number)}, {}, 0, None)
+    return _Found("of gluon.Trainer", data, {i: i for i in range(number)}, {}, 0, {})
 
 
 def _set_optimizer(trainer: DistributedTrainer, found: _Found) -> None:
@@ -275,7 +279,8 @@ def _described(trainer: DistributedTrainer, indices: Sequence[int]) -> Dict[str,
                 "dtype": np.dtype(param.dtype).name,
                 "compression": tensor.params.identity() if tensor else None,
                 "senders": places[tensor.name][1] if tensor and tensor.name in places else 0,
+                "learning_rate": trainer._learning_rates.last.get(i),
             }
-            for param, tensor in zip(trainer._params, tensors)
+            for i, (param, tensor) in enumerate(zip(trainer._params, tensors))
         ],
     }

@@ -7,6 +7,7 @@ initialised. So `bpslaunch` takes DMLC_ROLE away, and it is put back here.
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections import Counter
 from typing import Any, Dict, List, Optional, Set
@@ -21,11 +22,10 @@ from ..launch.joining import join
 from ..launch.leaving import die
 from ..launch.lifeline import Lifeline
 from ..log import logger
-from . import operators
+from . import operators, trace
 from .codec import MessageCodec, Part
 from .kvstore import archive, handshake, messages, pages
 from .kvstore.pages import PAGE_BYTES
-from .trace import Trace
 
 
 class Server:
@@ -49,7 +49,7 @@ class Server:
         self._saved = archive.Cutter(iter(()))
         self._loaded = archive.Joiner({})
         self._serving = False
-        self._trace: Optional[Trace] = None
+        self._trace: Optional[trace.Trace] = None
         self._updates: Counter = Counter()  # of each key of payloads, to know which step it is
 
     def control(self, command: int, body: bytes, _: object) -> None:
@@ -93,7 +93,7 @@ class Server:
             self._kv._set_updater(self.update)
             self._serving = True
             if env.get("BYTEPS_TRACE_ON"):
-                self._trace = Trace(f"server{self._kv.rank}")
+                self._trace = trace.Trace(f"server{self._kv.rank}")
 
     def _save(self, request: Dict[str, Any]) -> None:
         """Lay ready the next page of what is carried over, or the first for these keys."""
@@ -142,11 +142,17 @@ class Server:
                 operators.frame([reply], rows, place=0, places=workers).copyto(stored)
             stored.wait_to_read()
         except Exception as error:
-            self._fail(f"key {key}: {error}")
+            self._fail(f"key {key}: {_reason(error)}")
 
     def _fail(self, why: str) -> None:
         self._lifeline.abandon(why)
         die(f"{self._lifeline.name}: {why}")
+
+
+def _reason(error: Exception) -> str:
+    """What an error of an operator says, without what MXNet adds to it."""
+    said = re.findall(r"\]: gluon_gc: (.*)", str(error))
+    return said[-1] if said else str(error)
 
 
 def _aggregator(message: Dict[str, Any]) -> MessageCodec:
@@ -157,8 +163,11 @@ def _aggregator(message: Dict[str, Any]) -> MessageCodec:
 
 def serve() -> None:
     """Serve until all workers are done."""
+    if env.get("BYTEPS_TRACE_ON"):
+        trace.writable("")
     lifeline = join(env.cluster("server"), env.get("GLUON_GC_CONNECT_TIMEOUT"))
     env.export_for_ps_lite(lifeline.cluster)
+    env.prepare_exchanges()
     kv = mx.kv.create("dist")
     server = Server(kv, env.server_threads(), lifeline)
     ps_lite.serve(kv.handle, server.control, lifeline.wait_for_workers)

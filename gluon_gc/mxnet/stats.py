@@ -77,7 +77,7 @@ def _with_ratios(raw_bytes: int, size: int, fields: Mapping[str, float]) -> Dict
     pushed = fields["pushed_bytes"]
     return {
         "raw_bytes": raw_bytes,
-        "ratio": raw_bytes / pushed if pushed else 0.0,
+        "ratio": raw_bytes / pushed if pushed else None,
         "bits_per_element": 8 * pushed / size if size else 0.0,
         **fields,
     }

@@ -42,10 +42,11 @@ class Suspended:
             f"suspended.{place.tensor}.{place.what}": mx.nd.array(array, dtype=array.dtype)
             for place, array in self._sums.items()
         }
-        store.declare(
+        tensors = [
             Tensor(name, array.size, np.dtype(array.dtype).name, CompressionParams())
             for name, array in totals.items()
-        )
+        ]
+        store.declare(tensors, call="suspend")
         store.gradient_scale = 1.0
         store.pushpull(list(totals), list(totals.values()))
         self._sums = {place: a.asnumpy() for place, a in zip(self._sums, totals.values())}
@@ -71,7 +72,7 @@ def all_fit(store: CompressingKVStore, suspended: Optional[Suspended]) -> bool:
     """Whether every worker of a cluster goes on as it was; all ask together."""
     fits = suspended is not None and suspended.fits(store)
     try:
-        store.meet("goes on as it was", fits)
+        store.agree("init", [("", {"goes on as it was": fits})])
     except RuntimeError:  # some do, and some do not
         return False
     return fits

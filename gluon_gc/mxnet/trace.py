@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Optional
 
 import mxnet as mx
 
 from .. import env
+
+
+def writable(folder: str) -> Path:
+    """A folder of BYTEPS_TRACE_DIR, made if it is missing; ConfigurationError if it cannot be."""
+    path = Path(env.get("BYTEPS_TRACE_DIR"), folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise env.ConfigurationError(
+            f"BYTEPS_TRACE_ON is set, but nothing can be written to BYTEPS_TRACE_DIR, {path}: "
+            f"{error}"
+        ) from None
+    return path
 
 
 class Trace:
@@ -25,11 +40,16 @@ class Trace:
     ----------
     step : int
         The step that is under way, from 1.
+
+    Raises
+    ------
+    ConfigurationError
+        The trace cannot be written there.
     """
 
     def __init__(self, folder: str) -> None:
         self._steps = env.traced_steps()
-        self._file = Path(env.get("BYTEPS_TRACE_DIR"), folder, "comm.json")
+        self._file = writable(folder) / "comm.json"
         self._domain = mx.profiler.Domain("gluon_gc")
         self.step = 0
         self._span: Optional[mx.profiler.Task] = None
@@ -43,7 +63,6 @@ class Trace:
         self.step += 1
         if self.step == self._steps.start:
             mx.nd.waitall()
-            self._file.parent.mkdir(parents=True, exist_ok=True)
             operators = dict(profile_symbolic=True, profile_imperative=True)
             mx.profiler.set_config(filename=str(self._file), **operators)
             mx.profiler.set_state("run")

@@ -5,28 +5,31 @@ from __future__ import annotations
 import itertools
 import numbers
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import mxnet as mx
-import numpy as np
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from .. import env
-from ..compression import CompressionParams, byteps, parse, warn_of_ignored
+from ..agreement import Facts
+from ..compression import byteps, parse, warn_of_ignored
+from ..compression.momentum import has_nesterov, require_linear
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
-from . import runtime, saving, stats, summary
+from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .exchange import CompressingKVStore
-from .gradient import Gradient, params_for, sums_of
-from .momentum import Momentum, momentum_of, switched_off
+from .gradient import Gradient, sums_of
+from .learning_rates import LearningRates
+from .momentum import LINEAR, Momentum, momentum_of, switched_off
 from .operators import clip_factor
 from .optimizer import DistributedOptimizer
-from .parameters import Parameters, broadcast_initial, in_order_of_backward
-from .trace import Trace
+from .parameters import Parameters, broadcast_initial, in_order_of_backward, tensor_of
+from .separation import separate
+from .totals import total
 
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
 
@@ -66,6 +69,8 @@ class DistributedTrainer(Trainer):
         Clips this worker's own gradient, summed over its contexts and divided by the batch size,
         to this l2 norm over all parameters, before momentum and compression. The average over
         workers has no larger one then. `allreduce_grads` clips before `update` divides.
+    update_on_kvstore : None or False
+        As gluon.Trainer's: the optimizer always runs on the workers.
 
     Raises
     ------
@@ -85,12 +90,18 @@ class DistributedTrainer(Trainer):
         kvstore: Union[None, str, CompressingKVStore] = None,
         on_nonfinite: str = "raise",
         max_grad_norm: Optional[float] = None,
+        update_on_kvstore: Optional[bool] = None,
     ) -> None:
+        if update_on_kvstore:
+            raise ValueError(
+                f"update_on_kvstore must be None or False, got {update_on_kvstore!r}: the "
+                "optimizer runs on the workers, and servers only sum"
+            )
         require_on_nonfinite(on_nonfinite)
         self._on_nonfinite = on_nonfinite
         if max_grad_norm is not None:
             _check_positive("max_grad_norm", max_grad_norm)
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm = None if max_grad_norm is None else float(max_grad_norm)
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer._optimizer
             warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
@@ -99,7 +110,8 @@ class DistributedTrainer(Trainer):
             optimizer = mx.optimizer.create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
         mu, nesterov = momentum_of(optimizer)
-        self._compression = parse(compression_params, mu, nesterov)
+        of_optimizer = mu, nesterov, type(optimizer).__name__
+        self._compression = parse(compression_params, *of_optimizer)
         self._own_store = kvstore is not None
         self._store = (
             runtime.create_kvstore(kvstore) if self._own_store else runtime.default_kvstore()
@@ -112,30 +124,43 @@ class DistributedTrainer(Trainer):
         self._last_first = in_order_of_backward(self._params, params)
         own = [byteps.of_parameter(param, compression_params) for param in self._params]
         told = {i: spelled for i, spelled in enumerate(own) if spelled is not None}
-        self._overrides = {i: spelled.parse(mu, nesterov) for i, spelled in told.items()}
+        self._overrides = {i: spelled.parse(*of_optimizer) for i, spelled in told.items()}
         warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
         compressions = [self._compression, *self._overrides.values()]
         self._automatic = Automatic()
-        applied = mu is not None and any(params.mu is not None for params in compressions)
-        self._momentum = Momentum(mu) if applied else None
+        self._momentum: Optional[Momentum] = None
+        if mu is not None and any(params.mu is not None for params in compressions):
+            require_linear(optimizer, LINEAR)
+            self._momentum = Momentum(mu)
+        self._nesterov = {
+            i: has_nesterov(self._overrides.get(i), self._compression, nesterov)
+            for i in range(len(self._params))
+        }
         self._root_rank = root_rank
         self._number = next(_numbers)
         self._declared: Dict[int, Tensor] = {}
         self._in_place: Dict[str, Gradient] = {}  # those that can be used again
         self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
-        self._learning_rate: Optional[float] = None
+        self._learning_rates = LearningRates()
         self._epoch: Optional[int] = None
         self._nonfinite = 0  # results so far that were not finite
-        self._skipped = False  # whether the last step's were not
+        self._skipped = False  # whether the last step is left out
+        self._stale = ""  # the first stale gradient that the last step took for a new one
+        self._unused = False  # whether no update has used the averages yet
+        self._updated = False  # whether there was an update
+        self._warned = False  # of averages that no update used
         self._steps = 0  # so far, as a checkpoint says
-        broadcast_initial(self._params, self._broadcast)
         traced = env.get("BYTEPS_TRACE_ON") and self._number == 0
-        self._trace = Trace(str(self._store.local_rank)) if traced else None
+        if traced:
+            trace.writable(str(self._store.local_rank))
+        broadcast_initial(self._params, self._broadcast)
+        self._trace = trace.Trace(str(self._store.local_rank)) if traced else None
 
     # Parameters
 
     def _broadcast(self, params: Sequence[Parameter]) -> None:
-        self._store.broadcast_copies([p.list_data() for p in params], self._root_rank)
+        copies = [(f"parameter {param.name}", param.list_data()) for param in params]
+        self._store.broadcast_copies(copies, self._root_rank)
 
     def _init_kvstore(self) -> None:
         """gluon.Trainer's hook: our store was made in the constructor, and holds no weights."""
@@ -154,8 +179,10 @@ class DistributedTrainer(Trainer):
         self._declared.clear()
         self._nonfinite = 0
         self._momentum_after.clear()
-        if self._momentum is not None and not runtime.goes_on():
-            self._momentum.clear()  # it is the same on all, and a worker that is new has none
+        if not runtime.goes_on():  # these are equal on all workers, and a new one has none
+            self._learning_rates.last.clear()
+            if self._momentum is not None:
+                self._momentum.clear()
         broadcast_initial(self._params, self._broadcast)
 
     # A step
@@ -169,23 +196,36 @@ class DistributedTrainer(Trainer):
             Of this worker. Gradients are divided by batch_size * size() before momentum and
             compression.
         ignore_stale_grad : bool
-            As in gluon.Trainer.
+            Whether gradients may be stale, which backward has not made since the last step; the
+            same on all workers. A stale gradient counts as zeros. A parameter whose gradient is
+            fresh on any context of any worker is updated on all of them. If it is fresh nowhere,
+            nothing is exchanged for the parameter, and its weight, residual and momentum stay as
+            they are. The workers agree on what is fresh, so that this waits for them.
 
         Raises
         ------
         ValueError, TypeError
             batch_size is not a positive number; nothing was sent.
+        UserWarning
+            A gradient of this worker is stale, and that is not to be ignored; nothing was sent.
         """
         _check_positive("batch_size", batch_size)
-        self._reduce(batch_size)
+        if not ignore_stale_grad:
+            freshness.require_fresh(self._params)
+        self._reduce(batch_size, ignore_stale_grad)
         self._apply(1.0, ignore_stale_grad)
 
-    def allreduce_grads(self) -> None:
+    def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over all workers, without dividing by the batch size.
 
         `update` does that; in between, gradients may be looked at or changed.
+
+        Parameters
+        ----------
+        ignore_stale_grad : bool
+            As in `step`. Otherwise a stale gradient is averaged like any other.
         """
-        self._reduce(1)
+        self._reduce(1, ignore_stale_grad)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from the gradients that `allreduce_grads` left.
@@ -195,14 +235,22 @@ class DistributedTrainer(Trainer):
         batch_size : int
             Of this worker; gradients are divided by it.
         ignore_stale_grad : bool
-            As in gluon.Trainer.
+            As in `step`; `allreduce_grads` must have been given the same.
 
         Raises
         ------
         ValueError, TypeError
-            batch_size is not a positive number.
+            batch_size is not a positive number; or stale gradients are to be ignored, but
+            `allreduce_grads` has averaged one.
+        UserWarning
+            A gradient is stale, and that is not to be ignored.
         """
         _check_positive("batch_size", batch_size)
+        if ignore_stale_grad and self._stale:
+            raise ValueError(
+                f"the gradient of {self._stale} was stale when it was averaged: call "
+                "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
+            )
         self._apply(1.0 / batch_size, ignore_stale_grad)
 
     def set_epoch(self, epoch: int) -> None:
@@ -217,27 +265,70 @@ class DistributedTrainer(Trainer):
         self._epoch = int(epoch)
         self._store.set_epoch(self._names(), self._epoch)
 
-    def _reduce(self, batch_size: int) -> None:
+    def _reduce(self, batch_size: int, ignore_stale_grad: bool) -> None:
         self._follow_cluster()
         self._steps += 1
-        if self._amp_loss_scaler is not None and self._amp_loss_scaler.check(self._params):
-            return  # all workers leave this step out
-        indices = self._declare_all()
-        store = self._store
-        scale = self._scale / batch_size
-        store.gradient_scale = scale / store.num_workers
-        store.learning_rate_ratio = self._next_learning_rate_ratio()
+        scaler = self._amp_loss_scaler
+        shared = {"max_grad_norm": self._max_grad_norm, "AMP": scaler is not None}
+        about = [("the trainer", {"ignore_stale_grad": bool(ignore_stale_grad), **shared})]
+        indices = self._exchanged(ignore_stale_grad, about)
+        if scaler is not None and scaler.check([self._params[i] for i in indices], about):
+            self._skipped = True  # on all workers
+            return
+        self._declare_all("step", about)
+        if self._unused and self._updated and not self._warned:
+            self._warn_of_unused(indices)
+        ratios = self._ratios(indices)
+        if separate(self._store, self._names(indices), ratios):
+            self._moved(self._names())
         gradients = [self._params[i].list_grad() for i in indices]
-        gathered = self._gathered(indices, gradients)
-        store.exchange(gathered, factor=self._clip_factor(gathered, scale))
-        if self._amp_loss_scaler is not None:
+        if indices:
+            self._exchange(self._gathered(indices, gradients), self._scale / batch_size, ratios)
+        if scaler is not None:
             self._scale = 1.0  # the loss scale is divided out
         self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
+        self._unused = bool(indices) and not self._skipped
         if self._skipped:
             return
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
-                self._momentum.add_to_gradient(i, arrays, self._has_nesterov(i))
+                self._momentum.add_to_gradient(i, arrays, self._nesterov[i])
+
+    def _exchanged(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
+        """The parameters whose gradients are to be exchanged, in the order of backward."""
+        indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
+        if not ignore_stale_grad:
+            self._stale = freshness.first_stale(self._params)
+            return indices
+        self._stale = ""
+        name = f"trainer{self._number}.fresh"
+        fresh = freshness.fresh_anywhere(self._store, name, self._params, about)
+        return [i for i in indices if fresh[i]]
+
+    def _ratios(self, indices: Sequence[int]) -> Dict[str, float]:
+        """By what the store calls these parameters, previous learning rates over the next one."""
+        ratios = self._learning_rates.ratios(self._optimizer, indices)
+        return {self._declared[i].name: ratio for i, ratio in ratios.items()}
+
+    def _exchange(
+        self, gradients: Mapping[str, Gradient], scale: float, ratios: Mapping[str, float]
+    ) -> None:
+        store = self._store
+        store.gradient_scale = scale / store.num_workers
+        store.exchange(gradients, factor=self._clip_factor(gradients, scale), ratios=ratios)
+
+    def _warn_of_unused(self, indices: Sequence[int]) -> None:
+        """Say that compression keeps something of gradients that no update has used."""
+        kept = (i for i in indices if self._declared[i].params.keeps_state)
+        first = next((i for i in kept if not self._travels_plain(i)), None)
+        if first is not None:
+            self._warned = True
+            logger.warning(
+                "allreduce_grads() is called again, but update() was not: the residual or momentum "
+                "of %s has a gradient that no update has used. Decide before allreduce_grads() "
+                "whether to leave a step out, or pass on_nonfinite='skip' to the trainer",
+                self._params[first].name,
+            )
 
     def _gathered(
         self, indices: Sequence[int], gradients: Sequence[Sequence[NDArray]]
@@ -268,8 +359,12 @@ class DistributedTrainer(Trainer):
         return self._nonfinite > before
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
-        if not self._skipped:
+        if self._skipped:
+            freshness.use_up(self._params)
+        else:
             self._update_parameters(rescale, ignore_stale_grad)
+            self._unused = False
+            self._updated = True
         if self._trace is not None:
             self._trace.next_step()
 
@@ -279,72 +374,48 @@ class DistributedTrainer(Trainer):
         if self._momentum is None:
             self._update(ignore_stale_grad)
             return
-        skipped = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow([])
         for i, param in enumerate(self._params):
-            if param.grad_req != "null" and not skipped:
-                wd, nesterov = self._optimizer._get_wd(i), self._has_nesterov(i)
+            if param.grad_req != "null":
+                wd, nesterov = self._optimizer._get_wd(i), self._nesterov[i]
                 self._momentum.add_weight_decay(
                     i, wd, param.list_data(), param.list_grad(), rescale, nesterov
                 )
         with switched_off(self._optimizer):
             self._update(ignore_stale_grad)
 
-    def _has_nesterov(self, index: int) -> bool:
-        """Whether a parameter's momentum is Nesterov's, as it or else the trainer was told."""
-        for params in (self._overrides.get(index), self._compression):
-            if params is not None and params.mu is not None:
-                return params.nesterov
-        _, nesterov = momentum_of(self._optimizer)
-        return nesterov
-
-    def _next_learning_rate_ratio(self) -> float:
-        """Previous learning rate over that of the update to come; 1 at first or after a zero."""
-        optimizer = self._optimizer
-        rate = optimizer.learning_rate
-        if optimizer.lr_scheduler is not None:
-            rate = optimizer.lr_scheduler(optimizer.num_update + 1)
-        previous = self._learning_rate
-        if rate:
-            self._learning_rate = rate
-        return previous / rate if previous and rate else 1.0
-
     # Gradients
 
-    def _declare_all(self) -> List[int]:
-        """The indices of the parameters that have gradients, all of them known to the store."""
+    def _declare_all(self, call: str, about: Facts = ()) -> List[int]:
+        """The indices of the parameters that have gradients, all of them known to the store.
+
+        If some are new, the workers compare the call, the facts `about` the trainer, the optimizer
+        and the parameters.
+        """
         indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
         new = [i for i in indices if i not in self._declared]
-        tensors = []
-        for i in new:
-            grad = self._params[i].list_grad()[0]
-            params = params_for(grad, self._overrides.get(i, self._compression))
-            dense = params.compressor is not None and params.compressor.traits.accumulates
-            in_rows = grad.stype == "row_sparse" and grad.dtype == np.float32 and grad.ndim == 2
-            if in_rows:
-                params = params.of_rows
-            elif grad.stype != "default" or (dense and len(grad.shape) == 1):
-                params = CompressionParams(fp16=params.fp16)
-            tensors.append(
-                Tensor(
-                    f"trainer{self._number}.{i}",
-                    int(np.prod(grad.shape)),
-                    np.dtype(grad.dtype).name,
-                    params,
-                    index=i,
-                    called=f"the gradient of {self._params[i].name}",
-                    on_nonfinite=self._on_nonfinite,
-                    rows=grad.shape[0] if in_rows else 0,
-                )
+        tensors = [
+            tensor_of(
+                f"trainer{self._number}.{i}",
+                self._params[i],
+                i,
+                self._overrides.get(i, self._compression),
+                self._on_nonfinite,
             )
+            for i in new
+        ]
         if tensors:
             gradients = [self._params[i].list_grad()[0] for i in new]
             tensors = self._automatic.settled(self._store, tensors, gradients)
-            self._store.declare(tensors)
+            facts = [
+                *about,
+                *trainer_facts.of_optimizer(self._optimizer, indices),
+                *trainer_facts.of_parameters(self._optimizer, {i: self._params[i] for i in new}),
+            ]
+            self._store.declare(tensors, about=facts, call=call)
             self._declared.update(zip(new, tensors))
             if self._store.rank == 0:
                 logger.info("%s", "; ".join(self._summary()))
-            if self._epoch is not None:
-                self._store.set_epoch([tensor.name for tensor in tensors], self._epoch)
+            self._moved([tensor.name for tensor in tensors])
             if self._momentum is not None:
                 self._momentum_after.update(
                     i
@@ -352,6 +423,13 @@ class DistributedTrainer(Trainer):
                     if tensor.params.mu is None or self._travels_plain(i)
                 )
         return indices
+
+    def _moved(self, names: Collection[str]) -> None:
+        """Some of these tensors have new messages: let them go on in this epoch and step."""
+        if self._epoch is not None:
+            self._store.set_epoch(names, self._epoch)
+        if self._on_nonfinite == "skip":
+            self._nonfinite = self._store.nonfinite(self._names())
 
     def _travels_plain(self, index: int) -> bool:
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
@@ -376,10 +454,11 @@ class DistributedTrainer(Trainer):
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
 
         Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
-        messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes),
-        bits_per_element (of what is pushed), and compress_seconds, wait_seconds and
-        decompress_seconds: averages of the steps so far. Chunks are at work at the same time, so
-        the seconds add up to more than a step takes. Waits until all steps are done.
+        messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes, None where
+        nothing is sent, as by workers of one machine that share memory), bits_per_element (of what
+        is pushed), and compress_seconds, wait_seconds and decompress_seconds: averages of the steps
+        so far. Chunks are at work at the same time, so the seconds add up to more than a step
+        takes. Waits until all steps are done.
 
         "total" has exposed_seconds too, which is the most that training waits for: the time from
         when the last gradient of a step begins to be compressed, or copied if it travels
@@ -406,14 +485,9 @@ class DistributedTrainer(Trainer):
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, scaler: Any) -> None:
         name = f"trainer{self._number}.overflow"
-
-        def total(flag: NDArray) -> None:
-            if not self._store.declared(name):
-                self._store.declare([Tensor(name, 1, "float32", CompressionParams())])
-            self._store.gradient_scale = 1.0
-            self._store.pushpull(name, flag)
-
-        self._agreed_loss_scaler = AgreedLossScaler(scaler, total)
+        self._agreed_loss_scaler = AgreedLossScaler(
+            scaler, lambda flag, about: total(self._store, name, flag, "step", about)
+        )
 
     # Checkpoints
 

@@ -6,8 +6,10 @@ Bytes travel through torch.distributed; torchrun starts the workers.
 """
 
 from .broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .compression import Compression
 from .fsdp import compress_reduce_scatter
 from .functions import (
+    byteps_push_pull,
     declare,
     poll,
     push_pull,
@@ -20,13 +22,16 @@ from .hook import compression_hook
 from .optimizer import DistributedOptimizer
 from .runtime import init, local_rank, local_size, rank, shutdown, size
 from .state import CompressionState
+from .suspension import resume, suspend
 
 __all__ = [
+    "Compression",
     "CompressionState",
     "DistributedOptimizer",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "byteps_push_pull",
     "compress_reduce_scatter",
     "compression_hook",
     "declare",
@@ -39,7 +44,9 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "resume",
     "shutdown",
     "size",
+    "suspend",
     "synchronize",
 ]

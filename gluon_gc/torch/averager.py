@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 import weakref
 from typing import (
@@ -26,11 +27,15 @@ from .state import CompressionState
 
 _BUCKET_BYTES = 4 * 2**20  # of gradients that are handed over together, about
 
+_numbers = itertools.count()
+averagers: weakref.WeakValueDictionary[int, Averager] = weakref.WeakValueDictionary()
+"""All of this process, in the order in which they were made, which is the same on all workers."""
+
 Bucket = Sequence[torch.nn.Parameter]
 """One parameter whose gradient is sparse, or some whose gradients are dense."""
 
 
-class _UnderWay(NamedTuple):
+class UnderWay(NamedTuple):
     """Gradients that are being averaged.
 
     Parameters
@@ -80,6 +85,7 @@ class Averager:
         self._averages: Dict[torch.Tensor, weakref.ref] = {}
         self._begin()
         state.when_made = self._ready
+        averagers[next(_numbers)] = self
 
     def set_passes(self, passes: int) -> None:
         """Expect so many backwards a step from now on."""
@@ -90,7 +96,7 @@ class Averager:
         self._passes: Dict[torch.Tensor, int] = dict.fromkeys(self.state.parameters.values(), 0)
         self._left = len(self._passes)  # parameters that backward has not come to often enough
         self._made: Dict[torch.Tensor, _Made] = {}
-        self._under_way: List[_UnderWay] = []
+        self._under_way: List[UnderWay] = []
         self._averaged = False
 
     # Backward
@@ -116,7 +122,11 @@ class Averager:
         if self._buckets is not None:
             self._hand_over()
         if not self._left:
-            Variable._execution_engine.queue_callback(self.synchronize)
+            Variable._execution_engine.queue_callback(self._finish_backward)
+
+    def _finish_backward(self) -> None:
+        """Called when backward has made all gradients, just before it returns."""
+        self.synchronize()
 
     def _dropped(self, parameter: torch.Tensor) -> bool:
         """Whether a gradient was set to None since backward has made it, without a step."""
@@ -133,19 +143,19 @@ class Averager:
             average = self._sparse if bucket[0] in self._of_sparse else self._dense
             self._under_way.append(average(bucket, begins))
 
-    def _dense(self, bucket: Bucket, begins: bool) -> _UnderWay:
+    def _dense(self, bucket: Bucket, begins: bool) -> UnderWay:
         values = {p: _as_dense(p) for p in bucket}
         named = {self.state.name_of(parameter): tensor for parameter, tensor in values.items()}
         absent = {self.state.name_of(p) for p in bucket if p.grad is None}
-        return _UnderWay(self.state.average(named, begins, absent), bucket, values)
+        return UnderWay(self.state.average(named, begins, absent), bucket, values)
 
-    def _sparse(self, bucket: Bucket, begins: bool) -> _UnderWay:
+    def _sparse(self, bucket: Bucket, begins: bool) -> UnderWay:
         (parameter,) = bucket
         gradient = parameter.grad
         if gradient is not None and not gradient.is_sparse:
             gradient = gradient.to_sparse()
         future = self.state.average_sparse(self.state.name_of(parameter), gradient, begins)
-        return _UnderWay(future, bucket, {})
+        return UnderWay(future, bucket, {})
 
     # Afterwards
 
@@ -173,7 +183,7 @@ class Averager:
         self._of_sparse = {parameters[name] for names in everybody for name in names}
         self._buckets = _buckets(parameters, self._of_sparse)
 
-    def _deliver(self, part: _UnderWay) -> None:
+    def _deliver(self, part: UnderWay) -> None:
         """Wait for averages, and give them to the parameters; unused ones have none."""
         result = part.future.wait()
         for parameter in part.bucket:
@@ -188,6 +198,10 @@ class Averager:
         self._begin()
         for part in under_way:
             part.future.wait()
+
+    def leave(self) -> None:
+        """Finish what is under way; a step that has begun is left out."""
+        self.drop()
 
     def before_step(self) -> None:
         """What the optimizer's hook does."""

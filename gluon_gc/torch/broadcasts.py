@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 from . import gathering
 from .optimizer_hooks import param_groups
 
+_Named = Tuple[str, torch.Tensor]
+
 
 def broadcast_parameters(
-    params: Union[Mapping[str, torch.Tensor], Iterable[Tuple[str, torch.Tensor]]],
+    params: Union[Mapping[str, torch.Tensor], Iterable[Union[torch.Tensor, _Named]]],
     root_rank: int = 0,
     prefix: str = "",
 ) -> None:
@@ -21,9 +23,9 @@ def broadcast_parameters(
 
     Parameters
     ----------
-    params : mapping or iterable of (str, Tensor)
-        As `model.state_dict()` or `model.named_parameters()`; all workers have the same names,
-        shapes and dtypes in the same order.
+    params : mapping, or iterable of (str, Tensor) or of Tensor
+        As `model.state_dict()`, `model.named_parameters()` or `model.parameters()`; all workers
+        have the same names, shapes and dtypes in the same order.
     root_rank : int
     prefix : str
         Accepted, without effect, as BytePS has it.
@@ -36,7 +38,8 @@ def broadcast_parameters(
         Workers differ in them; nothing has changed then.
     """
     _check_root(root_rank)
-    pairs = params.items() if isinstance(params, Mapping) else params
+    given = enumerate(params.items() if isinstance(params, Mapping) else params)
+    pairs = [one if isinstance(one, tuple) else (number, one) for number, one in given]
     named = [(name, tensor) for name, tensor in pairs if tensor is not None]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):

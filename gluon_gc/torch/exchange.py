@@ -196,6 +196,7 @@ class Exchange:
 
     def start(self, job: Job) -> None:
         """Begin to sum a job's tensors, whose channels' results replace the values."""
+        self._require_open()
         names = tuple(job.staged.values)
         for name in names:
             if self._devices[name] != job.staged.device:
@@ -216,10 +217,18 @@ class Exchange:
 
     def start_sparse(self, job: SparseJob) -> None:
         """Begin to average a sparse tensor."""
+        self._require_open()
         if job.name not in self._sparse:
             self._sparse[job.name] = SparseSum(job.name, self._groups)
         job.transfers = 1
         self._pipeline.put((self._sparse[job.name], job))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "nothing can be averaged after bps.shutdown() or bps.suspend(); what uses "
+                "torch.distributed has to be made anew"
+            )
 
     def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[AnyTransfer]:
         """What these travel in, the ones that take the most stages first."""

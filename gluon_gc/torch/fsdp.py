@@ -106,7 +106,7 @@ def compress_reduce_scatter(
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
     parameters, _ = named(model.named_parameters())
-    params = chosen_params(parameters, compression_params, overrides)
+    params = chosen_params(parameters, compression_params, overrides).params
     require_optimizer((one.require_chosen() for one in params.values()), None)
     names = {parameter: name for name, parameter in parameters.items()}
     modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]

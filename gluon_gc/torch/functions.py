@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.futures import Future
 from ..compression import CompressionParams, byteps
 from ..plan import Tensor
 from . import gathering, gpu, groups, staging
+from .compression import Compression
 from .exchange import Exchange
 from .header import SAME
 from .job import Job
@@ -57,22 +58,27 @@ class Handle:
 
 
 class _Calls:
-    """Does what the functions are called for, one after the other, on threads of its own."""
+    """Does what the functions are called for, one after the other, on threads of its own.
+
+    Attributes
+    ----------
+    params : dict of str to CompressionParams
+        How each tensor is compressed that was declared.
+    """
 
     def __init__(self) -> None:
         ranks = range(dist.get_world_size())
         self._groups = groups.take(ranks, everybody=True)
         self._workers = len(ranks)
         self._exchange: Optional[Exchange] = None
-        self._params: Dict[str, CompressionParams] = {}
+        self.params: Dict[str, CompressionParams] = {}
         self._expected: Dict[str, Tensor] = {}
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
         """Compress the tensor of that name."""
-        if name in self._params:
-            raise ValueError(f"tensor '{name}' is declared already")
-        self._params[name] = params
+        if self.params.setdefault(name, params) != params:
+            raise ValueError(f"tensor '{name}' is declared already, with other compression")
         if self._exchange is None:
             self._exchange = Exchange()
 
@@ -113,7 +119,7 @@ class _Calls:
             return
         tensor = handle.tensor
         try:
-            if handle.name in self._params and not _is_whole(tensor.dtype) and not tensor.is_sparse:
+            if handle.name in self.params and not _is_whole(tensor.dtype) and not tensor.is_sparse:
                 self._sum_compressed(handle)
                 return
             if tensor.is_sparse:
@@ -150,8 +156,8 @@ class _Calls:
         self._exchange.start(Job(staged, scale, {}, done))
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
-        params, dtype = self._params[name], staging.planned_dtype(tensor.dtype)
-        index = list(self._params).index(name)
+        params, dtype = self.params[name], staging.planned_dtype(tensor.dtype)
+        index = list(self.params).index(name)
         now = Tensor(name, staging.real_numel(tensor), dtype, params, index)
         known = self._expected.get(name)
         if known is None:
@@ -212,10 +218,21 @@ def declare(name: str, **compression: Any) -> None:
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong keys or values, or a name that is declared already.
+        Wrong keys or values, or a name that was declared with others.
     """
     params = byteps.translate(compression).parse().require_chosen()
     _started().declare(name, params)
+
+
+def declarations() -> Dict[str, CompressionParams]:
+    """How each tensor is compressed that was declared."""
+    return {} if _calls is None else dict(_calls.params)
+
+
+def declare_again(params: Mapping[str, CompressionParams]) -> None:
+    """Declare what `declarations` returned."""
+    for name, of_tensor in params.items():
+        _started().declare(name, of_tensor)
 
 
 def forget() -> None:
@@ -259,17 +276,14 @@ def push_pull_async_inplace(
     TypeError
         It is no tensor, or one of bool.
     """
-    called = f"tensor '{name}'" if name else "tensor"
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(
-            f"{called} must be a torch.Tensor, got {tensor!r} ({type(tensor).__name__}); numbers "
-            "become one by torch.tensor(...)"
-        )
-    if tensor.dtype == torch.bool:
-        raise TypeError(f"{called} is of bool, which has no sum: convert it, as by x.to(torch.int)")
+    _require_numbers(tensor, name)
     handle = Handle(tensor, name, average)
     _started().put(handle)
     return handle
+
+
+byteps_push_pull = push_pull_async_inplace
+"""BytePS's name for it."""
 
 
 def push_pull_async(
@@ -290,9 +304,46 @@ def push_pull(
     name: Optional[str] = None,
     version: int = 0,
     priority: int = 0,
+    compression: Any = Compression.none,
 ) -> torch.Tensor:
-    """The average, or sum, of a tensor over all workers; see `push_pull_async_inplace`."""
-    return synchronize(push_pull_async(tensor, average, name, version, priority))
+    """The average, or sum, of a tensor over all workers; see `push_pull_async_inplace`.
+
+    Gradients flow through it: that of the tensor is the average, or sum, of those of the results.
+
+    Parameters
+    ----------
+    compression : NoneCompressor or FP16Compressor
+        One of `Compression`, or an object with its methods `compress` and `decompress`. With
+        ``Compression.fp16`` the sum is a float16, too, so that it is infinite above 65504.
+    """
+    _require_numbers(tensor, name)
+    sent, ctx = compression.compress(tensor)
+    return compression.decompress(_PushPull.apply(sent, average, name), ctx)
+
+
+class _PushPull(torch.autograd.Function):
+    """push_pull for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, average: bool, name: Optional[str]) -> torch.Tensor:
+        ctx.average, ctx.name = average, f"the gradient of {name}" if name else None
+        return synchronize(push_pull_async(tensor, average, name))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+        return push_pull(gradient, ctx.average, ctx.name), None, None
+
+
+def _require_numbers(tensor: Any, name: Optional[str]) -> None:
+    """TypeError unless it is a tensor that has a sum."""
+    called = f"tensor '{name}'" if name else "tensor"
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"{called} must be a torch.Tensor, got {tensor!r} ({type(tensor).__name__}); numbers "
+            "become one by torch.tensor(...)"
+        )
+    if tensor.dtype == torch.bool:
+        raise TypeError(f"{called} is of bool, which has no sum: convert it, as by x.to(torch.int)")
 
 
 def push_pull_inplace(

@@ -68,7 +68,8 @@ def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
     everybody: List[Any] = [None] * size
     dist.all_gather_object(everybody, mine)
     even = all(one == (local_size, rank % local_size) for rank, one in enumerate(everybody))
-    return Machines(local_size) if even and 1 < local_size < size else None
+    whole = size % local_size == 0  # not so if only some of them have resumed
+    return Machines(local_size) if even and whole and 1 < local_size < size else None
 
 
 class _Sums(Job):

@@ -7,11 +7,12 @@ part that weight decay has in the optimizer's momentum.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, Iterable, Optional, Tuple
+from typing import Any, Collection, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
 
+from ..compression.momentum import require_linear
 from ..log import logger
 from .optimizer_hooks import param_groups
 
@@ -45,18 +46,18 @@ class Momentum:
     ----------
     optimizer : Optimizer
     mu : float
-    has_nesterov : callable
+    has_nesterov : mapping
         Whether a parameter of that name has Nesterov's momentum, rather than the classic one.
 
     Raises
     ------
     ValueError
-        The optimizer's dampening is not 0, or it maximizes.
+        The optimizer's update is not linear in the gradient, its dampening is not 0, or it
+        maximizes.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, mu: float, has_nesterov: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, mu: float, has_nesterov: Mapping[str, bool]) -> None:
+        require_linear(optimizer, [torch.optim.SGD])
         for group in optimizer.param_groups:
             for key in ("dampening", "maximize"):
                 if group.get(key):
@@ -140,7 +141,7 @@ class Momentum:
         """m = mu m + g, then g = g + mu m, or g = m."""
         m = self._of("gradient", name, gradient)
         m.mul_(self.mu).add_(gradient)
-        if self._has_nesterov(name):
+        if self._has_nesterov[name]:
             gradient.add_(self.mu * m)
         else:
             gradient.copy_(m)
@@ -150,7 +151,7 @@ class Momentum:
         if not decay and name not in self.state["weight_decay"]:
             return
         w = self._of("weight_decay", name, parameter.detach())
-        nesterov = self._has_nesterov(name)
+        nesterov = self._has_nesterov[name]
         before = None if nesterov else w.clone()
         w.add_(parameter.detach(), alpha=decay).mul_(self.mu)
         parameter.grad.add_(w if nesterov else before)

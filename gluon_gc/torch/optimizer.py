@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from contextlib import contextmanager
 from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Type
 
@@ -9,11 +10,12 @@ import torch
 from torch.optim import Optimizer
 
 from .averager import Averager, checked_passes
+from .compression import Compression, params_of
 from .scaler import wait_before_unscaling
 from .state import CompressionState
 
 
-class _Averaging:
+class Averaging:
     """What a distributed optimizer has in addition; it is mixed into the optimizer's class."""
 
     _averager: Averager
@@ -56,21 +58,23 @@ class _Averaging:
         return getattr(super(), "_step_supports_amp_scaling", False)
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        return _copied, (_kind_of(self), _contents(self))
+        return _copied, (kind_of(self), _contents(self))
 
 
 class _Copied:
     """A copy of a distributed optimizer, or one that was unpickled: it steps nothing."""
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        return _copied, (_kind_of(self), self.__getstate__())
+        return _copied, (kind_of(self), self.__getstate__())
 
 
 def DistributedOptimizer(
     optimizer: Optimizer,
     named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]] = None,
-    compression_params: Optional[Mapping[str, Any]] = None,
+    compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
+    staleness: int = 0,
+    compression_params: Optional[Mapping[str, Any]] = None,
     **options: Any,
 ) -> Optimizer:
     """Make an optimizer average gradients over all workers: during backward, before it steps.
@@ -88,11 +92,15 @@ def DistributedOptimizer(
     named_parameters : iterable of (str, Parameter), optional
         As `model.named_parameters()`, of all that the optimizer steps; by default they are
         numbered.
-    compression_params : dict, optional
-        As `gluon_gc.DistributedTrainer` takes it.
+    compression : NoneCompressor, FP16Compressor or dict
+        BytePS's ``Compression.none`` or ``Compression.fp16``, or `compression_params`.
     backward_passes_per_step : int
         How often backward is called before `step`. Their gradients are added up, and averaged over
         workers in the last of them.
+    staleness : int
+        By how many steps BytePS's gradients may be late. Here they are never late.
+    compression_params : dict, optional
+        As `gluon_gc.DistributedTrainer` takes it.
     **options
         overrides, process_group, on_nonfinite, grad_scaler: as `CompressionState` has them. A
         `grad_scaler` waits for averages before it unscales them.
@@ -108,7 +116,7 @@ def DistributedOptimizer(
     ----------
     byteps.torch.DistributedOptimizer (BytePS).
     """
-    if isinstance(optimizer, _Averaging):
+    if isinstance(optimizer, Averaging):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     stepped = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     named = list(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped)))
@@ -119,9 +127,11 @@ def DistributedOptimizer(
             f"named_parameters must have all that the optimizer steps, but those of shapes "
             f"{missing} are missing"
         )
-    passes, kind = checked_passes(backward_passes_per_step), _kind_of(optimizer)
-    state = CompressionState(named, compression_params, optimizer, **options)
-    optimizer.__class__ = type(kind.__name__, (_Averaging, kind), {})
+    passes, kind = checked_passes(backward_passes_per_step), kind_of(optimizer)
+    _require_staleness(staleness)
+    params = params_of(compression, compression_params)
+    state = CompressionState(named, params, optimizer, **options)
+    optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)
     state.when_stepping = optimizer._averager.before_step
     if options.get("grad_scaler") is not None:
@@ -129,9 +139,15 @@ def DistributedOptimizer(
     return optimizer
 
 
-def _kind_of(optimizer: Optimizer) -> Type[Optimizer]:
+def _require_staleness(staleness: Any) -> None:
+    whole = isinstance(staleness, numbers.Integral) and not isinstance(staleness, bool)
+    if not whole or staleness < 0:
+        raise ValueError(f"staleness must be a whole number >= 0, got {staleness!r}")
+
+
+def kind_of(optimizer: Optimizer) -> Type[Optimizer]:
     """The class that an optimizer had before it was made distributed."""
-    return next(c for c in type(optimizer).__mro__ if not issubclass(c, (_Averaging, _Copied)))
+    return next(c for c in type(optimizer).__mro__ if not issubclass(c, (Averaging, _Copied)))
 
 
 def _contents(optimizer: Optimizer) -> Dict[str, Any]:

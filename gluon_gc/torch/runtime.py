@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import time
 from datetime import timedelta
 from typing import Optional
@@ -9,35 +11,57 @@ from typing import Optional
 import torch.distributed as dist
 
 from .. import env
+from ..log import logger
+from . import closing, groups, rendezvous
 
 _SETTLING = 0.1  # seconds
+_rounds = itertools.count()  # of init and shutdown, which use different keys of one store
 
 
 def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
-    """Meet the other workers that torchrun started, unless this was done already.
+    """Meet the other workers that a launcher started, unless this was done already.
 
-    A process that torchrun did not start is the only worker.
+    The launcher is torchrun, bpslaunch, mpirun or SLURM's srun. A process that none of them has
+    started is the only worker.
 
     Parameters
     ----------
     lazy : bool
         Accepted, without effect, as BytePS has it.
     timeout : timedelta, optional
-        How long a collective may wait for others; by default torch.distributed's.
+        How long a collective may wait for others, at most GLUON_GC_TIMEOUT; by default
+        torch.distributed's.
+
+    Raises
+    ------
+    ConfigurationError
+        The environment says that there are other workers, but not enough to find them.
+    ConnectionError
+        They have not come within GLUON_GC_CONNECT_TIMEOUT.
     """
+    groups.ask_for(timeout)
+    if env.get("BYTEPS_TRACE_ON"):
+        logger.warning("BYTEPS_TRACE_ON has no effect with PyTorch: use torch.profiler")
     if dist.is_initialized():
+        rendezvous.join_scheduler()
         return
-    if env.under_torchrun():
-        dist.init_process_group(timeout=timeout)
-    else:
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    timeout = groups.timeout()
+    store, rank, size = rendezvous.meet(timeout)
+    store = dist.PrefixStore(f"gluon_gc {next(_rounds)}", store)
+    dist.init_process_group(store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def shutdown() -> None:
-    """Leave; nothing can be exchanged afterwards."""
+    """Leave; nothing can be exchanged afterwards.
+
+    What is under way is finished, and every CompressionState is closed.
+    """
     from .functions import forget
 
     forget()
+    closing.close_all()
+    groups.forget()
+    gc.collect()  # a group ends its threads when nothing refers to it
     # Gloo's threads free what a collective used after it is done, for which they may need Python's
     # lock. PyTorch holds it while it waits for these threads to end: they have to be done before.
     time.sleep(_SETTLING)
@@ -56,11 +80,11 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This worker's number on its machine, as torchrun says; without it, among all."""
+    """This worker's number on its machine, as its launcher says; without it, among all."""
     place = env.of_torchrun("LOCAL_RANK")
     return rank() if place is None else place
 
 
 def local_size() -> int:
-    """The number of workers on this machine, as torchrun says; without it, of all."""
+    """The number of workers on this machine, as its launcher says; without it, of all."""
     return env.of_torchrun("LOCAL_WORLD_SIZE") or size()

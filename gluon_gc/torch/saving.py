@@ -120,7 +120,7 @@ def load(
         chosen = _with_aggregators(arrays[state.exchange.rank], arrays)
     else:
         chosen = _shared_out(state, arrays)
-    _apply(state, chosen)
+    apply(state, chosen)
     header = workers[0].header
     state.steps, state.rates = header["steps"], dict(header["learning_rates"])
 
@@ -308,7 +308,8 @@ def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
     return fitting.shared_out(arrays, shares, leads=True)
 
 
-def _apply(state: CompressionState, arrays: Arrays) -> None:
+def apply(state: CompressionState, arrays: Arrays) -> None:
+    """Go on from these arrays; what they lack begins at zero."""
     for node, channel, coder in _coders(state):
         coder.load_state(cut(node, channel, coder, arrays))
     if state.momentum is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
 
 from ..agreement import Facts
 from ..compression import CompressionParams, parse, warn_of_ignored
+from ..compression.momentum import has_nesterov
 from ..options import nearest
 from . import gpu
 from .optimizer_hooks import param_groups
@@ -36,14 +37,22 @@ def named(
     return parameters, frozen
 
 
+class Chosen(NamedTuple):
+    """By parameter, how it is compressed, and whether its momentum is Nesterov's if it has any."""
+
+    params: Dict[str, CompressionParams]
+    nesterov: Dict[str, bool]
+
+
 def chosen_params(
     parameters: Mapping[str, torch.nn.Parameter],
     compression_params: Optional[Mapping[str, Any]],
     overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]],
     mu: Optional[float] = None,
     nesterov: bool = False,
-) -> Dict[str, CompressionParams]:
-    """How each parameter is compressed.
+    optimizer: Optional[Optimizer] = None,
+) -> Chosen:
+    """How each parameter is compressed, given the optimizer's momentum.
 
     Raises
     ------
@@ -51,8 +60,9 @@ def chosen_params(
         Wrong compression_params, or an override of what there is not.
     """
     overrides = overrides or {}
-    chosen = parse(compression_params, mu, nesterov)
-    own = {pattern: parse(params, mu, nesterov) for pattern, params in overrides.items()}
+    of_optimizer = mu, nesterov, "" if optimizer is None else type(optimizer).__name__
+    chosen = parse(compression_params, *of_optimizer)
+    own = {pattern: parse(params, *of_optimizer) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
     for pattern in own:
         if not fnmatch.filter(parameters, pattern):
@@ -60,14 +70,15 @@ def chosen_params(
                 f"overrides has {pattern!r}, but there is no such parameter; did you mean "
                 f"'{nearest(pattern, parameters)}'?"
             )
-    result = {}
+    result = Chosen({}, {})
     for name, parameter in parameters.items():
         matching = [pattern for pattern in own if fnmatch.fnmatchcase(name, pattern)]
         params = own[matching[0]] if matching else chosen
+        result.nesterov[name] = has_nesterov(params, chosen, nesterov)
         accumulates = params.compressor is not None and params.compressor.traits.accumulates
         if accumulates and parameter.ndim == 1:  # as in the reference implementation of DGC
             params = CompressionParams(fp16=params.fp16)
-        result[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
+        result.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
     return result
 
 

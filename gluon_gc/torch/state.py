@@ -90,12 +90,14 @@ class CompressionState:
         self.parameters, self._frozen = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
-        self._given = chosen_params(self.parameters, compression_params, overrides, mu, nesterov)
+        self._given, has_nesterov = chosen_params(
+            self.parameters, compression_params, overrides, mu, nesterov, optimizer
+        )
         require_optimizer(self._given.values(), optimizer)
         self._on_nonfinite = "propagate" if grad_scaler is not None else on_nonfinite
         self._optimizer, self._grad_scaler = optimizer, grad_scaler
         applied = any(params.mu is not None for params in self._given.values())
-        self.momentum = Momentum(optimizer, mu, self._has_nesterov) if applied else None
+        self.momentum = Momentum(optimizer, mu, has_nesterov) if applied else None
         self.rates: Dict[str, float] = {}  # of learning, in the step before
         self._ratios: Dict[str, float] = {}
         self.steps, self._group, self._closed, self._copied = 0, process_group, "", None
@@ -165,12 +167,6 @@ class CompressionState:
         on_nonfinite = "skip" if self._grad_scaler is not None else self._on_nonfinite
         return Tensor(name, size, dtype, params, index, called, on_nonfinite)
 
-    def _has_nesterov(self, name: str) -> bool:
-        own = self._given[name]
-        if own.mu is not None:
-            return own.nesterov
-        return next(params.nesterov for params in self._given.values() if params.mu is not None)
-
     def name_of(self, parameter: torch.Tensor) -> str:
         """What a parameter was called.
 
@@ -200,7 +196,7 @@ class CompressionState:
     def average(
         self,
         gradients: Mapping[str, torch.Tensor],
-        begins: bool = False,
+        begins: bool = True,
         absent: Collection[str] = (),
     ) -> Future[Collection[str]]:
         """Average gradients over all workers, in place; returns at once.
@@ -211,7 +207,7 @@ class CompressionState:
             By the parameters' names, each of the parameter's shape or flat, of its dtype, dense,
             and all on one device. All workers call this with the same names in the same order.
         begins : bool
-            Whether these are the first of a step.
+            Whether these are the first of a step, which may average gradients in several calls.
         absent : collection of str
             Those that this worker has no gradient of; their values must be zeros.
 
@@ -364,8 +360,14 @@ class CompressionState:
             for group in param_groups(self._optimizer):
                 for parameter in group["params"]:
                     parameter.grad = None
-        elif self.momentum is not None:
-            self.momentum.before_step(self.parameters.items(), self._plain)
+        else:
+            self.apply_momentum(self.parameters)
+
+    def apply_momentum(self, names: Iterable[str]) -> None:
+        """Change averages, in these parameters' gradients, into what the optimizer is to apply."""
+        if self.momentum is not None:
+            pairs = [(name, self.parameters[name]) for name in names]
+            self.momentum.before_step(pairs, self._plain)
 
     # Checkpoints
 
@@ -425,6 +427,23 @@ class CompressionState:
         next averages are of later steps alone.
         """
         return stats.of_step(self.exchange, self.parameters, reset)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `resume` can follow `suspend`: a process group would not outlive it."""
+        return not self._closed and self._group is None
+
+    def suspend(self, why: str) -> None:
+        """End the threads, until `resume`; `why` is an error's message until then."""
+        self._closed = why
+        self.exchange.close()
+
+    def resume(self) -> None:
+        """Average over the workers that are there now, from residuals and momentum of zero."""
+        self._closed = ""
+        closing.opened(self)
+        self._open(self._chosen)
+        self._left_out.loaded()
 
     def close(self) -> None:
         """End the threads, and let the optimizer apply its own momentum again.

@@ -1,7 +1,8 @@
 // Codecs of compressors: what is alike for all of them.
 //
 // With feedback that is corrected the ratio of learning rates travels in front of a payload that is aggregated,
-// so that the aggregator corrects with the same ratio as the workers.
+// so that the aggregator corrects with the same ratio as the workers. It must be the same in all payloads that are
+// decoded together.
 #include "core/abi.h"
 
 #include <algorithm>
@@ -149,10 +150,23 @@ struct gluon_gc_codec : Plan {
       refuse("payloads of %zu elements take %zu bytes, not %zu", n, payload_bytes(), call.stride);
     }
     for (std::size_t i = 0; i < call.count; ++i) {
-      if (!of<T>().valid(self, call.payloads + i * call.stride + header, needs.payload_bytes)) {
+      const std::uint8_t* const payload = call.payloads + i * call.stride;
+      if (!of<T>().valid(self, payload + header, needs.payload_bytes)) {
         refuse("payload %zu is not one of %zu elements", i, n);
       }
+      if (std::memcmp(payload, call.payloads, header) != 0) {
+        refuse("the learning rates of workers differ: the previous one over the current one is %g for payload %zu, "
+               "but %g for payload 0",
+               ratio_of(payload), i, ratio_of(call.payloads));
+      }
     }
+  }
+
+  // The ratio of learning rates in front of a payload; 1 if none is.
+  double ratio_of(const std::uint8_t* payload) const {
+    double ratio = 1;
+    std::memcpy(&ratio, payload, header);
+    return ratio;
   }
 
   template <typename T>
@@ -307,9 +321,7 @@ const char* gluon_gc_aggregate(const gluon_gc_call* calls, std::size_t count) {
       T* const sum = static_cast<T*>(call.workspace);
       void* const workspace = static_cast<char*>(call.workspace) + codec.sum_bytes();
       codec.decompress(call, sum, false, workspace);
-      double ratio = 1;
-      std::memcpy(&ratio, call.payloads, codec.header);
-      codec.compress(call, sum, ratio, workspace);
+      codec.compress(call, sum, codec.ratio_of(call.payloads), workspace);
     });
   });
 }

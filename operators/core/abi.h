@@ -112,10 +112,10 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
 GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t count);
 
 /* payload = C(sum of D(payloads) after feedback): the sum is made in their order, with the ratio that came with
-   the first. Checks the payloads first. */
+   them. Checks the payloads first, whose ratios must be equal. */
 GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t count);
 
-/* values = sum of D(payloads), in their order, or with `add` that is added. Checks the payloads first. */
+/* values = sum of D(payloads), in their order, or with `add` that is added. Checks the payloads as aggregate does. */
 GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t count);
 
 /* Whether a payload can be decoded; `capacity` bytes can be read. */

@@ -8,7 +8,7 @@ from gluoncv.utils import makedirs
 from mxnet import autograd, gluon, nd
 from mxnet.gluon.data.vision import MNIST
 
-import gluon_gc as bps
+import gluon_gc.mxnet as bps
 
 args = shared.arguments(
     {
@@ -35,29 +35,15 @@ logger = shared.log_to(f"mnist-{bps.size()}-{args.logging_file}.log")
 logger.info(args)
 
 
-def as_planes(image, label):
-    return nd.transpose(image.astype(args.dtype) / 255 - 0.5, (2, 0, 1)), label
-
-
 def loader(train, **how):
     # As published: every worker has all images, in an order of its own.
-    images = MNIST(train=train, transform=as_planes)
+    images = MNIST(train=train, transform=shared.as_planes(args.dtype))
     return gluon.data.DataLoader(images, args.batch_size, train, num_workers=args.j, **how)
-
-
-def network():
-    net = gluon.nn.HybridSequential()
-    with net.name_scope():
-        for channels in (20, 50):
-            net.add(gluon.nn.Conv2D(channels=channels, kernel_size=5, activation="relu"))
-            net.add(gluon.nn.MaxPool2D(pool_size=2, strides=2))
-        net.add(gluon.nn.Flatten(), gluon.nn.Dense(512, activation="relu"), gluon.nn.Dense(10))
-    return net
 
 
 train_data, val_data = loader(True, last_batch="discard"), loader(False)
 context = mx.cpu(bps.local_rank())
-model = network()
+model = shared.mnist_network()
 model.cast(args.dtype)
 model.initialize(mx.init.MSRAPrelu(), ctx=context)
 model.summary(nd.ones((1, 1, 28, 28), ctx=context))

@@ -1,10 +1,11 @@
-"""What the three scripts share; nothing of it meets gluon_gc."""
+"""What the scripts share; nothing of it meets gluon_gc."""
 
 import argparse
 import logging
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from gluoncv.utils import LRScheduler, LRSequential
+from mxnet import gluon, nd
 from mxnet.gluon import utils
 from mxnet.gluon.data.vision import datasets
 
@@ -48,3 +49,19 @@ def schedule(
 def trust_made_files() -> None:
     """Let Gluon read data sets whose checksums are not the real ones', without a download."""
     utils.check_sha1 = datasets.check_sha1 = lambda path, sha1: True
+
+
+def as_planes(dtype: str) -> Callable[[nd.NDArray, int], tuple]:
+    """How the scripts for MNIST read an image."""
+    return lambda image, label: (nd.transpose(image.astype(dtype) / 255 - 0.5, (2, 0, 1)), label)
+
+
+def mnist_network() -> gluon.nn.HybridSequential:
+    """The network of the scripts for MNIST."""
+    net = gluon.nn.HybridSequential()
+    with net.name_scope():
+        for channels in (20, 50):
+            net.add(gluon.nn.Conv2D(channels=channels, kernel_size=5, activation="relu"))
+            net.add(gluon.nn.MaxPool2D(pool_size=2, strides=2))
+        net.add(gluon.nn.Flatten(), gluon.nn.Dense(512, activation="relu"), gluon.nn.Dense(10))
+    return net

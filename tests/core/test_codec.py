@@ -146,7 +146,7 @@ def test_codecs_of_calls_that_are_made_together_differ_in_n_alone():
 
 @each_compressor
 @given(st.data())
-def test_aggregation_is_decompression_of_all_and_compression_with_the_first_ones_ratio(name, data):
+def test_aggregation_is_decompression_of_all_and_compression_with_their_ratio(name, data):
     case = data.draw(cases(name))
     codec = case.codec()
     if codec.traits.summable:
@@ -161,13 +161,25 @@ def test_aggregation_is_decompression_of_all_and_compression_with_the_first_ones
     for ratio, position in zip((1.0, 0.5), positions(codec, 2)):
         rows = compressed(case, codec, count, worker)
         if case.ratio_bytes:
-            rows[0, :8] = np.array([ratio]).view(np.uint8)
+            rows[:, :8] = np.array([ratio]).view(np.uint8)
         payload, status = codec.aggregate(rows, ours, position, threads=case.threads)
         total, _ = codec.decompress(rows)
         again, _ = codec.compress(total, expected, position, ratio=ratio)
         assert np.array_equal(payload[: status.bytes], again[: status.bytes])
         assert same_states(ours, expected)
     workspace.check()
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_payloads_with_different_ratios_are_refused_since_learning_rates_differ(isa):
+    codec = kernels.Codec("onebit", {"ef": "corrected"}, 100, "float32", isa)
+    values, state = np.ones(100, np.float32), codec.state()
+    rows = np.stack([codec.compress(values, state, ratio=ratio)[0] for ratio in (0.5, 0.5, 0.25)])
+    said = "learning rates of workers differ: .* is 0.25 for payload 2, but 0.5 for payload 0"
+    for call in (lambda: codec.aggregate(rows, codec.state()), lambda: codec.decompress(rows)):
+        with pytest.raises(ValueError, match=said):
+            call()
+    codec.decompress(rows[:2])
 
 
 @each_compressor

@@ -22,7 +22,8 @@ from tests.core.compressors import (
 from tests.core.distributions import DISTRIBUTIONS
 
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
-RATIOS = (1.0, 0.5, 1.0, 2.0, 0.5)
+RATIOS = (1.0, 0.5, 1.0, 2.0, 2.0)
+"""Of the steps; those of the last two, whose payloads are summed, must be the same."""
 MANY = (5, 0, 70000, 1024, 1, 1023, 1025, *range(31, 300, 7))
 OPTIONS = 4
 """At most so many of a compressor's example options are compared."""

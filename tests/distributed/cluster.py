@@ -95,11 +95,14 @@ class Cluster:
         worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": rank, **variables}
         self.start(f"worker{rank}", [sys.executable, "-c", code], **worker)
 
-    def start_node(self, role: str, rank: int = 0, script: str = "", **variables: Any) -> None:
-        """Start a node that only meets the others: it has a `lifeline`, and no MXNet."""
+    def start_node(
+        self, role: str, rank: int = 0, script: str = "", framework: str = "mxnet", **variables: Any
+    ) -> None:
+        """Start a node that only meets the others: it has a `lifeline`, and no framework."""
         code = (
             "import os, time\nfrom gluon_gc import env\nfrom gluon_gc.launch.joining import join\n"
-            f"lifeline = join(env.cluster('{role}'), 60)\nprint('joined', flush=True)\n{script}"
+            f"lifeline = join(env.cluster('{role}'), 60, '{framework}', ('host', 1))\n"
+            f"print('joined', lifeline.store, flush=True)\n{script}"
         )
         node = {"DMLC_WORKER_ID": rank, **variables} if role == "worker" else variables
         self.start(f"{role}{rank}", [sys.executable, "-c", code], **node)

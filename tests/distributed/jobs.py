@@ -1,5 +1,6 @@
 """What workers run in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -49,6 +50,12 @@ def _backward(params, gradients):
             for ctx in p.list_ctx()
         ]
     mx.autograd.backward(losses)
+
+
+def _give(param, gradient):
+    """Write a gradient by hand, as backward does."""
+    gradient.copyto(param.list_grad()[0])
+    param.list_data()[0]._fresh_grad = True
 
 
 def _wait_for(path, seconds=60):
@@ -139,6 +146,66 @@ def averages(arguments):
     return result
 
 
+def stale(arguments):
+    """Steps in which a worker may leave out some parameters, with ignore_stale_grad=True.
+
+    arguments: shapes, used (for each step and rank the numbers of the parameters, which repeat
+    themselves if there are more ranks), learning_rates (one a step), compression_params, and
+    optionally excluded (numbers of the parameters that travel uncompressed), bundled (how many
+    first steps have ignore_stale_grad=False), trainer (its further arguments), resumed (the step
+    before which a second trainer takes over from a checkpoint of the first), folder.
+
+    Returns weights and gradients after each step, and residuals and momentum.
+    """
+    shapes, rates = arguments["shapes"], arguments["learning_rates"]
+
+    def made():
+        params = _parameters(shapes)
+        for i in arguments.get("excluded", []):
+            params[i].compression_params = None
+        trainer = bps.DistributedTrainer(
+            params,
+            "sgd",
+            {"learning_rate": rates[0], "momentum": 0.9, "wd": 0.125},
+            compression_params=arguments["compression_params"],
+            **arguments.get("trainer", {}),
+        )
+        return params, trainer
+
+    params, trainer = made()
+    result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
+    for step, of_ranks in enumerate(arguments["used"]):
+        if step == arguments.get("resumed"):
+            file = str(Path(arguments["folder"], f"stale-{bps.rank()}"))
+            trainer.save_states(file)
+            weights = [param.data() for param in params]
+            params, trainer = made()
+            for param, weight in zip(params, weights):
+                param.set_data(weight)
+            trainer.load_states(file)
+        used = of_ranks[bps.rank() % len(of_ranks)]
+        gradients = gradients_of(bps.rank(), step, shapes)
+        if used:
+            _backward([params[i] for i in used], [gradients[i] for i in used])
+        trainer.set_learning_rate(rates[step])
+        trainer.step(1, ignore_stale_grad=step >= arguments.get("bundled", 0))
+        for i, param in enumerate(params):
+            result[f"g{i}_{step}"] = param.grad().asnumpy()
+            result[f"w{i}_{step}"] = param.data().asnumpy()
+        numbers = {tensor.name: i for i, tensor in trainer._declared.items()}
+        for place, array in carried.state(default_kvstore(), trainer._names()):
+            result[f"{place.what}{numbers[place.tensor]}_{step}/{place.node}"] = array
+        for place, array in trainer._momentum.state().items() if trainer._momentum else ():
+            kind = "momentum" if len(place) == 1 else "decay"
+            result[f"{kind}{place[0]}_{step}/trainer"] = array
+    return result
+
+
+def several_stale(arguments):
+    """`stale` for each of a list of arguments; results under "NUMBER/"."""
+    return _several(stale, arguments)
+
+
 def several_averages(arguments):
     """`averages` for each of a list of arguments; results under "NUMBER/"."""
     return _several(averages, arguments)
@@ -169,16 +236,7 @@ def embeddings(arguments):
                 with mx.autograd.record():
                     loss = (net(mx.nd.array(words)) ** 2).sum()
                 loss.backward()
-            elif sparse:
-                none = mx.nd.sparse.zeros("row_sparse", net.weight.shape)
-                none.copyto(net.weight.list_grad()[0])
-            else:
-                net.weight.zero_grad()
         trainer.step(1, ignore_stale_grad=True)
-        mx.nd.waitall()
-        for net in nets:  # MXNet updates only what backward has touched
-            if not words:
-                net.weight.data()[:] -= 0.5 * net.weight.grad().tostype("default")
     return {
         "weights": np.stack([net.weight.data().asnumpy() for net in nets]),
         "pushed": np.array(trainer.compression_stats()["total"]["pushed_bytes"]),
@@ -219,7 +277,7 @@ def compressed_rows(arguments):
             gradient = mx.nd.sparse.zeros("row_sparse", shape)
             if ids:
                 gradient = mx.nd.sparse.row_sparse_array((values, ids), shape)
-            gradient.copyto(param.list_grad()[0])
+            _give(param, gradient)
             trainer.allreduce_grads()
             result[f"{name}{step}"] = param.list_grad()[0].tostype("default").asnumpy()
 
@@ -602,6 +660,8 @@ def metrics(arguments):
         "float": np.array(bps.allreduce(third)),
         "int": np.array(bps.allreduce(2**31 + rank, average=False)),
         "int mean": np.array(bps.allreduce(rank + 1)),
+        "large": np.array(bps.allreduce(2**60 + rank, average=False)),
+        "mixed": np.array(bps.allreduce(0 if rank == 0 else 0.5 * rank, average=False)),
         "array": bps.allreduce(array, average=False),
         "ints": bps.allreduce(np.array([1, rank])),
         "NDArray": bps.allreduce(small, average=False).asnumpy(),
@@ -614,6 +674,25 @@ def metrics(arguments):
     _backward(params, [np.ones(400, np.float32)])
     trainer.step(1)
     return {**result, "w": params[0].data().asnumpy()}
+
+
+def integer_sums(arguments):
+    """byteps_push_pull of integers of each dtype: averages, and sums or what is said of them.
+
+    Rank r has r more than a value that is given for each dtype.
+    """
+    result = {}
+    for dtype, value in arguments.items():
+        own = np.array([value + bps.rank(), -bps.rank() if dtype != "uint8" else 0])
+        for is_average in (True, False):
+            name = f"{dtype} {'average' if is_average else 'sum'}"
+            tensor = mx.nd.array(own, dtype=dtype)
+            try:
+                bps.byteps_push_pull(tensor, name=name, is_average=is_average)
+                result[name] = tensor.asnumpy()
+            except OverflowError as error:
+                result[name] = np.array(str(error))
+    return result
 
 
 def barrier(arguments):
@@ -636,6 +715,8 @@ def different_collectives(arguments):
     for name, job in {
         "barrier": lambda: bps.allreduce(1.0) if bps.rank() else bps.barrier(),
         "shape": lambda: bps.allreduce(np.zeros(1 + bps.rank())),
+        "average": lambda: bps.allreduce(1.0, average=bps.rank() == 0),
+        "dtype": lambda: bps.allreduce(np.zeros(3, np.int64 if bps.rank() else np.float64)),
     }.items():
         try:
             job()
@@ -727,7 +808,7 @@ def resume(arguments):
         del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
         bps.resume(num_workers=1, num_servers=1, global_rank=0)
         trainer._follow_cluster()
-        trainer._declare_all()
+        trainer._declare_all("step")
         result.update(carried_over("alone", trainer), size=np.array(bps.size()))
     return result
 
@@ -755,6 +836,110 @@ def differing(arguments):
     _backward(params, [np.ones(40, np.float32)])
     trainer.step(1)
     return {}
+
+
+def disagreements(arguments):
+    """A step of a trainer for each of several things in which workers differ; what was said."""
+    from mxnet.contrib.amp.loss_scaler import LossScaler
+
+    odd = bps.rank() % 2
+    sgd = {"learning_rate": 0.5, "momentum": 0.5}
+    factor = mx.lr_scheduler.FactorScheduler
+
+    def train(
+        optimizer="sgd",
+        shapes=((3, 4), (5,)),
+        loss_scaler=False,
+        of_last=None,
+        ignores=False,
+        **more,
+    ):
+        params = _parameters(shapes)
+        for name, value in (of_last or {}).items():
+            setattr(params[-1], name, value)
+        optimizer_params = {**sgd, **more.pop("optimizer_params", {})}
+        trainer = bps.DistributedTrainer(params, optimizer, optimizer_params, **more)
+        if loss_scaler:
+            trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
+        _backward(params, [np.ones(shape, np.float32) for shape in shapes])
+        trainer.step(1, ignore_stale_grad=ignores)
+        mx.nd.waitall()
+
+    def scheduled(**how):
+        return {"optimizer_params": {"lr_scheduler": factor(10, base_lr=0.5, **how)}}
+
+    ways = {
+        "nothing": {},
+        "rate": {"optimizer_params": {"learning_rate": 0.5 + odd}},
+        "class": {"optimizer": ["sgd", "nag"][odd]},
+        "wd": {"optimizer_params": {"wd": 0.25 * odd}},
+        "momentum": {"optimizer_params": {"momentum": 0.5 + 0.25 * odd}},
+        "clip": {"optimizer_params": {"clip_gradient": 1.0} if odd else {}},
+        "precision": {"optimizer_params": {"multi_precision": bool(odd)}},
+        "scheduler": scheduled() if odd else {},
+        "factor": scheduled(factor=0.5 + 0.25 * odd),
+        "lr_mult": {"of_last": {"lr_mult": 1.0 + odd}},
+        "wd_mult": {"of_last": {"wd_mult": 1.0 + odd}},
+        "nonfinite": {"on_nonfinite": ["raise", "skip"][odd]},
+        "norm": {"max_grad_norm": 1.0 + odd},
+        "shape": {"shapes": ((3, 4), (6, 1)[: 2 - odd])},
+        "stale": {"ignores": bool(odd)},
+        "AMP": {"loss_scaler": bool(odd)},
+        "compressor": {"compression_params": {"compressor": "topk", "k": 1 + odd}},
+        "nothing more": {},
+    }
+
+    def update():
+        optimizer = bps.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.5 + odd))
+        optimizer.update(0, mx.nd.ones(2), mx.nd.ones(2), None)
+
+    calls = {name: functools.partial(train, **way) for name, way in ways.items()}
+    calls["optimizer"] = update
+    for name, how in {"name": {"name": "ab"[odd]}, "sum": {"name": "c", "is_average": odd}}.items():
+        calls[name] = functools.partial(bps.byteps_push_pull, mx.nd.ones(2), **how)
+    dtype = ["int8", "int32"][odd]
+    calls["dtype"] = lambda: bps.byteps_push_pull(mx.nd.ones(2, dtype=dtype), name="d")
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+            said[name] = np.array("")
+        except RuntimeError as error:
+            said[name] = np.array(str(error))
+    return said
+
+
+def statistics(arguments):
+    """The running statistics of a network, before and after they are averaged.
+
+    arguments: contexts. Every context of every worker has other batches. "same" is whether a second
+    call changes nothing, "output" what the network makes of ones afterwards.
+    """
+    contexts = [mx.cpu(c) for c in range(arguments["contexts"])]
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(6, in_units=4), mx.gluon.nn.BatchNorm(in_channels=6))
+    net.initialize(mx.init.One(), ctx=contexts)
+    random = np.random.RandomState(bps.rank())
+    for _ in range(3):
+        for context in contexts:
+            with mx.autograd.record():
+                output = net(mx.nd.array(random.standard_normal((8, 4)), ctx=context))
+            output.backward()  # which updates them
+    params = [net[1].running_mean, net[1].running_var]
+    before = [[array.asnumpy() for array in param.list_data()] for param in params]
+    bps.average_statistics(net)
+    after = [[array.asnumpy() for array in param.list_data()] for param in params]
+    bps.average_statistics(list(net.collect_params().values()))
+    again = [[array.asnumpy() for array in param.list_data()] for param in params]
+    outputs = [net(mx.nd.ones((2, 4), ctx=context)).asnumpy() for context in contexts]
+    return {
+        "before": np.array(before),
+        "after": np.array(after),
+        "again": np.array(again),
+        "outputs": np.array(outputs),
+        "weight": net[0].weight.data().asnumpy(),
+    }
 
 
 def exit_code(arguments):
@@ -899,14 +1084,14 @@ def until_told(arguments):
     seen, last, step = hashlib.sha256(), arguments.get("last"), 0
     while step != last:
         for param, gradient in zip(params, gradients_of(bps.rank(), step, shapes[:2])):
-            mx.nd.array(gradient).copyto(param.list_grad()[0])
+            _give(param, mx.nd.array(gradient))
         for param in params[2:]:
             ids, values = rows_of(bps.rank(), step, param.shape)
             gradient = mx.nd.sparse.zeros("row_sparse", param.shape)
             if ids:
                 gradient = mx.nd.sparse.row_sparse_array((values, ids), param.shape)
-            gradient.copyto(param.list_grad()[0])
-        trainer.step(1, ignore_stale_grad=True)
+            _give(param, gradient)
+        trainer.step(1)
         for param in params:
             seen.update(param.list_grad()[0].asnumpy().tobytes())
         step += 1

@@ -103,6 +103,18 @@ def test_restarts_are_asked_for_by_a_setting(started):
     assert started("worker.sh", "cifar100", "topk", **environ)[0][:4] == asked
 
 
+@pytest.mark.parametrize("servers", ["", "0", "3"])
+def test_a_worker_runs_a_command_of_ones_own(started, tmp_path, servers):
+    command = ["python", "train.py", "--name", "a b", "|", "tee", "$HOME"]
+    own = {"CLUSTER_HOSTS": "a b c", **({"CLUSTER_SERVERS": servers} if servers else {})}
+    words, environ = started("worker.sh", "--", *command, **own)
+    assert words == ["-m", "bpslaunch", *command]
+    assert environ["DMLC_NUM_WORKER"] == "3"
+    assert environ["DMLC_NUM_SERVER"] == str(3 * int(servers or 2))
+    assert environ["PATH"].startswith(f"{tmp_path}:")  # where CLUSTER_PYTHON is
+    assert "BYTEPS_THREADPOOL_SIZE" not in environ
+
+
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_the_environment_wins_over_the_settings(started, role):
     guide = {
@@ -123,7 +135,18 @@ def test_the_environment_wins_over_the_settings(started, role):
 @pytest.mark.parametrize(
     "words, environ, message",
     [
-        ("run.sh cifar100", {}, "usage: run.sh JOB VARIANT [ARGUMENT...]"),
+        ("run.sh cifar100", {}, "usage: run.sh JOB VARIANT [ARGUMENT...], or run.sh -- COMMAND..."),
+        ("worker.sh --", {}, "usage: worker.sh JOB VARIANT [ARGUMENT...], or worker.sh -- COMMAND"),
+        (
+            "run.sh vgg16 onebit",
+            {"CLUSTER_SERVERS": "0"},
+            "CLUSTER_SERVERS must be positive for vgg16",
+        ),
+        (
+            "run.sh -- true",
+            {"CLUSTER_SERVERS": "-1"},
+            "CLUSTER_SERVERS must be a whole number >= 0, got '-1'",
+        ),
         ("run.sh mnist onebit", {}, "JOB must be cifar100, resnet50 or vgg16, got 'mnist'"),
         ("worker.sh vgg16 two", {}, "VARIANT must be baseline, onebit, topk, randomk, dithering"),
         (
@@ -152,30 +175,53 @@ def test_what_is_wrong_is_said_in_a_line(words, environ, message):
     assert done.stderr.startswith(f"{script}: {message}") and done.stderr.count("\n") == 1
 
 
+@pytest.fixture
+def run_here(tmp_path):
+    """Runs run.sh on machines that are all this one, with a stand-in for Python; what is said."""
+
+    def run(*arguments, does, **environ):
+        for name, source in [("shell", 'exec sh -c "$2"'), ("python", does)]:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{source}")
+            (tmp_path / name).chmod(0o755)
+        own = {
+            "CLUSTER_HOSTS": "here there",
+            "CLUSTER_SERVERS": "1",
+            "CLUSTER_REMOTE_SHELL": str(tmp_path / "shell"),
+            "CLUSTER_REPOSITORY": str(ROOT),
+            "CLUSTER_PYTHON": str(tmp_path / "python"),
+            "CLUSTER_WORK": str(tmp_path / "work"),
+            "DMLC_NUM_WORKER": "2",
+        }
+        command = [str(SCRIPTS / "run.sh"), *arguments]
+        environ = {**CLEAN, **own, **environ}
+        said = subprocess.check_output(command, env=environ, text=True, timeout=60)
+        return [line.split("] ") for line in said.splitlines()]
+
+    return run
+
+
 @pytest.mark.parametrize("given", ["", "mine"])
-def test_all_that_run_sh_starts_share_a_secret(tmp_path, given):
-    for name, does in [("shell", 'exec sh -c "$2"'), ("python", 'echo "$GLUON_GC_SECRET"')]:
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}")
-        (tmp_path / name).chmod(0o755)
-    own = {
-        "CLUSTER_HOSTS": "here there",
-        "CLUSTER_SERVERS": "1",
-        "CLUSTER_REMOTE_SHELL": str(tmp_path / "shell"),
-        "CLUSTER_REPOSITORY": str(ROOT),
-        "CLUSTER_PYTHON": str(tmp_path / "python"),
-        "CLUSTER_WORK": str(tmp_path / "work"),
-        "DMLC_NUM_WORKER": "2",
-        "GLUON_GC_SECRET": given,
-    }
-    secrets = []
+def test_all_that_run_sh_starts_share_a_secret(run_here, given):
+    secrets, job = [], ("cifar100", "onebit")
     for _ in range(2):
-        command = [str(SCRIPTS / "run.sh"), "cifar100", "onebit"]
-        said = subprocess.check_output(command, env={**CLEAN, **own}, text=True, timeout=60)
-        lines = [line.split("] ") for line in said.splitlines()]
+        lines = run_here(*job, does='echo "$GLUON_GC_SECRET"', GLUON_GC_SECRET=given)
         assert len(lines) == 5  # a scheduler, two servers and two workers
         (secret,) = {text for _, text in lines}
         secrets.append(secret)
     assert secrets == ["mine"] * 2 if given else secrets[0] != secrets[1] and len(secrets[0]) == 32
+
+
+@pytest.mark.parametrize(
+    "servers, services", [("0", []), ("1", ["[scheduler", "[server 0", "[server 1"])]
+)
+def test_run_sh_starts_a_command_of_ones_own_on_all_machines(run_here, tmp_path, servers, services):
+    command = ["python", "my train.py", "--to", "$HOME"]
+    lines = run_here("--", *command, does='printf "%s," "$PWD" "$@"; echo', CLUSTER_SERVERS=servers)
+    work = f"{tmp_path}/work,-m,bpslaunch,"
+    expected = [[name, work] for name in services]
+    expected += [[f"[worker {rank}", f"{work}{','.join(command)},"] for rank in (0, 1)]
+    assert sorted(lines) == expected
+    assert len(list((tmp_path / "work" / "logs" / "command").glob("*.log"))) == len(expected)
 
 
 # run.sh, on two namespaces.
@@ -216,7 +262,11 @@ class Cluster:
     def run(self, arguments, **environ):
         """Start run.sh on CIFAR-100."""
         small = "--model cifar_resnet20_v1 --batch-size 16 -j 0"
-        command = [str(SCRIPTS / "run.sh"), "cifar100", "onebit", *f"{small} {arguments}".split()]
+        return self.start("cifar100", "onebit", *f"{small} {arguments}".split(), **environ)
+
+    def start(self, *arguments, **environ):
+        """Start run.sh."""
+        command = [str(SCRIPTS / "run.sh"), *arguments]
         process = subprocess.Popen(
             command,
             env={**CLEAN, **self._environ, **environ},
@@ -274,6 +324,21 @@ def test_a_job_trains_on_two_machines(cluster):
     saved = {path.name for path in (cluster.work / "params" / "cifar100-onebit").iterdir()}
     endings = ("params", "states.0", "states.1")
     assert saved == {f"cifar100-cifar_resnet20_v1-2.{ending}" for ending in endings}
+
+
+@needs_namespaces
+def test_a_script_of_ones_own_trains_on_two_machines(cluster, tmp_path):
+    (tmp_path / "my train.py").write_text(
+        "import mxnet as mx, gluon_gc as bps\n"
+        "bps.init()\n"
+        "total = bps.allreduce(bps.rank() + 1, average=False)\n"
+        "print('worker', bps.rank(), 'of', bps.size(), 'total', total)\n"
+        "bps.shutdown()"
+    )
+    out, err = cluster.start("--", "python", str(tmp_path / "my train.py")).communicate(timeout=100)
+    assert err == ""
+    for rank in (0, 1):
+        assert f"[worker {rank}] worker {rank} of 2 total 3" in out
 
 
 def _train_an_epoch(cluster):

@@ -25,6 +25,8 @@ def assert_summed(result, ranks):
     assert result["float"] == sum(1 / 3 + rank for rank in ranks) / workers
     assert result["int"] == workers * 2**31 + of_ranks and result["int"].dtype == np.int64
     assert result["int mean"] == (of_ranks + workers) / workers
+    assert result["large"] == workers * 2**60 + of_ranks
+    assert result["mixed"] == of_ranks / 2
     array = sum(np.array([[rank, 1 / 3], [2**24 + 1, -rank]]) for rank in ranks)
     np.testing.assert_array_equal(result["array"], array)
     np.testing.assert_array_equal(result["ints"], [1, of_ranks / workers])
@@ -62,13 +64,15 @@ def test_nobody_passes_a_barrier_before_all_have_come(backend, tmp_path):
 def test_workers_that_do_different_things_together_are_told(backend):
     of_backend = run_horovod if backend == "horovod" else run
     about = {
-        "barrier": ('"barrier"', '["allreduce", [], true]'),
-        "shape": ('["allreduce", [1], true]', '["allreduce", [2], true]'),
+        "barrier": ("call", '"barrier"', '"allreduce"'),
+        "shape": ("shape", "[1]", "[2]"),
+        "average": ("average", "true", "false"),
+        "dtype": ("64-bit integers", "false", "true"),
     }
     for said in of_backend("different_collectives"):
-        for name, (zero, one) in about.items():
+        for name, (key, zero, one) in about.items():
             (sentence,) = str(said[name]).split(": ", 1)[1:]
             assert sentence in (  # the first that the server has comes last
-                f"worker 0 has collective {zero}, but worker 1 has {one}",
-                f"worker 1 has collective {one}, but worker 0 has {zero}",
+                f"worker 0 has {key} {zero}, but worker 1 has {one}",
+                f"worker 1 has {key} {one}, but worker 0 has {zero}",
             )

@@ -34,7 +34,8 @@ def test_a_stock_mxnet_scheduler_is_recognised(cluster):
     nodes.start("scheduler", STOCK_SERVER, DMLC_ROLE="scheduler")
     nodes.start_worker(0, "push_pull")
     assert nodes.wait("worker0") == 1
-    assert "is not gluon_gc's but MXNet's own; start it" in last_line(nodes.log("worker0"))
+    said = "or it is MXNet's own scheduler, not gluon_gc's"
+    assert said in last_line(nodes.log("worker0"))
 
 
 def test_a_scheduler_that_leaves_before_all_are_there_is_named(cluster):
@@ -51,11 +52,7 @@ def test_a_scheduler_that_leaves_before_all_are_there_is_named(cluster):
 
 @pytest.mark.parametrize(
     "variable, value",
-    [
-        ("BYTEPS_PARTITION_BYTES", 1000),
-        ("BYTEPS_MIN_COMPRESS_BYTES", 64),
-        ("MXNET_KVSTORE_BIGARRAY_BOUND", 10**6),
-    ],
+    [("BYTEPS_PARTITION_BYTES", 1000), ("BYTEPS_MIN_COMPRESS_BYTES", 64)],
 )
 def test_a_worker_with_other_settings_is_named_to_all(cluster, variable, value):
     nodes = cluster(2, 2)
@@ -70,14 +67,20 @@ def test_a_worker_with_other_settings_is_named_to_all(cluster, variable, value):
 
 
 @pytest.mark.parametrize(
-    "change, named",
+    "change, said",
     [
-        ({"compression_params": {"compressor": "onebit"}}, "compression_params"),
-        ({"optimizer_params": {"learning_rate": 0.1, "momentum": 0.5}}, "compression_params"),
-        ({"shapes": [[41], [7]]}, "parameters to broadcast"),
+        (
+            {"compression_params": {"compressor": "onebit", "momentum": "nesterov"}},
+            'ef none for the gradient of p1, but worker 0 has "vanilla"',
+        ),
+        (
+            {"optimizer_params": {"learning_rate": 0.1, "momentum": 0.5}},
+            "momentum 0.5 for the optimizer, but worker 0 has 0.9",
+        ),
+        ({"shapes": [[41], [7]]}, "shape [41] for parameter p0, but worker 0 has [40]"),
     ],
 )
-def test_a_worker_with_another_trainer_is_named_to_all(cluster, change, named):
+def test_a_worker_with_another_trainer_is_named_to_all(cluster, change, said):
     arguments = {
         "shapes": [[40], [7]],
         "steps": 1,
@@ -90,9 +93,24 @@ def test_a_worker_with_another_trainer_is_named_to_all(cluster, change, named):
     nodes.start_worker(1, "steps", {**arguments, **change})
     for name in ("worker0", "worker1"):
         assert nodes.wait(name) == 1
-        assert re.search(
-            rf"worker \d has {named} .*, but worker \d has", last_line(nodes.log(name))
-        )
+        assert last_line(nodes.log(name)).endswith(f"worker 1 has {said}")
+
+
+def test_workers_whose_learning_rates_drift_apart_end_where_feedback_follows_them(cluster):
+    arguments = {
+        "shapes": [[40, 30], [7]],
+        "steps": 4,
+        "compression_params": {"compressor": "onebit", "ef": "corrected"},
+        "optimizer_params": {"learning_rate": 0.5},
+    }
+    nodes = cluster(2, 1)
+    nodes.start_roles()
+    for rank, last in enumerate([0.25, 0.125]):
+        nodes.start_worker(rank, "steps", {**arguments, "learning_rates": [0.5, 0.5, last, last]})
+    for name in ("worker0", "worker1"):
+        assert nodes.wait(name) == 1
+        said = r"server 0 at 127.0.0.1 has failed: key \d+: .*the learning rates of workers differ"
+        assert re.search(said, last_line(nodes.log(name))), nodes.log(name)
 
 
 def test_a_server_refuses_a_pickled_optimizer_and_goes_on(cluster):

@@ -116,6 +116,7 @@ NO_HELLOS = {
     "a number too long": b'{"nonce": ' + b"9" * 8000 + b"}\n",
 }
 _WORKER = {"role": "worker", "rank": 0, "local_size": 1, "alike": {}}
+_WORKER.update(framework="mxnet", store=None)
 FALSE_HELLOS = [
     b"\n",
     b"x" * 65536,
@@ -128,6 +129,8 @@ FALSE_HELLOS = [
             "rank": (-1, 1e308, float("nan"), 10**18, "0", None, True, []),
             "local_size": (0, -1, 10**18, float("inf"), {}),
             "alike": (None, [], "x"),
+            "framework": (None, "jax", [], 1),
+            "store": (1, [], ["host"], ["host", "1"], [1, 1], {}),
         }.items()
         for value in values
     ),
@@ -212,3 +215,67 @@ def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
     assert nodes.wait("scheduler") == 1
     said = rf"DMLC_PS_ROOT_URI must be an address.*, got '{address}'"
     assert re.search(said, last_line(nodes.log("scheduler")))
+
+
+@pytest.mark.parametrize(
+    "framework, said",
+    [
+        ("mxnet", "takes no more nodes: either its cluster is complete, and this node is too many"),
+        (
+            "torch",
+            "the cluster is complete: all of its 1 workers and 1 servers are there, and",
+        ),
+    ],
+)
+def test_a_node_that_is_one_too_many_is_told_so_and_disturbs_nobody(cluster, framework, said):
+    nodes = cluster(1, 1)
+    nodes.start("scheduler", service("scheduler"))
+    nodes.start_node("server", script="lifeline.wait_for_workers()")
+    nodes.start_node("worker", 0, "lifeline.wait_for_workers()", framework)
+    nodes.wait_for_line("worker0", "joined")
+    nodes.start_node("server", 1)
+    nodes.start_node("worker", 1, framework=framework, DMLC_WORKER_ID=0)
+    for name in ("server1", "worker1"):
+        assert nodes.wait(name) == 1
+        assert said in last_line(nodes.log(name))
+    assert set(nodes.ended()) == {"server1", "worker1"}
+
+
+def test_a_scheduler_that_lost_a_node_says_how_long_it_stays_and_for_whom(cluster):
+    nodes = cluster(2, 1, BYTEPS_LOG_LEVEL="INFO")
+    nodes.start("scheduler", service("scheduler"))
+    nodes.start_node("server")
+    nodes.wait_for_line("scheduler", "server 0 has come")
+    nodes.processes["server0"].kill()
+    gone = "server 0 at 127.0.0.1 is gone"
+    stays = f"{gone}; stays for 60 s, or until it has told worker 0, worker 1"
+    nodes.wait_for_line("scheduler", stays)
+    for rank in (0, 1):
+        nodes.start_node("worker", rank)
+    for name in ("worker0", "worker1", "scheduler"):
+        assert nodes.wait(name) == 1
+        assert gone in last_line(nodes.log(name))
+
+
+def test_servers_that_pytorchs_workers_do_not_need_end_with_them(cluster):
+    nodes = cluster(2, 2)
+    nodes.start_roles()
+    for rank in (0, 1):
+        nodes.start_node("worker", rank, "lifeline.close()", framework="torch")
+    nodes.wait_for_end()
+    for rank in (0, 1):
+        assert nodes.log(f"worker{rank}") == "joined ['host', 1]\n"
+        assert nodes.log(f"server{rank}") == ""
+    needless = "the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is 2)"
+    assert nodes.log("scheduler") == f"gluon_gc: scheduler: {needless}\n"
+
+
+def test_workers_of_two_frameworks_make_no_cluster(cluster):
+    nodes = cluster(2, 1)
+    nodes.start_roles()
+    nodes.start_node("worker", 0, framework="torch")
+    nodes.start_node("worker", 1)
+    for name in ("worker0", "worker1", "server0", "scheduler"):
+        assert nodes.wait(name) == 1
+        said = r"worker \d trains with (MXNet|PyTorch), but worker \d with (PyTorch|MXNet)"
+        assert re.search(said, last_line(nodes.log(name)))

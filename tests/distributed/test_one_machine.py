@@ -46,6 +46,13 @@ def test_several_workers_train_together_without_a_scheduler(several):
     ]
 
 
+def test_a_local_job_without_servers_is_one_machines():
+    assert sorted(launch(STEP, "--local", "-n", "2", "-s", "0")) == [
+        "[worker 0] machine 0 2 0 2 {-0.5}",
+        "[worker 1] machine 1 2 1 2 {-0.5}",
+    ]
+
+
 def test_a_misspelt_variable_is_named_once_with_the_nearest():
     lines = launch(STEP, **ALONE, BYTEPS_LOCAL_SIZE=2, BYTEPS_PARTITON_BYTES=1)
     assert [line for line in lines if "PARTITON" in line] == [

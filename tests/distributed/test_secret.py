@@ -84,7 +84,8 @@ def _replay_a_hello(nodes):
     with _begun(nodes, theirs) as (link, line):
         session = Session("right", theirs, unsealed(line)["nonce"], is_node=True)
         session.open(line)
-        hello = session.seal({"role": "worker", "rank": 1, "local_size": 1, "alike": {}})
+        place = {"role": "worker", "rank": 1, "local_size": 1, "framework": "mxnet", "store": None}
+        hello = session.seal({**place, "alike": {}})
     with _begun(nodes, theirs) as (link, line):
         link.sendall(hello)
         assert link.recv(1) == b""

@@ -8,6 +8,8 @@ import time
 import pytest
 
 from gluon_gc.launch.launcher import service
+from gluon_gc.launch.patience import Patience
+from gluon_gc.launch.progress import Progress
 from tests.distributed.cluster import last_line
 
 SOON = 100  # seconds in which all start and end on a busy machine
@@ -37,6 +39,56 @@ def test_for_whom_a_worker_waits_is_said_to_it(cluster, waits):
     nodes.wait_for_line("worker0", said)
     assert said in nodes.log("scheduler")
     assert said not in nodes.log("worker1")
+
+
+_TRAINING = (
+    "import time\n"
+    "param = mx.gluon.Parameter('p', shape=(300, 7))\n"
+    "param.initialize()\n"
+    "onebit = {'compressor': 'onebit', 'ef': 'vanilla'}\n"
+    "trainer = bps.DistributedTrainer([param], 'sgd', compression_params=onebit)\n"
+    "def step():\n"
+    "    with mx.autograd.record():\n"
+    "        loss = param.data().sum()\n"
+    "    loss.backward()\n"
+    "    trainer.step(1)\n"
+    "    mx.nd.waitall()\n"
+    "step()\n"
+    "file = f'{FOLDER}/states{bps.rank()}'\n"
+    "trainer.save_states(file)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "other, said",
+    [
+        (
+            "while True: step()",
+            "s, since all workers must call the same functions: worker 0 at 127.0.0.1 waits in "
+            "load_states, worker 1 at 127.0.0.1 waits in an exchange of tensors",
+        ),
+        ("time.sleep(1000)", "s: all wait for worker 1 at 127.0.0.1 to call load_states"),
+    ],
+)
+def test_a_worker_that_loads_states_alone_is_told_that_all_must(cluster, other, said):
+    nodes = cluster(2, 1, GLUON_GC_STALL_SECONDS=2)
+    nodes.start_roles()
+    training = f"FOLDER = {str(nodes.folder)!r}\n{_TRAINING}"
+    nodes.start_script(0, f"{training}trainer.load_states(file)")
+    nodes.start_script(1, training + other)
+    nodes.wait_for_line("worker0", said)
+    assert said in nodes.log("scheduler")
+
+
+def test_where_no_scheduler_sees_all_workers_the_call_is_named(monkeypatch, logged):
+    monkeypatch.setenv("GLUON_GC_STALL_SECONDS", "1")
+    progress = Progress()
+    patience = Patience("worker 0", progress)
+    with progress.waiting("load_states"), logged.at_level("WARNING"):
+        time.sleep(2.5)
+    patience.end()
+    (line, *_) = logged.messages
+    assert line.endswith("s: other workers have not come to call load_states")
 
 
 def test_who_is_missing_is_warned_of_and_in_the_end_all_give_up(cluster):

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tests.distributed.cluster import JOBS, TIMEOUT
+from gluon_gc.launch.launcher import service
+from tests.distributed.cluster import JOBS, TIMEOUT, last_line
 from tests.processes import clean_environ
 
 SHAPES = [[300, 200], [500]]
@@ -39,6 +40,22 @@ def traced(folder, **variables_):
     assert done.returncode == 0, done.stdout + done.stderr
     folders = ("worker0/0", "worker1/0", "server0")
     return [_names(folder / name / "comm.json") for name in folders]
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_a_trace_that_cannot_be_written_is_refused_before_training(role, cluster, tmp_path):
+    (tmp_path / "file").touch()
+    nodes = cluster(1, 1)
+    traced = {"BYTEPS_TRACE_ON": 1, "BYTEPS_TRACE_DIR": tmp_path / "file"}
+    if role == "server":
+        nodes.start("server0", service("server"), **traced)
+    else:
+        nodes.start_roles()
+        arguments = {"shapes": SHAPES, "steps": 1, "compression_params": PARAMS}
+        nodes.start_worker(0, "steps", {**arguments, "optimizer_params": {}}, **traced)
+    assert nodes.wait(f"{role}0") != 0
+    said = "BYTEPS_TRACE_ON is set, but nothing can be written to BYTEPS_TRACE_DIR, "
+    assert said in last_line(nodes.log(f"{role}0"))
 
 
 def _names(path):

@@ -102,7 +102,10 @@ def random_orders_of_tensors():
             for name in sizes:
                 made = torch.Generator().manual_seed(1000 * step + dist.get_rank())
                 values[name] = torch.randn(sizes[name], generator=made)
-            futures = [state.average({name: values[name] for name in part}) for part in order]
+            futures = [
+                state.average({name: values[name] for name in part}, begins=part is order[0])
+                for part in order
+            ]
             torch.futures.wait_all(futures)
             results.append(torch.cat([values[name] for name in sizes]))
         state.close()
@@ -322,7 +325,7 @@ def large_values(hierarchical=True):
         torch.manual_seed(10 * step + dist.get_rank())
         made = {name: torch.randn_like(values) for name, values in made.items()}
         expected = {name: values.clone() for name, values in made.items()}
-        state.average(made, begins=True).wait()
+        state.average(made).wait()
         for name, values in made.items():
             assert_alike(values)
             dist.all_reduce(expected[name])
@@ -332,7 +335,7 @@ def large_values(hierarchical=True):
     values_bytes = 300_000 * 4 / (machines.local_size if machines else 1)
     assert 0 <= pushed - values_bytes < 16, pushed  # a message has a header
     made["large"][-1] = float("nan")
-    raised(RuntimeError, "parameter large has a NaN", state.average(made, begins=True).wait)
+    raised(RuntimeError, "parameter large has a NaN", state.average(made).wait)
     state.close()
 
 

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -673,7 +674,7 @@ def copies_say_what_they_are():
     for made in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
         assert same(made.state_dict()["arrays"], saved["arrays"]) and made.steps == 2
         said = "this is a copy of a CompressionState"
-        raised(RuntimeError, said, lambda m=made: m.average({}, begins=True))
+        raised(RuntimeError, said, lambda m=made: m.average({}))
     train(net, optimizer, ddp, [2])  # the original goes on
     other = wrapped(ONEBIT)
     other[3].load_state_dict(made.state_dict())
@@ -715,7 +716,7 @@ def closing_gives_momentum_back():
         assert {key: group[key] for key in given} == given
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_state_dict_post_hooks
-    raised(RuntimeError, "is closed", lambda: state.average({}, begins=True))
+    raised(RuntimeError, "is closed", lambda: state.average({}))
     fresh = sgd(net, momentum=0.0, nesterov=False)
     fresh.load_state_dict(optimizer.state_dict())  # before there is a state
     bps.CompressionState(net.named_parameters(), ONEBIT, fresh).close()
@@ -777,6 +778,37 @@ def everything_is_averaged_once():
         optimizer.compression_state.close()
     assert torch.equal(*results)
     assert torch.equal(results[0], trained(ONEBIT, steps=3))
+
+
+# Rounds of init and shutdown
+
+
+def rounds_of_init_and_shutdown_leave_nothing():
+    bps.shutdown()
+    counts = []
+    for number in range(4):
+        bps.init(timeout=timedelta(seconds=50 + number))
+        net, optimizer, ddp, state = wrapped(ONEBIT)
+        train(net, optimizer, ddp, range(2))
+        bps.push_pull(torch.ones(3))
+        other = Net()
+        distributed = bps.DistributedOptimizer(sgd(other), other.named_parameters(), TOPK)
+        train_once(other, distributed)
+        if number % 2:
+            state.close()
+        del net, optimizer, ddp, state, other, distributed
+        bps.shutdown()
+        folders = ("/proc/self/fd", "/proc/self/task")
+        counts.append([len(os.listdir(folder)) for folder in folders])
+    assert counts[1:] == counts[:-1], counts
+    bps.init()
+
+
+def a_time_out_of_init_reaches_all_groups():
+    """Worker 1 does not take part, and worker 0 says so."""
+    bps.shutdown()
+    bps.init(timeout=timedelta(seconds=2))
+    a_worker_that_does_not_come_is_given_up()
 
 
 # Workers that do not come

@@ -60,13 +60,14 @@ DIFFERENCES = (
     "whole_numbers_of_numpy",
     "whoever_waits_is_told_of_an_error_at_the_end",
     "workers_that_would_drift_apart_are_refused",
+    "rounds_of_init_and_shutdown_leave_nothing",
 )
 """Jobs of two workers, several of which one torchrun does."""
 
 
-def command(job, *arguments, workers=2):
+def command(job, *arguments, workers=2, file=HERE / "jobs.py"):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(workers), HERE / "jobs.py", job, *arguments]
+    return [*torchrun, "--nproc-per-node", str(workers), file, job, *arguments]
 
 
 def environ(**more):
@@ -74,9 +75,9 @@ def environ(**more):
     return {**clean_environ(), **own, **more}
 
 
-def run(job, *arguments, workers=2, **variables):
+def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
     done = subprocess.run(
-        command(job, *arguments, workers=workers),
+        command(job, *arguments, workers=workers, file=file),
         env=environ(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -97,6 +98,7 @@ def test_two_workers(jobs):
 def test_workers_that_do_not_come_are_named_and_given_up():
     run("a_late_worker_is_named", GLUON_GC_STALL_SECONDS="1")
     run("a_worker_that_does_not_come_is_given_up", GLUON_GC_TIMEOUT="2")
+    run("a_time_out_of_init_reaches_all_groups")
 
 
 def test_random_orders_of_tensors_give_the_same_bits_on_four_workers():

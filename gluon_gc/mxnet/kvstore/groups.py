@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, Union
+import itertools
+from collections import OrderedDict
+from typing import Callable, List, Mapping, Sequence, Tuple, Union
 
 from mxnet.ndarray import NDArray
 
@@ -13,6 +15,7 @@ from .bundle import Bundle
 from .circle import Circle
 
 Messages = Mapping[Channel, NDArray]
+_KNOWN_SETS = 16  # of messages that are exchanged together, whose groups are kept
 
 
 class TwoWay:
@@ -103,3 +106,31 @@ class Gathered:
 
 
 Group = Union[TwoWay, Gathered]
+
+
+class KnownGroups:
+    """The groups of the sets of messages that were exchanged last in a circle.
+
+    Not all sets are kept: where layers take turns there may be any number of them, and each group
+    has room for what comes.
+    """
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[Tuple[Channel, ...], List[Group]] = OrderedDict()
+        self._numbers = itertools.count()
+
+    def of(self, channels: Tuple[Channel, ...], make: Callable[[int], List[Group]]) -> List[Group]:
+        """The groups of these messages, made if they are not known.
+
+        Parameters
+        ----------
+        channels : tuple of Channel
+        make : callable
+            Makes the groups. It is given a number that no other groups of this circle have.
+        """
+        if channels not in self._groups:
+            if len(self._groups) == _KNOWN_SETS:
+                self._groups.popitem(last=False)
+            self._groups[channels] = make(next(self._numbers))
+        self._groups.move_to_end(channels)
+        return self._groups[channels]

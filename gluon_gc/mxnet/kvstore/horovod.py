@@ -34,7 +34,7 @@ from ..gradient import Gradient, Gradients
 from ..sparse import SparseChannel, summed
 from . import archive, bundle, hvd
 from .circle import Circle, nodes_of
-from .groups import Gathered, Group, TwoWay
+from .groups import Gathered, Group, KnownGroups, TwoWay
 from .pooling import PoolingKVStore
 
 
@@ -83,12 +83,12 @@ class GluonGCHorovod(PoolingKVStore):
         # Horovod refuses a name that is still at work: what is summed always is in the same array,
         # for which MXNet's engine ends one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
-        self._groups: Dict[Circle, Dict[Tuple[Channel, ...], List[Group]]] = {}
+        self._groups: Dict[Circle, KnownGroups] = {}
         self._broadcasts = itertools.count()
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
         GluonGCHorovod.connected = self
-        self.agree()
+        self.agree("init")
 
     def close(self) -> None:
         """Leave once all workers come here; nothing can be exchanged afterwards."""
@@ -115,9 +115,9 @@ class GluonGCHorovod(PoolingKVStore):
 
     # Set-up: every worker comes here with the same chunks
 
-    def _compared(self, message: Message) -> Message:
+    def _compared(self, message: Message, call: str) -> Message:
         line = json.dumps(message).encode() + b"\n"
-        with self._progress.waiting():
+        with self._progress.waiting(call):
             everybody = self._everybody.gather(line, "hello").splitlines()
         return agreement.compare([json.loads(line) for line in everybody])
 
@@ -142,6 +142,11 @@ class GluonGCHorovod(PoolingKVStore):
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._owner_of.pop(channel, None)
+        self._summed.pop(channel, None)
+
     def _pools(self) -> bool:
         return bool(self._across)
 
@@ -161,9 +166,8 @@ class GluonGCHorovod(PoolingKVStore):
         for circle in (self._everybody, *self._across):
             yield circle, [channel for channel in channels if self._circle(channel) is circle]
 
-    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
-        self._agree_to_broadcast(arrays, root_rank)
         for array, number in zip(arrays, self._broadcasts):
             host = array.as_in_context(mx.cpu())  # the array itself if it is there
             self._everybody.broadcast(host, root_rank, f"broadcast.{number}")
@@ -197,16 +201,18 @@ class GluonGCHorovod(PoolingKVStore):
                 channel.deliver([received[channel]], gradients, count)
 
     def _grouped(self, circle: Circle, channels: Sequence[Channel]) -> List[Group]:
-        """The groups in which these travel, the same ones whenever these do together."""
-        known, key = self._groups.setdefault(circle, {}), tuple(channels)
-        if key not in known:
-            known[key] = made = []
-            number = len(known)
+        """The groups in which these travel, mostly the same ones when these do together."""
+
+        def make(number: int) -> List[Group]:
+            made: List[Group] = []
             for part in bundle.groups([channel for channel in channels if channel.aggregated]):
                 made.append(self._two_way(circle, part, f"{number}.{len(made)}"))
             for part in bundle.groups([channel for channel in channels if channel.gathered]):
                 made.append(Gathered(circle, part, f"{number}.{len(made)}"))
-        return known[key]
+            return made
+
+        known = self._groups.setdefault(circle, KnownGroups())
+        return known.of(tuple(channels), make)
 
     def _two_way(self, circle: Circle, channels: Sequence[Channel], name: str) -> TwoWay:
         return TwoWay(circle, channels, self._owner_of, self._aggregators, self._threads, name)

@@ -58,7 +58,7 @@ class GluonGCMachine(CompressingKVStore):
         self._patience = Patience(f"worker {self.rank}", self._progress)
         self._pooled: Dict[Channel, Pooled] = {}
         GluonGCMachine.connected = self
-        self.agree()
+        self.agree("init")
 
     def close(self) -> None:
         """Leave once all workers come here; nothing can be exchanged afterwards."""
@@ -79,12 +79,12 @@ class GluonGCMachine(CompressingKVStore):
             GluonGCMachine.connected = None
             ending().abandoned()
 
-    def _gather(self, data: bytes) -> Sequence[bytes]:
-        with self._progress.waiting(), self._neighbours.heeded():
+    def _gather(self, data: bytes, call: str = "") -> Sequence[bytes]:
+        with self._progress.waiting(call), self._neighbours.heeded():
             return self._machine.gather(data)
 
-    def _compared(self, message: Message) -> Message:
-        everybody = self._gather(json.dumps(message).encode())
+    def _compared(self, message: Message, call: str) -> Message:
+        everybody = self._gather(json.dumps(message).encode(), call)
         return agreement.compare([json.loads(one) for one in everybody])
 
     def _open(self, channels: Sequence[Channel]) -> None:
@@ -97,6 +97,10 @@ class GluonGCMachine(CompressingKVStore):
         self._aggregators.update(aggregators)
         for channel in channels:
             self._progress.watch(0, channel.under_way)
+
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._pooled.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
         return 0, 1  # of one sender, which all workers are together
@@ -127,9 +131,8 @@ class GluonGCMachine(CompressingKVStore):
         of_all = (b"".join(self._gather(array.tobytes())) for array in (ids, values))
         return summed(channel, *of_all), None
 
-    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
-        self._agree_to_broadcast(arrays, root_rank)
         for array in arrays:
             own = array.asnumpy()
             data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]

@@ -86,6 +86,7 @@ class GluonGCParameterServer(PoolingKVStore):
         self._lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"))
         notice.cancel()
         self._progress = self._lifeline.progress
+        self._warn_of_raised_bound()
         with env.exported_for_ps_lite(self._lifeline.cluster), self._progress.waiting():
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
@@ -103,7 +104,18 @@ class GluonGCParameterServer(PoolingKVStore):
         self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
         self._configure([])
         self._init(keys, [greeting.first() for greeting in self._greetings])
-        self.agree()
+        self.agree("init")
+
+    def _warn_of_raised_bound(self) -> None:
+        """Say that MXNet is to spread no array over servers, though the user wants it."""
+        given, raised = env.get("MXNET_KVSTORE_BIGARRAY_BOUND"), env.bigarray_bound()
+        if given < raised and self.rank == 0:
+            logger.warning(
+                "MXNET_KVSTORE_BIGARRAY_BOUND is raised from %d to %d while gluon_gc connects: it "
+                "cuts arrays by itself (BYTEPS_PARTITION_BYTES)",
+                given,
+                raised,
+            )
 
     def close(self) -> None:
         """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
@@ -190,6 +202,11 @@ class GluonGCParameterServer(PoolingKVStore):
             self._configure(configured)
             self._init(keys, first)
 
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._ways.pop(channel, None)
+        self._server_of.pop(channel, None)
+
     def _way(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Way:
         """How the messages of a channel travel to a server and back."""
         key, pooled = self._allocator.key(server), self._pooled.get(channel)
@@ -230,11 +247,11 @@ class GluonGCParameterServer(PoolingKVStore):
         body = json.dumps({"gluon_gc": {action: request}})
         self._kv._send_command_to_servers(_CONTROLLER, body)
 
-    def _compared(self, message: Message) -> Message:
+    def _compared(self, message: Message, call: str) -> Message:
         """The answer of all servers, which only gluon_gc's give."""
         self._lifeline.next_exchange()
         packed = handshake.pack(message)
-        with self._progress.waiting():
+        with self._progress.waiting(call):
             answers = [greeting.exchange([packed]) for greeting in self._greetings]
             unpacked = [handshake.unpack(answer) for (answer,) in answers]
             self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
@@ -299,12 +316,11 @@ class GluonGCParameterServer(PoolingKVStore):
             ]
         return layouts
 
-    def broadcast_all(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
 
         The bytes travel framed as floats; everybody else adds zeros to them.
         """
-        self._agree_to_broadcast(arrays, root_rank)
         host = [array.asnumpy() for array in arrays]
         data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
         words = kernels.frame(data).view(np.float32)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from typing import Callable, List, Mapping, Sequence
 
-import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
@@ -20,6 +19,7 @@ from ..channel import Channel, Sending
 from ..codec import MessageCodec
 from ..eventcounts import Eventcount, Watcher
 from ..gradient import Gradients
+from ..lent import lent
 
 _ALIGNMENT = 64  # bytes: what different processes write is in different lines of the cache
 
@@ -67,9 +67,9 @@ class Pooled:
         self._channel, self._codecs = channel, codecs
         self.owner, self.owned, self._count = owner, owner == rank, count
         self._arrived, self._answered = arrived, answered
-        self._slots = mx.nd.from_numpy(slots)
-        self._own = mx.nd.from_numpy(slots[rank].view(channel.dtype))
-        self._answer = mx.nd.from_numpy(answer if channel.framed else answer.view(channel.dtype))
+        self._slots = lent(slots)
+        self._own = lent(slots[rank].view(channel.dtype))
+        self._answer = lent(answer if channel.framed else answer.view(channel.dtype))
 
     def contribute(self, sending: Sending) -> None:
         """Lay ready what this worker sends."""

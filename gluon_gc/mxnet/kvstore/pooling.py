@@ -50,6 +50,10 @@ class PoolingKVStore(CompressingKVStore):
                 self._pool = Pool(Machine(self._on_machine(), timeout))
             self._pooled.update(zip(channels, self._pool.open(channels, answers, {})))
 
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._pooled.pop(channel, None)
+
     def _close_pool(self) -> None:
         """Leave; nothing is under way any more."""
         if self._pool is not None:

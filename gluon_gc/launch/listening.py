@@ -1,0 +1,46 @@
+"""The socket at which a cluster's nodes meet."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from ..env import ConfigurationError
+
+
+def listen(host: str, port: int, whose: str = "the scheduler's own") -> socket.socket:
+    """A socket that listens there, and at no other address of this machine.
+
+    Parameters
+    ----------
+    whose : str
+        Which machine has the address, in the words of an error.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not an address, not this machine's, or taken.
+    """
+    try:
+        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+    except socket.gaierror as error:
+        raise ConfigurationError(
+            f"DMLC_PS_ROOT_URI must be an address, got {host!r}: {error.strerror}"
+        ) from None
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(_why_not(error, host, port, whose)) from None
+    return listener
+
+
+def _why_not(error: OSError, host: str, port: int, whose: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"DMLC_PS_ROOT_URI must be an address of {whose} machine, got {host!r}"
+    return f"cannot listen on port {port} of {host}: {error.strerror}"

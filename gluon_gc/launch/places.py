@@ -1,0 +1,196 @@
+"""Which worker this process is, as the launcher that has started it says in the environment.
+
+A launcher is bpslaunch, torchrun, horovodrun, mpirun or SLURM's srun. A script that was meant for
+several workers, and whose launcher does not say enough, gets an error, so that it never trains
+alone by mistake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, List, Optional, Tuple
+
+from .. import env
+from ..env import ConfigurationError
+from ..log import logger
+from . import slurm
+
+_BPSLAUNCH, _SRUN = "bpslaunch", "srun"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place among all.
+
+    Parameters
+    ----------
+    launcher : str
+        The program that has started it.
+    rank, size : int
+        Which worker this is, and how many there are.
+    local_rank, local_size : int, optional
+        The same on its machine, where the launcher says it.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: Optional[int] = None
+    local_size: Optional[int] = None
+
+    def __str__(self) -> str:
+        return f"{self.launcher} has started worker {self.rank} of {self.size}"
+
+    def is_also(self, other: Place) -> bool:
+        """Whether another launcher says the same."""
+        return (self.rank, self.size) == (other.rank, other.size)
+
+
+@dataclass(frozen=True)
+class _Variables:
+    """The variables in which a launcher says what is in a `Place`."""
+
+    launcher: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: Optional[str] = None
+
+    def place(self) -> Optional[Place]:
+        """The place, if both the rank and the size are set."""
+        rank, size = env.get(self.rank), env.get(self.size)
+        if rank is None or size is None:
+            return None
+        if rank >= size:
+            raise ConfigurationError(f"{self.rank} must be < {self.size} ({size}), got {rank}")
+        local_size = env.get(self.local_size) if self.local_size else None
+        return Place(self.launcher, rank, size, env.get(self.local_rank), local_size)
+
+    def complete(self, others: List[Place]) -> Optional[Place]:
+        """The place, where one of the two may be missing and another launcher has it."""
+        rank, size = env.get(self.rank), env.get(self.size)
+        if (rank is None) == (size is None) or (rank is None and size == 1):
+            return self.place()
+        for other in others:
+            if other.rank == rank or other.size == size:
+                return other
+        given, missing = (self.size, self.rank) if rank is None else (self.rank, self.size)
+        raise ConfigurationError(
+            f"{given} is {env.get(given)}, but {missing} is not set: a launcher sets both for each "
+            "worker"
+        )
+
+
+_TORCHRUN = _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+_OTHERS = (
+    _Variables("horovodrun", *(f"HOROVOD_{name}" for name in _NAMES)),
+    _Variables("mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in _NAMES)),
+    _Variables("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def find() -> Optional[Place]:
+    """The place that a launcher other than bpslaunch says; None where none has started the process.
+
+    torchrun may be started by any of the others, and mpirun by srun: the innermost counts.
+
+    Raises
+    ------
+    ConfigurationError
+        It says which worker this is but not how many there are, or the other way round.
+    """
+    place = _TORCHRUN.place()
+    if place is not None and place.local_rank is not None:
+        return place
+    srun = _of_srun()
+    others = [place for place in (row.complete(srun) for row in _OTHERS) if place] + srun
+    place = _TORCHRUN.complete(others) or next(iter(others), None)
+    if place is None or place.local_rank is not None:
+        return place
+    known = (other for other in others if other.is_also(place) and other.local_rank is not None)
+    other = next(known, place)
+    return replace(place, local_rank=other.local_rank, local_size=other.local_size)
+
+
+def _of_srun() -> List[Place]:
+    if not slurm.is_step():
+        return []
+    row = _Variables(_SRUN, "SLURM_PROCID", slurm.tasks_variable(), "SLURM_LOCALID")
+    place = row.complete([])
+    return [] if place is None else [replace(place, local_size=slurm.tasks_here())]
+
+
+def of_bpslaunch() -> Optional[Place]:
+    """The place that DMLC_ROLE and its like say; None where they do not make a worker.
+
+    torchrun may be started by bpslaunch, and counts then.
+    """
+    if not env.is_worker() or env.is_set("TORCHELASTIC_RUN_ID"):
+        return None
+    cluster = env.machine() if env.one_machine() else env.cluster(servers_needed=False)
+    local_rank, local_size = cluster.local_rank, cluster.local_size
+    if env.is_set("LOCAL_RANK") and env.is_set("LOCAL_WORLD_SIZE"):  # bpslaunch --local's
+        local_rank, local_size = env.get("LOCAL_RANK"), env.get("LOCAL_WORLD_SIZE")
+    return Place(_BPSLAUNCH, cluster.rank, cluster.total_workers, local_rank, local_size)
+
+
+def address(place: Place) -> Tuple[str, int]:
+    """Where worker 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from other variables.
+
+    Under bpslaunch they follow from the scheduler's address, where there is no scheduler, and in a
+    job of SLURM from its machines and its number.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not known.
+    """
+    host, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
+    if place.launcher == _BPSLAUNCH:
+        host, port = host or _given("DMLC_PS_ROOT_URI"), port or _given("DMLC_PS_ROOT_PORT")
+    elif place.local_size == place.size:
+        host, port = host or "127.0.0.1", port or slurm.port(place.launcher == _SRUN)
+    else:
+        host = host or slurm.first_host(place.launcher == _SRUN)
+        port = port or slurm.port(place.launcher == _SRUN)
+    if host is None or port is None:
+        raise ConfigurationError(
+            f"{place}, but it is not known where worker 0 listens: set MASTER_ADDR and MASTER_PORT "
+            "to the address of its machine and a free port there, the same for all workers, or "
+            "start them with torchrun"
+        )
+    return host, port
+
+
+def _given(name: str) -> Any:
+    """The value of a required variable; None where it is not set."""
+    return env.get(name) if env.is_set(name) else None
+
+
+def require_alone() -> None:
+    """Refuse to train alone where variables of a cluster are set; warn in a job of SLURM.
+
+    Raises
+    ------
+    ConfigurationError
+        DMLC_ROLE is "server" or "scheduler", or is not set where DMLC_NUM_WORKER is more than 1.
+    """
+    if env.is_set("DMLC_ROLE"):
+        if not env.is_worker():
+            raise ConfigurationError(
+                f"DMLC_ROLE must be worker where a script trains, got {env.get('DMLC_ROLE')!r}"
+            )
+        return
+    workers = _given("DMLC_NUM_WORKER") or 1
+    if workers > 1:
+        raise ConfigurationError(
+            f"DMLC_NUM_WORKER is {workers}, but DMLC_ROLE is not set: start each worker with "
+            "DMLC_ROLE=worker bpslaunch"
+        )
+    tasks = env.get("SLURM_NTASKS") or 1
+    if tasks > 1:
+        logger.warning(
+            "SLURM has %d tasks for this job, but this process trains alone: srun starts workers",
+            tasks,
+        )

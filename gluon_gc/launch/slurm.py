@@ -1,0 +1,76 @@
+"""What SLURM says of a process: which of its step it is, and where the first of them runs.
+
+sbatch and salloc describe the job to the one process that they start, and srun describes a step to
+each of its processes. SLURM_PROCID is 0 and SLURM_NTASKS is the job's in a batch script as well, so
+that only the variables of a step tell that there are others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import List, Optional
+
+from .. import env
+from ..env import ConfigurationError
+
+_PSEUDO_STEPS = 2**32 - 16  # from this number on: batch scripts, interactive shells
+_FIRST_PORT, _PORTS = 15000, 15000  # below those that Linux picks for outgoing connections
+_STEPS = 101  # of a job, until two have one port
+_HOST = r"(?:[^,\[\]\s]|\[[^\[\]]+\])+"
+
+
+def is_step() -> bool:
+    """Whether srun has started this process."""
+    step = env.get("SLURM_STEP_ID")
+    numbered = step is not None and step < _PSEUDO_STEPS
+    return numbered or env.is_set("SLURM_STEP_NUM_TASKS") or bool(env.get("SLURM_PROCID"))
+
+
+def tasks_variable() -> str:
+    """The variable that has the number of the step's processes."""
+    of_step = "SLURM_STEP_NUM_TASKS"
+    return of_step if env.is_set(of_step) else "SLURM_NTASKS"
+
+
+def tasks_here() -> Optional[int]:
+    """The processes of the step on this machine, where SLURM says it."""
+    node, text = env.get("SLURM_NODEID"), env.get("SLURM_STEP_TASKS_PER_NODE")
+    counts = _counts(text) if text else []
+    return counts[node] if node is not None and node < len(counts) else None
+
+
+def first_host(of_step: bool) -> Optional[str]:
+    """The first machine of the step, or else of the job; None where SLURM says none.
+
+    Raises
+    ------
+    ConfigurationError
+        The variable is no list of hosts.
+    """
+    names = ["SLURM_STEP_NODELIST"] if of_step else []
+    for name in (*names, "SLURM_JOB_NODELIST"):
+        hosts = env.get(name)
+        if hosts is None:
+            continue
+        if not re.fullmatch(f"{_HOST}(,{_HOST})*", hosts):
+            raise ConfigurationError(f"{name} must be a list of hosts, got {hosts!r}")
+        first = re.match(_HOST, hosts)[0]
+        return re.sub(r"\[([^,\-\]]+)[^\]]*\]", r"\1", first)
+    return None
+
+
+def port(of_step: bool) -> Optional[int]:
+    """A port that follows from the numbers of the job and the step; None outside of a job."""
+    job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID") if of_step else 0
+    return None if job is None else _FIRST_PORT + (_STEPS * job + (step or 0)) % _PORTS
+
+
+def _counts(text: str) -> List[int]:
+    """The numbers of an expression such as 2(x3),1; none if it is no such expression."""
+    counts: List[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            return []
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts

@@ -1,0 +1,176 @@
+"""The processes that bpslaunch starts: the workers of this machine, or a whole cluster on it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+from .. import env
+from .command import runnable
+from .listening import listen
+from .supervisor import Task
+
+_Changes = Dict[str, Optional[str]]  # of the environment; None removes a variable
+_NODES = Path("/sys/devices/system/node")
+
+
+def service(role: str) -> List[str]:
+    """The command of a server or the scheduler, whose current directory is not on sys.path."""
+    path = Path(__file__).resolve().with_name("service.py")
+    return [sys.executable, str(path), role]
+
+
+def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
+    """The command on its share of the NUMA nodes, where BYTEPS_NUMA_ON asks for that."""
+    if not env.get("BYTEPS_NUMA_ON") or shutil.which("numactl") is None:
+        return command
+    nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
+    if len(nodes) < 2:
+        return command
+    node = nodes[local_rank * len(nodes) // local_size]
+    return ["numactl", f"--cpunodebind={node}", "--localalloc", *command]
+
+
+def _free_ports(count: int) -> List[str]:
+    """Different ports of this machine that nobody has."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [str(probe.getsockname()[1]) for probe in probes]
+
+
+def _threads(workers: int) -> str:
+    """The OpenMP threads of each process where all are on this machine."""
+    return str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers))
+
+
+def _secret() -> str:
+    return env.get("GLUON_GC_SECRET") or secrets.token_hex(16)
+
+
+def _cluster_here(workers: int, servers: int) -> _Changes:
+    """The variables of a cluster on this machine, as changes to the environment."""
+    scheduler_port, master_port = _free_ports(2)
+    return {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": scheduler_port,
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_ROLE": None,
+        "DMLC_WORKER_ID": None,
+        "DMLC_PS_VAN_TYPE": env.get("DMLC_PS_VAN_TYPE"),
+        "BYTEPS_LOCAL_RANK": "0",
+        "BYTEPS_LOCAL_SIZE": "1",
+        "BYTEPS_FORCE_DISTRIBUTED": "1",
+        "GLUON_GC_SECRET": _secret(),
+        "OMP_NUM_THREADS": _threads(workers),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": master_port,
+    }
+
+
+def _place(rank: int, size: int, local_rank: int, local_size: int) -> _Changes:
+    """The variables by which torchrun says which worker a process is."""
+    values = {"RANK": rank, "WORLD_SIZE": size}
+    values.update(LOCAL_RANK=local_rank, LOCAL_WORLD_SIZE=local_size)
+    return {"TORCHELASTIC_RUN_ID": None, **{name: str(value) for name, value in values.items()}}
+
+
+def _service_tasks(cluster: _Changes) -> List[Task]:
+    """The scheduler and the servers of a cluster on this machine."""
+    environ = env.for_service(cluster)
+    tasks = [Task("scheduler", service("scheduler"), environ, service=True)]
+    for index in range(int(cluster["DMLC_NUM_SERVER"])):
+        tasks.append(Task(f"server {index}", service("server"), environ, service=True))
+    return tasks
+
+
+def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
+    """The processes of a cluster on this machine, in which every worker counts as a machine.
+
+    Without servers they are the workers of one machine.
+    """
+    program = runnable(command)
+    if not servers:
+        return _machine_tasks(program, workers)
+    cluster = _cluster_here(workers, servers)
+    tasks = _service_tasks(cluster)
+    for rank in range(workers):
+        own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
+        own.update(_place(rank, workers, rank, workers))
+        if env.get("BYTEPS_TRACE_ON"):  # machines of their own would not share a directory
+            own["BYTEPS_TRACE_DIR"] = os.path.join(env.get("BYTEPS_TRACE_DIR"), f"worker{rank}")
+        tasks.append(Task(f"worker {rank}", program, env.for_child({**cluster, **own})))
+    return tasks
+
+
+def _machine_tasks(program: List[str], workers: int) -> List[Task]:
+    """The workers of a job that is this machine's, described as BytePS would have it."""
+    job = {
+        "DMLC_ROLE": "worker",
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_SERVER": "0",
+        "DMLC_WORKER_ID": "0",
+        "BYTEPS_FORCE_DISTRIBUTED": None,
+        "GLUON_GC_SECRET": _secret(),
+        "OMP_NUM_THREADS": _threads(workers),
+        **_meeting_here(workers),
+    }
+    return _workers(program, job, workers, workers, 0)
+
+
+def _meeting_here(workers: int) -> _Changes:
+    """The variables that say where the workers of a job meet that is this machine's."""
+    port, master_port = _free_ports(2)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master_port}
+    if workers > 1:
+        here.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=port)
+    return here
+
+
+def _workers(
+    program: List[str], job: _Changes, local_size: int, size: int, first: int
+) -> List[Task]:
+    """This machine's workers of a job, in which the first of them has rank `first`."""
+    tasks = []
+    for local_rank in range(local_size):
+        rank = first + local_rank
+        own = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size)}
+        own.update(_place(rank, size, local_rank, local_size))
+        bound = _bound_to_numa_node(program, local_rank, local_size)
+        tasks.append(Task(f"worker {rank}", bound, env.for_child({**job, **own})))
+    return tasks
+
+
+def _devices() -> List[str]:
+    """The devices that NVIDIA_VISIBLE_DEVICES lists; none where it says all or nothing."""
+    listed = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
+    if listed in ("all", "none", "void"):
+        return []
+    return [device.strip() for device in listed.split(",")]
+
+
+def worker_tasks(command: Sequence[str]) -> List[Task]:
+    """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them.
+
+    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``.
+    """
+    program = runnable(command)
+    size = len(_devices()) or env.get("BYTEPS_LOCAL_SIZE")
+    if env.one_machine():
+        return _workers(program, _meeting_here(size), size, size, 0)
+    cluster = env.cluster(servers_needed=False)
+    first, job = cluster.worker_id * size, {}
+    if not cluster.num_server:  # nobody else listens there: worker 0 does
+        job = {"MASTER_ADDR": cluster.root_uri, "MASTER_PORT": str(cluster.root_port)}
+        if first == 0:  # to be told now if it cannot
+            listen(cluster.root_uri, cluster.root_port, "worker 0's").close()
+    return _workers(program, job, size, cluster.num_worker * size, first)

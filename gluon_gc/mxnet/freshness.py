@@ -1,0 +1,90 @@
+"""Fresh and stale gradients: those that backward has made since the last update, and the others.
+
+MXNet marks a parameter's array when backward writes its gradient, and gluon.Trainer removes the
+mark when it updates the parameter. A stale gradient is the average of an earlier step, or what the
+memory held at first, so that it counts as zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, Iterator, List, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+
+from ..agreement import Facts
+from .exchange import CompressingKVStore
+from .gradient import legacy
+from .totals import total
+
+
+def _stale(params: Iterable[Parameter]) -> Iterator[Tuple[Parameter, mx.Context]]:
+    """The parameters whose gradient is stale, with the contexts on which it is."""
+    for param in params:
+        if param.grad_req != "null":
+            for data in param.list_data():
+                if not data._fresh_grad:
+                    yield param, data.context
+
+
+def first_stale(params: Iterable[Parameter]) -> str:
+    """The name of the first parameter with a stale gradient; "": there is none."""
+    return next((param.name for param, _ in _stale(params)), "")
+
+
+def require_fresh(params: Iterable[Parameter]) -> None:
+    """Raise gluon's UserWarning if a gradient is stale."""
+    for param, context in _stale(params):
+        raise UserWarning(
+            f"Gradient of Parameter `{param.name}` on context {context} has not been updated by "
+            "backward since last `step`. If some steps are meant not to use it, all workers call "
+            "step with ignore_stale_grad=True"
+        )
+
+
+def fresh_anywhere(
+    store: CompressingKVStore, name: str, params: Sequence[Parameter], about: Facts
+) -> List[bool]:
+    """For each parameter, whether its gradient is fresh on any context of any worker.
+
+    All workers call this, and wait for each other. The stale copies of such a gradient become
+    zeros and fresh, so that each worker and context updates the parameter.
+
+    Parameters
+    ----------
+    store : CompressingKVStore
+    name : str
+        What the store calls the flags.
+    params : sequence of Parameter
+        The same number whenever the name is used.
+    about : Facts
+        What the workers must have in common when the name is first used.
+    """
+    flags = [
+        param.grad_req != "null" and any(data._fresh_grad for data in param.list_data())
+        for param in params
+    ]
+    if store.num_workers > 1:
+        array = mx.nd.array(np.array(flags, np.float32))
+        flags = (total(store, name, array, "step", about).asnumpy() > 0).tolist()
+    for param, fresh in zip(params, flags):
+        if fresh:
+            _renew(param)
+    return flags
+
+
+def _renew(param: Parameter) -> None:
+    """Make the stale copies of a gradient zeros, and fresh."""
+    for data, gradient in zip(param.list_data(), legacy(param.list_grad())):
+        if not data._fresh_grad:
+            mx.nd.zeros_like(gradient, out=gradient)
+            data._fresh_grad = True
+
+
+def use_up(params: Iterable[Parameter]) -> None:
+    """Make all gradients stale: those of a step that is left out are not used again."""
+    for param in params:
+        if param.grad_req != "null":
+            for data in param.list_data():
+                data._fresh_grad = False

@@ -1,0 +1,224 @@
+"""Sums and averages of single tensors, and broadcasts of parameters, as byteps.mxnet has them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter, ParameterDict
+from mxnet.ndarray import NDArray
+
+from .. import integers
+from ..agreement import Facts
+from ..compression import CompressionParams, byteps, warn_of_ignored
+from ..plan import Tensor, require_on_nonfinite
+from . import runtime
+from .exchange import CompressingKVStore, check_fits
+from .gradient import legacy, params_for
+from .totals import total_of_parts
+
+
+class _Declared(NamedTuple):
+    """What `byteps_declare_tensor` was told."""
+
+    params: CompressionParams = CompressionParams()
+    on_nonfinite: Optional[str] = None
+
+
+_CALL = "byteps_push_pull"
+_declared: Dict[str, _Declared] = {}
+_used: Dict[str, Tensor] = {}  # tensors by name, as they were first exchanged
+_nameless = itertools.count(1)  # tensors that got a name here
+
+
+def _forget() -> None:
+    """The process has left its cluster."""
+    global _nameless
+    _declared.clear()
+    _used.clear()
+    _nameless = itertools.count(1)
+
+
+runtime.when_left.append(_forget)
+
+
+def byteps_declare_tensor(
+    name: str, on_nonfinite: Optional[str] = None, **compression_params: Any
+) -> None:
+    """Name a tensor that `byteps_push_pull` will exchange.
+
+    Parameters
+    ----------
+    name : str
+        The same on all workers, which must declare their tensors in the same order.
+    on_nonfinite : None, "raise", "skip" or "propagate"
+        What happens where it has a NaN or an infinity on any worker, as `DistributedTrainer` has
+        it; "skip" makes the result zeros, on all workers. None: "raise" if the tensor is
+        compressed, or else "propagate".
+    **compression_params
+        As `DistributedTrainer` takes them, or in BytePS's spelling, byteps_compressor_type and its
+        like (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
+    """
+    spelled = byteps.translate(compression_params)
+    params = spelled.parse().require_chosen()
+    if on_nonfinite is not None:
+        require_on_nonfinite(on_nonfinite)
+    warn_of_ignored(spelled.params)
+    _declared.setdefault(name, _Declared(params, on_nonfinite))
+
+
+def byteps_push_pull(
+    tensor: NDArray,
+    version: int = 0,
+    priority: int = 0,
+    name: Optional[str] = None,
+    is_average: bool = True,
+) -> None:
+    """Replace `tensor` by its sum or average over all workers.
+
+    It returns at once, unless the tensor has integers, whose result it waits for.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Any shape, floats or integers; as many elements of the same dtype whenever the name is used.
+        A sparse one travels as a dense one does.
+    version : int
+        Ignored, as in BytePS.
+    priority : int
+        Larger ones are sent first.
+    name : str, optional
+        Which tensor this is, on all workers. Each call without one is of another tensor, "noname.1"
+        and so on in the order of the calls, for which memory is kept: name what comes again.
+    is_average : bool
+        Average if true, else sum; the same on all workers. The average of integers is rounded
+        towards 0.
+
+    Raises
+    ------
+    TypeError
+        It is not an NDArray of floats or integers.
+    ValueError
+        The name was used with another number of elements or dtype.
+    OverflowError
+        It has integers, whose sum does not fit their dtype; on all workers.
+    RuntimeError
+        Workers use the names in different orders, or differ in `is_average`.
+    MXNetError
+        When the result is waited for: it is not finite, and was declared to be refused then.
+    """
+    store = runtime.default_kvstore()
+    if name is None:
+        name = f"noname.{next(_nameless)}"
+    _require_numbers(tensor, name)
+    if tensor.stype != "default":
+        dense = tensor.tostype("default")
+        byteps_push_pull(dense, version, priority, name, is_average)
+        dense.tostype(tensor.stype).copyto(tensor)
+        return
+    declared, average = _declared.get(name, _Declared()), bool(is_average)
+    # Sums and averages of a name have keys of their own: workers that differ do not mix them.
+    key = f"byteps.{name}" if average else f"byteps.{name}.sum"
+    described = _used.setdefault(name, _described(tensor, name, declared))
+    check_fits([tensor], described)
+    values = {"name": name, "is_average": average, "dtype": described.dtype}
+    about = [(_CALL, values)]
+    if not described.floating:
+        _push_pull_integers(store, key, tensor, described.called, average, about)
+        return
+    if not store.declared(key):
+        store.declare([replace(described, name=key)], about=about, call=_CALL)
+    store.gradient_scale = 1.0 / store.num_workers if average else 1.0
+    store.pushpull(key, tensor, priority=priority)
+    if declared.on_nonfinite == "skip":
+        _make_zero_unless_finite(*legacy([tensor]))
+
+
+def _require_numbers(tensor: Any, name: str) -> None:
+    """Raise TypeError unless it is an NDArray that can be summed."""
+    if not isinstance(tensor, NDArray):
+        raise TypeError(
+            f"tensor '{name}' must be an NDArray, got {tensor!r} ({type(tensor).__name__}); "
+            "bps.allreduce takes Python's numbers and NumPy's arrays"
+        )
+    dtype = np.dtype(tensor.dtype)
+    if dtype.kind not in "fiu":
+        raise TypeError(
+            f"tensor '{name}' must have floats or integers, got {dtype.name}: cast it, as with "
+            "tensor.astype('float32')"
+        )
+
+
+def _described(tensor: NDArray, name: str, declared: _Declared) -> Tensor:
+    params = params_for(tensor, declared.params)
+    otherwise = "propagate" if params.compressor is None else "raise"
+    dtype, how = np.dtype(tensor.dtype).name, declared.on_nonfinite or otherwise
+    return Tensor(name, tensor.size, dtype, params, called=f"tensor '{name}'", on_nonfinite=how)
+
+
+def _push_pull_integers(
+    store: CompressingKVStore,
+    key: str,
+    tensor: NDArray,
+    called: str,
+    average: bool,
+    about: Facts,
+) -> None:
+    """Replace integers by their exact sum or average, for which this waits."""
+    values = tensor.asnumpy()
+    sums = total_of_parts(store, key, integers.summands(values), _CALL, about)
+    if average:
+        result = integers.average(sums, store.num_workers, values.dtype)
+    else:
+        result = integers.total(sums, values.dtype, called)
+    (array,) = legacy([tensor])
+    array[:] = mx.nd.array(result.reshape(array.shape), dtype=result.dtype)
+
+
+def _make_zero_unless_finite(tensor: NDArray) -> None:
+    finite = mx.nd.multi_all_finite(tensor, num_arrays=1)
+    row = tensor.reshape((1, -1))
+    mx.nd.where(finite, row, mx.nd.zeros_like(row), out=row)
+
+
+def broadcast_parameters(
+    params: Union[ParameterDict, Mapping[str, Any], Sequence[Any]], root_rank: int = 0
+) -> None:
+    """Overwrite parameters on all workers with those of one, bit for bit.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict or list
+        Of Parameters or NDArrays, initialized, the same on all workers.
+    root_rank : int
+        The worker that has the right ones.
+
+    Raises
+    ------
+    TypeError
+        They are none; nothing was sent.
+    RuntimeError
+        Workers have others, or another root_rank.
+    """
+    store = runtime.default_kvstore()
+    if isinstance(params, (dict, ParameterDict)):
+        named = [(f"params[{name!r}]", params[name]) for name in sorted(params.keys())]
+    elif isinstance(params, (list, tuple)):
+        named = [(f"params[{number}]", value) for number, value in enumerate(params)]
+    else:
+        raise TypeError(
+            f"params must be a ParameterDict, a dict or a list, got {type(params).__name__}"
+        )
+    store.broadcast_copies([(name, _copies(name, value)) for name, value in named], root_rank)
+
+
+def _copies(called: str, value: Any) -> List[NDArray]:
+    """The arrays of a parameter, one a context."""
+    if isinstance(value, Parameter):
+        return value.list_data()
+    if isinstance(value, NDArray):
+        return [value]
+    raise TypeError(f"{called} must be a Parameter or an NDArray, got {type(value).__name__}")

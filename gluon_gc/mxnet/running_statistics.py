@@ -1,0 +1,84 @@
+"""Averages of what layers such as BatchNorm gather while a network trains."""
+
+from __future__ import annotations
+
+from typing import List, Mapping, Sequence, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Block, Constant, Parameter, ParameterDict
+from mxnet.ndarray import NDArray
+
+from .gradient import legacy
+from .runtime import default_kvstore
+from .totals import total_of_parts
+
+_STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
+"""Ends of names: a network from a file says in no other way which parameters are statistics."""
+_FIXED = ("gamma", "beta")
+"""Ends of names of parameters that BatchNorm(scale=False, center=False) never changes."""
+
+
+def average_statistics(
+    net: Union[Block, ParameterDict, Mapping[str, Parameter], Sequence[Parameter]],
+) -> None:
+    """Average the running statistics of a network over all contexts of all workers.
+
+    Each context of each worker updates the means and variances of its BatchNorm layers from its own
+    batches, and no step exchanges them. Call this on all workers before you validate or save. It
+    waits for the workers.
+
+    Parameters
+    ----------
+    net : Block, ParameterDict, dict or list
+        A network or its Parameters. Those that are averaged are made with differentiable=False, as
+        BatchNorm and SyncBatchNorm make them, or have the names of running means and variances, as
+        in a SymbolBlock. Constants, integers and what is not initialized are left alone.
+
+    Raises
+    ------
+    TypeError
+        It is none of these.
+    RuntimeError
+        `init` was not called; or workers have other statistics, or make another call.
+    """
+    statistics = [param for param in _parameters(net) if _is_statistic(param)]
+    store = default_kvstore()
+    arrays = [legacy(param.list_data()) for param in statistics]
+    facts = [
+        (f"parameter {param.name}", {"shape": list(first.shape)})
+        for param, (first, *_) in zip(statistics, arrays)
+    ]
+    store.agree("average_statistics", facts)
+    if not statistics:
+        return
+    own = np.concatenate([_mean(copies) for copies in arrays])
+    (sums,) = total_of_parts(store, f"statistics.{own.size}", [own], "average_statistics")
+    ends = np.cumsum([copies[0].size for copies in arrays])[:-1]
+    for copies, values in zip(arrays, np.split(sums / store.num_workers, ends)):
+        for array in copies:
+            array[:] = mx.nd.array(values.reshape(array.shape), dtype=array.dtype)
+
+
+def _parameters(net: object) -> List[Parameter]:
+    if isinstance(net, Block):
+        net = net.collect_params()
+    if isinstance(net, (Mapping, ParameterDict)):
+        net = list(net.values())
+    if not isinstance(net, (list, tuple)) or not all(isinstance(p, Parameter) for p in net):
+        raise TypeError(
+            f"net must be a Block, or a ParameterDict, dict or list of Parameters, got {net!r}"
+        )
+    return list(net)
+
+
+def _is_statistic(param: Parameter) -> bool:
+    if isinstance(param, Constant) or param._data is None or np.dtype(param.dtype).kind != "f":
+        return False
+    fixed = param._differentiable or param.name.endswith(_FIXED)
+    return not fixed or param.name.endswith(_STATISTICS)
+
+
+def _mean(copies: Sequence[NDArray]) -> np.ndarray:
+    """The mean over contexts, float64, flat."""
+    return np.mean([array.asnumpy().astype(np.float64).ravel() for array in copies], axis=0)

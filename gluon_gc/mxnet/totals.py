@@ -1,0 +1,55 @@
+"""Sums over all workers of small arrays that are no gradients, such as flags and metrics."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ..agreement import Facts
+from ..compression import CompressionParams
+from ..plan import Tensor
+from .exchange import CompressingKVStore
+
+
+def total(
+    store: CompressingKVStore, name: str, array: NDArray, call: str, about: Facts = ()
+) -> NDArray:
+    """Sum an array over all workers in place, uncompressed, and return it; all workers call this.
+
+    Parameters
+    ----------
+    store : CompressingKVStore
+    name : str
+        What the array is; its size and dtype are the same whenever the name is used.
+    array : NDArray
+    call : str
+        The function of the user that needs the sum.
+    about : Facts, optional
+        What else the workers must have in common when the name is first used.
+    """
+    if not store.declared(name):
+        dtype = np.dtype(array.dtype).name
+        tensor = Tensor(name, array.size, dtype, CompressionParams())
+        store.declare([tensor], about=about, call=call)
+    store.gradient_scale = 1.0
+    store.pushpull(name, array)
+    return array
+
+
+def total_of_parts(
+    store: CompressingKVStore,
+    name: str,
+    parts: Sequence[np.ndarray],
+    call: str,
+    about: Facts = (),
+) -> List[np.ndarray]:
+    """The sum of each of several float64 arrays of one shape, in one exchange, for which it waits.
+
+    The parameters are those of `total`.
+    """
+    array = mx.nd.array(np.concatenate([part.reshape(-1) for part in parts]), dtype="float64")
+    sums = np.split(total(store, name, array, call, about).asnumpy(), len(parts))
+    return [part.reshape(parts[0].shape) for part in sums]

@@ -1,0 +1,83 @@
+"""Compression: float16 or nothing, as byteps.torch has it."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Tuple
+
+import torch
+
+
+class NoneCompressor:
+    """Leaves tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
+        return tensor
+
+
+class FP16Compressor:
+    """Casts tensors of float32 and float64 to float16, and back to the dtype that they had."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.dtype]]:
+        if not tensor.is_floating_point() or tensor.dtype.itemsize <= 2:
+            return tensor, None
+        return tensor.to(torch.float16), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Optional[torch.dtype]) -> torch.Tensor:
+        return tensor if ctx is None else tensor.to(ctx)
+
+
+class Compression:
+    """The two by name: ``Compression.none`` and ``Compression.fp16``."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
+def params_of(
+    compression: Any, compression_params: Optional[Mapping[str, Any]] = None
+) -> Optional[Mapping[str, Any]]:
+    """The compression_params that BytePS's argument `compression` means.
+
+    Parameters
+    ----------
+    compression : NoneCompressor, FP16Compressor, dict or None
+        One of `Compression`, or compression_params themselves.
+    compression_params : dict, optional
+        Where there is an argument of that name beside it.
+
+    Raises
+    ------
+    TypeError
+        `compression` is something else.
+    ValueError
+        Both say something.
+    """
+    if isinstance(compression, Mapping):
+        params: Optional[Mapping[str, Any]] = compression
+    elif _is(compression, Compression.fp16):
+        params = {"fp16": True}
+    elif compression is None or _is(compression, Compression.none):
+        params = None
+    else:
+        raise TypeError(
+            "compression must be Compression.none, Compression.fp16 or a dict of "
+            f"compression_params, got {compression!r}"
+        )
+    if params is not None and compression_params is not None:
+        raise ValueError(
+            f"compression and compression_params are the same; give one of them, got {params!r} "
+            f"and {compression_params!r}"
+        )
+    return compression_params if params is None else params
+
+
+def _is(compression: Any, compressor: type) -> bool:
+    """Whether it is that class, or an instance of it."""
+    return compression is compressor or type(compression) is compressor

@@ -1,0 +1,33 @@
+"""The names of byteps.torch.ops, from which BytePS's scripts import some."""
+
+from .compression import Compression
+from .functions import (
+    declare,
+    poll,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_inplace,
+    synchronize,
+)
+from .runtime import init, local_rank, local_size, rank, shutdown, size
+from .suspension import resume, suspend
+
+__all__ = [
+    "Compression",
+    "declare",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]

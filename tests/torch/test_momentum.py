@@ -1,0 +1,89 @@
+"""Momentum that compression applies instead of an optimizer, in one process, against a replay."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gluon_gc.torch.momentum import Momentum, momentum_of  # noqa: E402
+from gluon_gc.torch.settings import chosen_params  # noqa: E402
+from tests.torch.common import logged  # noqa: E402
+
+MU, STEPS = 0.875, 5
+DGC = {"compressor": "dgc", "k": 0.01}
+DGC_NESTEROV = {**DGC, "momentum": "nesterov"}
+ONEBIT_NESTEROV = {"compressor": "onebit", "ef": "vanilla", "momentum": "nesterov"}
+
+
+def parameters():
+    shapes = {"matrix": (4, 5), "vector": (7,), "other": (3, 2)}
+    return {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+
+
+def gradients(name):
+    generator = torch.Generator().manual_seed(len(name))
+    return [torch.randn(parameters()[name].shape, generator=generator) for _ in range(STEPS)]
+
+
+def with_momentum(name, nesterov):
+    m = 0.0
+    for g in gradients(name):
+        m = MU * m + g
+        yield g + MU * m if nesterov else m
+
+
+def applied(compression, overrides, optimizer=torch.optim.SGD, nesterov=False):
+    """The gradients of all parameters after each step, none of them changed by a compressor."""
+    named = parameters()
+    sgd = optimizer(named.values(), lr=0.1, momentum=MU, nesterov=nesterov)
+    mu, of_optimizer = momentum_of(sgd)
+    rules = chosen_params(named, compression, overrides, mu, of_optimizer).nesterov
+    momentum = Momentum(sgd, mu, rules)
+    result = {name: [] for name in named}
+    for step in range(STEPS):
+        for name, parameter in named.items():
+            parameter.grad = gradients(name)[step].clone()
+        momentum.before_step(named.items(), exempted=named)
+        for name, parameter in named.items():
+            result[name].append(parameter.grad)
+    return result
+
+
+@pytest.mark.parametrize(
+    "compression, own, of_optimizer, nesterov",
+    [
+        (DGC, None, False, False),  # that of all parameters, which is the optimizer's
+        (DGC, None, True, True),
+        (DGC_NESTEROV, None, False, True),
+        (DGC, DGC_NESTEROV, False, True),  # its own, though dgc leaves vectors uncompressed
+        (DGC_NESTEROV, DGC, False, False),
+        (DGC, {"fp16": False}, False, False),
+        (None, DGC_NESTEROV, False, True),
+        (None, None, False, False),
+    ],
+)
+def test_a_parameter_has_its_own_kind_of_momentum_or_that_of_all(
+    compression, own, of_optimizer, nesterov
+):
+    overrides = {"vector": own, "matrix": ONEBIT_NESTEROV}  # the first parameter decides nothing
+    reduced = applied(compression, overrides, nesterov=of_optimizer)
+    for ours, expected in zip(reduced["vector"], with_momentum("vector", nesterov)):
+        assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum():
+    named = parameters()
+    optimizer = torch.optim.RMSprop(named.values(), momentum=MU)
+    with pytest.raises(ValueError, match="right for SGD, but not for RMSprop, whose update is"):
+        Momentum(optimizer, MU, dict.fromkeys(named, True))
+
+
+class Own(torch.optim.SGD):
+    """A user's optimizer."""
+
+
+def test_a_users_own_kind_of_sgd_is_warned_of_once():
+    with logged() as lines:
+        for _ in range(2):
+            applied(ONEBIT_NESTEROV, {}, Own)
+            applied(ONEBIT_NESTEROV, {})
+    assert len(lines) == 1 and f"{__name__}.Own: its update must be linear" in lines[0]
