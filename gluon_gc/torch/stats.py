@@ -60,7 +60,7 @@ def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
     total: Dict[str, float] = {}
     for fields in sums.values():
         _add(total, fields)
-    sizes = {n: (tensor.numel(), tensor.numel() * tensor.itemsize) for n, tensor in tensors.items()}
+    sizes = {n: (tensor.numel() * tensor.itemsize, tensor.numel()) for n, tensor in tensors.items()}
     whole = [sum(column) for column in zip(*sizes.values())]
     return {
         "tensors": {name: with_ratios(*sizes[name], sums[name]) for name in tensors},

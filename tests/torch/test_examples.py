@@ -94,17 +94,17 @@ def folders(tmp_path_factory):
 
 
 def test_imagenet_trains_on_folders_of_images_and_goes_on(folders, tmp_path):
-    arguments = [folders, "--input-size", 32, "--batch-size", 16]
+    arguments = [folders, "-j", 1, "--input-size", 32, "--batch-size", 16]
     arguments += ["--epochs", 2, "--lr", 0.01, "--lr-mode", "cosine", "--warmup-epochs", 1]
     arguments += ["--compressor", "topk", "--k", 0.05, "--ef", "vanilla"]
     save = ["--save", tmp_path / "saved", "--save-period", 1]
-    whole, said, log = trained("imagenet.py", [*arguments, "-j", 1, *save], tmp_path)
+    whole, said, log = trained("imagenet.py", [*arguments, *save], tmp_path)
     for record in log:
         assert len(record["step_loss"]) == 2
         assert 0 <= record["validation_accuracy"] <= record["validation_top5"] <= 1
     assert re.search(r"128/128 \[.*image/s", said)
     resume = ["--resume", tmp_path / "saved" / "epoch-1"]
-    resumed, _, both = trained("imagenet.py", [*arguments, "-j", 0, *resume], tmp_path)
+    resumed, _, both = trained("imagenet.py", [*arguments, *resume], tmp_path)
     assert resumed == whole and both[-1]["step_loss"] == log[-1]["step_loss"]
 
 
