@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Collection, Dict, Iterable, Mapping
 
 from ..plan import Tensor
+from ..stats import with_ratios
 from .channel import Metered
 from .exchange import CompressingKVStore
 from .operators import KEPT_SPANS
@@ -36,10 +37,10 @@ def of_step(
     total = {field: sum(of[field] for of in fields.values()) for field in (*_BYTES, *_SECONDS)}
     return {
         "tensors": {
-            called: _with_ratios(tensor.num_bytes, tensor.size, fields[called])
+            called: with_ratios(tensor.num_bytes, tensor.size, fields[called])
             for called, tensor in tensors.items()
         },
-        "total": _with_ratios(
+        "total": with_ratios(
             sum(tensor.num_bytes for tensor in tensors.values()),
             sum(tensor.size for tensor in tensors.values()),
             {**total, "exposed_seconds": exposed},
@@ -71,13 +72,3 @@ def _exposed_seconds(channels: Iterable[Metered]) -> float:
         begins, ends = zip(*(of[step] for of in spans if step in of))
         exposed.append(max(ends) - max(begins))
     return sum(exposed) / len(exposed) if exposed else 0.0
-
-
-def _with_ratios(raw_bytes: int, size: int, fields: Mapping[str, float]) -> Dict[str, float]:
-    pushed = fields["pushed_bytes"]
-    return {
-        "raw_bytes": raw_bytes,
-        "ratio": raw_bytes / pushed if pushed else None,
-        "bits_per_element": 8 * pushed / size if size else 0.0,
-        **fields,
-    }

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Sequence, Tuple
 
 import torch
 
+from ..stats import with_ratios
+
 if TYPE_CHECKING:
     from .channel import Channel
     from .exchange import Exchange
@@ -58,11 +60,11 @@ def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool
     total: Dict[str, float] = {}
     for fields in sums.values():
         _add(total, fields)
-    sizes = {n: (tensor.numel(), tensor.numel() * tensor.itemsize) for n, tensor in tensors.items()}
+    sizes = {n: (tensor.numel() * tensor.itemsize, tensor.numel()) for n, tensor in tensors.items()}
     whole = [sum(column) for column in zip(*sizes.values())]
     return {
-        "tensors": {name: _with_ratios(*sizes[name], sums[name]) for name in tensors},
-        "total": _with_ratios(*whole, total),
+        "tensors": {name: with_ratios(*sizes[name], sums[name]) for name in tensors},
+        "total": with_ratios(*whole, total),
     }
 
 
@@ -75,13 +77,3 @@ def shares_of(channels: Sequence[Channel]) -> Iterator[Tuple[str, float]]:
 def _add(to: Dict[str, float], fields: Mapping[str, float]) -> None:
     for key, value in fields.items():
         to[key] = to.get(key, 0.0) + value
-
-
-def _with_ratios(size: int, raw_bytes: int, fields: Mapping[str, float]) -> Dict[str, float]:
-    pushed = fields.get("pushed_bytes", 0.0)
-    return {
-        "raw_bytes": raw_bytes,
-        "ratio": raw_bytes / pushed if pushed else 0.0,
-        "bits_per_element": 8 * pushed / size if size else 0.0,
-        **fields,
-    }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
+import fcntl
 import functools
+import hashlib
 import re
-import shutil
 import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 OPERATORS = HERE.parents[1] / "operators"
+BUILD = HERE.parents[1] / "build" / "emulator"
 SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/**/*.cu"))}
 COMPRESSORS = tuple(name for name, path in SOURCES.items() if path.parent.name == "compressors")
 """Those that have kernels for CUDA."""
@@ -57,17 +57,39 @@ def use(driver: Path) -> Any:
     return ctypes.CDLL(str(driver), mode=ctypes.RTLD_GLOBAL)
 
 
+def _digest() -> str:
+    """A hash of all that `build` compiles, and of how it does."""
+    digest = hashlib.sha256(repr([COMPILE, TRAPS]).encode())
+    headers = (*OPERATORS.rglob("*.h"), *OPERATORS.rglob("*.cuh"), *HERE.glob("*.h"))
+    for path in sorted((*headers, *SOURCES.values(), *DRIVER_SOURCES)):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 @functools.lru_cache(maxsize=None)
 def build() -> Path:
-    """A folder with the stand-in, and the modules of all kernel sources."""
-    folder = Path(tempfile.mkdtemp(prefix="emulator"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """A folder with the stand-in and the modules of all kernel sources.
+
+    One process compiles them for all processes, and for later runs.
+    """
+    folder = BUILD / _digest()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            unfinished = Path(f"{folder}.part")
+            unfinished.mkdir(exist_ok=True)
+            _compile(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+def _compile(folder: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(compile_driver, folder)]
         made += [pool.submit(compile_module, source, folder) for source in SOURCES.values()]
     for one in made:
         one.result()
-    return folder
 
 
 @functools.lru_cache(maxsize=None)

@@ -321,6 +321,7 @@ def large_values(hierarchical=True):
     }
     parameters = {name: torch.nn.Parameter(values) for name, values in made.items()}
     state = bps.CompressionState(parameters.items(), {"hierarchical": hierarchical})
+    assert state.compression_stats()["total"]["ratio"] is None  # before anything was sent
     for step in range(3):
         torch.manual_seed(10 * step + dist.get_rank())
         made = {name: torch.randn_like(values) for name, values in made.items()}

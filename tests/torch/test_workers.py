@@ -1,4 +1,4 @@
-"""gluon_gc.torch in real processes that torchrun starts; what they check is in jobs.py."""
+"""gluon_gc.torch in real processes, some of them of torchrun; jobs.py has their checks."""
 
 import os
 import re
@@ -6,12 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.processes import clean_environ
+from tests.torch import forked
 
 HERE = Path(__file__).parent
 OF_DDP = (
@@ -62,7 +64,7 @@ DIFFERENCES = (
     "workers_that_would_drift_apart_are_refused",
     "rounds_of_init_and_shutdown_leave_nothing",
 )
-"""Jobs of two workers, several of which one torchrun does."""
+"""Jobs of two workers, several of which the same processes do."""
 
 
 def command(job, *arguments, workers=2, file=HERE / "jobs.py"):
@@ -76,9 +78,20 @@ def environ(**more):
 
 
 def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
+    """Let forked workers do jobs; what they say."""
+    command = [str(file), job, *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        failed = forked.run(command, workers, environ(), variables, log, timeout=100)
+        said = log.read_text()
+    assert not failed, said
+    return said
+
+
+def run_torchrun(job, *arguments):
     done = subprocess.run(
-        command(job, *arguments, workers=workers, file=file),
-        env=environ(**variables),
+        command(job, *arguments),
+        env=environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -88,17 +101,25 @@ def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "jobs", [OF_DDP, OTHERS, LOOPS, DIFFERENCES], ids=["ddp", "others", "loops", "differences"]
-)
+@pytest.mark.parametrize("jobs", [OF_DDP, OTHERS, LOOPS], ids=["ddp", "others", "loops"])
 def test_two_workers(jobs):
     run(",".join(jobs))
 
 
-def test_workers_that_do_not_come_are_named_and_given_up():
-    run("a_late_worker_is_named", GLUON_GC_STALL_SECONDS="1")
-    run("a_worker_that_does_not_come_is_given_up", GLUON_GC_TIMEOUT="2")
-    run("a_time_out_of_init_reaches_all_groups")
+def test_two_workers_of_torchrun():
+    run_torchrun(",".join(DIFFERENCES))
+
+
+@pytest.mark.parametrize(
+    "job, variables",
+    [
+        ("a_late_worker_is_named", {"GLUON_GC_STALL_SECONDS": "1"}),
+        ("a_worker_that_does_not_come_is_given_up", {"GLUON_GC_TIMEOUT": "2"}),
+        ("a_time_out_of_init_reaches_all_groups", {}),
+    ],
+)
+def test_workers_that_do_not_come_are_named_and_given_up(job, variables):
+    run(job, **variables)
 
 
 def test_random_orders_of_tensors_give_the_same_bits_on_four_workers():

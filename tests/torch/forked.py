@@ -1,0 +1,103 @@
+"""Starts workers by forking a process that has imported PyTorch, which takes two seconds of a core.
+
+They get the variables that torchrun gives its workers, but not those of torchrun's agent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+import time
+from functools import lru_cache
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Dict, List, Mapping
+from unittest import mock
+
+from tests.distributed.cluster import free_port
+from tests.distributed.nursery import die_with_parent
+
+IMPORTED = ["gluon_gc.torch", "tests.torch.loops", "tests.torch.crossing"]
+
+
+@lru_cache(maxsize=None)
+def _server(variables: frozenset) -> ForkServerContext:
+    """A context whose processes have imported IMPORTED with these environment variables."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with mock.patch.dict(os.environ, dict(variables), clear=True):
+        forkserver.ensure_running()
+    return context
+
+
+def run(
+    arguments: List[str],
+    workers: int,
+    variables: Mapping[str, str],
+    more: Mapping[str, str],
+    log: Path,
+    timeout: float,
+) -> int:
+    """Run a script in several workers; returns the first exit code that is not 0, or 0.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The script and its arguments.
+    workers : int
+    variables : mapping
+        The environment, the same in every call.
+    more : mapping
+        Further environment variables of this call.
+    log : Path
+        The file that gets stdout and stderr of all workers.
+    timeout : float
+        Seconds, after which the workers are killed.
+    """
+    context = _server(frozenset(variables.items()))
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    sizes = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
+    processes = [
+        context.Process(
+            target=_become,
+            args=(
+                {**variables, **more, **meeting, **sizes, "RANK": str(i), "LOCAL_RANK": str(i)},
+                arguments,
+                str(log),
+            ),
+        )
+        for i in range(workers)
+    ]
+    log.touch()
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + timeout
+    try:
+        while any(process.exitcode is None for process in processes):
+            failed = next((p.exitcode for p in processes if p.exitcode), 0)
+            if failed:
+                return failed
+            if time.monotonic() > deadline:
+                return -1
+            time.sleep(0.02)
+        return next((p.exitcode for p in processes if p.exitcode), 0)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _become(variables: Dict[str, str], arguments: List[str], log: str) -> None:
+    """Run a script as a Python that was just started would."""
+    die_with_parent()
+    opened = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(opened, number)
+    os.close(opened)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv[:], sys.path[0] = arguments, str(Path(arguments[0]).parent)
+    runpy.run_path(arguments[0], run_name="__main__")
