@@ -12,7 +12,7 @@ from ..options import Option, nearest, one_of, switch
 from .base import Compressor, registry
 
 AUTO = "auto"
-"""The compressor that stands for those that `gluon_gc.choice` chooses among."""
+"""The compressor that stands for those that `gluon_gc.auto.choice` chooses among."""
 
 
 @dataclass(frozen=True)

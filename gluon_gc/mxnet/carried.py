@@ -10,9 +10,8 @@ from typing import Collection, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from .. import pieces
-from ..checkpoint import STREAM, Layout, Place
-from ..pieces import Arrays
+from ..checkpoint import STREAM, Layout, Place, cutting
+from ..checkpoint.cutting import Arrays
 from ..plan import Slice
 from .channel import Channel
 from .exchange import CompressingKVStore, States
@@ -141,11 +140,11 @@ def _cut(store: CompressingKVStore, channel: Channel, node: str, arrays: Arrays)
         for what, (shape, dtype) in params.state_layout(piece.size, channel.dtype).items():
             place = Place(piece.tensor, node, what)
             if what == STREAM:
-                stream = pieces.stream_at(arrays.get(place), piece)
+                stream = cutting.stream_at(arrays.get(place), piece)
                 chunk_state[what] = store.first_stream(chunk, node) if stream is None else stream
                 continue
             values = np.zeros(shape, dtype)
-            for begin, found in pieces.found(arrays, place, piece):
+            for begin, found in cutting.found(arrays, place, piece):
                 values[begin - piece.begin : begin - piece.begin + found.size] = found
             chunk_state[what] = values
         states.append(chunk_state)

@@ -28,8 +28,8 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import agreement, env, plan
 from ..agreement import Facts, Message
+from ..auto.choice import Topology
 from ..checkpoint import Place
-from ..choice import Topology
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
 from .channel import Channel, Sending

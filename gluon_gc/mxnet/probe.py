@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 import numpy as np
 
-from .. import probe
-from ..choice import Link, Measured, Topology
+from ..auto import probe
+from ..auto.choice import Link, Measured, Topology
 from ..compression import CompressionParams
 from ..plan import Tensor
 from .exchange import CompressingKVStore

@@ -7,7 +7,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from .. import env, fitting, plan
+from .. import env, plan
+from ..checkpoint import fitting
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import groups, saving, staging

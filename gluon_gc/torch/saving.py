@@ -30,12 +30,11 @@ from typing import (
 import numpy as np
 import torch
 
-from .. import fitting, pieces
 from ..agreement import Facts
-from ..checkpoint import STREAM, Layout, Place, States
+from ..checkpoint import STREAM, Layout, Place, States, cutting, fitting
+from ..checkpoint.cutting import Arrays
 from ..compression import CompressionParams
 from ..log import logger
-from ..pieces import Arrays
 from .channel import Channel
 from .coder import Coder
 from .gathering import Gather, agree
@@ -269,7 +268,7 @@ def _not_owned(state: CompressionState, arrays: Arrays) -> Arrays:
         place: array
         for place, array in arrays.items()
         if place.node == "aggregator"
-        and not (place.what != STREAM and any(pieces.part(place, array, piece) for piece in mine))
+        and not (place.what != STREAM and any(cutting.part(place, array, piece) for piece in mine))
     }
 
 
@@ -329,11 +328,11 @@ def cut(node: str, channel: Channel, coder: Coder, arrays: Arrays) -> Dict[str, 
     for what, (shape, dtype) in params.state_layout(chunk.size, chunk.dtype).items():
         place = Place(piece.tensor, node, what)
         if what == STREAM:
-            stream = pieces.stream_at(arrays.get(place), piece)
+            stream = cutting.stream_at(arrays.get(place), piece)
             states[what] = coder.state()[STREAM] if stream is None else stream
             continue
         states[what] = np.zeros(shape, dtype)
-        for begin, found in pieces.found(arrays, place, piece):
+        for begin, found in cutting.found(arrays, place, piece):
             states[what][begin - piece.begin : begin - piece.begin + found.size] = found
     return states
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 import gluon_gc.torch as bps
-from gluon_gc.choice import Link, Measured, Way
-from gluon_gc.kernels.speed import Speed
+from gluon_gc.auto.choice import Link, Measured, Way
+from gluon_gc.auto.speed import Speed
 from gluon_gc.torch import automatic
 from gluon_gc.torch.coder import GpuCoder
 from tests.torch import emulated, loops

@@ -8,7 +8,7 @@ from typing import Any, Dict, Hashable, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from ...checkpoint import STREAM, Place
-from ...pieces import part
+from ...checkpoint.cutting import part
 from ...plan import Slice
 from ..exchange import States
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
-from ... import env
-from ...env import Cluster
-from ...launch.machine import Machine
-from ...launch.progress import Progress
-from ...plan import Chunk
-from ..channel import Channel
-from ..exchange import CompressingKVStore
-from .pool import Pool, Pooled
+from .... import env
+from ....env import Cluster
+from ....launch.machine import Machine
+from ....launch.progress import Progress
+from ....plan import Chunk
+from ...channel import Channel
+from ...exchange import CompressingKVStore
+from .shared_memory import Pool, Pooled
 
 
-class PoolingKVStore(CompressingKVStore):
+class HierarchicalKVStore(CompressingKVStore):
     """Base of the backends that connect machines.
 
     Messages of `Channel.hierarchical` are pooled where a machine has several workers: their owner

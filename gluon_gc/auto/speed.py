@@ -7,7 +7,7 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from .codec import Codec
+from ..kernels.codec import Codec
 
 _ELEMENTS = 2**18  # 1 MB of float32
 _SECONDS = 0.004  # that each function is measured for, at least

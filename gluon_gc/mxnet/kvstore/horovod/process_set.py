@@ -10,14 +10,14 @@ import numpy as np
 from mxnet.base import check_call
 from mxnet.ndarray import NDArray
 
-from ... import env
-from .. import engine
+from .... import env
+from ... import engine
 from .bundle import Packed
 
 _BROADCAST_BYTES = 4 * 2**20  # at once: Gloo gives up what takes HOROVOD_GLOO_TIMEOUT_SECONDS
 
 
-class Circle:
+class ProcessSet:
     """All workers, or some of them: Horovod's process set, and where this worker is in it.
 
     Every member calls the same methods in the same order. `name` says what is exchanged; Horovod
@@ -28,7 +28,7 @@ class Circle:
     hvd : module
         horovod.mxnet, initialized.
     ranks : sequence of int
-        The members, in ascending order. All workers must make the same circles in the same order.
+        The members, in ascending order. All workers must make the same sets in the same order.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The ways of a message through MXNet's server: payloads, what is summed, and a machine's own."""
+"""The routes of a message through MXNet's server: payloads, what is summed, and a machine's own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
-from .. import operators
-from ..channel import Channel, Sending
-from ..gradient import Gradients
-from ..operators import MessageRows
-from .pool import Pooled
+from ... import operators
+from ...channel import Channel, Sending
+from ...gradient import Gradients
+from ...operators import MessageRows
+from ..one_machine.shared_memory import Pooled
 from .rows import Rows
 
 
-class Way:
+class Route:
     """One channel's. Everything is queued on MXNet's engine, and returns at once.
 
     Attributes
@@ -48,7 +48,7 @@ class Way:
         raise NotImplementedError
 
 
-class InRows(Way):
+class InRows(Route):
     """In the rows of a row_sparse array.
 
     Parameters
@@ -126,7 +126,7 @@ class SummedRows(InRows):
         self._values.copyto(to)
 
 
-class Dense(Way):
+class Dense(Route):
     """Values that MXNet's server sums by itself. A key has an array of its own, as in `Rows`."""
 
     holds = False
@@ -146,33 +146,33 @@ class Dense(Way):
         self.channel.deliver([self._array], gradients)
 
 
-class OfMachine(Way):
+class OfMachine(Route):
     """What the workers of a machine make together: its owner sends it, and the others no rows.
 
     Parameters
     ----------
     pooled : Pooled
-    way : Payloads or SummedRows
+    route : Payloads or SummedRows
         The owner's.
     """
 
-    def __init__(self, pooled: Pooled, way: InRows) -> None:
-        self._pooled, self._way = pooled, way
-        self.key, self.first = way.key, way.first
-        self.holds = pooled.owned and way.holds
+    def __init__(self, pooled: Pooled, route: InRows) -> None:
+        self._pooled, self._route = pooled, route
+        self.key, self.first = route.key, route.first
+        self.holds = pooled.owned and route.holds
 
     def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
         self._pooled.contribute(sending)
         if self._pooled.owned:
-            self._way.encode(sending, self._pooled.total())
+            self._route.encode(sending, self._pooled.total())
 
     def travel(self, priority: int) -> None:
         if self._pooled.owned:
-            self._way.travel(priority)
+            self._route.travel(priority)
         else:
-            self._way.rows.push(priority)
+            self._route.rows.push(priority)
 
     def deliver(self, gradients: Gradients) -> None:
         if self._pooled.owned:
-            self._pooled.answer(self._way.copy)
-        self._pooled.deliver(gradients, also=[self._way.rows.sent])
+            self._pooled.answer(self._route.copy)
+        self._pooled.deliver(gradients, also=[self._route.rows.sent])

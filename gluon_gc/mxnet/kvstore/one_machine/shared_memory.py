@@ -12,14 +12,14 @@ from typing import Callable, List, Mapping, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ... import plan
-from ...launch.machine import Machine
-from .. import operators
-from ..channel import Channel, Sending
-from ..codec import MessageCodec
-from ..eventcounts import Eventcount, Watcher
-from ..gradient import Gradients
-from ..lent import lent
+from .... import plan
+from ....launch.machine import Machine
+from ... import operators
+from ...channel import Channel, Sending
+from ...codec import MessageCodec
+from ...eventcounts import Eventcount, Watcher
+from ...gradient import Gradients
+from ...lent import lent
 
 _ALIGNMENT = 64  # bytes: what different processes write is in different lines of the cache
 

@@ -18,11 +18,11 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from . import plan
-from .compression import CompressionParams, candidates
-from .compression.auto import PLAIN
-from .kernels.speed import Speed
-from .plan import Tensor
+from .. import plan
+from ..compression import CompressionParams, candidates
+from ..compression.auto import PLAIN
+from ..plan import Tensor
+from .speed import Speed
 
 _MUST_GAIN = 0.05  # of a tensor's seconds, by what is less accurate
 _MUST_GAIN_IN_ALL = 0.1  # of a step's, by compressing anything; measurements vary by as much

@@ -8,11 +8,11 @@ from typing import Callable, List, Mapping, Sequence, Tuple, Union
 
 from mxnet.ndarray import NDArray
 
-from ..channel import Channel
-from ..codec import MessageCodec
+from ...channel import Channel
+from ...codec import MessageCodec
 from .alltoall import Alltoall, Spread
 from .bundle import Bundle
-from .circle import Circle
+from .process_set import ProcessSet
 
 Messages = Mapping[Channel, NDArray]
 _KNOWN_SETS = 16  # of messages that are exchanged together, whose groups are kept
@@ -23,11 +23,11 @@ class TwoWay:
 
     Parameters
     ----------
-    circle : Circle
+    process_set : ProcessSet
         Who exchanges them, with this worker.
     channels : sequence of Channel
     owners : mapping
-        For each channel the place of its owner in the circle.
+        For each channel the place of its owner in the process set.
     aggregators : mapping
         Those of the channels that this worker owns.
     threads : int
@@ -38,23 +38,23 @@ class TwoWay:
 
     def __init__(
         self,
-        circle: Circle,
+        process_set: ProcessSet,
         channels: Sequence[Channel],
         owners: Mapping[Channel, int],
         aggregators: Mapping[Channel, MessageCodec],
         threads: int,
         name: str,
     ) -> None:
-        self._threads, self._size = threads, circle.size
+        self._threads, self._size = threads, process_set.size
         owned = [[c for c in channels if owners[c] == owner] for owner in range(self._size)]
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
         bundles = [Bundle(part) for part in owned]
-        self._mine = bundles[circle.place]
-        self._aggregators = [aggregators[channel] for channel in owned[circle.place]]
+        self._mine = bundles[process_set.place]
+        self._aggregators = [aggregators[channel] for channel in owned[process_set.place]]
         room = self._size * self._mine.room
-        self._to_owners = Alltoall(circle, room, f"to_owners.{name}")
-        self._to_all = Spread(circle, bundles, f"to_all.{name}")
+        self._to_owners = Alltoall(process_set, room, f"to_owners.{name}")
+        self._to_all = Spread(process_set, bundles, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         """Bring the messages to their owners."""
@@ -80,16 +80,16 @@ class Gathered:
 
     Parameters
     ----------
-    circle : Circle
+    process_set : ProcessSet
         Who exchanges them, with this worker.
     channels : sequence of Channel
     name : str
         The same on all workers, and of no other group.
     """
 
-    def __init__(self, circle: Circle, channels: Sequence[Channel], name: str) -> None:
-        self._size, self._bundle = circle.size, Bundle(channels)
-        self._to_all = Spread(circle, [self._bundle] * circle.size, f"to_all.{name}")
+    def __init__(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> None:
+        self._size, self._bundle = process_set.size, Bundle(channels)
+        self._to_all = Spread(process_set, [self._bundle] * process_set.size, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         """Bring the messages to everybody."""
@@ -109,7 +109,7 @@ Group = Union[TwoWay, Gathered]
 
 
 class KnownGroups:
-    """The groups of the sets of messages that were exchanged last in a circle.
+    """The groups of the sets of messages that were exchanged last in a process set.
 
     Not all sets are kept: where layers take turns there may be any number of them, and each group
     has room for what comes.
@@ -126,7 +126,7 @@ class KnownGroups:
         ----------
         channels : tuple of Channel
         make : callable
-            Makes the groups. It is given a number that no other groups of this circle have.
+            Makes the groups. It is given a number that no other groups of this process set have.
         """
         if channels not in self._groups:
             if len(self._groups) == _KNOWN_SETS:

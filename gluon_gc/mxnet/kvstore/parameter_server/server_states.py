@@ -6,8 +6,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import mxnet as mx
 
-from ..exchange import States
-from . import archive
+from ...exchange import States
+from .. import archive
 from .pages import PAGE_BYTES, Pages
 
 Layouts = Sequence[Mapping[int, archive.Layouts]]

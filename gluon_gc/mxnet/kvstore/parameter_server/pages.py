@@ -13,7 +13,7 @@ import numpy as np
 from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import kernels
+from .... import kernels
 
 _ROWS, _ROW_WORDS = 256, 4096
 _ROW_BYTES = kernels.frame_bytes(_ROW_WORDS)

@@ -11,9 +11,9 @@ from typing import Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
-from . import kernels
-from .checkpoint import Place
-from .plan import Slice
+from .. import kernels
+from ..plan import Slice
+from .file import Place
 
 Arrays = Dict[Place, np.ndarray]
 

@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import operators
-from ..channel import Channel
-from ..operators import MessageRows
+from ... import operators
+from ...channel import Channel
+from ...operators import MessageRows
 
 _VALUES = 16 * 2**20  # bytes of values in a collective, at most
 _LEAST = 256 * 2**10  # bytes that travel in it, which may take more values

@@ -9,18 +9,18 @@ import json
 
 from mxnet.ndarray import NDArray
 
-from ...agreement import Message, compare
-from . import messages
+from ....agreement import Message, compare
+from . import control_messages
 
 
 def pack(message: Message) -> NDArray:
     """A message as `Rows` send it: uint8, shape (bytes of a message,)."""
-    return messages.pack(json.dumps(message).encode())
+    return control_messages.pack(json.dumps(message).encode())
 
 
 def unpack(packed: NDArray) -> Message:
     """The reverse of `pack`."""
-    return json.loads(messages.unpack(packed))
+    return json.loads(control_messages.unpack(packed))
 
 
 def answer(packed: NDArray) -> NDArray:

@@ -27,32 +27,33 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import env, kernels, plan
-from ...agreement import Message
-from ...choice import Topology
-from ...env import Cluster
-from ...launch import ps_lite
-from ...launch.joining import join
-from ...launch.leaving import ending
-from ...log import logger
-from ..channel import Channel
-from ..exchange import States
-from ..gradient import Gradient, Gradients
-from ..sparse import SparseChannel
-from . import archive, handshake, messages
+from .... import env, kernels, plan
+from ....agreement import Message
+from ....auto.choice import Topology
+from ....env import Cluster
+from ....launch import ps_lite
+from ....launch.joining import join
+from ....launch.leaving import ending
+from ....log import logger
+from ...channel import Channel
+from ...exchange import States
+from ...gradient import Gradient, Gradients
+from ...sparse import SparseChannel
+from .. import archive
+from ..one_machine.hierarchical import HierarchicalKVStore
+from . import control_messages, handshake
 from .pages import Pages
-from .pooling import PoolingKVStore
+from .routes import Dense, OfMachine, Payloads, Route, SummedRows
 from .rows import Rows
 from .server_states import ServerStates
 from .sparse_rows import SparseRows
-from .ways import Dense, OfMachine, Payloads, SummedRows, Way
 
 _CONTROLLER = 0  # the command that MXNet's server hands to its controller
 _LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
 
 
 @KVStoreBase.register
-class GluonGCParameterServer(PoolingKVStore):
+class GluonGCParameterServer(HierarchicalKVStore):
     """Compressed gradients through the parameter server that the DMLC variables describe.
 
     Raises
@@ -94,14 +95,14 @@ class GluonGCParameterServer(PoolingKVStore):
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
         self._servers = cluster.num_server
         self._allocator = plan.KeyAllocator(self._servers)
-        self._ways: Dict[Channel, Way] = {}
+        self._routes: Dict[Channel, Route] = {}
         self._machine = cluster.worker_id, cluster.num_worker
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[Channel, int] = {}
         self._states: Optional[ServerStates] = None  # once there is an aggregator
         GluonGCParameterServer.connected = self
         keys = [self._allocator.key(server) for server in range(self._servers)]
-        self._greetings = [Rows(self._kv, key, messages.ROWS) for key in keys]
+        self._greetings = [Rows(self._kv, key, control_messages.ROWS) for key in keys]
         self._configure([])
         self._init(keys, [greeting.first() for greeting in self._greetings])
         self.agree("init")
@@ -130,7 +131,7 @@ class GluonGCParameterServer(PoolingKVStore):
             return
         ps_lite.leave_alone(self._kv.handle)
         # ps-lite ends once nothing refers to it.
-        del self._kv, self._ways, self._sparse, self._states, self._greetings
+        del self._kv, self._routes, self._sparse, self._states, self._greetings
         self._lifeline.close()
         ending().concerns(None)
 
@@ -174,12 +175,12 @@ class GluonGCParameterServer(PoolingKVStore):
         self._open_pool(channels)
         for channel, server in zip(channels, servers):
             self._progress.watch(server, channel.under_way)
-            way = self._ways[channel] = self._way(channel, server, lanes[server])
-            keys.append(way.key)
-            zeros.append(way.first)
-            if not isinstance(way, Dense):
+            route = self._routes[channel] = self._route(channel, server, lanes[server])
+            keys.append(route.key)
+            zeros.append(route.first)
+            if not isinstance(route, Dense):
                 described = self._description(channel)
-                configured.append({"key": way.key, "server": server, **described})
+                configured.append({"key": route.key, "server": server, **described})
         self._configure(configured)
         self._init(keys, zeros)
         for pages in new_pages:  # a server sees what it has stored when somebody pushes
@@ -204,10 +205,10 @@ class GluonGCParameterServer(PoolingKVStore):
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
-        self._ways.pop(channel, None)
+        self._routes.pop(channel, None)
         self._server_of.pop(channel, None)
 
-    def _way(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Way:
+    def _route(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Route:
         """How the messages of a channel travel to a server and back."""
         key, pooled = self._allocator.key(server), self._pooled.get(channel)
         if pooled is None:
@@ -262,18 +263,18 @@ class GluonGCParameterServer(PoolingKVStore):
     def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
         self._lifeline.next_exchange()
         sending = self._sending(gradients)
-        ways = [self._ways[channel] for channel in channels]
+        routes = [self._routes[channel] for channel in channels]
         # What is made travels before more is made, which MXNet's engine does with priority 0.
-        priorities = range(priority + len(ways), priority, -1)
-        for way, own in zip(ways, priorities):
-            way.encode(sending)
-            if not way.holds:
-                way.travel(own)
-        for way, own in zip(ways, priorities):
-            if way.holds:
-                way.travel(own)
-        for way in ways:
-            way.deliver(gradients)
+        priorities = range(priority + len(routes), priority, -1)
+        for route, own in zip(routes, priorities):
+            route.encode(sending)
+            if not route.holds:
+                route.travel(own)
+        for route, own in zip(routes, priorities):
+            if route.holds:
+                route.travel(own)
+        for route in routes:
+            route.deliver(gradients)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -304,14 +305,14 @@ class GluonGCParameterServer(PoolingKVStore):
         self._states.give(self._keys(channels), self._layouts(channels), given)
 
     def _keys(self, channels: Sequence[Channel]) -> List[int]:
-        return [self._ways[channel].key for channel in channels]
+        return [self._routes[channel].key for channel in channels]
 
     def _layouts(self, channels: Sequence[Channel]) -> List[Dict[int, archive.Layouts]]:
         """What each server carries over for these channels, by key."""
         layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers)]
         for channel in channels:
             params = channel.params.aggregators
-            layouts[self._server_of[channel]][self._ways[channel].key] = [
+            layouts[self._server_of[channel]][self._routes[channel].key] = [
                 params.state_layout(chunk.size, channel.dtype) for chunk in channel.chunks
             ]
         return layouts

@@ -7,7 +7,7 @@ from typing import Any
 
 from mxnet.base import _LIB
 
-from ... import kernels
+from .... import kernels
 
 
 def load() -> Any:

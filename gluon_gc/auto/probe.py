@@ -1,4 +1,4 @@
-"""Measures what connects the workers, and how fast they compress, for `gluon_gc.choice`.
+"""Measures what connects the workers, and how fast they compress, for `gluon_gc.auto.choice`.
 
 All workers come here together, and all get the same numbers: those of the slowest one.
 """
@@ -10,12 +10,12 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from . import env, plan
+from .. import env, plan
+from ..compression import CompressionParams, parse
+from ..plan import Tensor
+from . import speed
 from .choice import Link, Load, Topology, Way
-from .compression import CompressionParams, parse
-from .kernels import speed
-from .kernels.speed import Speed
-from .plan import Tensor
+from .speed import Speed
 
 _MESSAGES = 16  # under way at once
 _ROUNDS = 2, 7  # at least and at most, of which the quickest counts

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
-from . import env
+from .. import env
+from ..compression import CompressionParams, candidates
+from ..compression.auto import PLAIN
+from ..log import logger
+from ..plan import Tensor
 from .choice import Choice, Measured, Topology, choose
-from .compression import CompressionParams, candidates
-from .compression.auto import PLAIN
-from .log import logger
-from .plan import Tensor
 
 _NAMES_SHOWN = 3
 

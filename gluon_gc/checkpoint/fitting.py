@@ -7,10 +7,10 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tup
 
 import numpy as np
 
-from . import kernels
-from .checkpoint import STREAM, Layout, States
-from .log import logger
-from .pieces import Arrays
+from .. import kernels
+from ..log import logger
+from .cutting import Arrays
+from .file import STREAM, Layout, States
 
 _SAME = ("shape", "dtype", "compression")  # of a parameter, there and here
 _OF_PAYLOADS = ("fixed_width",)  # of a compression, what changes nothing that is carried over

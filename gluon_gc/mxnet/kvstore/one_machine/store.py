@@ -11,19 +11,19 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import agreement, env
-from ...agreement import Message
-from ...launch.leaving import ending
-from ...launch.machine import Machine
-from ...launch.neighbours import Neighbours
-from ...launch.patience import Patience
-from ...launch.progress import Progress
-from ...plan import Chunk
-from ..channel import Channel
-from ..exchange import CompressingKVStore
-from ..gradient import Gradient, Gradients
-from ..sparse import SparseChannel, summed
-from .pool import Pool, Pooled
+from .... import agreement, env
+from ....agreement import Message
+from ....launch.leaving import ending
+from ....launch.machine import Machine
+from ....launch.neighbours import Neighbours
+from ....launch.patience import Patience
+from ....launch.progress import Progress
+from ....plan import Chunk
+from ...channel import Channel
+from ...exchange import CompressingKVStore
+from ...gradient import Gradient, Gradients
+from ...sparse import SparseChannel, summed
+from .shared_memory import Pool, Pooled
 
 
 @KVStoreBase.register

@@ -10,8 +10,8 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .. import engine, operators
-from ..operators import MessageRows
+from ... import engine, operators
+from ...operators import MessageRows
 
 
 class Rows:

@@ -20,26 +20,27 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from ... import agreement, env, plan
-from ...agreement import Message
-from ...checkpoint import Place
-from ...choice import Topology
-from ...env import Cluster
-from ...launch.leaving import ending
-from ...launch.patience import Patience
-from ...launch.progress import Progress
-from ...plan import Slice
-from ..channel import Channel, Sending
-from ..gradient import Gradient, Gradients
-from ..sparse import SparseChannel, summed
-from . import archive, bundle, hvd
-from .circle import Circle, nodes_of
-from .groups import Gathered, Group, KnownGroups, TwoWay
-from .pooling import PoolingKVStore
+from .... import agreement, env, plan
+from ....agreement import Message
+from ....auto.choice import Topology
+from ....checkpoint import Place
+from ....env import Cluster
+from ....launch.leaving import ending
+from ....launch.patience import Patience
+from ....launch.progress import Progress
+from ....plan import Slice
+from ...channel import Channel, Sending
+from ...gradient import Gradient, Gradients
+from ...sparse import SparseChannel, summed
+from .. import archive
+from ..one_machine.hierarchical import HierarchicalKVStore
+from . import bundle, hvd
+from .message_groups import Gathered, Group, KnownGroups, TwoWay
+from .process_set import ProcessSet, nodes_of
 
 
 @KVStoreBase.register
-class GluonGCHorovod(PoolingKVStore):
+class GluonGCHorovod(HierarchicalKVStore):
     """Compressed gradients through Horovod: started by horovodrun or mpirun.
 
     Raises
@@ -69,21 +70,21 @@ class GluonGCHorovod(PoolingKVStore):
         self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
         ending().concerns(self)  # after Horovod's own exit handler, to be asked first
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
-        self._everybody = Circle(self._hvd, range(self.num_workers))
+        self._everybody = ProcessSet(self._hvd, range(self.num_workers))
         nodes = nodes_of(self._hvd)
         (node,) = (node for node in nodes if self.rank in node)
         self.local_rank, self.local_size = node.index(self.rank), len(node)
         self._machine = nodes.index(node), len(nodes)
-        self._across: List[Circle] = []  # the workers of the same place on all nodes
+        self._across: List[ProcessSet] = []  # the workers of the same place on all nodes
         if 1 < len(nodes) < self.num_workers:
-            self._across = [Circle(self._hvd, ranks) for ranks in zip(*nodes)]
+            self._across = [ProcessSet(self._hvd, ranks) for ranks in zip(*nodes)]
         self._threads = env.server_threads()
         self._keys: Dict[Channel, int] = {}
-        self._owner_of: Dict[Channel, int] = {}  # places in the message's circle
+        self._owner_of: Dict[Channel, int] = {}  # places in the message's process set
         # Horovod refuses a name that is still at work: what is summed always is in the same array,
         # for which MXNet's engine ends one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
-        self._groups: Dict[Circle, KnownGroups] = {}
+        self._groups: Dict[ProcessSet, KnownGroups] = {}
         self._broadcasts = itertools.count()
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
@@ -123,18 +124,18 @@ class GluonGCHorovod(PoolingKVStore):
 
     def _open(self, channels: Sequence[Channel]) -> None:
         self._open_pool(channels)
-        for circle, inside in self._by_circle(channels):
+        for process_set, inside in self._by_process_set(channels):
             for group in bundle.groups([channel for channel in inside if channel.aggregated]):
                 loads = [channel.message_bytes for channel in group]
-                self._owner_of.update(zip(group, plan.spread(loads, circle.size)))
+                self._owner_of.update(zip(group, plan.spread(loads, process_set.size)))
         for channel in channels:
             self._progress.watch(0, channel.under_way)
             self._keys[channel] = len(self._keys)
-            circle = self._circle(channel)
+            process_set = self._process_set(channel)
             if channel.aggregated:
-                if self._owner_of[channel] == circle.place:
+                if self._owner_of[channel] == process_set.place:
                     self._aggregators[channel] = self._aggregator(channel)
-            elif not channel.gathered and circle.place >= 0:
+            elif not channel.gathered and process_set.place >= 0:
                 values = channel.message_bytes // np.dtype(channel.dtype).itemsize
                 self._summed[channel] = mx.nd.zeros(values, dtype=channel.dtype)
 
@@ -155,16 +156,19 @@ class GluonGCHorovod(PoolingKVStore):
         place = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
         return Cluster("worker", job, root_port=0, num_worker=nodes, num_server=1, **place)
 
-    def _circle(self, channel: Channel) -> Circle:
+    def _process_set(self, channel: Channel) -> ProcessSet:
         """Those who exchange a message."""
         if channel in self._pooled:
             return self._across[self._pooled[channel].owner]
         return self._everybody
 
-    def _by_circle(self, channels: Iterable[Channel]) -> Iterator[Tuple[Circle, List[Channel]]]:
-        """The messages of each circle."""
-        for circle in (self._everybody, *self._across):
-            yield circle, [channel for channel in channels if self._circle(channel) is circle]
+    def _by_process_set(
+        self, channels: Iterable[Channel]
+    ) -> Iterator[Tuple[ProcessSet, List[Channel]]]:
+        """The messages of each process set."""
+        for process_set in (self._everybody, *self._across):
+            inside = [c for c in channels if self._process_set(c) is process_set]
+            yield process_set, inside
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
         """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
@@ -180,9 +184,9 @@ class GluonGCHorovod(PoolingKVStore):
         sent = self._all_encoded(channels, self._sending(gradients))
         received: Dict[Channel, NDArray] = {}
         groups: List[Group] = []
-        for circle, inside in self._by_circle(sent):
-            received.update(self._sum_in(circle, inside, sent))
-            groups += self._grouped(circle, [channel for channel in inside if channel.framed])
+        for process_set, inside in self._by_process_set(sent):
+            received.update(self._sum_in(process_set, inside, sent))
+            groups += self._grouped(process_set, [channel for channel in inside if channel.framed])
         # Operators wait for MXNet's resources in the order in which they are queued.
         for group in groups:
             group.send(sent)
@@ -200,22 +204,22 @@ class GluonGCHorovod(PoolingKVStore):
                 count = self.num_workers if channel.gathered else 1
                 channel.deliver([received[channel]], gradients, count)
 
-    def _grouped(self, circle: Circle, channels: Sequence[Channel]) -> List[Group]:
+    def _grouped(self, process_set: ProcessSet, channels: Sequence[Channel]) -> List[Group]:
         """The groups in which these travel, mostly the same ones when these do together."""
 
         def make(number: int) -> List[Group]:
             made: List[Group] = []
             for part in bundle.groups([channel for channel in channels if channel.aggregated]):
-                made.append(self._two_way(circle, part, f"{number}.{len(made)}"))
+                made.append(self._two_way(process_set, part, f"{number}.{len(made)}"))
             for part in bundle.groups([channel for channel in channels if channel.gathered]):
-                made.append(Gathered(circle, part, f"{number}.{len(made)}"))
+                made.append(Gathered(process_set, part, f"{number}.{len(made)}"))
             return made
 
-        known = self._groups.setdefault(circle, KnownGroups())
+        known = self._groups.setdefault(process_set, KnownGroups())
         return known.of(tuple(channels), make)
 
-    def _two_way(self, circle: Circle, channels: Sequence[Channel], name: str) -> TwoWay:
-        return TwoWay(circle, channels, self._owner_of, self._aggregators, self._threads, name)
+    def _two_way(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> TwoWay:
+        return TwoWay(process_set, channels, self._owner_of, self._aggregators, self._threads, name)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
@@ -240,13 +244,13 @@ class GluonGCHorovod(PoolingKVStore):
         return sent
 
     def _sum_in(
-        self, circle: Circle, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
+        self, process_set: ProcessSet, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
     ) -> Dict[Channel, NDArray]:
         """The sums of what is summed as it is."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
         for group in bundle.by_dtype(list(sums)):
             arrays = [sums[channel] for channel in group]
-            circle.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
+            process_set.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
         return sums
 
     # Checkpoints: each worker's has what it carries over for the messages that it owns
@@ -256,7 +260,7 @@ class GluonGCHorovod(PoolingKVStore):
     ) -> Mapping[Place, np.ndarray]:
         wanted: List[List[Slice]] = [[] for _ in range(self.num_workers)]
         for channel in channels:
-            owner = self._circle(channel).ranks[self._owner_of[channel]]
+            owner = self._process_set(channel).ranks[self._owner_of[channel]]
             wanted[owner] += channel.slices
         parts = [archive.pack(archive.parts(arrays, pieces)) for pieces in wanted]
         return archive.unpack(self._everybody.alltoall(parts, "aggregators"))
