@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
+from functools import lru_cache
+from typing import Any, Dict, Iterable, Mapping, Optional, Type
 
 import numpy as np
 
@@ -101,16 +102,9 @@ class CompressionParams:
         """The codec of n elements."""
         return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype, isa)
 
-    def state_layout(self, n: int, dtype: str) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+    def state_layout(self, n: int, dtype: str) -> kernels.Layout:
         """Shape and dtype of each array that a checkpoint keeps of a chunk of n elements."""
-        layout: Dict[str, Tuple[Tuple[int, ...], str]] = {}
-        if self.compressor.traits.draws:
-            layout["stream"] = (2,), "uint64"
-        if self.ef or self.compressor.traits.accumulates:
-            layout["residual"] = (n,), dtype
-        if self.mu is not None:
-            layout["momentum"] = (n,), dtype
-        return layout
+        return dict(_saved_layout(self, n, dtype))
 
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""
@@ -140,6 +134,12 @@ class CompressionParams:
     def identity(self) -> Dict[str, Any]:
         """All that workers, and a run that goes on, must have alike; plain values too."""
         return {**self.describe(), "mu": self.mu, "nesterov": self.nesterov}
+
+
+@lru_cache(maxsize=1024)
+def _saved_layout(params: CompressionParams, n: int, dtype: str) -> kernels.Layout:
+    """`Codec.saved_layout` of a codec that is made to be asked."""
+    return params.codec(n, dtype).saved_layout()
 
 
 def _names(kinds: Iterable[Type[Compressor]]) -> str:

@@ -7,13 +7,14 @@ from typing import Any, Dict, Hashable, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
+from ... import kernels
 from ...checkpoint import STREAM, Place
 from ...checkpoint.cutting import part
 from ...plan import Slice
 from ..exchange import States
 
 Arrays = Mapping[Place, np.ndarray]
-Layouts = List[Dict[str, Tuple[Tuple[int, ...], str]]]
+Layouts = List[kernels.Layout]
 """Shape and dtype of each array of `States`."""
 
 
