@@ -195,6 +195,12 @@ def test_the_front_end_of_mxnet_has_the_public_names_too():
     assert said.split() == ["True", "True", "True", "False"]
 
 
+def test_one_file_of_the_front_end_of_pytorch_knows_gloo():
+    sources = {path.name: path.read_text() for path in (PACKAGE / "torch").glob("*.py")}
+    knowing = {name for name, source in sources.items() if '"gloo"' in source or "_gloo(" in source}
+    assert knowing == {"gloo.py"}
+
+
 def test_the_core_of_the_library_includes_no_framework():
     sources = [path for path in (ROOT / "operators" / "core").rglob("*") if path.is_file()]
     assert len(sources) > 20

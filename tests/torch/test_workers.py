@@ -33,6 +33,7 @@ OTHERS = (
     "chosen_automatically",
     "measured_links_choose",
     "wrong_settings",
+    "another_transport_carries_all_payloads",
 )
 LOOPS = (
     "unused_layers_under_ddp",

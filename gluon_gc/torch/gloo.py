@@ -1,4 +1,4 @@
-"""Bytes that the members of a group send each other, received where it was said a step ahead.
+"""Gloo as a `Transport`: the only file that knows it.
 
 Gloo begins to send a large message when its receiver has said where to, and on a connection all
 goes in the order of calls. Said late, that word waits behind what the receiver is sending itself:
@@ -7,26 +7,42 @@ then the connection works one way at a time.
 
 from __future__ import annotations
 
-from typing import List, Mapping, Tuple
+from datetime import timedelta
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from .. import env
 from .watchdog import waiting
 
 
-class Messages:
-    """What this worker gets from other members of a group, and sends to them, step after step.
+class Gloo:
+    """The backend "gloo" of torch.distributed; the methods are those of `Transport`."""
 
-    Parameters
-    ----------
-    group : ProcessGroup
-        Of Gloo's.
-    tag : int
-        The same on all members, and of no other messages in the group.
-    rooms : mapping of int to array of uint8
-        For members that send, by their rank in the group: where it is written. Less may come.
+    tags = 2**31
+
+    def prepare(self) -> None:
+        env.prepare_gloo()
+
+    def new_group(
+        self, ranks: Sequence[int], timeout: Optional[timedelta], everybody: bool
+    ) -> dist.ProcessGroup:
+        return dist.new_group(
+            list(ranks), timeout, backend="gloo", use_local_synchronization=not everybody
+        )
+
+    def messages(
+        self, group: dist.ProcessGroup, tag: int, rooms: Mapping[int, np.ndarray]
+    ) -> GlooMessages:
+        return GlooMessages(group, tag, rooms)
+
+
+class GlooMessages:
+    """Messages in one of Gloo's groups; the methods are those of `transport.Messages`.
+
+    The parameters are those of `Transport.messages`.
     """
 
     def __init__(self, group: dist.ProcessGroup, tag: int, rooms: Mapping[int, np.ndarray]) -> None:
@@ -38,25 +54,16 @@ class Messages:
         self.expect()
 
     def expect(self) -> None:
-        """Let others send the next messages, which overwrite what came; returns at once."""
         self._coming = [
             (member, self._group.recv([room], member, self._tag)) for member, room in self._rooms
         ]
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
-        """Send these bytes, which must stay as they are until `wait`; returns at once."""
         self._sent = [
             (member, self._group.send([part], member, self._tag)) for member, part in _tensors(data)
         ]
 
     def wait(self) -> None:
-        """Return when all messages came, and all bytes are sent.
-
-        Raises
-        ------
-        RuntimeError
-            A member has ended, or the group's time-out is over; the error names the member.
-        """
         with waiting(self._awaited):
             for member, work in (*self._coming, *self._sent):
                 self._member = member
