@@ -35,6 +35,7 @@ from ..plan import Chunk, Tensor
 from .channel import Channel, Sending
 from .codec import MessageCodec, Part
 from .gradient import Gradient, Gradients, legacy, params_for
+from .messages import in_messages
 from .sparse import SparseChannel
 
 Arrays = Union[NDArray, Sequence[NDArray]]
@@ -373,7 +374,7 @@ class CompressingKVStore(KVStoreBase):
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
             Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])
-            for message in plan.messages(chunks, owners, bundled)
+            for message in in_messages(chunks, owners, bundled)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)

@@ -42,6 +42,7 @@ from ...sparse import SparseChannel
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalKVStore
 from . import control_messages, handshake
+from .keys import KeyAllocator
 from .pages import Pages
 from .routes import Dense, OfMachine, Payloads, Route, SummedRows
 from .rows import Rows
@@ -94,7 +95,7 @@ class GluonGCParameterServer(HierarchicalKVStore):
         self.num_workers = self._kv.num_workers
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
         self._servers = cluster.num_server
-        self._allocator = plan.KeyAllocator(self._servers)
+        self._allocator = KeyAllocator(self._servers)
         self._routes: Dict[Channel, Route] = {}
         self._machine = cluster.worker_id, cluster.num_worker
         self._sparse: Dict[SparseChannel, SparseRows] = {}
