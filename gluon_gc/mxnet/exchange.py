@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import contextmanager
 from typing import (
     Any,
     Callable,
@@ -311,6 +312,16 @@ class CompressingKVStore(KVStoreBase):
                 channel.deliver(rows, gradient, lists)
         for gradient in gradients.values():
             gradient.finish()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within, values travel unscaled, and exchanges are not counted as steps."""
+        scale, step = self.gradient_scale, self._step
+        self.gradient_scale = 1.0
+        try:
+            yield
+        finally:
+            self.gradient_scale, self._step = scale, step
 
     def _gpus(
         self, channels: Sequence[Channel], gradients: Gradients
