@@ -11,14 +11,12 @@ from __future__ import annotations
 import itertools
 from typing import (
     Any,
-    Callable,
     Collection,
     Dict,
     Iterable,
     Iterator,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -39,27 +37,11 @@ from .job import Job
 from .machines import MachineTransfer
 from .pipeline import Pipeline
 from .sparse import SparseJob, SparseSum
-from .stages import Stages
+from .stages import STAGES, Item, Stages
 from .transfer import Transfer
 
 _SETTING_UP = "set up their compression"
 _TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
-
-
-class Item(NamedTuple):
-    """A job of one transfer, on its way through the stages."""
-
-    transfer: Stages
-    job: Job
-
-
-_STAGES: Sequence[Callable[[Item], None]] = (
-    lambda item: item.transfer.begin(item.job),
-    lambda item: item.transfer.send(item.job),
-    lambda item: item.transfer.answer(item.job),
-    lambda item: item.transfer.deliver(item.job),
-    lambda item: item.transfer.finish(item.job),
-)
 
 
 class Exchange:
@@ -87,7 +69,7 @@ class Exchange:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self._groups = groups.take(ranks, everybody=group is None)
         self.machines = machines.find(group)
-        stages = _STAGES[1:-1] if self.machines is None else _STAGES
+        stages = STAGES[1:-1] if self.machines is None else STAGES
         self._pipeline = Pipeline(stages, self._done, self._failed)
         self._loads = [0] * self.workers
         self._tensors: Dict[str, Tensor] = {}

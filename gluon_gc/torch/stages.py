@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Protocol, Tuple, TypeVar
+from typing import Callable, Iterable, NamedTuple, Protocol, Sequence, Tuple, TypeVar
 
 from .job import Job
 from .stats import Meter
@@ -46,3 +46,20 @@ class Stages(Protocol[AnyJob]):
 
     def finish(self, job: AnyJob) -> None:
         """Write the sums to the job's values if another worker of the machine received them."""
+
+
+class Item(NamedTuple):
+    """A job of one transfer, on its way through the stages."""
+
+    transfer: Stages
+    job: Job
+
+
+STAGES: Sequence[Callable[[Item], None]] = (
+    lambda item: item.transfer.begin(item.job),
+    lambda item: item.transfer.send(item.job),
+    lambda item: item.transfer.answer(item.job),
+    lambda item: item.transfer.deliver(item.job),
+    lambda item: item.transfer.finish(item.job),
+)
+"""In their order, for a `Pipeline`."""
