@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ..plan import SMALL_BYTES, Chunk
+from .. import plan
+from ..plan import Chunk
 
 _EACH = 2  # messages that each owner has at least, if so many chunks travel
 
@@ -14,11 +15,12 @@ def in_messages(
 ) -> List[List[Chunk]]:
     """Chunks that travel in one message, in the order of their first ones.
 
-    Those that are compressed alike are put together up to SMALL_BYTES, but for those in rows; plain
-    ones are fused already. Where messages have owners who aggregate them, there are enough of them
-    for all. Unless they are `bundled`, only chunks of one tensor are put together.
+    Chunks that are compressed with the same params share messages of up to `plan.SMALL_BYTES`. A
+    chunk in rows has a message of its own, and so has a plain chunk, which fuses several tensors
+    already. With several `owners`, who aggregate messages, there are enough messages for all of
+    them. Unless they are `bundled`, only chunks of one tensor share a message.
     """
-    most = SMALL_BYTES
+    most = plan.SMALL_BYTES
     if owners > 1:
         most = min(most, sum(chunk.message_bytes for chunk in chunks) // (_EACH * owners))
     bundles: List[List[Chunk]] = []
