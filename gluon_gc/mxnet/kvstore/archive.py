@@ -1,4 +1,4 @@
-"""What aggregators carry over, as bytes that travel between them and workers' checkpoints."""
+"""The states of aggregators as bytes, which travel to checkpoints of workers and back."""
 
 from __future__ import annotations
 

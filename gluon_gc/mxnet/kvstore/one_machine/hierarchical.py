@@ -1,4 +1,4 @@
-"""What backends share whose messages the workers of a machine make together."""
+"""The base of backends that connect machines: the workers of a machine sum gradients first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a machine add up before it travels, in memory that they share.
+"""Sums of what the workers of a machine have, in memory that they share.
 
 Each message has an owner among them, who sums what all have, and sends it compressed. What comes
 back is there for all to read.

@@ -1,4 +1,4 @@
-"""The routes of a message through MXNet's server: payloads, what is summed, and a machine's own."""
+"""The routes of a message through MXNet's server: payloads, summed values, a machine's sums."""
 
 from __future__ import annotations
 
