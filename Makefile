@@ -31,7 +31,7 @@ GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
 # What gluon_gc needs where there is no MXNet: the newest.
 DEPENDENCIES := numpy xxhash
-CORE_TESTS := tests/core $(addprefix tests/test_,compression.py env.py imports.py launcher.py plan.py)
+CORE_TESTS := tests/core $(addprefix tests/test_,compression.py cutting.py env.py imports.py launcher.py plan.py)
 
 # PyTorch has an environment of its own, without MXNet and with the newest NumPy: GluonCV, which
 # MXNet's examples use, refuses to be imported where there is a PyTorch of today.

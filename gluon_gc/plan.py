@@ -11,9 +11,7 @@ from .agreement import Facts
 from .compression import CompressionParams
 from .kernels import frame_words
 
-_HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 ON_NONFINITE = ("raise", "skip", "propagate")
-_EACH = 2  # messages that each owner has at least, if so many chunks travel
 SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
 _LARGE_BYTES = 128 * 1024  # what is compressed and larger is cut finer
 
@@ -214,31 +212,6 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     return chunks
 
 
-def messages(chunks: Sequence[Chunk], owners: int = 1, bundled: bool = True) -> List[List[Chunk]]:
-    """Chunks that travel in one message, in the order of their first ones.
-
-    Those that are compressed alike are put together up to SMALL_BYTES, but for those in rows; plain
-    ones are fused already. Where messages have owners who aggregate them, there are enough of them
-    for all. Unless they are `bundled`, only chunks of one tensor are put together.
-    """
-    most = SMALL_BYTES
-    if owners > 1:
-        most = min(most, sum(chunk.message_bytes for chunk in chunks) // (_EACH * owners))
-    bundles: List[List[Chunk]] = []
-    open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
-    for chunk in chunks:
-        kind = chunk.params, chunk.dtype, None if bundled else chunk.slices[0].tensor
-        bundle, total = open_bundles.get(kind, ([], 0))
-        alone = chunk.params is None or chunk.rows
-        if alone or not bundle or total + chunk.message_bytes > most:
-            bundle, total = [], 0
-            bundles.append(bundle)
-        bundle.append(chunk)
-        if not alone:
-            open_bundles[kind] = bundle, total + chunk.message_bytes
-    return bundles
-
-
 def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
     """Whether a tensor is compressed: a float one, with a compressor, and large enough."""
     return (
@@ -264,21 +237,6 @@ def facts(tensors: Sequence[Tensor]) -> Facts:
         )
         for tensor in tensors
     ]
-
-
-class KeyAllocator:
-    """Hands out KVStore keys, each such that MXNet's hash sends it to the server wanted."""
-
-    def __init__(self, num_servers: int) -> None:
-        self._next = [0] * num_servers
-
-    def key(self, server: int) -> int:
-        servers = len(self._next)
-        key = self._next[server]
-        while key * _HASH % servers != server:
-            key += 1
-        self._next[server] = key + 1
-        return key
 
 
 def spread(loads: Sequence[int], num_servers: int) -> List[int]:

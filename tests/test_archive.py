@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc.checkpoint import Place
-from gluon_gc.mxnet.kvstore import archive, pages
+from gluon_gc.mxnet.kvstore import archive
+from gluon_gc.mxnet.kvstore.parameter_server import pages
 from gluon_gc.plan import Slice
 
 SIZES = st.lists(st.lists(st.integers(0, 40), max_size=3), max_size=5)

@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
+from gluon_gc.auto.choice import Topology
+from gluon_gc.compression import parse
+from gluon_gc.mxnet import probe
+from gluon_gc.mxnet.kvstore.local import GluonGCLocal
 from tests.test_trainer import backward, gradients
 
 SHAPES = [(40, 5), (7,), (30, 10)]
@@ -83,3 +87,19 @@ def test_a_checkpoint_that_does_not_fit_what_is_chosen_is_refused(tmp_path):
     train(begun, params, range(1))
     with pytest.raises(ValueError, match="the compression of parameter 0 .* 'onebit'"):
         begun.load_states(file)
+
+
+@pytest.mark.parametrize("names", [["bytegrad"], ["bytegrad", "onebit"]])
+def test_all_that_a_probe_exchanges_has_a_message(names, monkeypatch):
+    store, sent = GluonGCLocal(), []
+    exchange = store.exchange
+
+    def noted(gradients, *others):
+        sent.append(set(gradients) - {n for c in store.channels for n in c.tensors})
+        exchange(gradients, *others)
+
+    monkeypatch.setattr(store, "exchange", noted)
+    compressors = {name: parse({"compressor": name}) for name in names}
+    probe.measured(store, Topology(machines=2, servers=0), compressors)
+    assert len(sent) > 20 and not set().union(*sent)
+    assert store.gradient_scale == 1.0

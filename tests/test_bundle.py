@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_gc.mxnet.kvstore.bundle import Bundle, Packed, repeated
+from gluon_gc.mxnet.kvstore.horovod.bundle import Bundle, Packed, repeated
 from gluon_gc.mxnet.operators import MessageRows
 
 FIXED, VARYING = ((5, None),), ((3, None), (20, 2))

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_gc import plan
-from gluon_gc.choice import Link, Load, Measured, Topology, Way, choose
+from gluon_gc.auto.choice import Link, Load, Measured, Topology, Way, choose
+from gluon_gc.auto.speed import Speed, measured
 from gluon_gc.compression import candidates, parse
-from gluon_gc.kernels.speed import Speed, measured
 from gluon_gc.plan import Tensor
 
 SLOW, FAST = 100e6 / 8, 1e15  # bytes a second

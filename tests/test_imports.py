@@ -1,4 +1,5 @@
-"""The direction of imports: neutral parts know no framework, and front ends only their own."""
+"""The direction of imports: neutral parts know no framework and no layer above them, and front ends
+only their own framework."""
 
 import ast
 import subprocess
@@ -15,6 +16,21 @@ PACKAGE = ROOT / "gluon_gc"
 FRAMEWORKS = ("mxnet", "torch", "horovod")
 FRONT_ENDS = {"mxnet": ("mxnet", "horovod"), "torch": ("torch",)}
 """By folder of gluon_gc, the frameworks that it is the front end of."""
+
+FOR_ALL = {"env", "log", "variables", "variables_of_launchers", "version"}
+LAYERS = {
+    "agreement": set(),
+    "algorithms": {"options"},
+    "auto": {"compression", "kernels", "plan"},
+    "checkpoint": {"kernels", "plan"},
+    "compression": {"kernels", "options"},
+    "integers": set(),
+    "kernels": set(),
+    "launch": {"kernels"},
+    "options": set(),
+    "plan": {"agreement", "compression", "kernels"},
+}
+"""By neutral module or folder of gluon_gc, the others that it may import; see architecture.md."""
 
 
 def front_end_of(path):
@@ -49,6 +65,10 @@ def upward(source, path):
     allowed = FRONT_ENDS.get(own, ())
     forbidden = {name for name in FRAMEWORKS if name not in allowed}
     forbidden |= {f"gluon_gc.{name}" for name in FRONT_ENDS if name != own}
+    if own is None:
+        layer = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        below = {layer, *LAYERS.get(layer, ())}
+        forbidden |= {f"gluon_gc.{name}" for name in LAYERS.keys() - below}
     return [
         name
         for name in imported(source, path)
@@ -59,6 +79,11 @@ def upward(source, path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_imports_upwards(path):
     assert upward(path.read_text(), path) == []
+
+
+def test_each_neutral_module_has_a_layer():
+    here = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in NEUTRAL}
+    assert here == LAYERS.keys() | FOR_ALL | {"__init__", "after_mxnet"}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +99,10 @@ def test_no_file_imports_upwards(path):
         ("__init__.py", "from .mxnet.trainer import DistributedTrainer"),
         ("mxnet/kvstore/local.py", "import torch.distributed"),
         ("torch/codec.py", "from ..mxnet.codec import MessageCodec"),
+        ("kernels/codec.py", "from ..compression import CompressionParams"),
+        ("compression/params.py", "from .. import plan"),
+        ("checkpoint/file.py", "from ..auto import probe"),
+        ("env.py", "from . import kernels"),
     ],
 )
 def test_an_import_upwards_is_found(file, source):
@@ -86,6 +115,7 @@ def test_an_import_upwards_is_found(file, source):
         ("mxnet/kvstore/local.py", "import mxnet as mx\nfrom ..codec import Part"),
         ("mxnet/codec.py", "from .. import kernels\nfrom . import operators"),
         ("plan.py", "import numpy\nfrom .compression import CompressionParams"),
+        ("checkpoint/cutting.py", "from .. import env, kernels\nfrom .file import Place"),
     ],
 )
 def test_an_import_downwards_is_none(file, source):
@@ -163,6 +193,12 @@ def test_the_front_end_of_mxnet_has_the_public_names_too():
         " hasattr(bps, 'no_such_name'))"
     )
     assert said.split() == ["True", "True", "True", "False"]
+
+
+def test_one_file_of_the_front_end_of_pytorch_knows_gloo():
+    sources = {path.name: path.read_text() for path in (PACKAGE / "torch").glob("*.py")}
+    knowing = {name for name, source in sources.items() if '"gloo"' in source or "_gloo(" in source}
+    assert knowing == {"gloo.py"}
 
 
 def test_the_core_of_the_library_includes_no_framework():

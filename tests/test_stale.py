@@ -7,7 +7,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
 from gluon_gc.mxnet import carried
-from gluon_gc.mxnet.kvstore.groups import KnownGroups
+from gluon_gc.mxnet.kvstore.horovod.message_groups import KnownGroups
 from gluon_gc.mxnet.operators import Told
 from tests.test_trainer import backward, gradients, make
 

@@ -7,7 +7,8 @@ from .. import kernels
 from .auto import candidates
 from .base import Compressor, registry
 from .ignored import warn_of_ignored
-from .params import CompressionParams, keys, parse, users_of
+from .known_keys import keys, users_of
+from .params import CompressionParams, parse
 
 for _module in iter_modules(__path__):  # a compressor registers itself when it is imported
     import_module(f"{__name__}.{_module.name}")

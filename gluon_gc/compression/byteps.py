@@ -15,7 +15,8 @@ import numpy as np
 
 from ..options import Option, nearest, number_of
 from .base import registry
-from .params import CompressionParams, common, parse
+from .known_keys import common
+from .params import CompressionParams, parse
 
 PREFIX = "byteps_"
 MOMENTUM = "byteps_momentum_mu"

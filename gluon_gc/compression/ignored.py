@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Dict, Mapping, Optional
 
-from .params import is_for, keys, keys_that_are_on
+from .known_keys import is_for, keys, keys_that_are_on
 
 
 def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
+from functools import lru_cache
+from typing import Any, Dict, Mapping, Optional, Type
 
 import numpy as np
 
 from .. import kernels
-from ..options import Option, nearest, one_of, switch
 from .base import Compressor, registry
-
-AUTO = "auto"
-"""The compressor that stands for those that `gluon_gc.choice` chooses among."""
+from .known_keys import AUTO, common, is_for, keys_that_are_on
 
 
 @dataclass(frozen=True)
@@ -101,16 +99,9 @@ class CompressionParams:
         """The codec of n elements."""
         return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype, isa)
 
-    def state_layout(self, n: int, dtype: str) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+    def state_layout(self, n: int, dtype: str) -> kernels.Layout:
         """Shape and dtype of each array that a checkpoint keeps of a chunk of n elements."""
-        layout: Dict[str, Tuple[Tuple[int, ...], str]] = {}
-        if self.compressor.traits.draws:
-            layout["stream"] = (2,), "uint64"
-        if self.ef or self.compressor.traits.accumulates:
-            layout["residual"] = (n,), dtype
-        if self.mu is not None:
-            layout["momentum"] = (n,), dtype
-        return layout
+        return dict(_saved_layout(self, n, dtype))
 
     def describe(self) -> Dict[str, Any]:
         """As plain values that JSON can carry, and that `parse` reads back."""
@@ -142,102 +133,10 @@ class CompressionParams:
         return {**self.describe(), "mu": self.mu, "nesterov": self.nesterov}
 
 
-def _names(kinds: Iterable[Type[Compressor]]) -> str:
-    return ", ".join(kind.name for kind in kinds) or "none"
-
-
-def common() -> Dict[str, Option]:
-    """The keys that are no compressor's own."""
-    accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
-    return {
-        "compressor": one_of(
-            (*registry, AUTO), f"the algorithm; falsy: none; {AUTO}: chosen for each gradient"
-        ),
-        "ef": one_of(
-            ("vanilla", "corrected", "sparse"),
-            "error feedback; corrected: by the ratio of learning rates; sparse: BytePS's name for "
-            "that where all nodes draw alike, and the aggregator has nothing but what was drawn",
-        ),
-        "momentum": one_of(
-            ("nesterov",),
-            "momentum before the compressor, with the value of the optimizer's, which then applies "
-            f"none. Always on with {accumulating}, in the optimizer's form unless this asks for "
-            "Nesterov's",
-        ),
-        "fp16": switch("what no compressor handles travels as float16"),
-        "hierarchical": switch(
-            "on by default: where a machine has several workers, they sum what they have, and "
-            "only that travels, compressed"
-        ),
-        "exchange": one_of(
-            ("two_way", "gather"),
-            "two_way: aggregators sum, and compress the sum; gather: all workers get all payloads "
-            f"and sum them, by default (and always) for {accumulating}. What can be summed as it "
-            "is is, either way",
-        ),
-        "accuracy": one_of(
-            ("exact", "safe", "aggressive"),
-            "how much of it may be given up. exact: nothing is compressed; safe (the default): "
-            "each element is rounded, by fp16 or bytegrad; aggressive: onebit and topk too",
-        ),
-    }
-
-
-def users_of(key: str) -> Dict[str, Option]:
-    """The compressors that a key is for, each with what it may be there."""
-    shared = common().get(key)
-    if key == "accuracy":
-        return {AUTO: shared}
-    if shared is None:
-        kinds = registry.items()
-        return {name: kind.keys()[key] for name, kind in kinds if key in kind.keys()}
-    accumulates = {name: kind.traits.accumulates for name, kind in registry.items()}
-    return {name: shared for name in registry if key != "ef" or not accumulates[name]}
-
-
-def keys() -> Dict[str, Option]:
-    """All keys, the common ones first; of one that several compressors have, the first's."""
-    every = common()
-    for kind in registry.values():
-        for key, option in kind.keys().items():
-            every.setdefault(key, option)
-    return every
-
-
-_OF_MXNET = ("type", "threshold")  # keys of gluon.Trainer's compression_params
-_FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that mean something without one, too
-_FOR_AUTO = ("compressor", "accuracy", "ef", "momentum", "hierarchical")
-
-
-def is_for(key: str, name: Optional[str]) -> bool:
-    """Whether a key means anything with a compressor of that name, or without one."""
-    if name == AUTO:
-        return key in _FOR_AUTO
-    return key in _FOR_ALL or name in users_of(key)
-
-
-def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """What is not off; a switch may be False."""
-    known = keys()
-    on = {}
-    for key, value in params.items():
-        if key not in known:
-            if key in _OF_MXNET:
-                raise ValueError(
-                    f"compression_params[{key!r}] is of MXNet's own compression, which gluon_gc "
-                    "does not have: name one of gluon_gc's, as {'compressor': 'onebit', "
-                    f"'scaling': True, 'ef': 'vanilla'}}; got {value!r}"
-                )
-            raise ValueError(
-                f"compression_params has no key {key!r}; did you mean '{nearest(key, known)}'? "
-                f"The keys are {', '.join(known)}"
-            )
-        off = value is None or (isinstance(value, str) and not value)
-        if isinstance(value, (bool, np.bool_)) and not value:
-            off = bool not in known[key].types
-        if not off:
-            on[key] = value
-    return on
+@lru_cache(maxsize=1024)
+def _saved_layout(params: CompressionParams, n: int, dtype: str) -> kernels.Layout:
+    """`Codec.saved_layout` of a codec that is made to be asked."""
+    return params.codec(n, dtype).saved_layout()
 
 
 def parse(

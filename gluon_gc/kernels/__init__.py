@@ -1,10 +1,10 @@
 """The compiled library on NumPy arrays; needs no MXNet."""
 
 from .batch import Batch
-from .codec import Codec, State, as_text, position, runs_on_gpu
-from .framing import frame, frame_bytes, frame_words, framed, unframe
+from .codec import Codec, Layout, State, as_text, position, runs_on_gpu
+from .framing import frame, frame_bytes, frame_words, framed, message_rows, unframe
 from .half import float_from_half, half_from_float
-from .library import PATH, Position, Status, Traits, compressors, isas, library, names
+from .library import PATH, Position, Rows, Status, Traits, compressors, isas, library, names
 from .stream import draw, jump, jump_to_worker
 from .values import sum_of_squares, values_finite
 
@@ -12,7 +12,9 @@ __all__ = [
     "PATH",
     "Batch",
     "Codec",
+    "Layout",
     "Position",
+    "Rows",
     "State",
     "Status",
     "Traits",
@@ -29,6 +31,7 @@ __all__ = [
     "jump",
     "jump_to_worker",
     "library",
+    "message_rows",
     "names",
     "position",
     "runs_on_gpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from .library import (
 )
 
 _ITEMSIZES = {"float32": 4, "float64": 8}
+
+Layout = Dict[str, Tuple[Tuple[int, ...], str]]
+"""Shape and dtype of arrays, by name."""
 
 
 class State(NamedTuple):
@@ -147,6 +150,21 @@ class Codec:
         """What it keeps, to begin with."""
         momentum = np.zeros(self.momentum, self.dtype) if self.momentum else None
         return State(momentum, tuple(np.zeros(size, self.dtype) for size in self.memory))
+
+    def saved_layout(self) -> Layout:
+        """Shape and dtype of each array that a checkpoint keeps for it, by name.
+
+        "stream" is the state of the random stream, of a compressor that draws; "residual" is that
+        of error feedback, in whatever form the memory has it; "momentum" is as in `State`.
+        """
+        layout: Layout = {}
+        if self.traits.draws:
+            layout["stream"] = (2,), "uint64"
+        if self.memory:
+            layout["residual"] = (self.n,), self.dtype.name
+        if self.momentum:
+            layout["momentum"] = (self.momentum,), self.dtype.name
+        return layout
 
     def used(self, payload: np.ndarray) -> int:
         """How many bytes of a payload (uint8, as many as there is room for) are in use.

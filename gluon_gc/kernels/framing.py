@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Optional
 
 import numpy as np
 
-from .library import address_of, isa_number, library, output_of
-
-_BLOCK_WORDS = 128  # of which one is a header
+from .library import Rows, address_of, isa_number, library, output_of
 
 
 def frame_words(nbytes: int) -> int:
@@ -18,7 +17,30 @@ def frame_words(nbytes: int) -> int:
 
 def frame_bytes(words: int) -> int:
     """The bytes of payload that fill so many framed words, which must be whole blocks of 128."""
-    return 4 * (_BLOCK_WORDS - 1) * words // _BLOCK_WORDS
+    return library.gluon_gc_frame_bytes(words)
+
+
+def message_rows(nbytes: int, varies: bool, in_one: bool = False) -> Rows:
+    """How a framed message lies in rows.
+
+    Parameters
+    ----------
+    nbytes : int
+        The most bytes of its parts.
+    varies : bool
+        Whether its length does. It then begins with that length, and takes only the rows that it
+        fills.
+    in_one : bool
+        It has one row, however short it is.
+
+    Returns
+    -------
+    Rows
+        `bytes` of a message and its number of `rows`, both at most; `row_words` of each row.
+    """
+    rows = Rows()
+    library.gluon_gc_message_rows(nbytes, varies, in_one, ctypes.byref(rows))
+    return rows
 
 
 def frame(

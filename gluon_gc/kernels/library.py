@@ -133,6 +133,47 @@ class Clipping(ctypes.Structure):
     ]
 
 
+class Rows(ctypes.Structure):
+    """gluon_gc_rows."""
+
+    _fields_ = [("bytes", _size), ("row_words", _size), ("rows", _size)]
+
+
+VERSION = 1
+"""gluon_gc_abi_version, which these declarations follow."""
+STRUCTS = {
+    "needs": Needs,
+    "traits": _Traits,
+    "position": Position,
+    "status": Status,
+    "call": Call,
+    "conversion": Conversion,
+    "values": Values,
+    "clipping": Clipping,
+    "rows": Rows,
+}
+
+
+def _declared() -> str:
+    """The declarations of this module, as gluon_gc_abi says those of the library."""
+    sizes = {name: ctypes.sizeof(struct) for name, struct in STRUCTS.items()}
+    return " ".join(f"{name}={value}" for name, value in {"version": VERSION, **sizes}.items())
+
+
+def _require_same_interface(path: Path, loaded: ctypes.CDLL) -> None:
+    """ImportError unless a library has the C interface that this module declares."""
+    theirs = "version=0, from before this was said"
+    if hasattr(loaded, "gluon_gc_abi"):
+        loaded.gluon_gc_abi.restype = ctypes.c_char_p
+        theirs = loaded.gluon_gc_abi().decode()
+    if theirs != _declared():
+        raise ImportError(
+            f"{path} has another C interface than this gluon_gc. The library's: {theirs}; "
+            f"gluon_gc's: {_declared()}. Install gluon_gc again, so that both are built together, "
+            "or unset GLUON_GC_LIBRARY if it names an old build"
+        )
+
+
 PATH = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
 if not PATH.exists():
     raise ImportError(
@@ -140,6 +181,7 @@ if not PATH.exists():
         "checkout"
     )
 library = ctypes.CDLL(str(PATH))
+_require_same_interface(PATH, library)
 
 _message, _calls = ctypes.c_char_p, (ctypes.POINTER(Call), _size)
 _FUNCTIONS = {
@@ -169,6 +211,8 @@ _FUNCTIONS = {
     "half_from_float": (None, _pointer, _size, ctypes.c_float, _pointer, _integer, _integer),
     "float_from_half": (None, _pointer, _size, _pointer, _integer, _integer),
     "frame_words": (_size, _size),
+    "frame_bytes": (_size, _size),
+    "message_rows": (None, _size, _integer, _integer, ctypes.POINTER(Rows)),
     "frame": (None, _pointer, _size, _pointer, _integer, _integer),
     "unframe": (None, _pointer, _size, _pointer, _integer, _integer),
     "framed": (_integer, _pointer, _size, _integer),

@@ -11,8 +11,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import automatic
-from ..choice import Measured
+from ..auto import selection
+from ..auto.choice import Measured
 from ..compression import CompressionParams, candidates
 from ..plan import Tensor
 from . import probe
@@ -78,7 +78,7 @@ class Automatic:
         for i, name in names.items():
             if params[i].accuracy is None or name not in by_name:
                 continue
-            candidate = automatic.recalled(params[i], by_name[name]["compression"])
+            candidate = selection.recalled(params[i], by_name[name]["compression"])
             if candidate is not None:
                 self._chosen.setdefault(i, candidate)
 
@@ -105,7 +105,7 @@ def _choose(
         return probe.measured(store, topology, compressors)
 
     ready = _ready(gradients)
-    return automatic.chosen(tensors, topology, measure, ready, says=store.rank == 0)
+    return selection.chosen(tensors, topology, measure, ready, says=store.rank == 0)
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:

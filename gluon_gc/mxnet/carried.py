@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Collection, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from .. import pieces
 from ..checkpoint import STREAM, Layout, Place
-from ..pieces import Arrays
+from ..checkpoint.cutting import Arrays, Saved
 from ..plan import Slice
 from .channel import Channel
 from .exchange import CompressingKVStore, States
@@ -88,14 +88,15 @@ def load(store: CompressingKVStore, names: Collection[str], arrays: Arrays) -> N
     load_workers(store, names, arrays)
     aggregated = [channel for channel in _compressed(store, names) if channel.aggregated]
     theirs = {place: array for place, array in arrays.items() if place.node == "aggregator"}
-    theirs = store.share_aggregators(aggregated, theirs)
-    store.load_aggregators(aggregated, lambda channel: _cut(store, channel, "aggregator", theirs))
+    saved = Saved(store.share_aggregators(aggregated, theirs))
+    store.load_aggregators(aggregated, lambda channel: _cut(store, channel, "aggregator", saved))
 
 
 def load_workers(store: CompressingKVStore, names: Collection[str], arrays: Arrays) -> None:
     """Let this worker go on from what `state` returned, without aggregators."""
+    saved = Saved(arrays)
     for channel in _compressed(store, names):
-        channel.codec.load_state(_cut(store, channel, "worker", arrays))
+        channel.codec.load_state(_cut(store, channel, "worker", saved))
 
 
 def places(store: CompressingKVStore) -> Dict[str, Tuple[int, int]]:
@@ -132,21 +133,15 @@ def _runs(channels: Iterable[Channel]) -> Dict[Slice, int]:
     return runs
 
 
-def _cut(store: CompressingKVStore, channel: Channel, node: str, arrays: Arrays) -> States:
-    """What a node carries over for the chunks of a channel."""
+def _cut(store: CompressingKVStore, channel: Channel, node: str, saved: Saved) -> States:
+    """The saved states of a channel's chunks, for a node."""
     params = channel.params if node == "worker" else channel.params.aggregators
-    states = []
-    for chunk in channel.chunks:
-        (piece,), chunk_state = chunk.slices, {}
-        for what, (shape, dtype) in params.state_layout(piece.size, channel.dtype).items():
-            place = Place(piece.tensor, node, what)
-            if what == STREAM:
-                stream = pieces.stream_at(arrays.get(place), piece)
-                chunk_state[what] = store.first_stream(chunk, node) if stream is None else stream
-                continue
-            values = np.zeros(shape, dtype)
-            for begin, found in pieces.found(arrays, place, piece):
-                values[begin - piece.begin : begin - piece.begin + found.size] = found
-            chunk_state[what] = values
-        states.append(chunk_state)
-    return states
+    return [
+        saved.cut(
+            node,
+            chunk.slices[0],
+            params.state_layout(chunk.size, channel.dtype),
+            functools.partial(store.first_stream, chunk, node),
+        )
+        for chunk in channel.chunks
+    ]

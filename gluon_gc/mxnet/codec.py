@@ -259,9 +259,9 @@ class MessageCodec:
             self._pinned[name] = mx.nd.empty(size, mx.cpu_pinned(), dtype)
         return self._pinned[name]
 
-    def layouts(self) -> List[Dict[str, Tuple[Tuple[int, ...], str]]]:
+    def layouts(self) -> List[kernels.Layout]:
         """Shape and dtype of each array of `state`."""
-        return [self._params.state_layout(part.size, self._dtype) for part in self.parts]
+        return [codec.saved_layout() for codec in self.codecs]
 
     def state(self) -> List[Dict[str, np.ndarray]]:
         """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import contextmanager
 from typing import (
     Any,
     Callable,
@@ -28,20 +29,20 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 
 from .. import agreement, env, plan
 from ..agreement import Facts, Message
+from ..auto.choice import Topology
 from ..checkpoint import Place
-from ..choice import Topology
 from ..compression import CompressionParams, parse, stream, warn_of_ignored
 from ..plan import Chunk, Tensor
 from .channel import Channel, Sending
 from .codec import MessageCodec, Part
+from .gpus import GpuShares
 from .gradient import Gradient, Gradients, legacy, params_for
+from .messages import in_messages
 from .sparse import SparseChannel
 
 Arrays = Union[NDArray, Sequence[NDArray]]
 States = List[Dict[str, np.ndarray]]
 """What a codec carries over, chunk by chunk."""
-
-_KNOWN_OWNERS = 64  # sets of channels that have been shared out to GPUs
 
 
 def _as_list(value: Any) -> List[Any]:
@@ -97,7 +98,7 @@ class CompressingKVStore(KVStoreBase):
         self._factor: Optional[NDArray] = None  # of the exchange that is being queued
         self._ratios: Mapping[str, float] = {}  # of that exchange
         self._step = 0  # number of that exchange
-        self._owners: Dict[Any, Dict[Channel, int]] = {}  # numbers of GPUs, as `_gpus` spreads them
+        self._gpus = GpuShares(self._can_run_on_gpu)
 
     # What a backend supplies
 
@@ -298,7 +299,7 @@ class CompressingKVStore(KVStoreBase):
         self._step += 1
         channels = self.channels_of(gradients)
         dense = [channel for channel in channels if isinstance(channel, Channel)]
-        for channel, gpu in zip(dense, self._gpus(dense, gradients)):
+        for channel, gpu in zip(dense, self._gpus.of(dense, gradients)):
             channel.move_to(gpu)
         self._exchange(dense, gradients, priority)
         for number, channel in enumerate(channels):
@@ -311,29 +312,15 @@ class CompressingKVStore(KVStoreBase):
         for gradient in gradients.values():
             gradient.finish()
 
-    def _gpus(
-        self, channels: Sequence[Channel], gradients: Gradients
-    ) -> List[Optional[mx.Context]]:
-        """The GPU that compresses each channel's gradients, or None: the CPU does.
-
-        All copies of all of them must be on the same GPUs, which have even shares of the bytes.
-        """
-        if not any(gradient.from_gpus for gradient in gradients.values()):
-            return [None] * len(channels)
-        able = [channel for channel in channels if self._can_run_on_gpu(channel)]
-        names = {name for channel in able for name in channel.tensors if name in gradients}
-        contexts = {gradients[name].gpus for name in names}
-        (gpus,) = contexts if len(contexts) == 1 else ((),)
-        if not gpus:
-            return [None] * len(channels)
-        key = (len(gpus), *able)
-        if key not in self._owners:
-            if len(self._owners) == _KNOWN_OWNERS:
-                self._owners.clear()
-            owners = plan.spread([channel.size for channel in able], len(gpus))
-            self._owners[key] = dict(zip(able, owners))
-        owner_of = self._owners[key]
-        return [gpus[owner_of[channel]] if channel in owner_of else None for channel in channels]
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within, values travel unscaled, and exchanges are not counted as steps."""
+        scale, step = self.gradient_scale, self._step
+        self.gradient_scale = 1.0
+        try:
+            yield
+        finally:
+            self.gradient_scale, self._step = scale, step
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
         """Whether a channel's gradients can be compressed on the GPU that they are on."""
@@ -373,7 +360,7 @@ class CompressingKVStore(KVStoreBase):
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
             Channel(message, self._tensors, [self._start(c, self.place(c)[0]) for c in message])
-            for message in plan.messages(chunks, owners, bundled)
+            for message in in_messages(chunks, owners, bundled)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
         self._open(channels)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -178,28 +178,24 @@ class MessageRows:
     parts: Tuple[Tuple[int, Optional[int]], ...]
     in_one: bool = False
 
-    _ROW_WORDS = 256  # each row costs 12 bytes more on the wire, and the last is seldom full
-    _LENGTH_BYTES = 4
-
     @property
     def varies(self) -> bool:
         """Whether its length may vary."""
         return any(length_at is not None for _, length_at in self.parts)
 
-    @property
-    def _words(self) -> int:
-        num_bytes = sum(most for most, _ in self.parts)
-        return kernels.frame_words(num_bytes + (self._LENGTH_BYTES if self.varies else 0))
+    @cached_property
+    def _rows(self) -> kernels.Rows:
+        """The library's answer."""
+        return kernels.message_rows(sum(most for most, _ in self.parts), self.varies, self.in_one)
 
     @property
     def row_words(self) -> int:
-        several = self.varies and not self.in_one
-        return min(self._words, self._ROW_WORDS) if several else self._words
+        return self._rows.row_words
 
     @property
     def count(self) -> int:
         """The most rows that a message takes."""
-        return -(-self._words // self.row_words)
+        return self._rows.rows
 
     def framing(self) -> Dict[str, int]:
         """What operators that read messages are told."""

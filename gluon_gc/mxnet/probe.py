@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 import numpy as np
 
-from .. import probe
-from ..choice import Link, Measured, Topology
+from ..auto import probe
+from ..auto.choice import Link, Measured, Topology
 from ..compression import CompressionParams
 from ..plan import Tensor
 from .exchange import CompressingKVStore
@@ -22,27 +22,32 @@ def measured(
     store: CompressingKVStore, topology: Topology, compressors: Mapping[str, CompressionParams]
 ) -> Measured:
     """What the cluster is, and how fast these compressors are; it takes some seconds."""
-    workers = _Workers(store)
-    scale, step = store.gradient_scale, store._step
-    store.gradient_scale = 1.0
-    if store not in _links:
-        before = list(store.channels)
-        _links[store] = probe.link(workers, topology)
-        store.channels[:] = before  # nobody is to find the messages of this probe among the others
-    kernels = probe.speeds(workers, compressors)
-    store.gradient_scale, store._step = scale, step
-    return Measured(_links[store], kernels)
+    with store.aside():
+        if store not in _links:
+            before = list(store.channels)
+            _links[store] = probe.link(_Workers(store, "probe of the link"), topology)
+            store.channels[:] = before  # nobody is to find the probe's messages among the others
+        return Measured(_links[store], probe.speeds(_Workers(store, "probe"), compressors))
 
 
 class _Workers(probe.Workers):
-    def __init__(self, store: CompressingKVStore) -> None:
-        self._store = store
+    """The workers of a store.
+
+    Parameters
+    ----------
+    store : CompressingKVStore
+    name : str
+        Begins the names of sums. Those of the link's probe can be exchanged in that probe alone.
+    """
+
+    def __init__(self, store: CompressingKVStore, name: str) -> None:
+        self._store, self._name = store, name
 
     def meet(self, about: str) -> None:
         self._store.agree("step", [("", {"probe": about})])
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
-        store, name = self._store, f"probe.{len(seconds)}"
+        store, name = self._store, f"{self._name}.{len(seconds)}"
         shape = store.num_workers, len(seconds)
         table = np.zeros(shape)
         table[store.rank] = seconds

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Sequence, Set, Union
 
 import numpy as np
 
-from .. import checkpoint, fitting
-from ..checkpoint import Place
+from .. import checkpoint
+from ..checkpoint import Place, fitting
+from ..checkpoint.cutting import Arrays
 from ..log import logger
-from ..pieces import Arrays
 from . import carried
 from .momentum import momentum_of
 

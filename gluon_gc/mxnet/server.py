@@ -24,8 +24,9 @@ from ..launch.lifeline import Lifeline
 from ..log import logger
 from . import operators, trace
 from .codec import MessageCodec, Part
-from .kvstore import archive, handshake, messages, pages
-from .kvstore.pages import PAGE_BYTES
+from .kvstore import archive
+from .kvstore.parameter_server import control_messages, handshake, pages
+from .kvstore.parameter_server.pages import PAGE_BYTES
 
 
 class Server:
@@ -127,7 +128,7 @@ class Server:
             if key in self._gathered:
                 operators.keep_rows(received, stored).wait_to_read()
                 return
-            rows = self._rows.get(key, messages.ROWS)
+            rows = self._rows.get(key, control_messages.ROWS)
             workers = received.shape[0] // rows.count
             framing = rows.framing_at(place=0, places=workers)
             if key in self._aggregators:

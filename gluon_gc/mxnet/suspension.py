@@ -8,8 +8,8 @@ import mxnet as mx
 import numpy as np
 
 from ..checkpoint import STREAM
+from ..checkpoint.cutting import Arrays
 from ..compression import CompressionParams
-from ..pieces import Arrays
 from ..plan import Tensor
 from . import carried
 from .exchange import CompressingKVStore

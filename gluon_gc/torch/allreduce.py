@@ -12,6 +12,7 @@ from . import gpu
 from .channel import PLAIN, Channel
 from .coding import is_finite
 from .job import Job
+from .stages import Stages
 from .stats import Meter, shares_of
 
 LARGE_BYTES = 512 * 1024  # of a chunk; smaller ones' rings would take their hops' time
@@ -24,8 +25,8 @@ def sums_in_place(channel: Channel) -> bool:
     return plain and as_they_are and gpu.in_host_memory(channel.device)
 
 
-class Allreduce:
-    """Neighbours in one tensor, summed together; its stages are those of `Transfer`.
+class Allreduce(Stages[Job]):
+    """Neighbours in one tensor, summed together by torch.distributed.
 
     Tensors are not summed together: the order in which a sum is added up depends on where it is
     in the whole, and the bits are not to depend on which tensors are neighbours.
@@ -49,11 +50,7 @@ class Allreduce:
         self._bytes = sum(channel.num_bytes for channel in channels)
 
     def shares(self) -> Iterator[Tuple[str, float]]:
-        """As `stats.shares_of` has them."""
         return shares_of(self.channels)
-
-    def begin(self, job: Job) -> None:
-        """Nothing comes before `send`."""
 
     def send(self, job: Job) -> None:
         """Begin to sum the job's values."""
@@ -67,9 +64,6 @@ class Allreduce:
         ]
         self.meter.pushed_bytes += self._bytes
 
-    def answer(self, job: Job) -> None:
-        """The sums come by themselves."""
-
     def deliver(self, job: Job) -> None:
         """Wait until they are there."""
         with self.meter.timing("wait_seconds"):
@@ -81,6 +75,3 @@ class Allreduce:
             job.nonfinite.append(self._piece.tensor)
         self.meter.pulled_bytes += self._bytes
         self.meter.steps += 1
-
-    def finish(self, job: Job) -> None:
-        """Nothing is left to do."""

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from .. import automatic, probe
-from ..choice import Measured, Topology
+from ..auto import probe, selection
+from ..auto.choice import Measured, Topology
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import gpu
@@ -35,7 +35,7 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
             return measured(exchange, _topology(exchange), compressors)
 
         says = exchange.rank == 0
-        names = automatic.chosen(tensors, _topology(exchange), measure, says=says)
+        names = selection.chosen(tensors, _topology(exchange), measure, says=says)
         of_root = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), of_root))
 
@@ -47,7 +47,7 @@ def recalled(
     names = {}
     for parameter in saved:
         if parameter["name"] in params:
-            name = automatic.recalled(params[parameter["name"]], parameter["compression"])
+            name = selection.recalled(params[parameter["name"]], parameter["compression"])
             if name is not None:
                 names[parameter["name"]] = name
     return names

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from . import gpu
-from .messages import Messages
+from . import gpu, groups
 
 _ALIGNMENT = 8  # of rooms, for values in them
 
@@ -140,7 +139,7 @@ class ToOwners:
             for owner, of_owner in enumerate(parts)
         ]
         self.rooms = [room for message in self._going for room in message.rooms]
-        self._messages = Messages(group, tag, _wires(self._coming))
+        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._coming))
 
     def start(self) -> int:
         """Send what the rooms hold, and say how many bytes of them are in use."""
@@ -195,7 +194,7 @@ class ToAll:
         self.rooms = self._going.rooms
         owned = [room for message in self._all for room in message.rooms[len(gathered) :]]
         self.rows = [*self._gathered, *(room[None] for room in owned)]
-        self._messages = Messages(group, tag, _wires(self._coming))
+        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._coming))
 
     def start(self) -> List[int]:
         """Send what the rooms hold, and say how many bytes of each are in use."""

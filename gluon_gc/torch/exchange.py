@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from typing import (
     Any,
-    Callable,
     Collection,
     Dict,
     Iterable,
@@ -21,7 +20,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 import torch
@@ -39,25 +37,11 @@ from .job import Job
 from .machines import MachineTransfer
 from .pipeline import Pipeline
 from .sparse import SparseJob, SparseSum
+from .stages import STAGES, Item, Stages
 from .transfer import Transfer
 
-_STAGES = ("begin", "send", "answer", "deliver", "finish")
 _SETTING_UP = "set up their compression"
 _TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
-
-
-AnyTransfer = Union[Transfer, MachineTransfer, Allreduce, SparseSum]
-Item = Tuple[AnyTransfer, Job]
-
-
-def _stage(name: str) -> Callable[[Item], None]:
-    """A method of transfers, as a stage of the pipeline."""
-
-    def stage(item: Item) -> None:
-        transfer, job = item
-        getattr(transfer, name)(job)
-
-    return stage
 
 
 class Exchange:
@@ -68,7 +52,7 @@ class Exchange:
     Parameters
     ----------
     group : ProcessGroup, optional
-        By default of all workers. Its bytes travel through groups of its own, over Gloo.
+        By default of all workers. Its bytes travel through groups of its own (`groups`).
 
     Attributes
     ----------
@@ -85,13 +69,13 @@ class Exchange:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self._groups = groups.take(ranks, everybody=group is None)
         self.machines = machines.find(group)
-        stages = _STAGES[1:-1] if self.machines is None else _STAGES
-        self._pipeline = Pipeline([_stage(name) for name in stages], self._done, self._failed)
+        stages = STAGES[1:-1] if self.machines is None else STAGES
+        self._pipeline = Pipeline(stages, self._done, self._failed)
         self._loads = [0] * self.workers
         self._tensors: Dict[str, Tensor] = {}
         self._devices: Dict[str, torch.device] = {}
         self._of_tensor: Dict[str, List[Channel]] = {}
-        self._transfers: Dict[Tuple[str, ...], List[AnyTransfer]] = {}
+        self._transfers: Dict[Tuple[str, ...], List[Stages]] = {}
         self._sparse: Dict[str, SparseSum] = {}
         self._tags = groups.tags(ranks)
         self._seeds = Seeds(self._groups[0])
@@ -213,7 +197,7 @@ class Exchange:
         if not transfers:
             _tell(job, None)
         for transfer in transfers:
-            self._pipeline.put((transfer, job))
+            self._pipeline.put(Item(transfer, job))
 
     def start_sparse(self, job: SparseJob) -> None:
         """Begin to average a sparse tensor."""
@@ -221,7 +205,7 @@ class Exchange:
         if job.name not in self._sparse:
             self._sparse[job.name] = SparseSum(job.name, self._groups)
         job.transfers = 1
-        self._pipeline.put((self._sparse[job.name], job))
+        self._pipeline.put(Item(self._sparse[job.name], job))
 
     def _require_open(self) -> None:
         if self._closed:
@@ -230,7 +214,7 @@ class Exchange:
                 "torch.distributed has to be made anew"
             )
 
-    def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[AnyTransfer]:
+    def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[Stages]:
         """What these travel in, the ones that take the most stages first."""
         in_place = [channel for channel in channels if sums_in_place(channel)]
         others = [channel for channel in channels if not sums_in_place(channel)]
@@ -246,7 +230,7 @@ class Exchange:
         for former in [former for former in self._transfers if not set(names).isdisjoint(former)]:
             del self._transfers[former]
 
-    def transfers(self) -> Iterator[AnyTransfer]:
+    def transfers(self) -> Iterator[Stages]:
         """All of them."""
         return itertools.chain(*self._transfers.values(), self._sparse.values())
 
@@ -272,7 +256,7 @@ class Exchange:
 
     @staticmethod
     def _done(item: Item) -> None:
-        _, job = item
+        job = item.job
         job.transfers -= 1
         if not job.transfers:
             problem = header.problem(job.outcome)
@@ -280,7 +264,7 @@ class Exchange:
 
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:
-        _, job = item
+        job = item.job
         if job.transfers:
             job.transfers = 0
             _tell(

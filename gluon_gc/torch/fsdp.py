@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import fsdp
 
-from .. import fitting
+from ..checkpoint import fitting
 from . import saving
 from .gathering import gather
 from .reduce_scatter import ReduceScatter

@@ -1,207 +1,23 @@
-"""BytePS's functions that sum or average single tensors over all workers.
-
-A tensor whose name was declared travels compressed; others are torch.distributed's to sum. Workers
-first compare what they are about to do.
-"""
+"""BytePS's functions that sum or average single tensors over all workers."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
-import torch.distributed as dist
-from torch.futures import Future
 
 from ..compression import CompressionParams, byteps
-from ..plan import Tensor
-from . import gathering, gpu, groups, staging
 from .compression import Compression
-from .exchange import Exchange
-from .header import SAME
-from .job import Job
-from .pipeline import Pipeline
-from .sparse import SparseJob, SparseSum
+from .single_tensors import Calls, Handle
+
+_calls: Optional[Calls] = None
 
 
-class Handle:
-    """A tensor on its way; for `poll` and `synchronize`.
-
-    Parameters
-    ----------
-    tensor : Tensor
-        It becomes the sum or average.
-    name : str, optional
-    average : bool
-
-    Attributes
-    ----------
-    future : Future
-    """
-
-    def __init__(self, tensor: torch.Tensor, name: Optional[str], average: bool) -> None:
-        self.tensor, self.name, self.average = tensor, name, average
-        self.called = f"tensor '{name}'" if name else f"a tensor of shape {tuple(tensor.shape)}"
-        self.ready = gpu.mark(tensor.device)
-        self.future: Future[None] = Future()
-
-    def described(self) -> Dict[str, Any]:
-        """What must be the same on all workers."""
-        return {
-            "name": self.name,
-            "average": bool(self.average),
-            "shape": list(self.tensor.shape),
-            "dtype": str(self.tensor.dtype),
-            "layout": str(self.tensor.layout),
-        }
-
-
-class _Calls:
-    """Does what the functions are called for, one after the other, on threads of its own.
-
-    Attributes
-    ----------
-    params : dict of str to CompressionParams
-        How each tensor is compressed that was declared.
-    """
-
-    def __init__(self) -> None:
-        ranks = range(dist.get_world_size())
-        self._groups = groups.take(ranks, everybody=True)
-        self._workers = len(ranks)
-        self._exchange: Optional[Exchange] = None
-        self.params: Dict[str, CompressionParams] = {}
-        self._expected: Dict[str, Tensor] = {}
-        self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
-
-    def declare(self, name: str, params: CompressionParams) -> None:
-        """Compress the tensor of that name."""
-        if self.params.setdefault(name, params) != params:
-            raise ValueError(f"tensor '{name}' is declared already, with other compression")
-        if self._exchange is None:
-            self._exchange = Exchange()
-
-    def put(self, handle: Handle) -> None:
-        """Begin to sum a tensor."""
-        self._pipeline.put(handle)
-
-    def close(self) -> None:
-        """End, once all is done."""
-        self._pipeline.close()
-        groups.give_back(self._groups)
-
-    @staticmethod
-    def _failed(handle: Handle, error: BaseException) -> None:
-        if not handle.future.done():
-            handle.future.set_exception(error)
-
-    def _compare(self, handle: Handle) -> None:
-        """The first stage: compare what workers are about to do."""
-        own = handle.described()
-        digest = hashlib.sha256(json.dumps(own).encode()).digest()
-        told = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        everybody = [torch.empty_like(told) for _ in range(self._workers)]
-        dist.all_gather(everybody, told, group=self._groups[0])
-        if all(torch.equal(one, told) for one in everybody):
-            return
-        try:
-            gathering.agree(self._gather, [("push_pull", own)], "call push_pull")
-        except RuntimeError as error:
-            handle.future.set_exception(error)
-
-    def _gather(self, mine: Any, doing: str) -> Any:
-        return gathering.gather(mine, doing, self._groups[0])
-
-    def _sum(self, handle: Handle) -> None:
-        """The second stage: sum, unless workers differ."""
-        if handle.future.done():
-            return
-        tensor = handle.tensor
-        try:
-            if handle.name in self.params and not _is_whole(tensor.dtype) and not tensor.is_sparse:
-                self._sum_compressed(handle)
-                return
-            if tensor.is_sparse:
-                self._sum_sparse(handle)
-            else:
-                with gpu.queue(tensor.device, handle.ready):
-                    _sum_plain(handle, self._workers)
-            handle.future.set_result(None)
-        except (OverflowError, ValueError) as error:  # the same on all workers, which can go on
-            handle.future.set_exception(error)
-
-    def _sum_sparse(self, handle: Handle) -> None:
-        tensor, name = handle.tensor, handle.name or ""
-        job = SparseJob(name, tensor, absent=False, stamp=SAME, done=lambda job, error: None)
-        transfer = SparseSum(name, self._groups)
-        for stage in (transfer.send, transfer.answer, transfer.deliver):
-            stage(job)
-        with torch.no_grad():
-            tensor.copy_(job.result if handle.average else job.result * self._workers)
-
-    def _sum_compressed(self, handle: Handle) -> None:
-        tensor, name = handle.tensor, handle.name
-        self._expect(name, tensor)
-        staged = staging.Staged({name: tensor})
-
-        def done(job: Job, error: Optional[BaseException]) -> None:
-            if error is not None:
-                handle.future.set_exception(error)
-            else:
-                staged.finish(1.0)
-                handle.future.set_result(None)
-
-        scale = 1.0 / self._workers if handle.average else 1.0
-        self._exchange.start(Job(staged, scale, {}, done))
-
-    def _expect(self, name: str, tensor: torch.Tensor) -> None:
-        params, dtype = self.params[name], staging.planned_dtype(tensor.dtype)
-        index = list(self.params).index(name)
-        now = Tensor(name, staging.real_numel(tensor), dtype, params, index)
-        known = self._expected.get(name)
-        if known is None:
-            wire = staging.wire_of(tensor.dtype, params.fp16)
-            self._exchange.declare([now], {name: wire}, {name: tensor.device})
-            self._expected[name] = now
-        elif (known.size, known.dtype) != (now.size, now.dtype):
-            raise ValueError(
-                f"tensor '{name}' must have {known.size} elements of {known.dtype}, as when it was "
-                f"first summed; got {now.size} of {now.dtype}"
-            )
-
-
-def _is_whole(dtype: torch.dtype) -> bool:
-    return not dtype.is_floating_point and not dtype.is_complex
-
-
-def _sum_plain(handle: Handle, workers: int) -> None:
-    """Sum a dense tensor; whole numbers in 64 bits, so that they do not overflow on the way."""
-    values = staging.as_real(handle.tensor.data.resolve_conj())
-    whole = _is_whole(values.dtype)
-    total = values.to(torch.int64) if whole else values.contiguous()
-    dist.all_reduce(total)
-    if handle.average:
-        total = total.div_(workers, rounding_mode="trunc" if whole else None)
-    elif whole and total.numel():
-        limits = torch.iinfo(values.dtype)
-        least, most = total.min().item(), total.max().item()
-        if least < limits.min or most > limits.max:
-            raise OverflowError(
-                f"the sum of {handle.called} does not fit into {values.dtype}: it goes from "
-                f"{least} to {most}"
-            )
-    staging.as_real(handle.tensor.data).copy_(total)
-
-
-_calls: Optional[_Calls] = None
-
-
-def _started() -> _Calls:
+def _started() -> Calls:
     """What does the calls; all workers make their first call at the same time."""
     global _calls
     if _calls is None:
-        _calls = _Calls()
+        _calls = Calls()
     return _calls
 
 

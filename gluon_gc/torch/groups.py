@@ -1,4 +1,4 @@
-"""Gloo's process groups that gluon_gc makes, with the time-outs that were asked for.
+"""The process groups that gluon_gc makes, with the time-outs that were asked for.
 
 A group that is no longer needed is used again by the next one of the same workers: PyTorch may give
 a new group the name of one that was destroyed, and then finds the old one's addresses.
@@ -14,11 +14,16 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 import torch.distributed as dist
 
 from .. import env
+from .gloo import Gloo
+from .transport import Transport
+
+TRANSPORT: Transport = Gloo()
+"""The engine of all groups."""
 
 Pair = Tuple[dist.ProcessGroup, dist.ProcessGroup]
 """Two groups of the same workers, whose collectives may run at the same time."""
 
-_TAGS = 2**16  # that an exchange may use; Gloo takes numbers below 2^31
+_TAGS = 2**16  # that an exchange may use
 
 _asked: Optional[timedelta] = None
 _free: Dict[Tuple[int, ...], List[Pair]] = defaultdict(list)
@@ -40,9 +45,7 @@ def timeout() -> Optional[timedelta]:
 
 def new_group(ranks: Sequence[int], everybody: bool = False) -> dist.ProcessGroup:
     """A group of these workers; `everybody`: all workers of the job call this, not just they."""
-    return dist.new_group(
-        list(ranks), timeout(), backend="gloo", use_local_synchronization=not everybody
-    )
+    return TRANSPORT.new_group(ranks, timeout(), everybody)
 
 
 def take(ranks: Sequence[int], everybody: bool = False) -> Pair:
@@ -58,7 +61,7 @@ def give_back(pair: Pair) -> None:
 
 def tags(ranks: Sequence[int]) -> Iterator[int]:
     """Numbers for messages between these workers, who all call this; each is given out once."""
-    first = next(_uses[tuple(ranks)]) * _TAGS % 2**31
+    first = next(_uses[tuple(ranks)]) * _TAGS % TRANSPORT.tags
     return iter(range(first, first + _TAGS))
 
 

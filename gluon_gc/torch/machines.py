@@ -21,6 +21,7 @@ from .coding import as_tensor, is_finite
 from .collectives import Part, ToAll, ToOwners
 from .header import Stamp
 from .job import Job
+from .stages import Stages
 from .staging import Staged
 from .stats import Meter, shares_of
 from .transfer import Section, Transfer, heed
@@ -100,7 +101,7 @@ class _Sums(Job):
         return self._addresses[piece]
 
 
-class MachineTransfer:
+class MachineTransfer(Stages[Job]):
     """Channels that travel together, once a machine.
 
     Parameters
@@ -133,7 +134,6 @@ class MachineTransfer:
             self.meter = self._between.meter
 
     def shares(self) -> Iterator[Tuple[str, float]]:
-        """As `stats.shares_of` has them."""
         return shares_of(self._mine)
 
     def begin(self, job: Job) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from .. import env, fitting, plan
+from .. import env, plan
+from ..checkpoint import fitting
+from ..checkpoint.cutting import Saved
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import groups, saving, staging
@@ -147,9 +149,9 @@ class ReduceScatter:
 
     def _apply(self) -> None:
         """Give the coders what was loaded."""
-        arrays = saving.unpacked(self._loaded)
+        saved = Saved(saving.unpacked(self._loaded))
         for node, channel, coder in self._coders():
-            coder.load_state(saving.cut(node, channel, coder, arrays))
+            coder.load_state(saving.cut(node, channel, coder, saved))
         self._loaded = {}
 
     def _own(self, tensors: saving.Tensors) -> saving.Tensors:

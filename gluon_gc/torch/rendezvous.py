@@ -19,6 +19,7 @@ from ..launch.joining import join
 from ..launch.leaving import ending
 from ..launch.lifeline import Lifeline
 from ..launch.places import Place
+from . import groups
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch.distributed's
 _GRACE = 2  # seconds that worker 0 has its store for longer, so that all can say who is missing
@@ -121,7 +122,7 @@ def _met(timeout: timedelta) -> Meeting:
         places.require_alone()
         return Meeting(dist.HashStore(), 0, 1)
     env.export_local(place.local_rank, place.local_size)
-    env.prepare_gloo()
+    groups.TRANSPORT.prepare()
     if _member is not None:
         store = _member.store or _reach(*_member.lifeline.store, place.rank, place.size)
     elif place.launcher == "torchrun" and env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):

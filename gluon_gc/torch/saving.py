@@ -30,12 +30,10 @@ from typing import (
 import numpy as np
 import torch
 
-from .. import fitting, pieces
 from ..agreement import Facts
-from ..checkpoint import STREAM, Layout, Place, States
-from ..compression import CompressionParams
+from ..checkpoint import STREAM, Layout, Place, States, cutting, fitting
+from ..checkpoint.cutting import Arrays, Saved
 from ..log import logger
-from ..pieces import Arrays
 from .channel import Channel
 from .coder import Coder
 from .gathering import Gather, agree
@@ -73,17 +71,18 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
 def packed(coders: Iterable[Tuple[str, Channel, Coder]]) -> Tensors:
     """What coders carry over, by their channel's tensor; each comes with its node."""
     arrays: Tensors = {}
+    streams: Dict[Tuple[str, str], List[List[int]]] = {}
     for node, channel, coder in coders:
         piece = channel.piece
         of_tensor = arrays.setdefault(piece.tensor, {})
         for what, values in coder.state().items():
             if what == STREAM:
-                row = np.array([[piece.begin, piece.end, *values.tolist()]], np.uint64)
-                rows = torch.from_numpy(row.view(np.int64))
-                key = f"{node}.{STREAM}.0"
-                of_tensor[key] = torch.cat([of_tensor[key], rows]) if key in of_tensor else rows
+                row = [piece.begin, piece.end, *values.tolist()]
+                streams.setdefault((piece.tensor, f"{node}.{STREAM}.0"), []).append(row)
             else:
                 of_tensor[f"{node}.{what}.{piece.begin}"] = torch.from_numpy(values)
+    for (name, key), rows in streams.items():
+        arrays[name][key] = torch.from_numpy(np.array(rows, np.uint64).view(np.int64))
     return arrays
 
 
@@ -264,12 +263,17 @@ def _of_known(state: CompressionState, arrays: Arrays) -> Arrays:
 
 def _not_owned(state: CompressionState, arrays: Arrays) -> Arrays:
     """What this worker had as the owner of chunks that are others' now, and all random streams."""
-    mine = [channel.piece for channel in _compressed(state) if channel.aggregator is not None]
+    mine = cutting.by_tensor(c.piece for c in _compressed(state) if c.aggregator is not None)
+
+    def is_mine(place: Place, array: np.ndarray) -> bool:
+        if place.what == STREAM or place.tensor not in mine:
+            return False
+        return any(mine[place.tensor].overlapping(place.begin, place.begin + array.size))
+
     return {
         place: array
         for place, array in arrays.items()
-        if place.node == "aggregator"
-        and not (place.what != STREAM and any(pieces.part(place, array, piece) for piece in mine))
+        if place.node == "aggregator" and not is_mine(place, array)
     }
 
 
@@ -310,8 +314,9 @@ def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
 
 def apply(state: CompressionState, arrays: Arrays) -> None:
     """Go on from these arrays; what they lack begins at zero."""
+    saved = Saved(arrays)
     for node, channel, coder in _coders(state):
-        coder.load_state(cut(node, channel, coder, arrays))
+        coder.load_state(cut(node, channel, coder, saved))
     if state.momentum is not None:
         for kind, what in _OWN.items():
             state.momentum.state[kind] = {
@@ -321,21 +326,10 @@ def apply(state: CompressionState, arrays: Arrays) -> None:
             }
 
 
-def cut(node: str, channel: Channel, coder: Coder, arrays: Arrays) -> Dict[str, np.ndarray]:
-    """What arrays have for a chunk, however it was cut; zeros where there is none."""
-    chunk, piece = channel.chunk, channel.piece
-    params: CompressionParams = chunk.params if node == "worker" else chunk.params.aggregators
-    states = {}
-    for what, (shape, dtype) in params.state_layout(chunk.size, chunk.dtype).items():
-        place = Place(piece.tensor, node, what)
-        if what == STREAM:
-            stream = pieces.stream_at(arrays.get(place), piece)
-            states[what] = coder.state()[STREAM] if stream is None else stream
-            continue
-        states[what] = np.zeros(shape, dtype)
-        for begin, found in pieces.found(arrays, place, piece):
-            states[what][begin - piece.begin : begin - piece.begin + found.size] = found
-    return states
+def cut(node: str, channel: Channel, coder: Coder, saved: Saved) -> Dict[str, np.ndarray]:
+    """The saved states of a chunk, however it was cut; zeros where there are none."""
+    layout = coder.codec.saved_layout()
+    return saved.cut(node, channel.piece, layout, lambda: coder.state()[STREAM])
 
 
 def _compressed(state: CompressionState) -> List[Channel]:

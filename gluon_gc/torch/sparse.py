@@ -13,6 +13,7 @@ import torch.distributed as dist
 from .groups import Pair
 from .header import Stamp, compared
 from .job import Job
+from .stages import Stages
 from .staging import Staged, as_real, working_dtype
 from .stats import Meter
 from .transfer import heed
@@ -50,8 +51,8 @@ class SparseJob(Job):
         self.name, self.values, self.result = name, values, values
 
 
-class SparseSum:
-    """Averages the values of `SparseJob`s; its stages are those of `Transfer`.
+class SparseSum(Stages[SparseJob]):
+    """Averages the values of `SparseJob`s.
 
     Parameters
     ----------
@@ -71,11 +72,7 @@ class SparseSum:
         self._ranks = dist.get_process_group_ranks(groups[0])
 
     def shares(self) -> List[Tuple[str, float]]:
-        """As `stats.shares_of` has them."""
         return [(self._name, 1.0)]
-
-    def begin(self, job: SparseJob) -> None:
-        """Nothing comes before `send`."""
 
     def send(self, job: SparseJob) -> None:
         """Tell all how many elements this worker has, and how many indices each has."""
@@ -126,6 +123,3 @@ class SparseSum:
             job.nonfinite.append(job.name)
         job.result = total.to(job.values.device)
         self.meter.steps += 1
-
-    def finish(self, job: SparseJob) -> None:
-        """Nothing is left to do."""

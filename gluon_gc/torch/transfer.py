@@ -14,10 +14,11 @@ from .collectives import Part, ToAll, ToOwners
 from .groups import Pair
 from .header import SAME, Stamp
 from .job import Job
+from .stages import Stages
 from .stats import Meter, shares_of
 
 
-class Transfer:
+class Transfer(Stages[Job]):
     """Channels that travel together.
 
     Parameters
@@ -66,11 +67,7 @@ class Transfer:
         self._of_others = codings(others, places)
 
     def shares(self) -> Iterator[Tuple[str, float]]:
-        """As `stats.shares_of` has them."""
         return shares_of(self.channels)
-
-    def begin(self, job: Job) -> None:
-        """Nothing comes before `send`."""
 
     def send(self, job: Job) -> None:
         """Make what the owners get of the job's values, and send it."""
@@ -126,9 +123,6 @@ class Transfer:
                 leave_out(job, unused)
         self._to_all.expect()
         self.meter.steps += 1
-
-    def finish(self, job: Job) -> None:
-        """Nothing is left to do."""
 
 
 def parts_of(channels: Sequence[Channel]) -> List[Part]:

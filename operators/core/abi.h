@@ -13,6 +13,13 @@ extern "C" {
 
 #define GLUON_GC_API __attribute__((visibility("default")))
 
+/* Raise it with each change of what this file declares, and with it VERSION in gluon_gc/kernels/library.py. */
+enum { gluon_gc_abi_version = 1 };
+
+/* "version=V needs=N traits=N ...": the version above, and the bytes of each struct below. Callers that have
+   declared the structs themselves compare this with their own before any other call. This function never changes. */
+GLUON_GC_API const char* gluon_gc_abi(void);
+
 /* Compresses, aggregates and decodes n elements; does not change. */
 typedef struct gluon_gc_codec gluon_gc_codec;
 
@@ -181,9 +188,21 @@ GLUON_GC_API void gluon_gc_float_from_half(const uint16_t* x, size_t n, float* o
 
 /* Payloads as words that survive a sum with 0.0: operators/core/framing.h. */
 GLUON_GC_API size_t gluon_gc_frame_words(size_t bytes);
+GLUON_GC_API size_t gluon_gc_frame_bytes(size_t words); /* that words carry, whose number is of whole blocks */
 GLUON_GC_API void gluon_gc_frame(const uint8_t* payload, size_t bytes, uint32_t* words, int threads, int isa);
 GLUON_GC_API void gluon_gc_unframe(const uint32_t* words, size_t bytes, uint8_t* payload, int threads, int isa);
 GLUON_GC_API int gluon_gc_framed(const uint32_t* words, size_t n, int isa);
+
+/* A framed message in the rows of an array. */
+typedef struct {
+  size_t bytes;     /* at most, with the message's own length in front if that varies */
+  size_t row_words; /* of each row */
+  size_t rows;      /* at most */
+} gluon_gc_rows;
+
+/* How a message lies in rows whose parts have at most `bytes`. If its length varies, it travels in the rows that it
+   fills, or with `in_one` in one row of full length. */
+GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
 /* A plain loop over memory, for benchmarks: operators/core/limits.h has their names. b and c may be NULL where
    the loop has no use for them. */

@@ -17,6 +17,18 @@ namespace gluon_gc {
 
 constexpr std::size_t framing_block_words = 128, framing_block_bytes = 4 * (framing_block_words - 1);
 
+// A message whose length varies begins with that length, as a uint32.
+constexpr std::size_t message_length_bytes = sizeof(std::uint32_t);
+
+// The most words of a row of such a message: each row costs 12 bytes more on the wire, and the last one is seldom
+// full.
+constexpr std::size_t most_row_words = 256;
+
+// The most bytes of a message, of those of its parts.
+constexpr std::size_t message_bytes(std::size_t parts_bytes, bool varies) {
+  return parts_bytes + (varies ? message_length_bytes : 0);
+}
+
 // The kernels of one instruction set, which the functions below call.
 template <Isa isa>
 struct FramingKernels {

@@ -1,4 +1,5 @@
-// What of the C interface is no codec's: the random stream, sums and checks of values, float16, framing, and plain loops to measure with.
+// The C interface's functions without a codec: the handshake, the random stream, sums and checks of values, float16, framing, and plain loops to measure with.
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -12,6 +13,24 @@
 #include "core/stream.h"
 
 using namespace gluon_gc;
+
+const char* gluon_gc_abi() {
+  static const std::string sizes = [] {
+    std::string text = "version=" + std::to_string(gluon_gc_abi_version);
+    const auto add = [&](const char* name, std::size_t bytes) { text += " " + (name + ("=" + std::to_string(bytes))); };
+    add("needs", sizeof(gluon_gc_needs));
+    add("traits", sizeof(gluon_gc_traits));
+    add("position", sizeof(gluon_gc_position));
+    add("status", sizeof(gluon_gc_status));
+    add("call", sizeof(gluon_gc_call));
+    add("conversion", sizeof(gluon_gc_conversion));
+    add("values", sizeof(gluon_gc_values));
+    add("clipping", sizeof(gluon_gc_clipping));
+    add("rows", sizeof(gluon_gc_rows));
+    return text;
+  }();
+  return sizes.c_str();
+}
 
 void gluon_gc_draw(gluon_gc_position position, std::size_t n, std::uint64_t* draws) {
   Stream stream{{position.state[0], position.state[1]}};
@@ -50,6 +69,8 @@ void gluon_gc_float_from_half(const std::uint16_t* x, std::size_t n, float* out,
 
 std::size_t gluon_gc_frame_words(std::size_t bytes) { return frame_words(bytes); }
 
+std::size_t gluon_gc_frame_bytes(std::size_t words) { return words / framing_block_words * framing_block_bytes; }
+
 void gluon_gc_frame(const std::uint8_t* payload, std::size_t bytes, std::uint32_t* words, int threads, int isa) {
   frame(payload, bytes, words, threads, Isa(isa));
 }
@@ -59,6 +80,13 @@ void gluon_gc_unframe(const std::uint32_t* words, std::size_t bytes, std::uint8_
 }
 
 int gluon_gc_framed(const std::uint32_t* words, std::size_t n, int isa) { return framed(words, n, Isa(isa)); }
+
+void gluon_gc_message_rows(std::size_t bytes, int varies, int in_one, gluon_gc_rows* rows) {
+  rows->bytes = message_bytes(bytes, varies != 0);
+  const std::size_t words = frame_words(rows->bytes);
+  rows->row_words = varies && !in_one ? std::min(words, most_row_words) : words;
+  rows->rows = rows->row_words == 0 ? 1 : (words + rows->row_words - 1) / rows->row_words;
+}
 
 const char* gluon_gc_limit(const char* name, void* a, void* b, void* c, std::size_t n, int threads, int isa) {
   const char* error = nullptr;

@@ -1,6 +1,6 @@
 // A mend of Horovod 0.28.1. It queues a function on MXNet's engine, which frees the function's argument once Horovod's
 // own thread has done the collective. That may be before the function has returned, which still reads the name of an
-// alltoall or a broadcast, for its log. gluon_gc/mxnet/kvstore/hvd.py uses it.
+// alltoall or a broadcast, for its log. gluon_gc/mxnet/kvstore/horovod/hvd.py uses it.
 #include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -62,7 +62,7 @@ struct Layout {
       bytes += part.bytes;
       varies = varies || part.varies;
     }
-    if (varies) bytes += sizeof(std::uint32_t);
+    bytes = message_bytes(bytes, varies);
   }
 
   std::size_t row_bytes() const {
@@ -73,7 +73,7 @@ struct Layout {
   std::size_t length(const std::uint8_t* message) const {
     if (!varies) return bytes;
     const std::size_t length = read_length(message);
-    require(length >= sizeof(std::uint32_t) && length <= bytes,
+    require(length >= message_length_bytes && length <= bytes,
             "a message says that it is " + std::to_string(length) + " bytes long");
     return length;
   }
@@ -83,7 +83,7 @@ struct Layout {
   std::size_t traffic(std::size_t rows) const { return rows * (4 * row_words + row_key_bytes); }
 
   // Where the first part of a message is.
-  std::size_t begin() const { return varies ? sizeof(std::uint32_t) : 0; }
+  std::size_t begin() const { return message_bytes(0, varies); }
 
   std::vector<Part> parts;
   std::size_t row_words = 0, message_rows = 0;

@@ -13,11 +13,11 @@ import mxnet as mx
 import numpy as np
 
 import gluon_gc as bps
-from gluon_gc.choice import Link, Measured, Way
-from gluon_gc.kernels.speed import Speed
+from gluon_gc.auto.choice import Link, Measured, Way
+from gluon_gc.auto.speed import Speed
 from gluon_gc.mxnet import carried, probe
-from gluon_gc.mxnet.kvstore.alltoall import Alltoall
-from gluon_gc.mxnet.kvstore.bundle import Packed
+from gluon_gc.mxnet.kvstore.horovod.alltoall import Alltoall
+from gluon_gc.mxnet.kvstore.horovod.bundle import Packed
 from gluon_gc.mxnet.runtime import default_kvstore
 
 _AUTO = ("bytegrad", "onebit", "topk")  # what may be chosen

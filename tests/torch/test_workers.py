@@ -35,6 +35,7 @@ OTHERS = (
     "chosen_automatically",
     "measured_links_choose",
     "wrong_settings",
+    "another_transport_carries_all_payloads",
 )
 LOOPS = (
     "unused_layers_under_ddp",

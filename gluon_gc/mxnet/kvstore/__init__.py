@@ -1,10 +1,10 @@
 """The backends: how compressed gradients travel. Importing it makes them known to MXNet."""
 
 from . import by_name
-from .horovod import GluonGCHorovod
+from .horovod.store import GluonGCHorovod
 from .local import GluonGCLocal
-from .one_machine import GluonGCMachine
-from .parameter_server import GluonGCParameterServer
+from .one_machine.store import GluonGCMachine
+from .parameter_server.store import GluonGCParameterServer
 
 __all__ = ["GluonGCHorovod", "GluonGCLocal", "GluonGCMachine", "GluonGCParameterServer"]
 

@@ -1,4 +1,4 @@
-"""What aggregators carry over, as bytes that travel between them and workers' checkpoints."""
+"""The states of aggregators as bytes, which travel to checkpoints of workers and back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any, Dict, Hashable, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
+from ... import kernels
 from ...checkpoint import STREAM, Place
-from ...pieces import part
+from ...checkpoint.cutting import by_tensor, part
 from ...plan import Slice
 from ..exchange import States
 
 Arrays = Mapping[Place, np.ndarray]
-Layouts = List[Dict[str, Tuple[Tuple[int, ...], str]]]
+Layouts = List[kernels.Layout]
 """Shape and dtype of each array of `States`."""
 
 
@@ -104,18 +105,17 @@ class Joiner:
 
 def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Place, np.ndarray]:
     """What arrays have of these slices, and all random streams of their tensors."""
-    found = {}
-    tensors = {piece.tensor for piece in pieces}
+    found, wanted = {}, by_tensor(pieces)
     for place, array in arrays.items():
-        if place.what == STREAM:
-            if place.tensor in tensors:
-                found[place] = array
+        if place.tensor not in wanted:
             continue
-        for piece in pieces:
-            of_piece = part(place, array, piece)
-            if of_piece is not None:
-                begin, values = of_piece
-                found[place._replace(begin=begin)] = values
+        if place.what == STREAM:
+            found[place] = array
+            continue
+        end = place.begin + array.size
+        for _, _, piece in wanted[place.tensor].overlapping(place.begin, end):
+            begin, values = part(place, array, piece)
+            found[place._replace(begin=begin)] = values
     return found
 
 

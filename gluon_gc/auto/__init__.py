@@ -1,0 +1,1 @@
+"""What the compressor "auto" measures, and how it chooses; needs no framework."""

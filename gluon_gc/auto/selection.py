@@ -1,0 +1,91 @@
+"""What "auto" does on every engine: measures, chooses, says why, and knows again what it chose."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+
+from .. import env
+from ..compression import CompressionParams, candidates
+from ..compression.auto import PLAIN
+from ..log import logger
+from ..plan import Tensor
+from .choice import Choice, Measured, Topology, choose
+
+_NAMES_SHOWN = 3
+
+Measure = Callable[[Mapping[str, CompressionParams]], Measured]
+"""Measures the cluster, and these compressors; all workers call it together."""
+
+
+def chosen(
+    tensors: Sequence[Tensor],
+    topology: Optional[Topology],
+    measure: Measure,
+    ready: Optional[Sequence[float]] = None,
+    says: bool = True,
+) -> List[str]:
+    """What is best for each tensor; the log says why, if it says anything.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        In the order of backward, whose params have an accuracy.
+    topology : Topology, optional
+        None: nothing is sent.
+    measure : callable
+    ready : sequence of float, optional
+        As `choice.choose` takes it.
+    says : bool
+    """
+    compressors = _compressors(tensors)
+    if topology is None or not compressors:
+        return [PLAIN] * len(tensors)
+    measured = measure(compressors)
+    settings = (env.get(f"BYTEPS_{what}_BYTES") for what in ("PARTITION", "MIN_COMPRESS"))
+    choice = choose(tensors, measured, topology, *settings, ready)
+    if says:
+        logger.warning("%s", _explained(tensors, choice, measured))
+    return [choice.names[tensor.name] for tensor in tensors]
+
+
+def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional[str]:
+    """Which candidate for such params a checkpoint describes so, if any."""
+    for name, candidate in candidates(params).items():
+        if json.loads(json.dumps(candidate.identity())) == identity:
+            return name
+    return None
+
+
+def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
+    """What these may be compressed with."""
+    return {
+        name: params
+        for of_tensor in {tensor.params: None for tensor in tensors}
+        for name, params in candidates(of_tensor).items()
+        if params.compressor is not None
+    }
+
+
+def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
+    """What was chosen, and why."""
+    by_name: Dict[str, List[Tensor]] = {}
+    for tensor in tensors:
+        by_name.setdefault(choice.names[tensor.name], []).append(tensor)
+    accuracy = "/".join(sorted({tensor.params.accuracy for tensor in tensors}))
+    listed = "; ".join(
+        f"{name} for {len(alike)} of {sum(tensor.size for tensor in alike):,} elements "
+        f"({_listed(alike)})"
+        for name, alike in by_name.items()
+    )
+    return (
+        f"auto, {accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; gradients of "
+        f"a step are modelled to be exchanged {choice.seconds:.3g} s after backward, "
+        f"{choice.plain_seconds:.3g} s uncompressed: {listed}"
+    )
+
+
+def _listed(tensors: Sequence[Tensor]) -> str:
+    names = [tensor.called.rpartition(" ")[2] for tensor in tensors]
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

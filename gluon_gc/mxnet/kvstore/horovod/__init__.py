@@ -1,0 +1,1 @@
+"""The backend over Horovod: its process sets, its collectives, and the messages in them."""

@@ -1,0 +1,266 @@
+"""The backend over Horovod: workers only, each of which aggregates some of the chunks.
+
+Compressed chunks travel in groups. The payloads of a chunk go to its owner, who aggregates them as
+a server would, and everybody gets what all owners answered; or everybody gets all payloads. Values
+that are summed as they are travel as grouped allreduces.
+
+Hierarchical chunks are summed in memory that the workers of a node share. Each has an owner among
+them, who exchanges it with the workers of the same place on the other nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
+
+from .... import agreement, env, plan
+from ....agreement import Message
+from ....auto.choice import Topology
+from ....checkpoint import Place
+from ....env import Cluster
+from ....launch.leaving import ending
+from ....launch.patience import Patience
+from ....launch.progress import Progress
+from ....plan import Slice
+from ...channel import Channel, Sending
+from ...gradient import Gradient, Gradients
+from ...sparse import SparseChannel, summed
+from .. import archive
+from ..one_machine.hierarchical import HierarchicalKVStore
+from . import bundle, hvd
+from .message_groups import Gathered, Group, KnownGroups, TwoWay
+from .process_set import ProcessSet, nodes_of
+
+
+@KVStoreBase.register
+class GluonGCHorovod(HierarchicalKVStore):
+    """Compressed gradients through Horovod: started by horovodrun or mpirun.
+
+    Raises
+    ------
+    ImportError
+        Horovod is not there, or was built without MXNet.
+    ConfigurationError
+        Nodes differ in their number of workers, or are of several hosts.
+    ConnectionError
+        The workers of a node cannot share memory.
+    RuntimeError
+        Workers differ in version or settings.
+    """
+
+    type = "horovod"
+    spreads_aggregators = True
+    connected: ClassVar[Optional["GluonGCHorovod"]] = None
+    """The one connection that a process can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.connected is not None:
+            raise RuntimeError("this process is connected to its Horovod already")
+        self._hvd = hvd.load()
+        env.prepare_horovod()
+        # In each of its cycles Horovod asks all workers for new process sets, if there may be any.
+        self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
+        ending().concerns(self)  # after Horovod's own exit handler, to be asked first
+        self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
+        self._everybody = ProcessSet(self._hvd, range(self.num_workers))
+        nodes = nodes_of(self._hvd)
+        (node,) = (node for node in nodes if self.rank in node)
+        self.local_rank, self.local_size = node.index(self.rank), len(node)
+        self._machine = nodes.index(node), len(nodes)
+        self._across: List[ProcessSet] = []  # the workers of the same place on all nodes
+        if 1 < len(nodes) < self.num_workers:
+            self._across = [ProcessSet(self._hvd, ranks) for ranks in zip(*nodes)]
+        self._threads = env.server_threads()
+        self._keys: Dict[Channel, int] = {}
+        self._owner_of: Dict[Channel, int] = {}  # places in the message's process set
+        # Horovod refuses a name that is still at work: what is summed always is in the same array,
+        # for which MXNet's engine ends one sum before it begins the next.
+        self._summed: Dict[Channel, NDArray] = {}
+        self._groups: Dict[ProcessSet, KnownGroups] = {}
+        self._broadcasts = itertools.count()
+        self._progress = Progress()
+        self._patience = Patience(f"worker {self.rank}", self._progress)
+        GluonGCHorovod.connected = self
+        self.agree("init")
+
+    def close(self) -> None:
+        """Leave once all workers come here; nothing can be exchanged afterwards."""
+        if self.connected is not None:
+            GluonGCHorovod.connected = None
+            mx.nd.waitall()
+            self._close_pool()
+            with self._progress.waiting():
+                self._hvd.shutdown()
+            self._patience.end()
+            ending().concerns(None)
+
+    def abandon(self, why: str) -> None:
+        """Leave without the others, whom horovodrun ends once this process has ended."""
+        if self.connected is self:
+            GluonGCHorovod.connected = None
+            self._patience.end()
+            ending().abandoned()
+
+    def topology(self) -> Optional[Topology]:
+        _, nodes = self._machine
+        machines = nodes if self._pools() else self.num_workers
+        return Topology(machines, servers=0) if machines > 1 else None
+
+    # Set-up: every worker comes here with the same chunks
+
+    def _compared(self, message: Message, call: str) -> Message:
+        line = json.dumps(message).encode() + b"\n"
+        with self._progress.waiting(call):
+            everybody = self._everybody.gather(line, "hello").splitlines()
+        return agreement.compare([json.loads(line) for line in everybody])
+
+    def _open(self, channels: Sequence[Channel]) -> None:
+        self._open_pool(channels)
+        for process_set, inside in self._by_process_set(channels):
+            for group in bundle.groups([channel for channel in inside if channel.aggregated]):
+                loads = [channel.message_bytes for channel in group]
+                self._owner_of.update(zip(group, plan.spread(loads, process_set.size)))
+        for channel in channels:
+            self._progress.watch(0, channel.under_way)
+            self._keys[channel] = len(self._keys)
+            process_set = self._process_set(channel)
+            if channel.aggregated:
+                if self._owner_of[channel] == process_set.place:
+                    self._aggregators[channel] = self._aggregator(channel)
+            elif not channel.gathered and process_set.place >= 0:
+                values = channel.message_bytes // np.dtype(channel.dtype).itemsize
+                self._summed[channel] = mx.nd.zeros(values, dtype=channel.dtype)
+
+    def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
+        for channel in channels:
+            self._progress.watch(0, channel.under_way)
+
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._owner_of.pop(channel, None)
+        self._summed.pop(channel, None)
+
+    def _pools(self) -> bool:
+        return bool(self._across)
+
+    def _on_machine(self) -> Cluster:
+        job, (number, nodes) = self._shared_entropy().hex(), self._machine
+        place = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
+        return Cluster("worker", job, root_port=0, num_worker=nodes, num_server=1, **place)
+
+    def _process_set(self, channel: Channel) -> ProcessSet:
+        """Those who exchange a message."""
+        if channel in self._pooled:
+            return self._across[self._pooled[channel].owner]
+        return self._everybody
+
+    def _by_process_set(
+        self, channels: Iterable[Channel]
+    ) -> Iterator[Tuple[ProcessSet, List[Channel]]]:
+        """The messages of each process set."""
+        for process_set in (self._everybody, *self._across):
+            inside = [c for c in channels if self._process_set(c) is process_set]
+            yield process_set, inside
+
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
+        for array, number in zip(arrays, self._broadcasts):
+            host = array.as_in_context(mx.cpu())  # the array itself if it is there
+            self._everybody.broadcast(host, root_rank, f"broadcast.{number}")
+            if host is not array:
+                host.copyto(array)
+
+    # A step: all is queued on MXNet's engine, but for rows that travel uncompressed
+
+    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
+        sent = self._all_encoded(channels, self._sending(gradients))
+        received: Dict[Channel, NDArray] = {}
+        groups: List[Group] = []
+        for process_set, inside in self._by_process_set(sent):
+            received.update(self._sum_in(process_set, inside, sent))
+            groups += self._grouped(process_set, [channel for channel in inside if channel.framed])
+        # Operators wait for MXNet's resources in the order in which they are queued.
+        for group in groups:
+            group.send(sent)
+        for group in groups:
+            group.answer()
+        for group in groups:
+            received.update(group.receive())
+        for channel, message in received.items():
+            if channel in self._pooled:
+                self._pooled[channel].answer(message.reshape(-1).copyto)
+        for channel in channels:
+            if channel in self._pooled:
+                self._pooled[channel].deliver(gradients)
+            else:
+                count = self.num_workers if channel.gathered else 1
+                channel.deliver([received[channel]], gradients, count)
+
+    def _grouped(self, process_set: ProcessSet, channels: Sequence[Channel]) -> List[Group]:
+        """The groups in which these travel, mostly the same ones when these do together."""
+
+        def make(number: int) -> List[Group]:
+            made: List[Group] = []
+            for part in bundle.groups([channel for channel in channels if channel.aggregated]):
+                made.append(self._two_way(process_set, part, f"{number}.{len(made)}"))
+            for part in bundle.groups([channel for channel in channels if channel.gathered]):
+                made.append(Gathered(process_set, part, f"{number}.{len(made)}"))
+            return made
+
+        known = self._groups.setdefault(process_set, KnownGroups())
+        return known.of(tuple(channels), make)
+
+    def _two_way(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> TwoWay:
+        return TwoWay(process_set, channels, self._owner_of, self._aggregators, self._threads, name)
+
+    def _exchange_rows(
+        self, channel: SparseChannel, gradient: Gradient, priority: int
+    ) -> Tuple[RowSparseNDArray, None]:
+        ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
+        name = f"rows.{self.channels.index(channel)}"
+        all_ids = self._everybody.gather(ids.tobytes(), f"{name}.ids")
+        all_values = self._everybody.gather(values.tobytes(), f"{name}.values")
+        return summed(channel, all_ids, all_values), None
+
+    def _all_encoded(self, channels: Sequence[Channel], sending: Sending) -> Dict[Channel, NDArray]:
+        """What this worker sends, of its gradients, or of their sums over its node."""
+        sent: Dict[Channel, NDArray] = {}
+        for channel in channels:
+            pooled, total = self._pooled.get(channel), None
+            if pooled is not None:
+                pooled.contribute(sending)
+                if not pooled.owned:
+                    continue
+                total = pooled.total()
+            sent[channel] = channel.encode(sending, total, out=self._summed.get(channel))
+        return sent
+
+    def _sum_in(
+        self, process_set: ProcessSet, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
+    ) -> Dict[Channel, NDArray]:
+        """The sums of what is summed as it is."""
+        sums = {channel: sent[channel] for channel in channels if channel in self._summed}
+        for group in bundle.by_dtype(list(sums)):
+            arrays = [sums[channel] for channel in group]
+            process_set.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
+        return sums
+
+    # Checkpoints: each worker's has what it carries over for the messages that it owns
+
+    def share_aggregators(
+        self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
+    ) -> Mapping[Place, np.ndarray]:
+        wanted: List[List[Slice]] = [[] for _ in range(self.num_workers)]
+        for channel in channels:
+            owner = self._process_set(channel).ranks[self._owner_of[channel]]
+            wanted[owner] += channel.slices
+        parts = [archive.pack(archive.parts(arrays, pieces)) for pieces in wanted]
+        return archive.unpack(self._everybody.alltoall(parts, "aggregators"))

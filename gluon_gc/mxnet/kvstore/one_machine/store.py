@@ -1,0 +1,140 @@
+"""The backend of one machine's workers: they share memory, and need no server and no scheduler."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar, Dict, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
+
+from .... import agreement, env
+from ....agreement import Message
+from ....launch.leaving import ending
+from ....launch.machine import Machine
+from ....launch.neighbours import Neighbours
+from ....launch.patience import Patience
+from ....launch.progress import Progress
+from ....plan import Chunk
+from ...channel import Channel
+from ...exchange import CompressingKVStore
+from ...gradient import Gradient, Gradients
+from ...sparse import SparseChannel, summed
+from .shared_memory import Pool, Pooled
+
+
+@KVStoreBase.register
+class GluonGCMachine(CompressingKVStore):
+    """Workers who sum what they have in memory that they share.
+
+    Their sum is compressed, aggregated and compressed as one worker with one server would.
+
+    Raises
+    ------
+    ConnectionError
+        Not all have come within GLUON_GC_CONNECT_TIMEOUT.
+    RuntimeError
+        Workers differ in version or settings; or this process is connected already.
+    """
+
+    type = "machine"
+    connected: ClassVar[Optional["GluonGCMachine"]] = None
+    """The one connection that a process can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.connected is not None:
+            raise RuntimeError("this process is connected to its machine's workers already")
+        ending().concerns(self)
+        self.rank, self.num_workers = self.local_rank, self.local_size
+        self._progress = Progress()
+        with self._progress.waiting():
+            self._machine = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
+            self._neighbours = Neighbours(self._machine)
+            self._pool = Pool(self._machine)
+        self._patience = Patience(f"worker {self.rank}", self._progress)
+        self._pooled: Dict[Channel, Pooled] = {}
+        GluonGCMachine.connected = self
+        self.agree("init")
+
+    def close(self) -> None:
+        """Leave once all workers come here; nothing can be exchanged afterwards."""
+        if self.connected is None:
+            return
+        mx.nd.waitall()
+        GluonGCMachine.connected = None
+        self._neighbours.leave()
+        self._gather(b"")
+        self._patience.end()
+        self._pool.close()
+        ending().concerns(None)
+
+    def abandon(self, why: str) -> None:
+        """Leave at once; all others end, and say why."""
+        if self.connected is self:
+            self._neighbours.abandon(why)
+            GluonGCMachine.connected = None
+            ending().abandoned()
+
+    def _gather(self, data: bytes, call: str = "") -> Sequence[bytes]:
+        with self._progress.waiting(call), self._neighbours.heeded():
+            return self._machine.gather(data)
+
+    def _compared(self, message: Message, call: str) -> Message:
+        everybody = self._gather(json.dumps(message).encode(), call)
+        return agreement.compare([json.loads(one) for one in everybody])
+
+    def _open(self, channels: Sequence[Channel]) -> None:
+        if not channels:
+            return
+        aggregators = {c: self._aggregator(c) for c in channels if c.aggregated}
+        with self._progress.waiting(), self._neighbours.heeded():
+            pooled = self._pool.open(channels, [1] * len(channels), aggregators)
+        self._pooled.update(zip(channels, pooled))
+        self._aggregators.update(aggregators)
+        for channel in channels:
+            self._progress.watch(0, channel.under_way)
+
+    def _forget(self, channel: Channel) -> None:
+        super()._forget(channel)
+        self._pooled.pop(channel, None)
+
+    def place(self, chunk: Chunk) -> Tuple[int, int]:
+        return 0, 1  # of one sender, which all workers are together
+
+    def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
+        return 0, 0
+
+    def _can_run_on_gpu(self, channel: Channel) -> bool:
+        return False  # sums are made in the host's memory
+
+    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
+        sending = self._sending(gradients)
+        for channel in channels:
+            pooled = self._pooled[channel]
+            pooled.contribute(sending)
+            if pooled.owned:
+                message = channel.encode(sending, pooled.total())
+                if channel.aggregated:
+                    message = self._aggregators[channel].aggregate(message, count=1)
+                pooled.answer(message.copyto)
+        for channel in channels:
+            self._pooled[channel].deliver(gradients)
+
+    def _exchange_rows(
+        self, channel: SparseChannel, gradient: Gradient, priority: int
+    ) -> Tuple[RowSparseNDArray, None]:
+        ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
+        of_all = (b"".join(self._gather(array.tobytes())) for array in (ids, values))
+        return summed(channel, *of_all), None
+
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
+        for array in arrays:
+            own = array.asnumpy()
+            data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]
+            theirs = np.frombuffer(data, own.dtype).reshape(own.shape)
+            array[:] = mx.nd.array(theirs, dtype=own.dtype)

@@ -1,0 +1,178 @@
+"""The routes of a message through MXNet's server: payloads, summed values, a machine's sums."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore.kvstore import KVStore
+from mxnet.ndarray import NDArray
+
+from ... import operators
+from ...channel import Channel, Sending
+from ...gradient import Gradients
+from ...operators import MessageRows
+from ..one_machine.shared_memory import Pooled
+from .rows import Rows
+
+
+class Route:
+    """One channel's. Everything is queued on MXNet's engine, and returns at once.
+
+    Attributes
+    ----------
+    key : int
+        The KVStore's.
+    first : NDArray
+        What the server is to store first.
+    holds : bool
+        Whether `travel` queues operators that need what comes back. They would hold up others, that
+        make what is pushed: operators wait for MXNet's resources in the order of the queue.
+    """
+
+    key: int
+    first: NDArray
+    holds: bool
+
+    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
+        """Make what travels, of the gradients, or of values that have scale and factor already."""
+        raise NotImplementedError
+
+    def travel(self, priority: int) -> None:
+        """Push it, and pull what comes back."""
+        raise NotImplementedError
+
+    def deliver(self, gradients: Gradients) -> None:
+        """Write what has come back to the gradients."""
+        raise NotImplementedError
+
+
+class InRows(Route):
+    """In the rows of a row_sparse array.
+
+    Parameters
+    ----------
+    kv : KVStore
+    key : int
+    channel : Channel
+    layout : MessageRows
+    lane, place : optional
+        As `Rows` has them.
+    """
+
+    def __init__(
+        self,
+        kv: KVStore,
+        key: int,
+        channel: Channel,
+        layout: MessageRows,
+        lane: Optional[NDArray] = None,
+        place: Optional[Tuple[int, int]] = None,
+    ) -> None:
+        self.key, self.channel = key, channel
+        self.rows = Rows(kv, key, layout, place, lane)
+        self.first = self.rows.first()
+
+    def copy(self, to: NDArray) -> None:
+        """Write what has come back there, as `Channel.deliver` takes it."""
+        raise NotImplementedError
+
+
+class Payloads(InRows):
+    """Payloads, which our server aggregates or keeps; the parameters are those of `InRows`."""
+
+    def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
+        super().__init__(kv, key, channel, channel.codec.rows(), **of_rows)
+        self.holds = self.rows.layout.count > 1
+        self._count = self.rows.places if channel.gathered else 1
+        self._framing = self.rows.layout.framing()
+        self._received: List[NDArray] = []
+
+    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
+        self.channel.encode(sending, values, self.rows.framing, self.rows.sent)
+
+    def travel(self, priority: int) -> None:
+        self.rows.push(priority)
+        self._received = self.rows.pull(self._count, priority)
+
+    def deliver(self, gradients: Gradients) -> None:
+        self.channel.deliver(self._received, gradients, self._count, self._framing)
+
+    def copy(self, to: NDArray) -> None:
+        self.channel.codec.unframed(self._received, to, self._framing)
+
+
+class SummedRows(InRows):
+    """Values as bytes, which our server sums; the parameters are those of `InRows`."""
+
+    holds = True
+
+    def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
+        super().__init__(kv, key, channel, MessageRows(((channel.message_bytes, None),)), **of_rows)
+        self._values: Optional[NDArray] = None
+
+    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
+        self._values = self.channel.encode(sending, values)
+
+    def travel(self, priority: int) -> None:
+        (answer,) = self.rows.exchange([operators.as_bytes(self._values)], priority)
+        self._values = operators.sum_rows(answer, self.channel.dtype)
+
+    def deliver(self, gradients: Gradients) -> None:
+        self.channel.deliver([self._values], gradients)
+
+    def copy(self, to: NDArray) -> None:
+        self._values.copyto(to)
+
+
+class Dense(Route):
+    """Values that MXNet's server sums by itself. A key has an array of its own, as in `Rows`."""
+
+    holds = False
+
+    def __init__(self, kv: KVStore, key: int, channel: Channel) -> None:
+        self._kv, self.key, self.channel = kv, key, channel
+        values = channel.message_bytes // np.dtype(channel.dtype).itemsize
+        self.first, self._array = (mx.nd.zeros(values, dtype=channel.dtype) for _ in range(2))
+
+    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
+        self.channel.encode(sending, values, out=self._array)
+
+    def travel(self, priority: int) -> None:
+        self._kv.pushpull(self.key, self._array, out=self._array, priority=priority)
+
+    def deliver(self, gradients: Gradients) -> None:
+        self.channel.deliver([self._array], gradients)
+
+
+class OfMachine(Route):
+    """What the workers of a machine make together: its owner sends it, and the others no rows.
+
+    Parameters
+    ----------
+    pooled : Pooled
+    route : Payloads or SummedRows
+        The owner's.
+    """
+
+    def __init__(self, pooled: Pooled, route: InRows) -> None:
+        self._pooled, self._route = pooled, route
+        self.key, self.first = route.key, route.first
+        self.holds = pooled.owned and route.holds
+
+    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
+        self._pooled.contribute(sending)
+        if self._pooled.owned:
+            self._route.encode(sending, self._pooled.total())
+
+    def travel(self, priority: int) -> None:
+        if self._pooled.owned:
+            self._route.travel(priority)
+        else:
+            self._route.rows.push(priority)
+
+    def deliver(self, gradients: Gradients) -> None:
+        if self._pooled.owned:
+            self._pooled.answer(self._route.copy)
+        self._pooled.deliver(gradients, also=[self._route.rows.sent])

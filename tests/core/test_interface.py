@@ -1,0 +1,109 @@
+"""The C interface and Python's declarations of it agree; a library with another one is refused."""
+
+import ctypes
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from gluon_gc import kernels
+
+from ..processes import clean_environ
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = (ROOT / "operators" / "core" / "abi.h").read_text()
+declarations = import_module("gluon_gc.kernels.library")  # `kernels.library` is what it has loaded
+OURS = kernels.library.gluon_gc_abi().decode()
+
+
+def imported_with(path):
+    """The last line on stderr of a Python that imports gluon_gc.kernels with this library."""
+    process = subprocess.run(
+        [sys.executable, "-c", "import gluon_gc.kernels"],
+        cwd=ROOT,
+        env={**clean_environ(), "GLUON_GC_LIBRARY": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return process.stderr.strip().rpartition("\n")[2]
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """Makes a library that has nothing but this C source."""
+
+    def make(source):
+        path = tmp_path / "libstandin.so"
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+        subprocess.run(command, input=source, text=True, check=True, timeout=60)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [OURS.replace("version=", "version=9"), re.sub("call=(.*?) ", "call=8 ", OURS), ""],
+    ids=["another version", "a struct of another size", "nothing"],
+)
+def test_a_library_with_another_interface_is_refused_with_both_versions(stand_in, theirs):
+    assert theirs != OURS
+    path = stand_in(f'const char* gluon_gc_abi(void) {{ return "{theirs}"; }}')
+    said = imported_with(path)
+    assert said.startswith(f"ImportError: {path} has another C interface than this gluon_gc.")
+    assert f"The library's: {theirs}; gluon_gc's: {OURS}." in said
+    assert "Install gluon_gc again" in said and "GLUON_GC_LIBRARY" in said
+
+
+def test_a_library_from_before_versions_is_refused(stand_in):
+    said = imported_with(stand_in("int gluon_gc_best_isa(void) { return 0; }"))
+    assert "version=0, from before this was said" in said and OURS in said
+
+
+def test_this_library_is_taken():
+    assert imported_with(kernels.PATH) == ""
+
+
+def structs_of_header():
+    """By name of a struct in abi.h, the names of its fields in order."""
+    code = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)
+    found = re.findall(r"typedef struct \{(.*?)\} gluon_gc_(\w+);", code, re.S)
+    fields = {name: re.split("[;,]", body) for body, name in found}
+    return {
+        name: [re.findall(r"(\w+)(?:\[\d+\])?$", field)[0] for field in each if field.strip()]
+        for name, each in fields.items()
+    }
+
+
+def test_each_struct_of_the_header_is_declared_with_its_fields_in_order():
+    declared = {
+        name: [field.rstrip("_") for field, *_ in struct._fields_]
+        for name, struct in declarations.STRUCTS.items()
+    }
+    assert declared == structs_of_header()
+
+
+def test_the_version_is_that_of_the_header():
+    assert f"enum {{ gluon_gc_abi_version = {declarations.VERSION} }};" in HEADER
+
+
+@pytest.mark.parametrize("name", ["cuda", "ticket_bytes"])
+def test_constants_are_those_of_the_header(name):
+    (value,) = re.findall(rf"gluon_gc_{name} = (\d+)", HEADER)
+    assert getattr(declarations, name.upper()) == int(value)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4, 508, 509, 1012, 1016, 1017, 100_000])
+@pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize("in_one", [False, True])
+def test_rows_have_room_for_the_longest_message(nbytes, varies, in_one):
+    rows = kernels.message_rows(nbytes, varies, in_one)
+    assert isinstance(rows, ctypes.Structure)
+    assert rows.bytes == nbytes + 4 * varies
+    words = kernels.frame_words(rows.bytes)
+    assert rows.row_words == (min(words, 256) if varies and not in_one else words)
+    assert rows.rows == (-(-words // rows.row_words) if words else 1)

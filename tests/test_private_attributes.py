@@ -1,0 +1,103 @@
+"""No module of gluon_gc reads the private attributes of another one's objects."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "gluon_gc"
+
+OF_NAMEDTUPLES = {"_fields", "_replace"}  # public, whatever their names
+OF_OTHERS = {
+    "launch/supervisor.py": {"_exit"},
+    "mxnet/freshness.py": {"_fresh_grad"},
+    "mxnet/kvstore/by_name.py": {"_create_kvstore"},
+    "mxnet/kvstore/parameter_server/store.py": {"_barrier", "_send_command_to_servers"},
+    "mxnet/learning_rates.py": {"_index_update_count"},
+    "mxnet/momentum.py": {"_fresh_grad"},
+    "mxnet/parameters.py": {"_data", "_deferred_init", "_init_impl"},
+    "mxnet/running_statistics.py": {"_data", "_differentiable"},
+    "mxnet/saving.py": {"_all_index_update_counts", "_optimizer", "_params", "_updaters"},
+    "mxnet/server.py": {"_set_updater"},
+    "mxnet/trainer.py": {"_get_wd", "_optimizer"},
+    "torch/averager.py": {"_execution_engine", "_version"},
+    "torch/fsdp.py": {"_fsdp_param_group", "_get_fsdp_state"},
+    "torch/gates.py": {"_parameters"},
+    "torch/rendezvous.py": {"_get_default_store"},
+}
+"""By file, the private attributes of MXNet, PyTorch and Python that it cannot do without."""
+OURS = {
+    "mxnet/saving.py": {
+        "_automatic",
+        "_compression",
+        "_declare_all",
+        "_declared",
+        "_last_first",
+        "_momentum",
+        "_names",
+        "_overrides",
+        "_steps",
+        "_store",
+    },
+}
+"""By file, those of another module of gluon_gc. Take names off; add none."""
+
+
+def own_names(tree):
+    """The names that a module defines, on modules, classes and instances of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if is_own(node.value):
+                yield node.attr
+
+
+def is_own(value):
+    """Whether an expression is `self`, `cls` or `super()`."""
+    if isinstance(value, ast.Call):
+        value = value.func
+    return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
+
+
+def private_attributes_of_others(source):
+    """The names of private attributes that a module uses of what it has not defined itself."""
+    tree = ast.parse(source)
+    own = {*own_names(tree), *OF_NAMEDTUPLES}
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not is_own(node.value)
+        and node.attr not in own
+    }
+
+
+@pytest.mark.parametrize(
+    "source, names",
+    [
+        ("x = trainer._store.rank", {"_store"}),
+        ("trainer._store = 1", {"_store"}),
+        ("class A:\n    def f(self):\n        return self._x + super()._y", set()),
+        ("class A:\n    def __init__(self, other):\n        self._x = other._x", set()),
+        ("def f(a):\n    return a._replace(b=1).__dict__", set()),
+        ("def f(self):\n    return self._store._steps", {"_steps"}),
+    ],
+)
+def test_private_attributes_of_others_are_found(source, names):
+    assert private_attributes_of_others(source) == names
+
+
+def test_no_module_uses_private_attributes_of_another_but_these():
+    found = {
+        str(path.relative_to(PACKAGE)): private_attributes_of_others(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+    }
+    allowed = {file: OF_OTHERS.get(file, set()) | OURS.get(file, set()) for file in found}
+    assert {file: names for file, names in found.items() if names} == {
+        file: names for file, names in allowed.items() if names
+    }
