@@ -90,15 +90,23 @@ def _scaled(optimizer: Stepping, arguments: Any) -> Any:
     A step that the scaler leaves out is a step of the algorithm all the same, since other workers
     have not left it out.
     """
-    found = getattr(optimizer, "found_inf", None)
     own = getattr(kind_of(optimizer), "_step_supports_amp_scaling", False)
-    if found is not None and not vars(optimizer).get("_step_supports_amp_scaling", own):
-        if found:
+    if vars(optimizer).get("_step_supports_amp_scaling", own):
+        return optimizer._update(*arguments)
+    has = vars(optimizer)
+    asked = {key: has.pop(key) for key in ("found_inf", "grad_scale") if key in has}
+    try:
+        if asked.get("found_inf"):
             return None
-        if optimizer.grad_scale is not None:
-            inverse = 1.0 / float(optimizer.grad_scale)
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(inverse)
-    return optimizer._update(*arguments)
+        if asked.get("grad_scale") is not None:
+            _multiply_gradients(optimizer, 1.0 / float(asked["grad_scale"]))
+        return optimizer._update(*arguments)
+    finally:
+        has.update(asked)  # which the scaler takes away
+
+
+def _multiply_gradients(optimizer: Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)

@@ -123,19 +123,21 @@ class Rounds:
         everybody = meeting.gather_numbers([self._step(), kind, names], doing)
         if len(set(everybody)) == 1 and kind >= 0:
             return
-        count = len(request.vectors)
-        asked = f"round '{request.kind}' of {count} parameters in step {self._step()}"
-        said = meeting.gather_objects((asked, fits), doing)
-        for rank, (other, known) in enumerate(said):
+        asked = f"round '{request.kind}' in step {self._step()}"
+        said = meeting.gather_objects((asked, fits, list(request.vectors)), doing)
+        for rank, (other, known, _) in enumerate(said):
             if not known:
                 raise RuntimeError(
-                    f"worker {rank} asks for the {other}, but its kind, names, shapes or dtypes "
-                    "are not those that the algorithm's rounds() lists"
+                    f"worker {rank} asks for {other}, but its kind, names, shapes or dtypes are "
+                    "not those that the algorithm's rounds() lists"
                 )
         rank = next(r for r, numbers in enumerate(everybody) if numbers != everybody[0])
+        (other, _, theirs), (first, _, expected) = said[rank], said[0]
+        differing = sorted({*theirs} ^ {*expected})
+        of = f", and one of the two has {differing[0]} in addition" if differing else ""
         raise RuntimeError(
-            f"worker {rank} asks for the {said[rank][0]}, but worker 0 for the {said[0][0]}: an "
-            "algorithm must ask for the same rounds on all workers"
+            f"worker {rank} asks for {other}, but worker 0 for {first}{of}: an algorithm must ask "
+            "for the same rounds on all workers"
         )
 
     def _declared(self, request: Round) -> bool:

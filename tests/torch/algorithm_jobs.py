@@ -17,6 +17,7 @@ import torch.distributed as dist
 import gluon_gc.torch as bps
 from gluon_gc.algorithms.base import Algorithm, Round, register, registry
 from gluon_gc.compression import parse
+from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
 from tests.torch.common import TOPK, Net, assert_alike, flat, loss_of, raised
@@ -128,7 +129,7 @@ def rounds_travel_as_asked_and_are_counted():
     stats = state.compression_stats(reset=True)
     assert stats["rounds"] == {"difference": 2} and stats["total"]["wait_seconds"] > 0
     weight, bias = (stats["tensors"][f"second.{name}"] for name in ("weight", "bias"))
-    assert 25 * 4 < weight["ratio"] <= 32 * 4 and bias["ratio"] == 4
+    assert 25 * 4 < weight["ratio"] <= 32 * 4 and 3 < bias["ratio"] < 4.5
     train(net, optimizer, range(8, 12))
     assert state.compression_stats()["rounds"] == {"difference": 1}
     assert state.compression_stats()["tensors"]["second.weight"]["ratio"] == weight["ratio"]
@@ -385,9 +386,9 @@ def what_is_not_finite_in_a_round_is_named_by_all():
         optimizer = distributed(net, every(2), params)
         train(net, optimizer, [0])
         if dist.get_rank() == 0:
-            net.second.weight.data[3, 4] = float("nan")
+            net.second.weight.grad[3, 4] = float("nan")
         said = "the difference of parameter second.weight has a NaN or an infinity in step 2"
-        raised(RuntimeError, said, lambda n=net, o=optimizer: train(n, o, [1]))
+        raised(RuntimeError, said, optimizer.step)
         optimizer.compression_state.close()
 
 
@@ -398,7 +399,7 @@ def algorithms_that_ask_for_different_rounds_raise():
         name = "unequal"
         description = "asks for other rounds on worker 1"
 
-        case: int = 0
+        case: int = whole(0, "which of the rounds below").field(0)
 
         def rounds(self, shapes):
             return {"a": shapes, "b": shapes}
@@ -419,22 +420,36 @@ def algorithms_that_ask_for_different_rounds_raise():
 
     for case, said in enumerate(
         (
-            "worker 1 asks for the round 'b' of 6 parameters in step 1, but worker 0 for the "
-            "round 'a' of 6 parameters in step 1",
-            "worker 1 asks for the round 'a' of 5",
-            "worker 1 asks for the round 'c' of 6 parameters in step 1, but its kind",
-            "worker 1 asks for the round 'a' of 6 parameters in step 3, but worker 0 for the "
-            "round 'a' of 6 parameters in step 2",
+            "worker 1 asks for round 'b' in step 1, but worker 0 for round 'a' in step 1: an",
+            "and one of the two has first.weight in addition",
+            "worker 1 asks for round 'c' in step 1, but its kind",
+            "worker 1 asks for round 'a' in step 3, but worker 0 for round 'a' in step 2: an",
         )
     ):
         net = Net()
-        optimizer = distributed(net, None)
-        optimizer.compression_state.close()
-        optimizer = distributed(net, {"name": "unequal"})
-        object.__setattr__(optimizer.compression_state.algorithm, "case", case)
+        optimizer = distributed(net, {"name": "unequal", "case": case})
         raised(RuntimeError, said, lambda n=net, o=optimizer: train(n, o, range(3)))
         optimizer.compression_state.close()
     del registry["unequal"]
+
+
+def an_algorithm_that_was_added_trains():
+    """That of docs/adding-an-algorithm.md."""
+    first = float(loss_of(Net(), 0))
+    net = Net()
+    optimizer = distributed(net, {"name": "elastic", "every": 2}, ONEBIT)
+    train(net, optimizer, range(7))
+    state = optimizer.compression_state
+    center = state.driver.state["center"]
+    assert_alike(center["first.weight"])
+    assert not torch.equal(center["first.weight"], Net().first.weight)
+    assert float(loss_of(net, 0)) < first
+    resumed = Net()
+    other = distributed(resumed, {"name": "elastic", "every": 2}, ONEBIT)
+    other.compression_state.load_state_dict(loaded(saved(state)))
+    assert torch.equal(train(resumed, other, range(7, 10)), train(net, optimizer, range(7, 10)))
+    state.close()
+    other.compression_state.close()
 
 
 def main():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.test_adding_an_algorithm import copy_with_the_algorithm
 from tests.torch import test_workers
 
 torch = pytest.importorskip("torch")
@@ -25,6 +26,12 @@ TOGETHER = (
 JOBS = test_workers.HERE / "algorithm_jobs.py"
 
 
-@pytest.mark.parametrize("workers, jobs", [(2, (*ALONE, *TOGETHER)), (1, ALONE)], ids=["2", "1"])
-def test_an_algorithm(workers, jobs):
-    test_workers.run(",".join(jobs), workers=workers, file=JOBS)
+def test_two_workers_in_a_tree_that_has_the_algorithm_of_the_docs(tmp_path):
+    copy_with_the_algorithm(tmp_path)
+    file = tmp_path / JOBS.relative_to(test_workers.HERE.parents[1])
+    jobs = *ALONE, *TOGETHER, "an_algorithm_that_was_added_trains"
+    test_workers.run(",".join(jobs), file=file, PYTHONPATH=str(tmp_path))
+
+
+def test_one_worker_alone():
+    test_workers.run(",".join(ALONE), workers=1, file=JOBS)
