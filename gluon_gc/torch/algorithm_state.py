@@ -82,8 +82,7 @@ class AlgorithmState:
 
     def step(self, update: Callable[[], None]) -> None:
         """Make a step, in which the algorithm calls `update`; all workers call this."""
-        for exchange in self.rounds.exchanges.values():
-            exchange.require_open()
+        self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
         if not self._agreed:
             self._agree()
@@ -147,6 +146,7 @@ class AlgorithmState:
         RuntimeError
             It does not fit on another worker, or is of another step there; nothing was changed.
         """
+        self.rounds.require_open()
         algorithm_saving.load(self, state_dict)
         self._stats_from = self.steps
 

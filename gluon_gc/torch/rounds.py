@@ -150,6 +150,11 @@ class Rounds:
             for name, vector in request.vectors.items()
         )
 
+    def require_open(self) -> None:
+        """RuntimeError if it is closed."""
+        for exchange in self.exchanges.values():
+            exchange.require_open()
+
     def close(self) -> None:
         """End the threads."""
         for exchange in self.exchanges.values():

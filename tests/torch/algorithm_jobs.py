@@ -136,7 +136,9 @@ def rounds_travel_as_asked_and_are_counted():
     state.set_epoch(1)
     raised(TypeError, "epoch must be a whole number", lambda: state.set_epoch(1.5))
     state.close()
-    raised(RuntimeError, "nothing can be averaged after", lambda: train(net, optimizer, [12]))
+    box, said = loaded(saved(state)), "nothing can be averaged after"
+    raised(RuntimeError, said, lambda: train(net, optimizer, [12]))
+    raised(RuntimeError, said, lambda: state.load_state_dict(box))
 
 
 # Loops
