@@ -1,10 +1,13 @@
 """What workers do in tests of algorithms: jobs that fail where something is wrong.
 
 torchrun ... algorithm_jobs.py JOB[,JOB...]
+
+With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emulated.
 """
 
 import copy
 import io
+import os
 import pickle
 import sys
 import warnings
@@ -20,6 +23,7 @@ from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
+from tests.torch import emulated
 from tests.torch.common import TOPK, Net, assert_alike, flat, loss_of, raised
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
@@ -456,6 +460,8 @@ def an_algorithm_that_was_added_trains():
 
 def main():
     bps.init()
+    if "EMULATED_GPU" in os.environ:
+        emulated.start(os.environ["EMULATED_GPU"])
     for job in sys.argv[1].split(","):
         if dist.get_rank() == 0:
             print(f"-- {job}", flush=True)
