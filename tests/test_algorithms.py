@@ -112,6 +112,25 @@ def test_one_step_without_outer_momentum_averages_gradients():
             np.testing.assert_allclose(worker.values[name], plain.values[name], atol=1e-6)
 
 
+@pytest.mark.parametrize("stopped", [0, 4, 6])
+def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped):
+    algorithm, results = algorithms.parse({"name": "local_steps", "every": 3}), []
+    for stop in (None, stopped):
+        worker = Worker(0, 1)
+        worker.meet = dict
+        driver = Driver(algorithm, worker)
+        for step in range(9):
+            if step == stop:
+                saved, driver = driver, Driver(algorithm, worker)
+                driver.go_on(saved.steps, saved.state)
+            worker.draw(step)
+            driver.step(worker.update)
+        assert driver.steps == 9
+        results.append(worker.values)
+    for name in SHAPES:
+        np.testing.assert_array_equal(results[0][name], results[1][name])
+
+
 @pytest.mark.parametrize(
     "given, kind, said",
     [

@@ -41,18 +41,36 @@ class Driver:
 
     def __init__(self, algorithm: Algorithm, front_end: FrontEnd) -> None:
         self._algorithm, self._front_end = algorithm, front_end
-        self.steps, self.state = 0, {}
-        self._begun = False
+        self.steps = 0
+        self.state: Dict[str, Dict[str, Array]] = {}
+        self._declared = self._begun = False
+
+    def declare(self) -> None:
+        """Get ready for all rounds, unless this was done; all workers call this."""
+        if not self._declared:
+            self._declared = True
+            for kind, shapes in self._algorithm.rounds(self._shapes()).items():
+                self._front_end.declare(kind, shapes)
 
     def begin(self) -> None:
         """Get ready for the first step, unless this was done; all workers call this."""
+        self.declare()
         if not self._begun:
             self._begun = True
-            parameters = self._front_end.parameters()
-            shapes = {name: tuple(array.shape) for name, array in parameters.items()}
-            for kind, of_kind in self._algorithm.rounds(shapes).items():
-                self._front_end.declare(kind, of_kind)
-            self.state: Dict[str, Dict[str, Array]] = self._algorithm.begin(parameters)
+            self.state = self._algorithm.begin(self._front_end.parameters())
+
+    def go_on(self, steps: int, state: Dict[str, Dict[str, Array]]) -> None:
+        """Go on from a checkpoint; all workers call this.
+
+        Parameters
+        ----------
+        steps : int
+            How many were made. After 0 the state comes from the parameters, in the first step.
+        state : dict
+            As the attribute is.
+        """
+        self.declare()
+        self.steps, self.state, self._begun = steps, state, steps > 0
 
     def step(self, update: Callable[[], None]) -> None:
         """Make a step.
@@ -72,3 +90,7 @@ class Driver:
                 answer = front_end.average(rounds.send(answer))
         except StopIteration:
             pass
+
+    def _shapes(self) -> Shapes:
+        parameters = self._front_end.parameters()
+        return {name: tuple(array.shape) for name, array in parameters.items()}

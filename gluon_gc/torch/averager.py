@@ -22,7 +22,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.optim import Optimizer
 
-from .optimizer_hooks import param_groups
+from .optimizer_hooks import require_averaged
 from .state import CompressionState
 
 _BUCKET_BYTES = 4 * 2**20  # of gradients that are handed over together, about
@@ -163,7 +163,7 @@ class Averager:
         """Wait until all gradients are averages, unless they are."""
         if self._averaged:
             return
-        self._require_known()
+        require_averaged(self._optimizer, self._passes)
         self._require_unchanged()
         if self._buckets is None:
             self._find_buckets()
@@ -208,17 +208,6 @@ class Averager:
         if not self.skips:
             self.synchronize()
         self._begin()
-
-    def _require_known(self) -> None:
-        """RuntimeError if the optimizer steps a parameter whose gradient nobody averages."""
-        for number, group in enumerate(param_groups(self._optimizer)):
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter not in self._passes:
-                    raise RuntimeError(
-                        f"a parameter of shape {tuple(parameter.shape)} in the optimizer's group "
-                        f"{number} is not averaged: it was added, or unfrozen, after "
-                        "DistributedOptimizer was made"
-                    )
 
     def _require_unchanged(self) -> None:
         """RuntimeError if a gradient was changed since backward has made it."""

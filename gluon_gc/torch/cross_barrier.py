@@ -15,9 +15,10 @@ from torch.optim import SGD, Adam, Optimizer, RMSprop
 
 from .broadcasts import broadcast_optimizer_state, broadcast_parameters
 from .compression import Compression
+from .copies import kind_of
 from .crossing import CrossingAverager
 from .functions import byteps_push_pull, poll, synchronize
-from .optimizer import Averaging, DistributedOptimizer, kind_of
+from .optimizer import Averaging, DistributedOptimizer
 from .runtime import init, local_rank, local_size, rank, shutdown, size
 from .state import CompressionState
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from . import gpu
 from .averager import Averager, Bucket, UnderWay
 from .gates import Gates
-from .optimizer_hooks import param_groups
+from .optimizer_hooks import param_groups, require_averaged
 from .pace import Pace, reordered
 from .state import CompressionState
 
@@ -136,7 +136,7 @@ class CrossingAverager(Averager):
             self.finish()
 
     def _leave_under_way(self) -> None:
-        self._require_known()
+        require_averaged(self._optimizer, self._passes)
         self._require_unchanged()
         self._hand_over(all_of_them=True)
         groups = [_frozen(group) for group in param_groups(self._optimizer)]

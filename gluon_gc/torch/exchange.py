@@ -32,7 +32,7 @@ from . import closing, gpu, groups, header, machines
 from .allreduce import Allreduce, sums_in_place
 from .channel import Channel
 from .coder import Seeds
-from .gathering import agree, gather
+from .gathering import agree, gather, gather_numbers
 from .job import Job
 from .machines import MachineTransfer
 from .pipeline import Pipeline
@@ -95,6 +95,10 @@ class Exchange:
         `doing` says in a warning of a stall what all workers must do.
         """
         return gather(mine, doing, self._groups[0])
+
+    def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
+        """As `gather_objects`, for whole numbers, equally many on each worker."""
+        return gather_numbers(mine, doing, self._groups[0])
 
     def declare(
         self,
@@ -180,7 +184,7 @@ class Exchange:
 
     def start(self, job: Job) -> None:
         """Begin to sum a job's tensors, whose channels' results replace the values."""
-        self._require_open()
+        self.require_open()
         names = tuple(job.staged.values)
         for name in names:
             if self._devices[name] != job.staged.device:
@@ -201,13 +205,14 @@ class Exchange:
 
     def start_sparse(self, job: SparseJob) -> None:
         """Begin to average a sparse tensor."""
-        self._require_open()
+        self.require_open()
         if job.name not in self._sparse:
             self._sparse[job.name] = SparseSum(job.name, self._groups)
         job.transfers = 1
         self._pipeline.put(Item(self._sparse[job.name], job))
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """RuntimeError if it is closed."""
         if self._closed:
             raise RuntimeError(
                 "nothing can be averaged after bps.shutdown() or bps.suspend(); what uses "

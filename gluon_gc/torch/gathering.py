@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+import torch
 import torch.distributed as dist
 
 from .. import agreement
@@ -30,6 +31,16 @@ def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> 
     with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
         dist.all_gather_object(everybody, mine, group=group)
     return everybody
+
+
+def gather_numbers(
+    mine: Sequence[int], doing: str, group: Optional[dist.ProcessGroup] = None
+) -> List[Tuple[int, ...]]:
+    """The numbers of all workers, by rank: int64, equally many on each; see `gather`."""
+    everybody = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64)
+    with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
+        dist.all_gather(list(everybody), torch.tensor(mine), group=group)
+    return list(map(tuple, everybody.tolist()))
 
 
 def agree(gather: Gather, facts: Facts, doing: str) -> None:

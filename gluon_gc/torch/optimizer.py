@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import numbers
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
 
 import torch
 from torch.optim import Optimizer
 
+from .. import algorithms
+from .algorithm import with_algorithm
 from .averager import Averager, checked_passes
 from .compression import Compression, params_of
+from .copies import Distributed, kind_of
 from .scaler import wait_before_unscaling
 from .state import CompressionState
 
 
-class Averaging:
+class Averaging(Distributed):
     """What a distributed optimizer has in addition; it is mixed into the optimizer's class."""
 
     _averager: Averager
@@ -57,15 +60,12 @@ class Averaging:
         self._averager.synchronize()
         return getattr(super(), "_step_supports_amp_scaling", False)
 
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _copied, (kind_of(self), _contents(self))
-
-
-class _Copied:
-    """A copy of a distributed optimizer, or one that was unpickled: it steps nothing."""
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _copied, (kind_of(self), self.__getstate__())
+    def contents(self) -> Dict[str, Any]:
+        contents, momentum = super().contents(), self._averager.state.momentum
+        if momentum is not None:
+            groups = [{**group, **momentum.given} for group in contents["param_groups"]]
+            contents = {**contents, "param_groups": groups}
+        return contents
 
 
 def DistributedOptimizer(
@@ -75,6 +75,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     staleness: int = 0,
     compression_params: Optional[Mapping[str, Any]] = None,
+    algorithm: Union[None, str, Mapping[str, Any]] = None,
     **options: Any,
 ) -> Optimizer:
     """Make an optimizer average gradients over all workers: during backward, before it steps.
@@ -101,9 +102,14 @@ def DistributedOptimizer(
         By how many steps BytePS's gradients may be late. Here they are never late.
     compression_params : dict, optional
         As `gluon_gc.DistributedTrainer` takes it.
+    algorithm : str or dict, optional
+        What is averaged, and when: a name, or a dict of "name" and options; `gluon_gc.algorithms`
+        has them. None: every gradient, in every step. With an algorithm, workers step with
+        gradients of their own, and `step` makes the algorithm's rounds; all workers call it equally
+        often. compression_params say how the rounds travel.
     **options
         overrides, process_group, on_nonfinite, grad_scaler: as `CompressionState` has them. A
-        `grad_scaler` waits for averages before it unscales them.
+        `grad_scaler` waits for averages before it unscales them. An algorithm takes the first two.
 
     Raises
     ------
@@ -116,7 +122,7 @@ def DistributedOptimizer(
     ----------
     byteps.torch.DistributedOptimizer (BytePS).
     """
-    if isinstance(optimizer, Averaging):
+    if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     stepped = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     named = list(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped)))
@@ -130,6 +136,9 @@ def DistributedOptimizer(
     passes, kind = checked_passes(backward_passes_per_step), kind_of(optimizer)
     _require_staleness(staleness)
     params = params_of(compression, compression_params)
+    chosen = algorithms.parse(algorithm)
+    if chosen is not None:
+        return with_algorithm(optimizer, named, chosen, params, **options)
     state = CompressionState(named, params, optimizer, **options)
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)
@@ -143,34 +152,3 @@ def _require_staleness(staleness: Any) -> None:
     whole = isinstance(staleness, numbers.Integral) and not isinstance(staleness, bool)
     if not whole or staleness < 0:
         raise ValueError(f"staleness must be a whole number >= 0, got {staleness!r}")
-
-
-def kind_of(optimizer: Optimizer) -> Type[Optimizer]:
-    """The class that an optimizer had before it was made distributed."""
-    return next(c for c in type(optimizer).__mro__ if not issubclass(c, (Averaging, _Copied)))
-
-
-def _contents(optimizer: Optimizer) -> Dict[str, Any]:
-    """An optimizer's defaults, state and parameter groups, with the owner's momentum."""
-    contents, momentum = optimizer.__getstate__(), optimizer.compression_state.momentum
-    if momentum is not None:
-        groups = [{**group, **momentum.given} for group in contents["param_groups"]]
-        contents = {**contents, "param_groups": groups}
-    return contents
-
-
-def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
-    """The optimizer that is unpickled."""
-    made = type(kind.__name__, (_Copied, kind), {})
-    optimizer = made.__new__(made)
-    optimizer.__setstate__(contents)
-    optimizer.register_step_pre_hook(_refuse)
-    return optimizer
-
-
-def _refuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, _Copied):
-        raise RuntimeError(
-            "this is a copy of a DistributedOptimizer, which averages nothing: call "
-            "DistributedOptimizer with it"
-        )

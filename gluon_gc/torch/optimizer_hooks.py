@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Collection, Iterable, List, Optional, Tuple
 
 import torch
 from torch.optim import Optimizer
@@ -19,6 +19,18 @@ Arguments = Optional[Tuple[Tuple[Any, ...], dict]]
 def param_groups(optimizer: Optimizer) -> List[dict]:
     """An optimizer's parameter groups, without what reading its attribute may do."""
     return vars(optimizer)["param_groups"]
+
+
+def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> None:
+    """RuntimeError if an optimizer steps a parameter that is not among these."""
+    for number, group in enumerate(param_groups(optimizer)):
+        for parameter in group["params"]:
+            if parameter.grad is not None and parameter not in known:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} in the optimizer's group "
+                    f"{number} is not averaged: it was added, or unfrozen, after "
+                    "DistributedOptimizer was made"
+                )
 
 
 def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHandle:

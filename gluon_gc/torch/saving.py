@@ -39,6 +39,7 @@ from .coder import Coder
 from .gathering import Gather, agree
 
 if TYPE_CHECKING:
+    from .exchange import Exchange
     from .state import CompressionState
 
 StateDict = Mapping[str, Any]
@@ -55,7 +56,7 @@ _OWN = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by the kind o
 def state_dict(state: CompressionState) -> Dict[str, Any]:
     """What this worker carries over; nothing may be under way."""
     arrays: Tensors = {name: {} for name in state.parameters}
-    arrays.update(packed(_coders(state)))
+    arrays.update(packed(coders(state.exchange)))
     for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
             arrays[name][f"trainer.{_OWN[kind]}.0"] = tensor.clone()
@@ -68,11 +69,11 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
     }
 
 
-def packed(coders: Iterable[Tuple[str, Channel, Coder]]) -> Tensors:
+def packed(several: Iterable[Tuple[str, Channel, Coder]]) -> Tensors:
     """What coders carry over, by their channel's tensor; each comes with its node."""
     arrays: Tensors = {}
     streams: Dict[Tuple[str, str], List[List[int]]] = {}
-    for node, channel, coder in coders:
+    for node, channel, coder in several:
         piece = channel.piece
         of_tensor = arrays.setdefault(piece.tensor, {})
         for what, values in coder.state().items():
@@ -113,8 +114,7 @@ def load(
         gather, lambda: _fitting(state, workers, several, strict), lambda arrays: []
     )
     if not several:
-        everybody = gather(_not_owned(state, arrays[0]), "call load_state_dict")
-        chosen = _with_aggregators(arrays[0], everybody)
+        chosen = with_what_it_owns(state.exchange, arrays[0])
     elif len(workers) == state.exchange.workers:
         chosen = _with_aggregators(arrays[state.exchange.rank], arrays)
     else:
@@ -261,9 +261,18 @@ def _of_known(state: CompressionState, arrays: Arrays) -> Arrays:
     return {place: array for place, array in arrays.items() if place.tensor in state.parameters}
 
 
-def _not_owned(state: CompressionState, arrays: Arrays) -> Arrays:
+def with_what_it_owns(exchange: Exchange, arrays: Arrays) -> Arrays:
+    """What this worker had, and what others had for the chunks that it owns now.
+
+    All workers call this.
+    """
+    everybody = exchange.gather_objects(_not_owned(exchange, arrays), "call load_state_dict")
+    return _with_aggregators(arrays, everybody)
+
+
+def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
     """What this worker had as the owner of chunks that are others' now, and all random streams."""
-    mine = cutting.by_tensor(c.piece for c in _compressed(state) if c.aggregator is not None)
+    mine = cutting.by_tensor(c.piece for c in _compressed(exchange) if c.aggregator is not None)
 
     def is_mine(place: Place, array: np.ndarray) -> bool:
         if place.what == STREAM or place.tensor not in mine:
@@ -314,9 +323,7 @@ def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
 
 def apply(state: CompressionState, arrays: Arrays) -> None:
     """Go on from these arrays; what they lack begins at zero."""
-    saved = Saved(arrays)
-    for node, channel, coder in _coders(state):
-        coder.load_state(cut(node, channel, coder, saved))
+    restore(state.exchange, arrays)
     if state.momentum is not None:
         for kind, what in _OWN.items():
             state.momentum.state[kind] = {
@@ -326,19 +333,26 @@ def apply(state: CompressionState, arrays: Arrays) -> None:
             }
 
 
+def restore(exchange: Exchange, arrays: Arrays) -> None:
+    """Let an exchange's coders go on from these arrays; what they lack begins at zero."""
+    saved = Saved(arrays)
+    for node, channel, coder in coders(exchange):
+        coder.load_state(cut(node, channel, coder, saved))
+
+
 def cut(node: str, channel: Channel, coder: Coder, saved: Saved) -> Dict[str, np.ndarray]:
     """The saved states of a chunk, however it was cut; zeros where there are none."""
     layout = coder.codec.saved_layout()
     return saved.cut(node, channel.piece, layout, lambda: coder.state()[STREAM])
 
 
-def _compressed(state: CompressionState) -> List[Channel]:
-    return [channel for channel in state.exchange.channels if channel.coder is not None]
+def _compressed(exchange: Exchange) -> List[Channel]:
+    return [channel for channel in exchange.channels if channel.coder is not None]
 
 
-def _coders(state: CompressionState) -> Iterator[Tuple[str, Channel, Coder]]:
+def coders(exchange: Exchange) -> Iterator[Tuple[str, Channel, Coder]]:
     """This worker's coders, and those that it has as an owner."""
-    for channel in _compressed(state):
+    for channel in _compressed(exchange):
         yield "worker", channel, channel.coder
         if channel.aggregator is not None:
             yield "aggregator", channel, channel.aggregator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import (
     Any,
     Callable,
@@ -32,7 +31,14 @@ from .job import Job
 from .left_out import LeftOut
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import before_step, param_groups
-from .settings import chosen_params, facts_of, learning_rates, named, require_optimizer
+from .settings import (
+    checked_epoch,
+    chosen_params,
+    facts_of,
+    learning_rates,
+    named,
+    require_optimizer,
+)
 from .sparse import SparseJob
 
 
@@ -136,7 +142,8 @@ class CompressionState:
             for name, parameter in self.parameters.items()
         }
         devices = {name: parameter.device for name, parameter in self.parameters.items()}
-        self.exchange.declare(self._tensors(self.params), wires, devices)
+        about = [("", {"algorithm": None})]  # others have one
+        self.exchange.declare(self._tensors(self.params), wires, devices, about=about)
         # Those whose compressor applies no momentum.
         self._plain = {n for n in self.parameters if not self.exchange.applies_momentum(n)}
         self._carries = any(channel.carries for channel in self.exchange.channels)
@@ -185,11 +192,7 @@ class CompressionState:
 
         Until it is called they compress as after the warm-up.
         """
-        if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool):
-            raise TypeError(f"epoch must be a whole number, got {epoch!r}")
-        if epoch < 0:
-            raise ValueError(f"epoch must be >= 0, got {epoch}")
-        self.exchange.set_epoch(int(epoch))
+        self.exchange.set_epoch(checked_epoch(epoch))
 
     # A step
 
@@ -426,7 +429,7 @@ class CompressionState:
         The keys are those of `gluon_gc.DistributedTrainer.compression_stats`. With `reset`, the
         next averages are of later steps alone.
         """
-        return stats.of_step(self.exchange, self.parameters, reset)
+        return stats.of_step([self.exchange], self.parameters, reset)
 
     @property
     def can_resume(self) -> bool:

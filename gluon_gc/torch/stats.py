@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import torch
 
@@ -47,14 +48,23 @@ class Meter:
         setattr(self, field, getattr(self, field) + time.perf_counter() - began)
 
 
-def of_step(exchange: Exchange, tensors: Mapping[str, torch.Tensor], reset: bool) -> Dict[str, Any]:
-    """The stats of a step on average, of these tensors and in all."""
+def of_step(
+    exchanges: Iterable[Exchange],
+    tensors: Mapping[str, torch.Tensor],
+    reset: bool,
+    steps: int = 0,
+) -> Dict[str, Any]:
+    """The stats of a step on average, of these tensors and in all.
+
+    `steps`: how many there were; 0: each transfer took part in all of them.
+    """
     sums: Dict[str, Dict[str, float]] = {name: {} for name in tensors}
-    for transfer in exchange.transfers():
+    for transfer in itertools.chain.from_iterable(one.transfers() for one in exchanges):
         fields = asdict(transfer.meter)
-        steps = fields.pop("steps")
-        for tensor, share in transfer.shares() if steps else ():
-            _add(sums[tensor], {key: share / steps * fields[key] for key in fields})
+        took_part = fields.pop("steps")
+        steps_of_it = steps or took_part
+        for tensor, share in transfer.shares() if took_part else ():
+            _add(sums[tensor], {key: share / steps_of_it * fields[key] for key in fields})
         if reset:
             transfer.meter.reset()
     total: Dict[str, float] = {}

@@ -4,7 +4,7 @@ import pytest
 
 from tests.cuda import emulator
 
-from .test_workers import run
+from .test_workers import HERE, run
 
 pytestmark = pytest.mark.xdist_group("emulator")  # which is built once
 
@@ -22,6 +22,11 @@ def test_a_gpu_gives_the_bits_of_the_cpu(emulated_gpu):
 def test_two_workers_with_gpus(emulated_gpu):
     jobs = "every_dtype,what_is_not_finite,fully_sharded_checkpoint,single_tensors"
     run(jobs, EMULATED_GPU=str(emulated_gpu))
+
+
+def test_rounds_of_an_algorithm_give_the_bits_of_the_cpu(emulated_gpu):
+    jobs = "local_steps_is_its_replay_bit_for_bit,what_is_resumed_goes_on_bit_for_bit"
+    run(jobs, file=HERE / "algorithm_jobs.py", EMULATED_GPU=str(emulated_gpu))
 
 
 @pytest.mark.parametrize("before", ["cpu", "gpu"])

@@ -1,0 +1,139 @@
+"""What the `state_dict` of an AlgorithmState has: plain values and tensors.
+
+    {"format": 1, "rank", "world_size", "machines", "algorithm": {"name", OPTION...}, "steps",
+     "tensors": [{"name", "shape", "dtype", "compression"}, ...],
+     "state": {KIND: {NAME: tensor, ...}, ...},
+     "residuals": {ROUND: {NAME: {"NODE.WHAT.BEGIN": tensor, ...}, ...}, ...},
+     "weights": {NAME: tensor, ...},
+     "optimizer": its state_dict}
+
+KIND is a kind of the algorithm's state, ROUND a kind of its rounds. `saving` says what their arrays
+are. Weights that equal a part of the state are the same tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping
+
+import torch
+import xxhash
+
+from .. import fitting
+from ..agreement import Facts
+from . import saving
+
+if TYPE_CHECKING:
+    from .algorithm_state import AlgorithmState
+
+_OF = "a DistributedOptimizer with an algorithm"
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A number that differs, as good as surely, where the bits of a tensor differ."""
+    return xxhash.xxh3_64_intdigest(tensor.detach().cpu().contiguous().numpy())
+
+
+def state_dict(state: AlgorithmState) -> Dict[str, Any]:
+    """What this worker needs to go on."""
+    kinds = {
+        kind: {name: array.detach().clone() for name, array in arrays.items()}
+        for kind, arrays in state.driver.state.items()
+    }
+    weights = {}
+    for name, parameter in state.rounds.parameters().items():
+        kept = [arrays[name] for arrays in kinds.values() if name in arrays]
+        equal = [array for array in kept if torch.equal(array, parameter)]
+        weights[name] = equal[0] if equal else parameter.clone()
+    exchanges = state.rounds.exchanges.items()
+    return {
+        "format": saving.FORMAT,
+        **_described(state),
+        "algorithm": dict(state.options),
+        "steps": state.steps,
+        "state": kinds,
+        "residuals": {kind: saving.packed(saving.coders(exchange)) for kind, exchange in exchanges},
+        "weights": weights,
+        "optimizer": copy.deepcopy(state.optimizer.state_dict()),
+    }
+
+
+def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
+    """Go on from it, once all of it was checked on all workers."""
+    gather = state.rounds.meeting.gather_objects
+    saving.if_all_can(gather, lambda: _checked(state, given), lambda of: _facts(state, of))
+    for kind, exchange in state.rounds.exchanges.items():
+        arrays = saving.unpacked(given["residuals"][kind])
+        saving.restore(exchange, saving.with_what_it_owns(exchange, arrays))
+    parameters = state.rounds.parameters()
+    for name, parameter in parameters.items():
+        parameter.copy_(given["weights"][name])
+    kinds = {
+        kind: {name: array.to(parameters[name].device, copy=True) for name, array in arrays.items()}
+        for kind, arrays in given["state"].items()
+    }
+    state.driver.go_on(given["steps"], kinds)
+    state.optimizer.load_state_dict(copy.deepcopy(given["optimizer"]))
+
+
+def _described(state: AlgorithmState) -> Dict[str, Any]:
+    """What must fit the state that goes on from it, but for the algorithm."""
+    meeting = state.rounds.meeting
+    return {
+        "rank": meeting.rank,
+        "world_size": meeting.workers,
+        "machines": meeting.machines and meeting.machines.count,
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(parameter.shape),
+                "dtype": str(parameter.dtype),
+                "compression": fitting.as_read(state.params[name].identity()),
+            }
+            for name, parameter in state.parameters.items()
+        ],
+    }
+
+
+def _checked(state: AlgorithmState, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state_dict that fits; ValueError if it does not."""
+    saving.require(given, "algorithm", _OF)
+    here = _described(state)
+    for key in ("world_size", "rank", "machines"):
+        fitting.check(saving.SAYS, key, given[key], here[key])
+    fitting.check(saving.SAYS, "algorithm", given["algorithm"]["name"], state.options["name"])
+    names = saving.check_parameters(given["tensors"], here["tensors"], strict=True)
+    _check_state(state, given)
+    sizes = _sizes(given["optimizer"]), _sizes(state.optimizer.state_dict())
+    fitting.check(saving.SAYS, "sizes of the optimizer's groups", *sizes)
+    for kind, exchange in state.rounds.exchanges.items():
+        arrays = saving.unpacked(given["residuals"].get(kind, {}))
+        found = {place: array for place, array in arrays.items() if place.node == "worker"}
+        layout = saving.worker_layout(exchange.channels)
+        fitting.check_arrays(saving.SAYS, found, layout, names, strict=True)
+    return given
+
+
+def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
+    """ValueError unless the algorithm's state has the kinds and shapes that it begins with."""
+    begun = state.algorithm.begin(state.rounds.parameters()) if given["steps"] else {}
+    fitting.check(saving.SAYS, "set of kinds of state", sorted(given["state"]), sorted(begun))
+    for kind, arrays in begun.items():
+        for name in arrays.keys() & given["state"][kind].keys():
+            shapes = [list(of[name].shape) for of in (given["state"][kind], arrays)]
+            fitting.check(saving.SAYS, f"shape of the {kind} of parameter '{name}'", *shapes)
+
+
+def _sizes(optimizer: Mapping[str, Any]) -> List[int]:
+    return [len(group["params"]) for group in optimizer["param_groups"]]
+
+
+def _facts(state: AlgorithmState, given: Mapping[str, Any]) -> Facts:
+    """What must be the same in all workers' state_dicts."""
+    shared = {kind: given["state"].get(kind, {}) for kind in state.algorithm.shared}
+    checksums = [
+        (f"the {kind} of parameter {name} of the state_dict", {"checksum": digest(array)})
+        for kind, arrays in shared.items()
+        for name, array in arrays.items()
+    ]
+    return [("the state_dict", {"steps": given["steps"]}), *checksums]

@@ -1,0 +1,178 @@
+"""The rounds of an algorithm: vectors are averaged, each kind through an exchange of its own."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, defaultdict
+from typing import Callable, Dict, List, Mapping, Optional
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from ..agreement import Facts
+from ..algorithms.base import Arrays, Round, Shapes
+from ..compression import CompressionParams
+from ..plan import Tensor
+from . import staging
+from .exchange import Exchange
+from .job import Job
+
+Tensors = Dict[str, torch.Tensor]
+
+
+class Rounds:
+    """What `gluon_gc.algorithms.driver.Driver` needs of a front end.
+
+    Parameters
+    ----------
+    about : Facts
+        What workers must have in common to make the same rounds.
+    parameters : mapping
+    params : mapping
+        By parameter, how its vectors are compressed.
+    group : ProcessGroup, optional
+        The workers; by default all.
+    step : callable
+        Gives the number of the step that is being made.
+
+    Attributes
+    ----------
+    exchanges : dict of Exchange
+        By the kind of round.
+    counts : Counter
+        How many rounds of each kind there were.
+    """
+
+    def __init__(
+        self,
+        about: Facts,
+        parameters: Mapping[str, torch.nn.Parameter],
+        params: Mapping[str, CompressionParams],
+        group: Optional[dist.ProcessGroup],
+        step: Callable[[], int],
+    ) -> None:
+        self._about, self._group, self._step = about, group, step
+        self._parameters, self._params = parameters, params
+        self._shapes: Dict[str, Shapes] = {}
+        self.exchanges: Dict[str, Exchange] = {}
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def meeting(self) -> Exchange:
+        """The one in which workers tell each other what they are going to do."""
+        return next(iter(self.exchanges.values()))
+
+    def parameters(self) -> Tensors:
+        """This worker's, in the model's memory; autograd takes no part."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def gradients(self) -> Tensors:
+        """This worker's own, of those parameters that have one."""
+        parameters = self._parameters.items()
+        return {name: p.grad for name, p in parameters if p.grad is not None}
+
+    def declare(self, kind: str, shapes: Shapes) -> None:
+        """Get ready to average vectors of these shapes; all workers call this."""
+        exchange = Exchange(self._group)
+        order = {name: index for index, name in enumerate(self._parameters)}
+        tensors, wires, devices = [], {}, {}
+        for name, shape in shapes.items():
+            parameter, params = self._parameters[name], self._params[name]
+            called = f"the {kind} of parameter {name}"
+            dtype = staging.planned_dtype(parameter.dtype)
+            own = torch.Size(shape).numel(), dtype, params, order[name], called, "raise"
+            tensors.append(Tensor(name, *own))
+            wires[name] = staging.wire_of(parameter.dtype, params.fp16)
+            devices[name] = parameter.device
+        about = [*self._about, ("", {"kind of round": kind})]
+        exchange.declare(tensors, wires, devices, about=about)
+        self._shapes[kind], self.exchanges[kind] = shapes, exchange
+
+    def average(self, request: Round) -> Arrays:
+        """The averages of a round's vectors, in memory of their own; all workers call this.
+
+        Raises
+        ------
+        RuntimeError
+            Workers ask for different rounds, or a vector has a NaN or an infinity on one of them;
+            on all workers.
+        """
+        vectors = {name: vector.detach().clone() for name, vector in request.vectors.items()}
+        self._require_same(request)
+        self.counts[request.kind] += 1
+        exchange = self.exchanges[request.kind]
+        by_device: Dict[torch.device, Tensors] = defaultdict(dict)
+        for name, vector in vectors.items():
+            by_device[vector.device][name] = vector
+        futures = [_averaged(exchange, of_device) for of_device in by_device.values()]
+        nonfinite = [name for future in futures for name in future.wait()]
+        if nonfinite:
+            raise RuntimeError(
+                f"the {request.kind} of parameter {nonfinite[0]} has a NaN or an infinity in step "
+                f"{self._step()}"
+            )
+        return vectors
+
+    def _require_same(self, request: Round) -> None:
+        """RuntimeError, on all workers, unless all ask for the same round in the same step."""
+        fits = bool(request.vectors) and self._declared(request)
+        kind = list(self.exchanges).index(request.kind) if fits else -1
+        names = zlib.crc32("\n".join(request.vectors).encode())
+        meeting, doing = self.meeting, "make a round of the algorithm"
+        everybody = meeting.gather_numbers([self._step(), kind, names], doing)
+        if len(set(everybody)) == 1 and kind >= 0:
+            return
+        asked = f"round '{request.kind}' in step {self._step()}"
+        said = meeting.gather_objects((asked, fits, list(request.vectors)), doing)
+        for rank, (other, known, _) in enumerate(said):
+            if not known:
+                raise RuntimeError(
+                    f"worker {rank} asks for {other}, but its kind, names, shapes or dtypes are "
+                    "not those that the algorithm's rounds() lists"
+                )
+        rank = next(r for r, numbers in enumerate(everybody) if numbers != everybody[0])
+        (other, _, theirs), (first, _, expected) = said[rank], said[0]
+        differing = sorted({*theirs} ^ {*expected})
+        of = f", and one of the two has {differing[0]} in addition" if differing else ""
+        raise RuntimeError(
+            f"worker {rank} asks for {other}, but worker 0 for {first}{of}: an algorithm must ask "
+            "for the same rounds on all workers"
+        )
+
+    def _declared(self, request: Round) -> bool:
+        """Whether a round is one that `declare` was told."""
+        shapes = self._shapes.get(request.kind, {})
+        return all(
+            name in shapes
+            and tuple(vector.shape) == tuple(shapes[name])
+            and vector.dtype == self._parameters[name].dtype
+            for name, vector in request.vectors.items()
+        )
+
+    def require_open(self) -> None:
+        """RuntimeError if it is closed."""
+        for exchange in self.exchanges.values():
+            exchange.require_open()
+
+    def close(self) -> None:
+        """End the threads."""
+        for exchange in self.exchanges.values():
+            exchange.close()
+
+
+def _averaged(exchange: Exchange, vectors: Tensors) -> Future[List[str]]:
+    """Replaces vectors on one device by their averages; has the names of those not finite."""
+    staged = staging.Staged(vectors)
+    devices = [staged.device] if staged.device.type == "cuda" else []
+    future: Future[List[str]] = Future(devices=devices)
+
+    def done(job: Job, error: Optional[BaseException]) -> None:
+        if error is None:
+            staged.finish(1.0)
+            future.set_result(job.nonfinite)
+        else:
+            future.set_exception(error)
+
+    exchange.start(Job(staged, 1.0 / exchange.workers, {}, done))
+    return future

@@ -1,0 +1,473 @@
+"""What workers do in tests of algorithms: jobs that fail where something is wrong.
+
+torchrun ... algorithm_jobs.py JOB[,JOB...]
+
+With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emulated.
+"""
+
+import copy
+import io
+import os
+import pickle
+import sys
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import gluon_gc.torch as bps
+from gluon_gc.algorithms.base import Algorithm, Round, register, registry
+from gluon_gc.compression import parse
+from gluon_gc.options import whole
+from tests import replay
+from tests.algorithm_replay import LocalStepsReplay
+from tests.torch import emulated
+from tests.torch.common import TOPK, Net, assert_alike, flat, loss_of, raised
+
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+RANDOMK = {"compressor": "randomk", "k": 0.2, "seed": 5, "ef": "corrected"}
+AVERAGING = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
+SHAPES = {"w": (60, 20), "b": (5,)}
+
+
+def distributed(net, algorithm, params=None, optimizer=torch.optim.SGD, **more):
+    inner = optimizer(net.parameters(), lr=0.1)
+    options = dict(compression_params=params, algorithm=algorithm, **more)
+    return bps.DistributedOptimizer(inner, net.named_parameters(), **options)
+
+
+def train(net, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        optimizer.step()
+    return flat(net)
+
+
+def every(steps, **more):
+    return {"name": "local_steps", "every": steps, **more}
+
+
+# Numbers
+
+
+def one_step_without_outer_momentum_averages_gradients():
+    weights = []
+    for algorithm in (None, AVERAGING):
+        net = Net()
+        optimizer = distributed(net, algorithm)
+        weights.append(train(net, optimizer, range(8)))
+        assert_alike(weights[-1])
+        optimizer.compression_state.close()
+    assert torch.allclose(*weights, atol=1e-6)
+    assert not torch.equal(weights[0], flat(Net()))
+
+
+def gradients_of(rank, step):
+    random = np.random.default_rng((rank, step))
+    return {n: random.standard_normal(shape).astype(np.float32) for n, shape in SHAPES.items()}
+
+
+def local_steps_is_its_replay_bit_for_bit():
+    workers = dist.get_world_size()
+    for params in (None, ONEBIT, TOPK):
+        parameters = {n: torch.nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
+        inner = torch.optim.SGD(parameters.values(), lr=1.0)
+        options = dict(compression_params=params, algorithm=every(7))
+        optimizer = bps.DistributedOptimizer(inner, parameters.items(), **options)
+        replayed = [{n: np.ones(s, np.float32) for n, s in SHAPES.items()} for _ in range(workers)]
+        expected = LocalStepsReplay(replayed, every=7, mean=params and replayed_mean(params))
+        for step in range(23):
+            for name, gradient in gradients_of(dist.get_rank(), step).items():
+                parameters[name].grad = torch.from_numpy(gradient)
+            optimizer.step()
+            for rank, weights in enumerate(replayed):
+                for name, gradient in gradients_of(rank, step).items():
+                    weights[name] -= gradient
+            expected.after_step()
+            for name, weight in replayed[dist.get_rank()].items():
+                np.testing.assert_array_equal(parameters[name].detach().numpy(), weight)
+        assert optimizer.compression_state.compression_stats()["rounds"] == {"difference": 3}
+        optimizer.compression_state.close()
+
+
+def replayed_mean(params):
+    """The mean of a round in NumPy, of all workers' vectors."""
+    workers, parsed = dist.get_world_size(), parse(params)
+    exchanges = {
+        name: replay.Exchange(workers, parsed, int(np.prod(shape)), index, np.float32)
+        for index, (name, shape) in enumerate(SHAPES.items())
+    }
+
+    def mean(kind, name, vectors):
+        scaled = [vector.ravel() * np.float32(1 / workers) for vector in vectors]
+        return exchanges[name].step(scaled, 1.0, range(workers)).reshape(SHAPES[name])
+
+    return mean
+
+
+def the_optimizers_state_stays_local():
+    net = Net()
+    optimizer = distributed(net, every(2), optimizer=torch.optim.AdamW)
+    assert_alike(train(net, optimizer, range(4)))
+    if dist.get_world_size() > 1:
+        own = optimizer.state[net.last.bias]["exp_avg"]
+        everybody = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, own)
+        assert not torch.equal(*everybody[:2])
+    optimizer.compression_state.close()
+
+
+def rounds_travel_as_asked_and_are_counted():
+    net = Net()
+    ways = {"overrides": {"*.bias": None}, "compression_params": ONEBIT}
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    more = dict(algorithm=every(4), **ways)
+    optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), **more)
+    state = optimizer.compression_state
+    train(net, optimizer, range(3))
+    assert state.compression_stats()["total"].get("pushed_bytes", 0) == 0
+    train(net, optimizer, range(3, 8))
+    stats = state.compression_stats(reset=True)
+    assert stats["rounds"] == {"difference": 2} and stats["total"]["wait_seconds"] > 0
+    weight, bias = (stats["tensors"][f"second.{name}"] for name in ("weight", "bias"))
+    assert 25 * 4 < weight["ratio"] <= 32 * 4 and 3 < bias["ratio"] < 4.5
+    train(net, optimizer, range(8, 12))
+    assert state.compression_stats()["rounds"] == {"difference": 1}
+    assert state.compression_stats()["tensors"]["second.weight"]["ratio"] == weight["ratio"]
+    state.set_epoch(1)
+    raised(TypeError, "epoch must be a whole number", lambda: state.set_epoch(1.5))
+    state.close()
+    box, said = loaded(saved(state)), "nothing can be averaged after"
+    raised(RuntimeError, said, lambda: train(net, optimizer, [12]))
+    raised(RuntimeError, said, lambda: state.load_state_dict(box))
+
+
+# Loops
+
+
+def loops_of_every_kind_make_the_same_steps():
+    expected = {}
+    for scale in (1, 2):  # by which gradients are multiplied
+        net = Net()
+        optimizer = distributed(net, every(3), ONEBIT)
+        for step in range(7):
+            optimizer.zero_grad()
+            (scale * loss_of(net, step)).backward()
+            optimizer.step()
+        expected[scale] = flat(net)
+        optimizer.compression_state.close()
+    for loop, scale in (
+        (with_closures, 1),
+        (with_a_scheduler, 1),
+        (with_two_backwards, 2),
+        (with_a_scaler, 1),
+        (with_calls_of_averaged_gradients, 1),
+    ):
+        net = Net()
+        optimizer = loop(net)
+        assert torch.equal(flat(net), expected[scale]), loop
+        assert isinstance(optimizer, torch.optim.SGD) and optimizer.compression_state.steps == 7
+        optimizer.compression_state.close()
+
+
+def with_closures(net):
+    optimizer = distributed(net, every(3), ONEBIT)
+    for step in range(7):
+
+        def closure(step=step):
+            optimizer.zero_grad()
+            loss = loss_of(net, step)
+            loss.backward()
+            return loss
+
+        with torch.no_grad():
+            expected = loss_of(net, step)
+        assert torch.equal(optimizer.step(closure), expected)
+    return optimizer
+
+
+def with_a_scheduler(net):
+    """Made before and after the optimizer is made distributed."""
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = torch.optim.lr_scheduler.ConstantLR(inner, factor=1.0)
+    optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), ONEBIT, algorithm=every(3))
+    after = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(7):
+            train(net, optimizer, [step])
+            before.step()
+            after.step()
+    return optimizer
+
+
+def with_two_backwards(net):
+    optimizer = distributed(net, every(3), ONEBIT, backward_passes_per_step=2)
+    optimizer.set_backward_passes_per_step(2)
+    for step in range(7):
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss_of(net, step).backward()
+        optimizer.step()
+    return optimizer
+
+
+def with_a_scaler(net):
+    """Every other step is unscaled by the loop."""
+    optimizer = distributed(net, every(3), ONEBIT)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(7):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(net, step)).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return optimizer
+
+
+def with_calls_of_averaged_gradients(net):
+    optimizer = distributed(net, every(3), ONEBIT)
+    for step in range(7):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(optimizer)))
+    assert copied.param_groups[0]["lr"] == 0.1
+    raised(RuntimeError, "this is a copy of a DistributedOptimizer", copied.step)
+    raised(ValueError, "already", lambda: bps.DistributedOptimizer(optimizer))
+    return optimizer
+
+
+def a_step_that_one_workers_scaler_leaves_out_is_a_step():
+    net = Net()
+    optimizer = distributed(net, every(2, outer_momentum=0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(4):
+        before = flat(net)
+        optimizer.zero_grad()
+        bad = step == 2 and dist.get_rank() == 0
+        (scaler.scale(loss_of(net, step)) * (float("inf") if bad else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(flat(net), before) == bad
+    assert_alike(flat(net))
+    assert scaler.get_scale() == 2.0 ** (9 if dist.get_rank() == 0 else 10)
+    optimizer.compression_state.close()
+
+
+# Checkpoints
+
+
+def saved(state):
+    """A checkpoint as it is on disk."""
+    box = io.BytesIO()
+    torch.save(state.state_dict(), box)
+    return box.getvalue()
+
+
+def loaded(box):
+    return torch.load(io.BytesIO(box), weights_only=True)
+
+
+def what_is_resumed_goes_on_bit_for_bit():
+    """Before the first step, in the middle of H, and just after a round."""
+    for params in (None, ONEBIT, TOPK, RANDOMK):
+        net = Net()
+        optimizer = distributed(net, every(4), params, torch.optim.AdamW)
+        boxes = {}
+        for step in range(12):
+            if step in (0, 5, 8):
+                boxes[step] = saved(optimizer.compression_state)
+            train(net, optimizer, [step])
+        for begin, box in boxes.items():
+            resumed = Net()
+            torch.nn.init.zeros_(resumed.last.weight)
+            other = distributed(resumed, every(4), params, torch.optim.AdamW)
+            other.compression_state.load_state_dict(loaded(box))
+            assert torch.equal(train(resumed, other, range(begin, 12)), flat(net)), begin
+            other.compression_state.load_state_dict(loaded(box))
+            assert torch.equal(train(resumed, other, range(begin, 12)), flat(net)), begin
+            other.compression_state.close()
+        optimizer.compression_state.close()
+        if dist.get_world_size() > 1 and begin == 8:
+            whole = flat(net).numel() * 4
+            assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10  # no weights of its own
+
+
+def checkpoints_that_do_not_fit_are_refused_by_all():
+    net = Net()
+    state = distributed(net, every(3), ONEBIT).compression_state
+    train(net, state.optimizer, range(4))
+    good, before = loaded(saved(state)), flat(net)
+
+    def refused(said, wrong, other=state, kind=ValueError):
+        raised(kind, said, lambda: other.load_state_dict(wrong))
+        assert torch.equal(flat(net), before)
+
+    refused("is not a state_dict of a DistributedOptimizer with an alg", {"format": 1, "rank": 0})
+    refused("the world_size is 9 there", {**good, "world_size": 9})
+    refused("the algorithm is other there", {**good, "algorithm": {"name": "other"}})
+    refused("the set of kinds of state is ['anchor'] there", {**good, "state": {"anchor": {}}})
+    refused("sizes of the optimizer's groups is [1]", {**good, "optimizer": _with_groups([1])})
+    refused("worker's residual of", {**good, "residuals": {}})
+    other = distributed(net, every(3), TOPK).compression_state
+    refused("compression of parameter", good, other)
+    other.close()
+    if dist.get_world_size() > 1:
+        first = dist.get_rank() == 0
+        wrong = {**good, "steps": good["steps"] + (not first)}
+        refused("has steps", wrong, kind=RuntimeError)
+        wrong = {**good, "format": 1 if first else 99}
+        refused("refuses" if first else "format 99", wrong, kind=(ValueError, RuntimeError))
+        anchors = {n: a + (not first) for n, a in good["state"]["anchor"].items()}
+        wrong = {**good, "state": {**good["state"], "anchor": anchors}}
+        refused("for the anchor of parameter first.weight", wrong, kind=RuntimeError)
+        refused("the rank is", {**good, "rank": 1 - good["rank"]})
+    state.close()
+
+
+def _with_groups(sizes):
+    return {"param_groups": [{"params": list(range(size))} for size in sizes]}
+
+
+# What is refused
+
+
+def arguments_that_are_for_averaged_gradients_are_refused():
+    net = Net()
+    for said, more in (
+        (
+            "compression_params['momentum'] is for gradients",
+            {"params": {**ONEBIT, "momentum": "nesterov"}},
+        ),
+        ("'auto' chooses for gradients", {"params": {"compressor": "auto"}}),
+        ("'auto' chooses for gradients", {"overrides": {"*": {"compressor": "auto"}}}),
+        ("grad_scaler is for gradients", {"grad_scaler": torch.amp.GradScaler("cpu")}),
+        ("on_nonfinite must be 'raise' with algorithm", {"on_nonfinite": "skip"}),
+        ("backward_passes_per_step must be", {"backward_passes_per_step": 0}),
+    ):
+        raised(ValueError, said, lambda more=more: distributed(net, "local_steps", **more))
+    raised(ValueError, "did you mean 'local_steps'", lambda: distributed(net, "localsteps"))
+    half = Net().half()
+    said = "needs parameters of float32 or float64, but first.weight is of torch.float16"
+    raised(TypeError, said, lambda: distributed(half, "local_steps"))
+    optimizer = distributed(net, "local_steps")  # nothing was left behind
+    train(net, optimizer, [0])
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    optimizer.param_groups[1]["params"][0].grad = torch.zeros(2)
+    raised(RuntimeError, "is not averaged: it was added", optimizer.step)
+    optimizer.compression_state.close()
+
+
+def workers_that_differ_are_told_in_words():
+    first = dist.get_rank() == 0
+    said = "worker 1 has every 7 for the algorithm, but worker 0 has 5"
+    raised(RuntimeError, said, lambda: distributed(Net(), every(5 if first else 7)))
+    said = 'worker 1 has algorithm none, but worker 0 has "local_steps"'
+    raised(RuntimeError, said, lambda: distributed(Net(), every(5) if first else None))
+    net = Net()
+    optimizer = distributed(net, every(5))
+    optimizer.param_groups[0]["lr"] = 0.1 if first else 0.2
+    said = "worker 1 has lr 0.2 for the optimizer's group 0, but worker 0 has 0.1"
+    raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
+    optimizer.param_groups[0]["lr"] = 0.1
+    if not first:
+        torch.nn.init.zeros_(net.second.bias)
+    said = "worker 1 begins with other values of parameter second.bias than worker 0"
+    raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
+    bps.broadcast_parameters(net.state_dict(), root_rank=0)
+    assert_alike(train(net, optimizer, range(5)))
+    optimizer.compression_state.close()
+
+
+def what_is_not_finite_in_a_round_is_named_by_all():
+    for params in (None, ONEBIT):
+        net = Net()
+        optimizer = distributed(net, every(2), params)
+        train(net, optimizer, [0])
+        if dist.get_rank() == 0:
+            net.second.weight.grad[3, 4] = float("nan")
+        said = "the difference of parameter second.weight has a NaN or an infinity in step 2"
+        raised(RuntimeError, said, optimizer.step)
+        optimizer.compression_state.close()
+
+
+def algorithms_that_ask_for_different_rounds_raise():
+    @register
+    @dataclass(frozen=True)
+    class Unequal(Algorithm):
+        name = "unequal"
+        description = "asks for other rounds on worker 1"
+
+        case: int = whole(0, "which of the rounds below").field(0)
+
+        def rounds(self, shapes):
+            return {"a": shapes, "b": shapes}
+
+        def step(self, at, state):
+            at.update()
+            second, vectors = dist.get_rank() == 1, dict(at.parameters)
+            if self.case == 0:
+                yield Round("b" if second else "a", vectors)
+            elif self.case == 1:
+                vectors.pop("first.weight" if second else "last.bias")
+                yield Round("a", vectors)
+            elif self.case == 2:
+                yield Round("c" if second else "a", vectors)
+            elif self.case == 3 and not (second and at.number == 2):
+                mean = yield Round("a", vectors)
+                assert_alike(mean["last.bias"])
+
+    for case, said in enumerate(
+        (
+            "worker 1 asks for round 'b' in step 1, but worker 0 for round 'a' in step 1: an",
+            "and one of the two has first.weight in addition",
+            "worker 1 asks for round 'c' in step 1, but its kind",
+            "worker 1 asks for round 'a' in step 3, but worker 0 for round 'a' in step 2: an",
+        )
+    ):
+        net = Net()
+        optimizer = distributed(net, {"name": "unequal", "case": case})
+        raised(RuntimeError, said, lambda n=net, o=optimizer: train(n, o, range(3)))
+        optimizer.compression_state.close()
+    del registry["unequal"]
+
+
+def an_algorithm_that_was_added_trains():
+    """That of docs/adding-an-algorithm.md."""
+    first = float(loss_of(Net(), 0))
+    net = Net()
+    optimizer = distributed(net, {"name": "elastic", "every": 2}, ONEBIT)
+    train(net, optimizer, range(7))
+    state = optimizer.compression_state
+    center = state.driver.state["center"]
+    assert_alike(center["first.weight"])
+    assert not torch.equal(center["first.weight"], Net().first.weight)
+    assert float(loss_of(net, 0)) < first
+    resumed = Net()
+    other = distributed(resumed, {"name": "elastic", "every": 2}, ONEBIT)
+    other.compression_state.load_state_dict(loaded(saved(state)))
+    assert torch.equal(train(resumed, other, range(7, 10)), train(net, optimizer, range(7, 10)))
+    state.close()
+    other.compression_state.close()
+
+
+def main():
+    bps.init()
+    if "EMULATED_GPU" in os.environ:
+        emulated.start(os.environ["EMULATED_GPU"])
+    for job in sys.argv[1].split(","):
+        if dist.get_rank() == 0:
+            print(f"-- {job}", flush=True)
+        globals()[job]()
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Algorithms of DistributedOptimizer, in processes that torchrun starts (algorithm_jobs.py)."""
+
+import pytest
+
+from tests.test_adding_an_algorithm import copy_with_the_algorithm
+from tests.torch import test_workers
+
+torch = pytest.importorskip("torch")
+
+ALONE = (
+    "local_steps_is_its_replay_bit_for_bit",
+    "one_step_without_outer_momentum_averages_gradients",
+    "the_optimizers_state_stays_local",
+    "rounds_travel_as_asked_and_are_counted",
+    "loops_of_every_kind_make_the_same_steps",
+    "what_is_resumed_goes_on_bit_for_bit",
+    "checkpoints_that_do_not_fit_are_refused_by_all",
+    "arguments_that_are_for_averaged_gradients_are_refused",
+    "what_is_not_finite_in_a_round_is_named_by_all",
+)
+TOGETHER = (
+    "a_step_that_one_workers_scaler_leaves_out_is_a_step",
+    "workers_that_differ_are_told_in_words",
+    "algorithms_that_ask_for_different_rounds_raise",
+)
+JOBS = test_workers.HERE / "algorithm_jobs.py"
+
+
+def test_two_workers_in_a_tree_that_has_the_algorithm_of_the_docs(tmp_path):
+    copy_with_the_algorithm(tmp_path)
+    file = tmp_path / JOBS.relative_to(test_workers.HERE.parents[1])
+    jobs = *ALONE, *TOGETHER, "an_algorithm_that_was_added_trains"
+    test_workers.run(",".join(jobs), file=file, PYTHONPATH=str(tmp_path))
+
+
+def test_one_worker_alone():
+    test_workers.run(",".join(ALONE), workers=1, file=JOBS)
