@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 import torch
 import xxhash
 
-from .. import fitting
 from ..agreement import Facts
+from ..checkpoint import fitting
 from . import saving
 
 if TYPE_CHECKING:
