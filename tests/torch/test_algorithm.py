@@ -1,4 +1,4 @@
-"""Algorithms of DistributedOptimizer, in processes that torchrun starts (algorithm_jobs.py)."""
+"""Algorithms of DistributedOptimizer, in real processes, which run algorithm_jobs.py."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_two_workers_in_a_tree_that_has_the_algorithm_of_the_docs(tmp_path):
     copy_with_the_algorithm(tmp_path)
     file = tmp_path / JOBS.relative_to(test_workers.HERE.parents[1])
     jobs = *ALONE, *TOGETHER, "an_algorithm_that_was_added_trains"
-    test_workers.run(",".join(jobs), file=file, PYTHONPATH=str(tmp_path))
+    test_workers.run_torchrun(",".join(jobs), file=file, PYTHONPATH=str(tmp_path))
 
 
 def test_one_worker_alone():

@@ -89,10 +89,11 @@ def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
     return said
 
 
-def run_torchrun(job, *arguments):
+def run_torchrun(job, *arguments, file=HERE / "jobs.py", **variables):
+    """The same in two workers that torchrun starts."""
     done = subprocess.run(
-        command(job, *arguments),
-        env=environ(),
+        command(job, *arguments, file=file),
+        env=environ(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
