@@ -43,7 +43,7 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
     weights = {}
     for name, parameter in state.rounds.parameters().items():
         kept = [arrays[name] for arrays in kinds.values() if name in arrays]
-        equal = [array for array in kept if torch.equal(array, parameter)]
+        equal = [array for array in kept if _same_bits(array, parameter)]
         weights[name] = equal[0] if equal else parameter.clone()
     exchanges = state.rounds.exchanges.items()
     return {
@@ -56,6 +56,14 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
         "weights": weights,
         "optimizer": copy.deepcopy(state.optimizer.state_dict()),
     }
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same, the signs of zeros included."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    bits = torch.int32 if one.itemsize == 4 else torch.int64
+    return torch.equal(one.view(bits), other.view(bits))
 
 
 def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
