@@ -15,10 +15,10 @@ from .copies import Distributed, kind_of
 
 
 class Stepping(Distributed):
-    """What the optimizer has in addition; it is mixed into its class.
+    """The methods that an algorithm adds to the optimizer's class.
 
-    The methods of averaged gradients are there for scripts that call them. Gradients are not
-    averaged, and add up over all backwards before `step`.
+    Scripts for averaged gradients can call the same methods. Gradients are not averaged here. They
+    add up over all backwards before `step`.
     """
 
     _algorithm: AlgorithmState
@@ -27,7 +27,7 @@ class Stepping(Distributed):
 
     @property
     def compression_state(self) -> AlgorithmState:
-        """What the algorithm keeps: for its stats, epochs and checkpoints."""
+        """The algorithm's state, which has its stats, epochs and checkpoints."""
         return self._algorithm
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -64,7 +64,7 @@ def with_algorithm(
     on_nonfinite: str = "raise",
     grad_scaler: Optional[Any] = None,
 ) -> Optimizer:
-    """What `DistributedOptimizer` does with an algorithm."""
+    """Let an optimizer step by an algorithm; the arguments are those of `DistributedOptimizer`."""
     if grad_scaler is not None:
         raise ValueError(
             "grad_scaler is for gradients that are averaged; with algorithm "
@@ -85,10 +85,10 @@ def with_algorithm(
 
 
 def _scaled(optimizer: Stepping, arguments: Any) -> Any:
-    """The optimizer's own step, which does what a GradScaler asks of it, if there is one.
+    """Call the optimizer's own step. If a GradScaler has called, unscale gradients before it.
 
-    A step that the scaler leaves out is a step of the algorithm all the same, since other workers
-    have not left it out.
+    If the scaler has found an infinity, the optimizer does not step. The algorithm counts the step,
+    because the scalers of other workers may not have skipped it.
     """
     own = getattr(kind_of(optimizer), "_step_supports_amp_scaling", False)
     if vars(optimizer).get("_step_supports_amp_scaling", own):

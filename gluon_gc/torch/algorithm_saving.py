@@ -1,4 +1,4 @@
-"""What the `state_dict` of an AlgorithmState has: plain values and tensors.
+"""The `state_dict` of an AlgorithmState: plain values and tensors.
 
     {"format": 1, "rank", "world_size", "machines", "algorithm": {"name", OPTION...}, "steps",
      "tensors": [{"name", "shape", "dtype", "compression"}, ...],
@@ -7,8 +7,8 @@
      "weights": {NAME: tensor, ...},
      "optimizer": its state_dict}
 
-KIND is a kind of the algorithm's state, ROUND a kind of its rounds. `saving` says what their arrays
-are. Weights that equal a part of the state are the same tensor.
+KIND is a kind of the algorithm's state, and ROUND a kind of its rounds. `saving` explains NODE,
+WHAT and BEGIN. A weight that equals a tensor of the state is the same tensor.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OF = "a DistributedOptimizer with an algorithm"
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A number that differs, as good as surely, where the bits of a tensor differ."""
+    """A hash of a tensor's bits, 64 bits long."""
     return xxhash.xxh3_64_intdigest(tensor.detach().cpu().contiguous().numpy())
 
 
 def state_dict(state: AlgorithmState) -> Dict[str, Any]:
-    """What this worker needs to go on."""
+    """This worker's checkpoint."""
     kinds = {
         kind: {name: array.detach().clone() for name, array in arrays.items()}
         for kind, arrays in state.driver.state.items()
@@ -43,7 +43,7 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
     weights = {}
     for name, parameter in state.rounds.parameters().items():
         kept = [arrays[name] for arrays in kinds.values() if name in arrays]
-        equal = [array for array in kept if torch.equal(array, parameter)]
+        equal = [array for array in kept if _same_bits(array, parameter)]
         weights[name] = equal[0] if equal else parameter.clone()
     exchanges = state.rounds.exchanges.items()
     return {
@@ -58,8 +58,16 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
     }
 
 
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same, the signs of zeros included."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    bits = torch.int32 if one.itemsize == 4 else torch.int64
+    return torch.equal(one.view(bits), other.view(bits))
+
+
 def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
-    """Go on from it, once all of it was checked on all workers."""
+    """Go on from a checkpoint, after every worker has checked its own."""
     gather = state.rounds.meeting.gather_objects
     saving.if_all_can(gather, lambda: _checked(state, given), lambda of: _facts(state, of))
     for kind, exchange in state.rounds.exchanges.items():
@@ -77,7 +85,7 @@ def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
 
 
 def _described(state: AlgorithmState) -> Dict[str, Any]:
-    """What must fit the state that goes on from it, but for the algorithm."""
+    """Everything but the algorithm that must be the same in a checkpoint and in the state."""
     meeting = state.rounds.meeting
     return {
         "rank": meeting.rank,
@@ -129,7 +137,7 @@ def _sizes(optimizer: Mapping[str, Any]) -> List[int]:
 
 
 def _facts(state: AlgorithmState, given: Mapping[str, Any]) -> Facts:
-    """What must be the same in all workers' state_dicts."""
+    """Facts that must be the same in the checkpoints of all workers."""
     shared = {kind: given["state"].get(kind, {}) for kind in state.algorithm.shared}
     checksums = [
         (f"the {kind} of parameter {name} of the state_dict", {"checksum": digest(array)})

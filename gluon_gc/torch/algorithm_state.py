@@ -1,4 +1,4 @@
-"""What an algorithm keeps for the parameters of an optimizer, and its steps."""
+"""The state of an algorithm for the parameters of an optimizer, and its steps."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 
 
 class AlgorithmState:
-    """What an algorithm keeps for the parameters of an optimizer, and its rounds.
+    """The state of an algorithm for the parameters of an optimizer, and its rounds.
 
     Parameters
     ----------
     named_parameters : iterable of (str, Parameter)
     algorithm : Algorithm
     compression_params : dict, optional
-        How vectors travel.
+        How vectors are compressed.
     optimizer : Optimizer
     process_group : ProcessGroup, optional
     overrides : mapping, optional
@@ -126,11 +126,11 @@ class AlgorithmState:
         return found
 
     def state_dict(self) -> Dict[str, Any]:
-        """What this worker needs to go on; each worker saves its own.
+        """This worker's checkpoint; each worker saves its own.
 
-        The algorithm's state, the residuals of its rounds, the optimizer's state, and this worker's
-        parameters: plain values and tensors, which `torch.load(weights_only=True)` reads. Where
-        parameters equal a part of the state, both are one tensor, which `torch.save` writes once.
+        It has the algorithm's state, the residuals of its rounds, the optimizer's state and this
+        worker's parameters: plain values and tensors, which `torch.load(weights_only=True)` reads.
+        If a parameter equals a tensor of the state, both are one tensor, which is saved once.
         """
         return algorithm_saving.state_dict(self)
 
@@ -161,7 +161,7 @@ def _options(algorithm: Algorithm) -> Dict[str, Any]:
 
 
 def _require_for_rounds(params: Optional[Mapping[str, Any]], algorithm: str) -> None:
-    """ValueError if compression_params are for gradients alone."""
+    """ValueError if compression_params have a key that only averaged gradients have."""
     on = keys_that_are_on(params) if isinstance(params, Mapping) else {}
     if "momentum" in on:
         raise ValueError(

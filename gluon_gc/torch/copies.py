@@ -1,4 +1,4 @@
-"""Optimizers that were made distributed, and what copies of them are."""
+"""The base class of distributed optimizers, and copies of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds of an algorithm: vectors are averaged, each kind through an exchange of its own."""
+"""The rounds of an algorithm: each kind of round has an exchange of its own."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Tensors = Dict[str, torch.Tensor]
 
 
 class Rounds:
-    """What `gluon_gc.algorithms.driver.Driver` needs of a front end.
+    """Averages vectors for `gluon_gc.algorithms.driver.Driver`, whose front end this is.
 
     Parameters
     ----------
     about : Facts
-        What workers must have in common to make the same rounds.
+        Facts that must be the same on all workers.
     parameters : mapping
     params : mapping
         By parameter, how its vectors are compressed.
@@ -60,7 +60,7 @@ class Rounds:
 
     @property
     def meeting(self) -> Exchange:
-        """The one in which workers tell each other what they are going to do."""
+        """The exchange in which workers compare rounds before they make them."""
         return next(iter(self.exchanges.values()))
 
     def parameters(self) -> Tensors:
@@ -162,7 +162,10 @@ class Rounds:
 
 
 def _averaged(exchange: Exchange, vectors: Tensors) -> Future[List[str]]:
-    """Replaces vectors on one device by their averages; has the names of those not finite."""
+    """Begin to replace vectors on one device by their averages.
+
+    The future has the names of the vectors with a NaN or an infinity.
+    """
     staged = staging.Staged(vectors)
     devices = [staged.device] if staged.device.type == "cuda" else []
     future: Future[List[str]] = Future(devices=devices)

@@ -300,6 +300,19 @@ def what_is_resumed_goes_on_bit_for_bit():
             assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10  # no weights of its own
 
 
+def a_checkpoint_keeps_the_sign_of_a_zero():
+    net = Net()
+    net.last.bias.data.zero_()
+    optimizer = distributed(net, every(9))
+    optimizer.step()
+    net.last.bias.data.neg_()
+    box = saved(optimizer.compression_state)
+    net.last.bias.data.fill_(1)
+    optimizer.compression_state.load_state_dict(loaded(box))
+    assert torch.equal(net.last.bias, torch.zeros(5)) and net.last.bias.signbit().all()
+    optimizer.compression_state.close()
+
+
 def checkpoints_that_do_not_fit_are_refused_by_all():
     net = Net()
     state = distributed(net, every(3), ONEBIT).compression_state
