@@ -1,0 +1,316 @@
+"""An algorithm at work in MXNet: a trainer's parameters, and rounds through its store."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from ..agreement import Facts
+from ..algorithms import Algorithm, Round, parse
+from ..algorithms.driver import Driver
+from ..checkpoint import LOCAL, OF_ALL, Place
+from ..compression import CompressionParams
+from ..plan import Tensor
+from .exchange import CompressingKVStore
+from .gradient import legacy, params_for
+
+Settled = Callable[[CompressingKVStore, List[Tensor], List[NDArray]], List[Tensor]]
+
+_PARAMETER = "parameter"
+"""This worker's parameter, as `Place.what`."""
+
+
+class AlgorithmFrontEnd:
+    """Runs an algorithm on the parameters of a trainer; the `FrontEnd` of a `Driver`.
+
+    Vectors and state are on the first context of a parameter. The gradients that the algorithm sees
+    are sums over the contexts of this worker and over its batch: the optimizer's update divides
+    them by the batch size.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    name : str
+        The first part of the tensors' names in the store.
+    params : sequence of Parameter
+        The trainer's.
+    compression_of : callable
+        Gives the compression of a parameter's vectors, by its number.
+    on_nonfinite : str
+        "raise" or "propagate".
+    settled : callable
+        `Automatic.settled`.
+
+    Attributes
+    ----------
+    tensors : dict
+        By the parameter's number and the kind of the round, the tensors that the store knows.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        name: str,
+        params: Sequence[Parameter],
+        compression_of: Callable[[int], CompressionParams],
+        on_nonfinite: str,
+        settled: Settled,
+    ) -> None:
+        _require_dense_floats(algorithm.name, params)
+        self._algorithm, self._name, self._all = algorithm, name, params
+        self._compression_of, self._on_nonfinite = compression_of, on_nonfinite
+        self._settled = settled
+        self._driver = Driver(algorithm, self)
+        self._params: Dict[int, Parameter] = {}  # those that the rounds average
+        self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of the round
+        self._store: Optional[CompressingKVStore] = None
+        self.tensors: Dict[Tuple[int, str], Tensor] = {}
+
+    @property
+    def described(self) -> Dict[str, Any]:
+        """The algorithm's name and options, as plain values."""
+        options = {
+            key: value.item() if isinstance(value, np.generic) else value
+            for key, value in asdict(self._algorithm).items()
+        }
+        return {"name": self._algorithm.name, **options}
+
+    @property
+    def begun(self) -> bool:
+        """Whether `begin` was called."""
+        return self._store is not None
+
+    def refuse_call(self, call: str) -> None:
+        """Raise RuntimeError about a function that averages gradients."""
+        raise RuntimeError(
+            f"{call} is for averages of gradients in every step, which algorithm "
+            f"{self._algorithm.name} does not make: call trainer.step(batch_size), before which "
+            "gradients may be changed, or leave out algorithm"
+        )
+
+    def require_same_workers(self, goes_on: bool) -> None:
+        """Raise RuntimeError unless all workers go on as they were before `suspend`."""
+        if not goes_on:
+            raise RuntimeError(
+                f"algorithm {self._algorithm.name} goes on after bps.resume only with the workers "
+                "that were there, with their ranks: save_states before bps.suspend, and "
+                "load_states(files, strict=False) into a new trainer"
+            )
+
+    def begun_in(self, store: CompressingKVStore, indices: Sequence[int]) -> bool:
+        """Whether a store is ready for the rounds of the parameters of these numbers.
+
+        Raises
+        ------
+        ValueError
+            The algorithm averages others.
+        """
+        changed = self._params.keys() ^ set(indices) if self.begun else ()
+        for i in sorted(changed):
+            raise ValueError(
+                f"the grad_req of parameter {self._all[i].name} has changed since algorithm "
+                f"{self._algorithm.name} began: set it before the first step, or make another "
+                "trainer"
+            )
+        return store is self._store
+
+    def begin(
+        self, store: CompressingKVStore, indices: Sequence[int], call: str, facts: Facts
+    ) -> None:
+        """Declare the rounds, and make the algorithm's state at first; all workers call this.
+
+        Parameters
+        ----------
+        store : CompressingKVStore
+        indices : sequence of int
+            The numbers of the parameters, in the order in which forward uses them.
+        call : str
+            The function of the user that does this.
+        facts : Facts
+            What the workers must have in common.
+        """
+        self._params = {i: self._all[i] for i in indices}
+        _require_dense_floats(self._algorithm.name, self._params.values())
+        self._driver.begin()
+        self.tensors.clear()
+        for kind, shapes in self._shapes.items():
+            tensors = [self._tensor(kind, i, shapes) for i in self._in_round(shapes)]
+            arrays = [_first(self._all[tensor.index]) for tensor in tensors]
+            tensors = self._settled(store, tensors, arrays)
+            store.declare(tensors, about=facts, call=call)
+            self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
+        self._store = store
+
+    def _in_round(self, vectors: Mapping[str, Any]) -> List[int]:
+        return [i for i, param in self._params.items() if param.name in vectors]
+
+    def _tensor(self, kind: str, index: int, shapes: Mapping[str, Tuple[int, ...]]) -> Tensor:
+        param = self._all[index]
+        first = _first(param)
+        return Tensor(
+            f"{self._name}.{kind}.{index}",
+            math.prod(shapes[param.name]),
+            np.dtype(first.dtype).name,
+            params_for(first, self._compression_of(index)),
+            index=index,
+            called=f"the {kind} of {param.name}",
+            on_nonfinite=self._on_nonfinite,
+        )
+
+    def step(self, update: Callable[[], None]) -> None:
+        """Make a step, in which `update` applies the optimizer to this worker's gradients."""
+        for param in self._params.values():
+            _sum_over_contexts(param)
+        self._driver.step(update)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Make the parameters of all contexts those of the first."""
+        for param in self._params.values():
+            first, *others = legacy(param.list_data())
+            for other in others:
+                first.copyto(other)
+
+    # The driver's
+
+    def parameters(self) -> Dict[str, NDArray]:
+        """This worker's parameters."""
+        return {param.name: _first(param) for param in self._params.values()}
+
+    def gradients(self) -> Dict[str, NDArray]:
+        """This worker's own gradients, of those parameters that have a fresh one."""
+        fresh = (param for param in self._params.values() if param.list_data()[0]._fresh_grad)
+        return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
+
+    def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+        """Note the shapes of a kind of round, which `begin` declares."""
+        self._shapes[kind] = shapes
+
+    def average(self, request: Round) -> Dict[str, NDArray]:
+        """The averages of a round's vectors over all workers, in new arrays."""
+        store, gradients, averages = self._store, {}, {}
+        for i in self._in_round(request.vectors):
+            name, tensor = self._params[i].name, self.tensors[i, request.kind].name
+            vector = request.vectors[name]
+            averages[name] = mx.nd.empty(vector.shape, vector.context, vector.dtype)
+            gradients[tensor] = store.gradient(tensor, [vector], [averages[name]])
+        store.gradient_scale = 1.0 / store.num_workers
+        store.exchange(gradients)
+        return averages
+
+    # Checkpoints
+
+    def state(self) -> Dict[Place, NDArray]:
+        """The algorithm's state and this worker's parameters, by the parameter's number."""
+        numbers = {param.name: i for i, param in self._params.items()}
+        kept = {Place(i, LOCAL, _PARAMETER): _first(param) for i, param in self._params.items()}
+        for kind, arrays in self._driver.state.items():
+            node = OF_ALL if kind in self._algorithm.shared else LOCAL
+            kept.update({Place(numbers[name], node, kind): a for name, a in arrays.items()})
+        return kept
+
+    def check_state(self, file: str, arrays: Mapping[Place, np.ndarray], strict: bool) -> None:
+        """Raise ValueError unless the arrays of a file fit `state`, and none is missing if strict.
+
+        Arrays of other nodes are left alone.
+        """
+        for place, here in self.state().items():
+            there = arrays.get(place)
+            found = "missing" if there is None else f"{there.shape} of {there.dtype.name}"
+            expected = f"{here.shape} of {np.dtype(here.dtype).name}"
+            if found != expected and (strict or there is not None):
+                raise ValueError(
+                    f"'{file}' does not fit: the {place.what} of '{self._all[place.tensor].name}' "
+                    f"is {found} there, but {expected} here"
+                )
+
+    def load_state(self, arrays: Mapping[Place, np.ndarray], steps: int) -> None:
+        """Go on from the arrays of `state`, and from a number of steps.
+
+        State that is not among the arrays is as at the beginning.
+        """
+        values = {
+            place: mx.nd.array(a, ctx=_first(self._params[place.tensor]).context, dtype=a.dtype)
+            for place, a in arrays.items()
+        }
+        own = [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]
+        for place in own:
+            values.pop(place).copyto(_first(self._params[place.tensor]))
+        self._spread()
+        self._driver.steps = steps
+        self._driver.state = self._algorithm.begin(self.parameters())
+        for place, value in values.items():
+            of_kind = self._driver.state.setdefault(place.what, {})
+            of_kind[self._params[place.tensor].name] = value
+
+
+def _first(param: Parameter) -> NDArray:
+    """A parameter's array on its first context."""
+    return legacy(param.list_data()[:1])[0]
+
+
+def _sum_over_contexts(param: Parameter) -> None:
+    """Replace the gradient of each context by the sum over contexts, if it is fresh."""
+    first, *others = legacy(param.list_grad())
+    if others and param.list_data()[0]._fresh_grad:
+        mx.nd.add_n(first, *(other.as_in_context(first.context) for other in others), out=first)
+        for other in others:
+            first.copyto(other)
+
+
+def checked(
+    algorithm: Any, on_nonfinite: str, max_grad_norm: Optional[float], compression_params: Any
+) -> Optional[Algorithm]:
+    """The argument `algorithm` of a trainer, checked; ValueError if another argument does not fit.
+
+    The parameters are those of `DistributedTrainer`.
+    """
+    parsed = parse(algorithm)
+    if parsed is None:
+        return None
+    if on_nonfinite == "skip":
+        raise ValueError(
+            f"on_nonfinite must be 'raise' or 'propagate' with algorithm {parsed.name}, got "
+            "'skip': the workers do not meet in every step, and cannot leave one out together"
+        )
+    if max_grad_norm is not None:
+        raise ValueError(
+            f"max_grad_norm must be None with algorithm {parsed.name}, got {max_grad_norm!r}: clip "
+            "this worker's gradients before trainer.step, as with gluon.utils.clip_global_norm"
+        )
+    require_no_momentum(parsed.name, compression_params)
+    return parsed
+
+
+def require_no_momentum(name: str, *compressions: Any) -> None:
+    """Raise ValueError if any compression_params ask for momentum."""
+    for params in compressions:
+        if isinstance(params, Mapping) and params.get("momentum"):
+            raise ValueError(
+                f"compression_params['momentum'] must be left out with algorithm {name}, got "
+                f"{params['momentum']!r}: the optimizer applies its momentum itself"
+            )
+
+
+def _require_dense_floats(name: str, params: Iterable[Parameter]) -> None:
+    """Raise ValueError if an algorithm cannot average a parameter."""
+    for param in params:
+        if param.grad_req == "null":
+            continue
+        if param._stype != "default" or param._grad_stype != "default":
+            raise ValueError(
+                f"algorithm {name} needs dense parameters, but parameter {param.name} or its "
+                "gradient is row_sparse: make it without sparse_grad, or leave out algorithm"
+            )
+        dtype = np.dtype(param.dtype).name
+        if dtype not in ("float32", "float64"):
+            raise ValueError(
+                f"algorithm {name} needs parameters of float32 or float64, but parameter "
+                f"{param.name} is {dtype}: cast the network, or leave out algorithm"
+            )
