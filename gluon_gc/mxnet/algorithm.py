@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -12,11 +12,12 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from ..agreement import Facts
-from ..algorithms import Algorithm, Round, parse
+from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver
 from ..checkpoint import LOCAL, OF_ALL, Place
 from ..compression import CompressionParams
 from ..plan import Tensor
+from .algorithm_arguments import require_dense_floats
 from .exchange import CompressingKVStore
 from .gradient import legacy, params_for
 
@@ -62,7 +63,7 @@ class AlgorithmFrontEnd:
         on_nonfinite: str,
         settled: Settled,
     ) -> None:
-        _require_dense_floats(algorithm.name, params)
+        require_dense_floats(algorithm.name, params)
         self._algorithm, self._name, self._all = algorithm, name, params
         self._compression_of, self._on_nonfinite = compression_of, on_nonfinite
         self._settled = settled
@@ -136,7 +137,7 @@ class AlgorithmFrontEnd:
             What the workers must have in common.
         """
         self._params = {i: self._all[i] for i in indices}
-        _require_dense_floats(self._algorithm.name, self._params.values())
+        require_dense_floats(self._algorithm.name, self._params.values())
         self._driver.begin()
         self.tensors.clear()
         for kind, shapes in self._shapes.items():
@@ -262,55 +263,3 @@ def _sum_over_contexts(param: Parameter) -> None:
         mx.nd.add_n(first, *(other.as_in_context(first.context) for other in others), out=first)
         for other in others:
             first.copyto(other)
-
-
-def checked(
-    algorithm: Any, on_nonfinite: str, max_grad_norm: Optional[float], compression_params: Any
-) -> Optional[Algorithm]:
-    """The argument `algorithm` of a trainer, checked; ValueError if another argument does not fit.
-
-    The parameters are those of `DistributedTrainer`.
-    """
-    parsed = parse(algorithm)
-    if parsed is None:
-        return None
-    if on_nonfinite == "skip":
-        raise ValueError(
-            f"on_nonfinite must be 'raise' or 'propagate' with algorithm {parsed.name}, got "
-            "'skip': the workers do not meet in every step, and cannot leave one out together"
-        )
-    if max_grad_norm is not None:
-        raise ValueError(
-            f"max_grad_norm must be None with algorithm {parsed.name}, got {max_grad_norm!r}: clip "
-            "this worker's gradients before trainer.step, as with gluon.utils.clip_global_norm"
-        )
-    require_no_momentum(parsed.name, compression_params)
-    return parsed
-
-
-def require_no_momentum(name: str, *compressions: Any) -> None:
-    """Raise ValueError if any compression_params ask for momentum."""
-    for params in compressions:
-        if isinstance(params, Mapping) and params.get("momentum"):
-            raise ValueError(
-                f"compression_params['momentum'] must be left out with algorithm {name}, got "
-                f"{params['momentum']!r}: the optimizer applies its momentum itself"
-            )
-
-
-def _require_dense_floats(name: str, params: Iterable[Parameter]) -> None:
-    """Raise ValueError if an algorithm cannot average a parameter."""
-    for param in params:
-        if param.grad_req == "null":
-            continue
-        if param._stype != "default" or param._grad_stype != "default":
-            raise ValueError(
-                f"algorithm {name} needs dense parameters, but parameter {param.name} or its "
-                "gradient is row_sparse: make it without sparse_grad, or leave out algorithm"
-            )
-        dtype = np.dtype(param.dtype).name
-        if dtype not in ("float32", "float64"):
-            raise ValueError(
-                f"algorithm {name} needs parameters of float32 or float64, but parameter "
-                f"{param.name} is {dtype}: cast the network, or leave out algorithm"
-            )

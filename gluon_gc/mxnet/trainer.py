@@ -19,7 +19,8 @@ from ..compression.momentum import has_nesterov, require_linear
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
 from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
-from .algorithm import AlgorithmFrontEnd, checked, require_no_momentum
+from .algorithm import AlgorithmFrontEnd
+from .algorithm_arguments import checked, require_no_momentum
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .exchange import CompressingKVStore
