@@ -4,6 +4,10 @@ import pytest
 
 from tests.distributed.standing import run, run_horovod, run_machine
 
+LOCAL = (
+    'algorithm {"name": "local_steps", "every": %d, "outer_lr": 0.7, "outer_momentum": 0.9, '
+    '"nesterov": true}'
+)
 SAID = {
     "rate": "has learning_rate 1.5 for the optimizer, but worker 0 has 0.5",
     "class": 'has class "NAG" for the optimizer, but worker 0 has "SGD"',
@@ -21,6 +25,8 @@ SAID = {
     "stale": "has ignore_stale_grad true for the trainer, but worker 0 has false",
     "AMP": "has AMP true for the trainer, but worker 0 has false",
     "compressor": "has k 2 for the gradient of p1, but worker 0 has 1",
+    "algorithm": f"has {LOCAL % 30} for the trainer, but worker 0 has none",
+    "every": f"has {LOCAL % 3} for the trainer, but worker 0 has {(LOCAL % 2)[10:]}",
     "optimizer": "has learning_rate 1.5 for the optimizer, but worker 0 has 0.5",
     "name": 'has name "b" for byteps_push_pull, but worker 0 has "a"',
     "sum": "has is_average true for byteps_push_pull, but worker 0 has false",
