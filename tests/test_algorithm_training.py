@@ -220,3 +220,52 @@ def test_a_parameter_without_a_compressor_travels_as_it_is():
     )
     train(params, trainer, SHAPES, 7)
     assert_equal(params, replayed(7))
+
+
+def test_a_worker_goes_on_after_resume_with_its_own_parameters_and_state():
+    def steps(params, trainer, numbers):
+        for step in numbers:
+            backward(params, gradients(step, SHAPES))
+            trainer.step(2)
+
+    def made():
+        params = make(SHAPES, SGD)[0]
+        more = {"compression_params": ONEBIT, "algorithm": LOCAL}
+        return params, bps.DistributedTrainer(params, "sgd", SGD, **more)
+
+    bps.init()
+    try:
+        params, trainer = made()
+        steps(params, trainer, range(4))
+        bps.suspend()
+        bps.resume(num_workers=1, num_servers=0)
+        steps(params, trainer, range(4, 8))
+        assert_equal(params, replayed(8, ONEBIT))
+        bps.suspend()
+        bps.shutdown()  # so that nobody was there before
+        bps.init()
+        with pytest.raises(RuntimeError, match="local_steps goes on after bps.resume only with"):
+            steps(params, trainer, [8])
+    finally:
+        bps.shutdown()
+
+
+def test_arrays_of_numpy_mode_are_averaged_too():
+    mx.npx.set_np()
+    try:
+        params = []
+        for i, shape in enumerate([(), (7,)]):
+            params.append(Parameter(f"p{i}", shape=shape))
+            params[i].initialize(mx.init.Constant(1.0))
+        trainer = bps.DistributedTrainer(
+            params, "sgd", SGD, compression_params=ONEBIT, kvstore="local", algorithm=LOCAL
+        )
+        for _ in range(3):
+            with mx.autograd.record():
+                loss = params[0].data() + params[1].data().sum()
+            loss.backward()
+            trainer.step(1)
+        for param in params:
+            np.testing.assert_allclose(param.data().asnumpy(), 1 - 0.7 * 1.9 * 1.5, rtol=1e-5)
+    finally:
+        mx.npx.reset_np()

@@ -14,17 +14,15 @@ from mxnet.ndarray import NDArray
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver
-from ..checkpoint import LOCAL, OF_ALL, Place
 from ..compression import CompressionParams
 from ..plan import Tensor
 from .algorithm_arguments import require_dense_floats
+from .algorithm_states import AlgorithmStates
 from .exchange import CompressingKVStore
 from .gradient import legacy, params_for
+from .parameters import first_copy, spread
 
 Settled = Callable[[CompressingKVStore, List[Tensor], List[NDArray]], List[Tensor]]
-
-_PARAMETER = "parameter"
-"""This worker's parameter, as `Place.what`."""
 
 
 class AlgorithmFrontEnd:
@@ -50,6 +48,8 @@ class AlgorithmFrontEnd:
 
     Attributes
     ----------
+    states : AlgorithmStates
+        What a checkpoint keeps of it.
     tensors : dict
         By the parameter's number and the kind of the round, the tensors that the store knows.
     """
@@ -71,6 +71,7 @@ class AlgorithmFrontEnd:
         self._params: Dict[int, Parameter] = {}  # those that the rounds average
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of the round
         self._store: Optional[CompressingKVStore] = None
+        self.states = AlgorithmStates(algorithm, self._driver, self._params)
         self.tensors: Dict[Tuple[int, str], Tensor] = {}
 
     @property
@@ -112,12 +113,12 @@ class AlgorithmFrontEnd:
         ValueError
             The algorithm averages others.
         """
-        changed = self._params.keys() ^ set(indices) if self.begun else ()
-        for i in sorted(changed):
+        changed = self._params.keys() ^ set(indices)
+        if self.begun and changed:
             raise ValueError(
-                f"the grad_req of parameter {self._all[i].name} has changed since algorithm "
-                f"{self._algorithm.name} began: set it before the first step, or make another "
-                "trainer"
+                f"the grad_req of parameter {self._all[min(changed)].name} has changed since "
+                f"algorithm {self._algorithm.name} began: set it before the first step, or make "
+                "another trainer"
             )
         return store is self._store
 
@@ -136,13 +137,14 @@ class AlgorithmFrontEnd:
         facts : Facts
             What the workers must have in common.
         """
-        self._params = {i: self._all[i] for i in indices}
+        self._params.clear()
+        self._params.update((i, self._all[i]) for i in indices)
         require_dense_floats(self._algorithm.name, self._params.values())
         self._driver.begin()
         self.tensors.clear()
         for kind, shapes in self._shapes.items():
             tensors = [self._tensor(kind, i, shapes) for i in self._in_round(shapes)]
-            arrays = [_first(self._all[tensor.index]) for tensor in tensors]
+            arrays = [first_copy(self._all[tensor.index]) for tensor in tensors]
             tensors = self._settled(store, tensors, arrays)
             store.declare(tensors, about=facts, call=call)
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
@@ -153,7 +155,7 @@ class AlgorithmFrontEnd:
 
     def _tensor(self, kind: str, index: int, shapes: Mapping[str, Tuple[int, ...]]) -> Tensor:
         param = self._all[index]
-        first = _first(param)
+        first = first_copy(param)
         return Tensor(
             f"{self._name}.{kind}.{index}",
             math.prod(shapes[param.name]),
@@ -169,20 +171,13 @@ class AlgorithmFrontEnd:
         for param in self._params.values():
             _sum_over_contexts(param)
         self._driver.step(update)
-        self._spread()
-
-    def _spread(self) -> None:
-        """Make the parameters of all contexts those of the first."""
-        for param in self._params.values():
-            first, *others = legacy(param.list_data())
-            for other in others:
-                first.copyto(other)
+        spread(self._params.values())
 
     # The driver's
 
     def parameters(self) -> Dict[str, NDArray]:
         """This worker's parameters."""
-        return {param.name: _first(param) for param in self._params.values()}
+        return {param.name: first_copy(param) for param in self._params.values()}
 
     def gradients(self) -> Dict[str, NDArray]:
         """This worker's own gradients, of those parameters that have a fresh one."""
@@ -204,56 +199,6 @@ class AlgorithmFrontEnd:
         store.gradient_scale = 1.0 / store.num_workers
         store.exchange(gradients)
         return averages
-
-    # Checkpoints
-
-    def state(self) -> Dict[Place, NDArray]:
-        """The algorithm's state and this worker's parameters, by the parameter's number."""
-        numbers = {param.name: i for i, param in self._params.items()}
-        kept = {Place(i, LOCAL, _PARAMETER): _first(param) for i, param in self._params.items()}
-        for kind, arrays in self._driver.state.items():
-            node = OF_ALL if kind in self._algorithm.shared else LOCAL
-            kept.update({Place(numbers[name], node, kind): a for name, a in arrays.items()})
-        return kept
-
-    def check_state(self, file: str, arrays: Mapping[Place, np.ndarray], strict: bool) -> None:
-        """Raise ValueError unless the arrays of a file fit `state`, and none is missing if strict.
-
-        Arrays of other nodes are left alone.
-        """
-        for place, here in self.state().items():
-            there = arrays.get(place)
-            found = "missing" if there is None else f"{there.shape} of {there.dtype.name}"
-            expected = f"{here.shape} of {np.dtype(here.dtype).name}"
-            if found != expected and (strict or there is not None):
-                raise ValueError(
-                    f"'{file}' does not fit: the {place.what} of '{self._all[place.tensor].name}' "
-                    f"is {found} there, but {expected} here"
-                )
-
-    def load_state(self, arrays: Mapping[Place, np.ndarray], steps: int) -> None:
-        """Go on from the arrays of `state`, and from a number of steps.
-
-        State that is not among the arrays is as at the beginning.
-        """
-        values = {
-            place: mx.nd.array(a, ctx=_first(self._params[place.tensor]).context, dtype=a.dtype)
-            for place, a in arrays.items()
-        }
-        own = [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]
-        for place in own:
-            values.pop(place).copyto(_first(self._params[place.tensor]))
-        self._spread()
-        self._driver.steps = steps
-        self._driver.state = self._algorithm.begin(self.parameters())
-        for place, value in values.items():
-            of_kind = self._driver.state.setdefault(place.what, {})
-            of_kind[self._params[place.tensor].name] = value
-
-
-def _first(param: Parameter) -> NDArray:
-    """A parameter's array on its first context."""
-    return legacy(param.list_data()[:1])[0]
 
 
 def _sum_over_contexts(param: Parameter) -> None:

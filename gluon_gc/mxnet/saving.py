@@ -58,7 +58,8 @@ def save(trainer: DistributedTrainer, fname: str) -> None:
     indices = trainer._declare_all("save_states")
     names = trainer._names(indices)
     lanes = {tensor.name: lane for lane, tensor in trainer._traveling().items()}
-    own = _of_momentum(trainer) if trainer._algorithm is None else trainer._algorithm.state()
+    algorithm = trainer._algorithm
+    own = algorithm.states.arrays() if algorithm is not None else _of_momentum(trainer)
 
     def in_file(place: Place) -> Place:
         number, kind = lanes[place.tensor]
@@ -96,7 +97,7 @@ def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None
     of_codecs = {place: array for place, array in found.arrays.items() if place not in own}
     carried.load(trainer._store, trainer._names(indices), of_codecs)
     if trainer._algorithm is not None:
-        trainer._algorithm.load_state(own, found.steps)
+        trainer._algorithm.states.load(own, found.steps)
     if trainer._momentum is not None:
         trainer._momentum.load_state(
             {(place.tensor, *map(int, place.what.split("/")[1:])): a for place, a in own.items()}
@@ -146,7 +147,7 @@ def _find(
     for (name, _), of_worker in zip(files, arrays):
         _check_arrays(trainer, name, "worker", of_worker, loaded, strict)
         if trainer._algorithm is not None:
-            trainer._algorithm.check_state(name, of_worker, strict)
+            trainer._algorithm.states.check(name, of_worker, strict)
     (name, _), chosen = files[0], arrays[0]
     if len(files) > 1:
         before = {i: there[number]["senders"] for number, i in numbers.items()}
