@@ -22,8 +22,6 @@ from .exchange import CompressingKVStore
 from .gradient import legacy, params_for
 from .parameters import first_copy, spread
 
-Settled = Callable[[CompressingKVStore, List[Tensor], List[NDArray]], List[Tensor]]
-
 
 class AlgorithmFrontEnd:
     """Runs an algorithm on the parameters of a trainer; the `FrontEnd` of a `Driver`.
@@ -43,8 +41,6 @@ class AlgorithmFrontEnd:
         Gives the compression of a parameter's vectors, by its number.
     on_nonfinite : str
         "raise" or "propagate".
-    settled : callable
-        `Automatic.settled`.
 
     Attributes
     ----------
@@ -61,12 +57,10 @@ class AlgorithmFrontEnd:
         params: Sequence[Parameter],
         compression_of: Callable[[int], CompressionParams],
         on_nonfinite: str,
-        settled: Settled,
     ) -> None:
         require_dense_floats(algorithm.name, params)
         self._algorithm, self._name, self._all = algorithm, name, params
         self._compression_of, self._on_nonfinite = compression_of, on_nonfinite
-        self._settled = settled
         self._driver = Driver(algorithm, self)
         self._params: Dict[int, Parameter] = {}  # those that the rounds average
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of the round
@@ -144,8 +138,6 @@ class AlgorithmFrontEnd:
         self.tensors.clear()
         for kind, shapes in self._shapes.items():
             tensors = [self._tensor(kind, i, shapes) for i in self._in_round(shapes)]
-            arrays = [first_copy(self._all[tensor.index]) for tensor in tensors]
-            tensors = self._settled(store, tensors, arrays)
             store.declare(tensors, about=facts, call=call)
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
         self._store = store

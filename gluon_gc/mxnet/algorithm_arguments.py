@@ -8,6 +8,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from ..algorithms import Algorithm, parse
+from ..compression.params import AUTO
 
 
 def checked(
@@ -30,17 +31,24 @@ def checked(
             f"max_grad_norm must be None with algorithm {parsed.name}, got {max_grad_norm!r}: clip "
             "this worker's gradients before trainer.step, as with gluon.utils.clip_global_norm"
         )
-    require_no_momentum(parsed.name, compression_params)
+    require_fitting_compression(parsed.name, compression_params)
     return parsed
 
 
-def require_no_momentum(name: str, *compressions: Any) -> None:
-    """Raise ValueError if any compression_params ask for momentum."""
+def require_fitting_compression(name: str, *compressions: Any) -> None:
+    """Raise ValueError if any compression_params are only for gradients."""
     for params in compressions:
-        if isinstance(params, Mapping) and params.get("momentum"):
+        if not isinstance(params, Mapping):
+            continue
+        if params.get("momentum"):
             raise ValueError(
                 f"compression_params['momentum'] must be left out with algorithm {name}, got "
                 f"{params['momentum']!r}: the optimizer applies its momentum itself"
+            )
+        if params.get("compressor") == AUTO:
+            raise ValueError(
+                f"compression_params['compressor'] must name a compressor with algorithm {name}, "
+                f"got '{AUTO}', which chooses for gradients that travel in every step"
             )
 
 

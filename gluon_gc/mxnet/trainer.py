@@ -20,7 +20,7 @@ from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
 from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
 from .algorithm import AlgorithmFrontEnd
-from .algorithm_arguments import checked, require_no_momentum
+from .algorithm_arguments import checked, require_fitting_compression
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .exchange import CompressingKVStore
@@ -134,7 +134,7 @@ class DistributedTrainer(Trainer):
         own = [byteps.of_parameter(param, compression_params) for param in self._params]
         told = {i: spelled for i, spelled in enumerate(own) if spelled is not None}
         if parsed is not None:
-            require_no_momentum(parsed.name, *(spelled.params for spelled in told.values()))
+            require_fitting_compression(parsed.name, *(spelled.params for spelled in told.values()))
         self._overrides = {i: spelled.parse(*of_optimizer) for i, spelled in told.items()}
         warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
         compressions = [self._compression, *self._overrides.values()]
@@ -148,7 +148,6 @@ class DistributedTrainer(Trainer):
                 self._params,
                 lambda i: self._overrides.get(i, self._compression),
                 on_nonfinite,
-                self._automatic.settled,
             )
         self._momentum: Optional[Momentum] = None
         if mu is not None and any(params.mu is not None for params in compressions):
