@@ -1,6 +1,7 @@
 """DistributedTrainer with an algorithm, in one process; tests/distributed has several workers."""
 
 import re
+from dataclasses import dataclass
 
 import mxnet as mx
 import numpy as np
@@ -9,6 +10,7 @@ from mxnet.gluon import Parameter
 
 import gluon_gc as bps
 from gluon_gc import checkpoint
+from gluon_gc.algorithms import Algorithm, Round, registry
 from gluon_gc.compression import parse
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
@@ -19,6 +21,31 @@ SGD = {"learning_rate": 0.5}
 LOCAL = {"name": "local_steps", "every": 3}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 3, "ef": "vanilla"}
+
+
+@dataclass(frozen=True)
+class TwoRounds(Algorithm):
+    """Averages all parameters, then the columns' sums of matrices; a worker keeps what it sent."""
+
+    name = "two_rounds"
+    description = "for tests"
+    own = ("sent",)
+
+    def rounds(self, shapes):
+        matrices = {name: shape[1:] for name, shape in shapes.items() if len(shape) == 2}
+        return {"whole": shapes, "columns": matrices}
+
+    def step(self, at, state):
+        at.update()
+        before = {name: 1.0 * x for name, x in at.parameters.items()}
+        means = yield Round("whole", at.parameters)
+        for name, x in at.parameters.items():  # a round leaves its vectors alone
+            np.testing.assert_array_equal(x.asnumpy(), before[name].asnumpy())
+        sums = {name: x.sum(axis=0) for name, x in before.items() if len(x.shape) == 2}
+        columns = yield Round("columns", sums)
+        state.setdefault("sent", {}).update(sums)
+        for name, x in at.parameters.items():
+            x[:] = means[name] + 0.01 * columns[name] if name in columns else means[name]
 
 
 def trained(steps, compression_params=None, contexts=1, optimizer=SGD, algorithm=LOCAL, **more):
@@ -250,3 +277,26 @@ def test_a_worker_goes_on_after_resume_with_its_own_parameters_and_state():
             steps(params, trainer, [8])
     finally:
         bps.shutdown()
+
+
+def test_each_kind_of_round_has_residuals_of_its_own_and_a_worker_keeps_its_state(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(registry, "two_rounds", TwoRounds)
+    file = str(tmp_path / "states")
+    params, trainer = trained(3, ONEBIT, algorithm="two_rounds")
+    trainer.save_states(file)
+    kinds = {(*place[:3],) for place in checkpoint.read(file).arrays if place.node != "aggregator"}
+    residuals = {(0, "columns/residual"), (0, "whole/residual"), (1, "whole/residual")}
+    expected = {(number, "worker", what) for number, what in residuals}
+    expected |= {(0, "local", "sent"), (0, "local", "parameter"), (1, "local", "parameter")}
+    assert kinds == expected
+    resumed, other = make(SHAPES, SGD, ONEBIT, algorithm="two_rounds")
+    other.load_states(file)
+    for ours, of_trainer in ((params, trainer), (resumed, other)):
+        backward(ours, gradients(3, SHAPES))
+        of_trainer.step(2)
+    assert_equal(resumed, {param.name: param.data().asnumpy() for param in params})
+    tensors = trainer.compression_stats()["tensors"]
+    assert list(tensors) == ["whole of p0", "whole of p1", "columns of p0"]
+    assert tensors["columns of p0"]["raw_bytes"] == 3 * 4
