@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+import xxhash
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
@@ -45,7 +46,7 @@ class AlgorithmFrontEnd:
     Attributes
     ----------
     states : AlgorithmStates
-        What a checkpoint keeps of it.
+        The arrays for checkpoints.
     tensors : dict
         By the parameter's number and the kind of the round, the tensors that the store knows.
     """
@@ -129,11 +130,14 @@ class AlgorithmFrontEnd:
         call : str
             The function of the user that does this.
         facts : Facts
-            What the workers must have in common.
+            What the workers must have in common. In the first step that includes the parameters'
+            values.
         """
         self._params.clear()
         self._params.update((i, self._all[i]) for i in indices)
         require_dense_floats(self._algorithm.name, self._params.values())
+        if call == "step" and not self.begun:
+            facts = [*facts, *self._values()]
         self._driver.begin()
         self.tensors.clear()
         for kind, shapes in self._shapes.items():
@@ -141,6 +145,13 @@ class AlgorithmFrontEnd:
             store.declare(tensors, about=facts, call=call)
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
         self._store = store
+
+    def _values(self) -> Facts:
+        """The digest of each parameter, for which this waits."""
+        return [
+            (f"parameter {name}", {"values with the digest": xxhash.xxh3_64_hexdigest(x.asnumpy())})
+            for name, x in self.parameters().items()
+        ]
 
     def _in_round(self, vectors: Mapping[str, Any]) -> List[int]:
         return [i for i, param in self._params.items() if param.name in vectors]

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of an algorithm, as arrays by the number of the parameter."""
+"""The arrays of an algorithm in a checkpoint, by the number of the parameter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AlgorithmStates:
     ----------
     algorithm : Algorithm
     driver : Driver
-        Whose steps are counted in the checkpoint.
+        It counts the steps, and has the state.
     params : mapping
         The parameters that the algorithm averages, by number.
     """
@@ -45,9 +45,9 @@ class AlgorithmStates:
         return kept
 
     def check(self, file: str, arrays: Mapping[Place, np.ndarray], strict: bool) -> None:
-        """Raise ValueError unless the arrays of a file fit `arrays`, and none is missing if strict.
+        """Raise ValueError unless a file has the arrays that `arrays` returns, in their shapes.
 
-        Arrays of other nodes are left alone.
+        If not strict, arrays may be missing. Arrays of other nodes are not looked at.
         """
         for place, here in self.arrays().items():
             there = arrays.get(place)
@@ -61,9 +61,9 @@ class AlgorithmStates:
                 )
 
     def load(self, arrays: Mapping[Place, np.ndarray], steps: int) -> None:
-        """Go on from the arrays of `arrays`, and from a number of steps.
+        """Go on from arrays that `arrays` returned, after this number of steps.
 
-        State that is not among the arrays is as at the beginning.
+        State without an array is as at the beginning.
         """
         values = {
             place: mx.nd.array(a, ctx=first_copy(self._params[place.tensor]).context, dtype=a.dtype)

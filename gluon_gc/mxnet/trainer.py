@@ -74,9 +74,9 @@ class DistributedTrainer(Trainer):
     update_on_kvstore : None or False
         As gluon.Trainer's: the optimizer always runs on the workers.
     algorithm : None, str or dict, optional
-        What is averaged over the workers, and when: a name of `gluon_gc.algorithms.registry`, or a
-        dict of "name" and options. None: every gradient in every step. compression_params say how
-        the algorithm's vectors travel, and the optimizer keeps its momentum.
+        How the workers average: a name of `gluon_gc.algorithms.registry`, or a dict of "name" and
+        options. None: they average every gradient in every step. With an algorithm,
+        compression_params say how its vectors travel, and the optimizer keeps its momentum.
 
     Raises
     ------
@@ -214,8 +214,8 @@ class DistributedTrainer(Trainer):
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over all workers and update the parameters; returns at once.
 
-        With an algorithm, the optimizer applies this worker's own gradients, divided by batch_size,
-        and the algorithm averages what it averages in this step.
+        With an algorithm, the optimizer applies this worker's own gradients, divided by batch_size.
+        The algorithm decides whether the workers average vectors in this step.
 
         Parameters
         ----------
@@ -312,9 +312,13 @@ class DistributedTrainer(Trainer):
         self._follow_cluster()
         self._steps += 1
         scaler = self._amp_loss_scaler
-        shared = {"max_grad_norm": self._max_grad_norm, "AMP": scaler is not None}
-        ignored = {"algorithm": None, "ignore_stale_grad": bool(ignore_stale_grad)}
-        about = [("the trainer", {**ignored, **shared})]
+        shared = {
+            "algorithm": None,
+            "ignore_stale_grad": bool(ignore_stale_grad),
+            "max_grad_norm": self._max_grad_norm,
+            "AMP": scaler is not None,
+        }
+        about = [("the trainer", shared)]
         indices = self._exchanged(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
             self._skipped = True  # on all workers
@@ -534,8 +538,8 @@ class DistributedTrainer(Trainer):
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
 
-        With an algorithm, "tensors" has the vectors of its rounds, such as "difference of w", and
-        all numbers are of one round.
+        With an algorithm, "tensors" has the vectors of its rounds, such as "difference of w". All
+        numbers are then averages over rounds.
 
         Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
         messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes, None where

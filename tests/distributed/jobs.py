@@ -852,6 +852,7 @@ def disagreements(arguments):
         loss_scaler=False,
         of_last=None,
         ignores=False,
+        of_last_value=None,
         **more,
     ):
         params = _parameters(shapes)
@@ -859,6 +860,8 @@ def disagreements(arguments):
             setattr(params[-1], name, value)
         optimizer_params = {**sgd, **more.pop("optimizer_params", {})}
         trainer = bps.DistributedTrainer(params, optimizer, optimizer_params, **more)
+        if of_last_value is not None:
+            params[-1].set_data(mx.nd.full(shapes[-1], of_last_value))
         if loss_scaler:
             trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
         _backward(params, [np.ones(shape, np.float32) for shape in shapes])
@@ -887,6 +890,7 @@ def disagreements(arguments):
         "AMP": {"loss_scaler": bool(odd)},
         "compressor": {"compression_params": {"compressor": "topk", "k": 1 + odd}},
         "algorithm": {"algorithm": [None, "local_steps"][odd]},
+        "values": {"algorithm": "local_steps", "of_last_value": 1.0 + odd},
         "every": {"algorithm": {"name": "local_steps", "every": 2 + odd}},
         "nothing more": {},
     }
