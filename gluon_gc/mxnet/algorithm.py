@@ -20,7 +20,7 @@ from ..plan import Tensor
 from .algorithm_arguments import require_dense_floats
 from .algorithm_states import AlgorithmStates
 from .exchange import CompressingKVStore
-from .gradient import legacy, params_for
+from .gradient import legacy, params_for, sum_over_contexts
 from .parameters import first_copy, spread
 
 
@@ -172,7 +172,8 @@ class AlgorithmFrontEnd:
     def step(self, update: Callable[[], None]) -> None:
         """Make a step, in which `update` applies the optimizer to this worker's gradients."""
         for param in self._params.values():
-            _sum_over_contexts(param)
+            if param.list_data()[0]._fresh_grad:
+                sum_over_contexts(param.list_grad())
         self._driver.step(update)
         spread(self._params.values())
 
@@ -202,12 +203,3 @@ class AlgorithmFrontEnd:
         store.gradient_scale = 1.0 / store.num_workers
         store.exchange(gradients)
         return averages
-
-
-def _sum_over_contexts(param: Parameter) -> None:
-    """Replace the gradient of each context by the sum over contexts, if it is fresh."""
-    first, *others = legacy(param.list_grad())
-    if others and param.list_data()[0]._fresh_grad:
-        mx.nd.add_n(first, *(other.as_in_context(first.context) for other in others), out=first)
-        for other in others:
-            first.copyto(other)
