@@ -1,11 +1,11 @@
-"""Writes reference.md beside it: every key of compression_params and every environment variable."""
+"""Writes reference.md beside it: compression_params, algorithms, and environment variables."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Dict, Iterable, List, Sequence
 
-from gluon_gc import compression, env
+from gluon_gc import algorithms, compression, env
 
 PAGE = Path(__file__).with_name("reference.md")
 
@@ -45,6 +45,14 @@ def _options() -> Iterable[Sequence[str]]:
             yield (f"`{key}`", *meaning, "any compressor" if every else ", ".join(names))
 
 
+def _options_of_algorithms() -> Iterable[Sequence[str]]:
+    """A row for each option of each algorithm."""
+    for name, kind in algorithms.registry.items():
+        for key, option in kind.keys().items():
+            default = str(kind.defaults().get(key, "must be given"))
+            yield f"`{name}`", f"`{key}`", option.allowed, default, option.meaning
+
+
 def _names(variable: env.Variable) -> str:
     return f"`{variable.name}`" + (f" (older: `{variable.older}`)" if variable.older else "")
 
@@ -78,6 +86,17 @@ def page() -> str:
         "is for other compressors is ignored, with a warning.",
         "",
         *_table(("key", "allowed", "default", "meaning", "for"), _options()),
+        "",
+        "## Algorithms",
+        "",
+        'The argument `algorithm` is a name or a dict of "name" and options.',
+        "",
+        *_table(
+            ("algorithm", "description"),
+            ((f"`{name}`", kind.description) for name, kind in algorithms.registry.items()),
+        ),
+        "",
+        *_table(("algorithm", "option", "allowed", "default", "meaning"), _options_of_algorithms()),
         "",
         "## Environment variables",
         "",

@@ -51,6 +51,7 @@ CASES = pytest.mark.parametrize(
         (ONEBIT, 2, {"max_grad_norm": 1.0}),
         ({"fp16": True}, 1, {}),
         ({"compressor": "topk", "k": 2, "ef": "vanilla"}, 2, {"on_nonfinite": "skip"}),
+        ({"compressor": "topk", "k": 2}, 2, {"algorithm": {"name": "local_steps", "every": 2}}),
     ],
 )
 

@@ -4,10 +4,10 @@ One behind the other it has
 
 - the line ``gluon_gc states 4``, whose number is that of the format;
 - the header, a line of JSON: what must fit the trainer that loads it (``world_size``, ``rank``,
-  ``momentum``, and of each parameter ``name``, ``shape``, ``dtype``, ``compression`` and
-  ``senders``), then ``steps``, ``optimizer_bytes`` and the ``arrays``: of each the parameter's
-  number, who carries it over, what it is, the element that it begins at, dtype, shape. Each
-  parameter has the ``learning_rate`` when its gradient was last exchanged as well;
+  ``momentum``, ``algorithm``, and of each parameter ``name``, ``shape``, ``dtype``,
+  ``compression`` and ``senders``), then ``steps``, ``optimizer_bytes`` and the ``arrays``: of each
+  the parameter's number, who carries it over, what it is, the element that it begins at, dtype,
+  shape. Each parameter has the ``learning_rate`` when its gradient was last exchanged as well;
 - the arrays, in the order of the header, row by row, little-endian;
 - the optimizer's states, as MXNet pickles them: the only part that can run code;
 - the XXH3 of all this, 16 bytes, which finds damage, not deceit.
@@ -28,6 +28,8 @@ import xxhash
 _NAME, _FORMAT = "gluon_gc states", 4
 _DIGEST_BYTES = 16
 _BLOCK_BYTES = 2**22  # that are read or written at once
+LOCAL, OF_ALL = "local", "trainer"
+"""Nodes, as `Place.node`: one worker alone, and all workers, whose arrays are equal."""
 STREAM = "stream"
 """What a random stream is, as `Place.what`."""
 _PICKLE = b"\x80"  # the first byte of one
@@ -41,10 +43,13 @@ class Place(NamedTuple):
     tensor : int or str
         The parameter's number in a file; what a store calls its gradient.
     node : str
-        Who carries it over: "worker", "aggregator", or "trainer", whose are equal on all workers.
+        Who carries it over: "worker", whose arrays count as shares of a sum over workers,
+        "aggregator", "trainer", whose are equal on all workers, or "local": one worker alone.
     what : str
         "residual" or "momentum", flat; "stream": of each chunk where it begins and ends, and the
-        two words of its random stream, uint64, shape (chunks, 4).
+        two words of its random stream, uint64, shape (chunks, 4). In the file, the kind of an
+        algorithm's round is in front of these, as in "difference/residual". A trainer's and a
+        local array have the shape of the parameter: "parameter", or a kind of an algorithm's state.
     begin : int
         Which element of the tensor it begins at. Only an aggregator's may be in several arrays.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,6 +27,19 @@ def check(name: str, what: str, there: Any, here: Any) -> None:
     """Raise ValueError unless something is the same in a file and in the trainer."""
     if there != here:
         raise ValueError(f"'{name}' does not fit: the {what} is {there} there, but {here} here")
+
+
+def check_algorithm(
+    name: str, there: Optional[Header], here: Optional[Header], strict: bool
+) -> None:
+    """Raise ValueError unless a file has the state of this algorithm.
+
+    Its options must be the same too, if `strict`.
+    """
+    if strict or there is None or here is None:
+        check(name, "algorithm", there, here)
+    else:
+        check(name, "name of the algorithm", there["name"], here["name"])
 
 
 def check_parameter(

@@ -61,10 +61,7 @@ def fresh_anywhere(
     about : Facts
         What the workers must have in common when the name is first used.
     """
-    flags = [
-        param.grad_req != "null" and any(data._fresh_grad for data in param.list_data())
-        for param in params
-    ]
+    flags = [_is_fresh(param) for param in params]
     if store.num_workers > 1:
         array = mx.nd.array(np.array(flags, np.float32))
         flags = (total(store, name, array, "step", about).asnumpy() > 0).tolist()
@@ -72,6 +69,18 @@ def fresh_anywhere(
         if fresh:
             _renew(param)
     return flags
+
+
+def renew_on_all_contexts(params: Iterable[Parameter]) -> None:
+    """Make the stale copies of each gradient that is fresh on a context zeros, and fresh."""
+    for param in params:
+        if _is_fresh(param):
+            _renew(param)
+
+
+def _is_fresh(param: Parameter) -> bool:
+    """Whether a gradient is fresh on any context of this worker."""
+    return param.grad_req != "null" and any(data._fresh_grad for data in param.list_data())
 
 
 def _renew(param: Parameter) -> None:

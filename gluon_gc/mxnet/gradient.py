@@ -157,6 +157,15 @@ def _alike(a: NDArray, b: NDArray) -> bool:
     return properties[0] == properties[1]
 
 
+def sum_over_contexts(arrays: Sequence[NDArray]) -> None:
+    """Replace the copies of a dense gradient, one a context, by their sum."""
+    first, *others = legacy(arrays)
+    if others:
+        mx.nd.add_n(first, *(other.as_in_context(first.context) for other in others), out=first)
+        for other in others:
+            first.copyto(other)
+
+
 def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:
     """The worker's own sums, for `clip_factor`: on the one GPU that all are on, or on the CPU."""
     gpus = {gradient.gpus for gradient in gradients}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, List, Mapping, Sequence, Union
 
 import numpy as np
 from mxnet.gluon import Parameter, ParameterDict
+from mxnet.ndarray import NDArray
 
 from ..compression import CompressionParams
 from ..plan import Tensor
-from .gradient import params_for
+from .gradient import legacy, params_for
 
 Parameters = Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
 Broadcast = Callable[[Sequence[Parameter]], None]
@@ -61,6 +62,19 @@ def tensor_of(
         on_nonfinite=on_nonfinite,
         rows=gradient.shape[0] if in_rows else 0,
     )
+
+
+def first_copy(param: Parameter) -> NDArray:
+    """A parameter's array on its first context."""
+    return legacy(param.list_data()[:1])[0]
+
+
+def spread(params: Iterable[Parameter]) -> None:
+    """Make the arrays of all contexts those of the first."""
+    for param in params:
+        first, *others = legacy(param.list_data())
+        for other in others:
+            first.copyto(other)
 
 
 def broadcast_initial(params: Sequence[Parameter], broadcast: Broadcast) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Sequence, Set, Union
 
 import numpy as np
+from mxnet.ndarray import NDArray
 
 from .. import checkpoint
-from ..checkpoint import Place, fitting
+from ..checkpoint import LOCAL, OF_ALL, Place, fitting
 from ..checkpoint.cutting import Arrays
 from ..log import logger
 from . import carried
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from .trainer import DistributedTrainer
 
 Files = Union[str, Sequence[str]]
-
-
-_OWN = "trainer"  # the node of what is equal on all workers
 
 
 class _Found(NamedTuple):
@@ -40,7 +38,8 @@ class _Found(NamedTuple):
     numbers : dict
         By the number of a parameter in the file its number in the trainer.
     arrays : dict
-        By what the store calls tensors; what is the trainer's own by the number of the parameter.
+        By what the store calls tensors; those of the trainer and of its algorithm by the number of
+        the parameter.
     steps : int
     learning_rates : dict
         By the number of the parameter.
@@ -58,22 +57,26 @@ def save(trainer: DistributedTrainer, fname: str) -> None:
     """Write the optimizer's states, residuals and momentum; see `DistributedTrainer`."""
     indices = trainer._declare_all("save_states")
     names = trainer._names(indices)
-    numbers = {trainer._declared[i].name: i for i in indices}
-    own = _of_momentum(trainer)
+    lanes = {tensor.name: lane for lane, tensor in trainer._traveling().items()}
+    algorithm = trainer._algorithm
+    own = algorithm.states.arrays() if algorithm is not None else _of_momentum(trainer)
+
+    def in_file(place: Place) -> Place:
+        number, kind = lanes[place.tensor]
+        return place._replace(tensor=number, what=f"{kind}/{place.what}" if kind else place.what)
+
     layout = {
         **{
-            place._replace(tensor=numbers[place.tensor]): of_array
+            in_file(place): of_array
             for place, of_array in carried.layout(trainer._store, names).items()
         },
-        **{place: (array.shape, array.dtype.name) for place, array in own.items()},
+        **{place: (array.shape, np.dtype(array.dtype).name) for place, array in own.items()},
     }
-    of_codecs = (
-        (place._replace(tensor=numbers[place.tensor]), array)
-        for place, array in carried.state(trainer._store, names)
-    )
+    of_codecs = ((in_file(place), array) for place, array in carried.state(trainer._store, names))
+    of_trainer = ((place, _as_numpy(array)) for place, array in own.items())
     header = {**_described(trainer, indices), "steps": trainer._steps}
     optimizer = trainer._updaters[0].get_states(dump_optimizer=True)
-    arrays = itertools.chain(of_codecs, own.items())
+    arrays = itertools.chain(of_codecs, of_trainer)
     checkpoint.write(fname, header, layout, arrays, optimizer)
 
 
@@ -90,9 +93,11 @@ def load(trainer: DistributedTrainer, fname: Files, strict: bool = True) -> None
         raise
     agree([("load_states", {"file": found.described})])
     _set_optimizer(trainer, found)
-    own = {place: array for place, array in found.arrays.items() if place.node == _OWN}
+    own = {place: a for place, a in found.arrays.items() if place.node in (OF_ALL, LOCAL)}
     of_codecs = {place: array for place, array in found.arrays.items() if place not in own}
     carried.load(trainer._store, trainer._names(indices), of_codecs)
+    if trainer._algorithm is not None:
+        trainer._algorithm.states.load(own, found.steps)
     if trainer._momentum is not None:
         trainer._momentum.load_state(
             {(place.tensor, *map(int, place.what.split("/")[1:])): a for place, a in own.items()}
@@ -133,18 +138,25 @@ def _find(
             here["rank"] = states.header["rank"]
         for key in ("world_size", "rank", "momentum"):
             fitting.check(name, key, states.header[key], here[key])
+        fitting.check_algorithm(name, states.header.get("algorithm"), here["algorithm"], strict)
         there = states.header["parameters"]
         numbers = fitting.numbers_of_parameters(name, there, here["parameters"], strict)
         arrays.append(_renamed(trainer, states.arrays, numbers))
-    loaded = {trainer._declared[i].name for i in numbers.values() if i in trainer._declared}
+    here_too = set(numbers.values())
+    loaded = {tensor.name for (i, _), tensor in trainer._traveling().items() if i in here_too}
     for (name, _), of_worker in zip(files, arrays):
         _check_arrays(trainer, name, "worker", of_worker, loaded, strict)
+        if trainer._algorithm is not None:
+            trainer._algorithm.states.check(name, of_worker, strict)
     (name, _), chosen = files[0], arrays[0]
     if len(files) > 1:
         before = {i: there[number]["senders"] for number, i in numbers.items()}
         chosen = fitting.shared_out(arrays, _shares(trainer, before), trainer._store.rank == 0)
+    number = trainer._store.rank % len(files)  # of the worker whose local arrays this one gets
+    chosen.update((place, a) for place, a in arrays[number].items() if place.node == LOCAL)
     if not trainer._store.spreads_aggregators:
         _check_arrays(trainer, name, "aggregator", chosen, loaded, strict)
+    states = files[number][1]
     header = states.header
     return _Found(
         f"of step {header['steps']} of {header['world_size']} workers",
@@ -164,13 +176,14 @@ def _learning_rates(header: Dict[str, Any], numbers: Dict[int, int]) -> Dict[int
 
 def _renamed(trainer: DistributedTrainer, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
     """The arrays of a file, as `_Found` has them; without those that are of no use here."""
-    renamed = {}
+    renamed, tensors = {}, trainer._traveling()
     for place, array in arrays.items():
         number = numbers.get(place.tensor)
-        if place.node == _OWN and number is not None:
+        kind, _, what = place.what.rpartition("/")
+        if place.node in (OF_ALL, LOCAL) and number is not None:
             renamed[place._replace(tensor=number)] = array
-        elif number in trainer._declared:
-            renamed[place._replace(tensor=trainer._declared[number].name)] = array
+        elif (number, kind) in tensors:
+            renamed[place._replace(tensor=tensors[number, kind].name, what=what)] = array
     return renamed
 
 
@@ -186,7 +199,7 @@ def _check_arrays(
     there = {place: array for place, array in arrays.items() if place.node == node}
     layout = carried.layout(trainer._store, loaded)
     here = {place: of_array for place, of_array in layout.items() if place.node == node}
-    called = {t.name: trainer._params[i].name for i, t in trainer._declared.items()}
+    called = {t.name: trainer._params[i].name for (i, _), t in trainer._traveling().items()}
     fitting.check_arrays(name, there, here, called, strict)
 
 
@@ -194,7 +207,7 @@ def _shares(trainer: DistributedTrainer, before: Dict[int, Any]) -> Dict[str, fi
     """Of each tensor, which share this worker gets, if there were so many residuals before."""
     places = carried.places(trainer._store)
     shares = {}
-    for i, tensor in trainer._declared.items():
+    for (i, _), tensor in trainer._traveling().items():
         if tensor.name in places and before.get(i):
             number, now = places[tensor.name]
             alike = tensor.params.compressor.traits.draws_alike
@@ -256,9 +269,13 @@ def _of_momentum(trainer: DistributedTrainer) -> Arrays:
     if trainer._momentum is None:
         return {}
     return {
-        Place(index, _OWN, "/".join(["momentum", *map(str, context)])): array
+        Place(index, OF_ALL, "/".join(["momentum", *map(str, context)])): array
         for (index, *context), array in trainer._momentum.state().items()
     }
+
+
+def _as_numpy(array: Union[np.ndarray, NDArray]) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.asnumpy()
 
 
 def _described(trainer: DistributedTrainer, indices: Sequence[int]) -> Dict[str, Any]:
@@ -267,18 +284,24 @@ def _described(trainer: DistributedTrainer, indices: Sequence[int]) -> Dict[str,
     `indices` are those of the parameters that have gradients.
     """
     places = carried.places(trainer._store)
-    tensors = [trainer._declared[i] if i in indices else None for i in range(len(trainer._params))]
+    traveling = {i: tensor for (i, _), tensor in trainer._traveling().items() if i in set(indices)}
+    tensors = [traveling.get(i) for i in range(len(trainer._params))]
+    senders = {i: 0 for i in range(len(trainer._params))}
+    for (i, _), tensor in trainer._traveling().items():
+        if tensor.name in places:
+            senders[i] = places[tensor.name][1]
     return {
         "world_size": trainer._store.num_workers,
         "rank": trainer._store.rank,
         "momentum": trainer._momentum and trainer._momentum.mu,
+        "algorithm": trainer._algorithm and trainer._algorithm.described,
         "parameters": [
             {
                 "name": param.name,
                 "shape": param.shape,
                 "dtype": np.dtype(param.dtype).name,
                 "compression": tensor.params.identity() if tensor else None,
-                "senders": places[tensor.name][1] if tensor and tensor.name in places else 0,
+                "senders": senders[i],
                 "learning_rate": trainer._learning_rates.last.get(i),
             }
             for i, (param, tensor) in enumerate(zip(trainer._params, tensors))

@@ -14,21 +14,21 @@ def of_store(store: CompressingKVStore) -> str:
     return f"{store.type}, worker {store.rank} of {store.num_workers}"
 
 
-def of_gradients(store: CompressingKVStore, names: Collection[str]) -> List[str]:
-    """A line for those of these tensors that travel alike."""
+def of_tensors(store: CompressingKVStore, names: Collection[str], noun: str) -> List[str]:
+    """A line for those of these tensors, called by a noun, that travel in one way."""
     alike: Dict[Hashable, List[Channel]] = {}
     for channel in store.channels_of(names):
         alike.setdefault(channel.params or channel.dtype, []).append(channel)
-    return [_line(channels) for channels in alike.values()]
+    return [_line(channels, noun) for channels in alike.values()]
 
 
-def _line(channels: List[Channel]) -> str:
+def _line(channels: List[Channel], noun: str) -> str:
     params, dtype = channels[0].params, channels[0].dtype
     tensors = {name for channel in channels for name in channel.tensors}
     size = sum(channel.size for channel in channels)
     chunks = sum(len(channel.chunks) for channel in channels)
     counts = (
-        f"{_counted(len(tensors), 'gradient')} of {_counted(size, 'element')}, in "
+        f"{_counted(len(tensors), noun)} of {_counted(size, 'element')}, in "
         f"{_counted(chunks, 'chunk')} and {_counted(len(channels), 'message')}"
     )
     return f"{counts}: {of_params(params) if params else f'uncompressed, {dtype}'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import numbers
 import warnings
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Union
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
@@ -19,6 +19,8 @@ from ..compression.momentum import has_nesterov, require_linear
 from ..log import logger
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
 from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
+from .algorithm import AlgorithmFrontEnd
+from .algorithm_arguments import checked, require_fitting_compression
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .exchange import CompressingKVStore
@@ -71,11 +73,16 @@ class DistributedTrainer(Trainer):
         workers has no larger one then. `allreduce_grads` clips before `update` divides.
     update_on_kvstore : None or False
         As gluon.Trainer's: the optimizer always runs on the workers.
+    algorithm : None, str or dict, optional
+        How the workers average: a name of `gluon_gc.algorithms.registry`, or a dict of "name" and
+        options. None: they average every gradient in every step. With an algorithm,
+        compression_params say how its vectors travel, and the optimizer keeps its momentum.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong compression_params or max_grad_norm, before anything is sent.
+        Wrong compression_params, max_grad_norm or algorithm, or what does not go with the
+        algorithm; before anything is sent.
     RuntimeError
         `init` was not called.
     """
@@ -91,6 +98,7 @@ class DistributedTrainer(Trainer):
         on_nonfinite: str = "raise",
         max_grad_norm: Optional[float] = None,
         update_on_kvstore: Optional[bool] = None,
+        algorithm: Union[None, str, Mapping[str, Any]] = None,
     ) -> None:
         if update_on_kvstore:
             raise ValueError(
@@ -102,6 +110,7 @@ class DistributedTrainer(Trainer):
         if max_grad_norm is not None:
             _check_positive("max_grad_norm", max_grad_norm)
         self._max_grad_norm = None if max_grad_norm is None else float(max_grad_norm)
+        parsed = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer._optimizer
             warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
@@ -109,7 +118,7 @@ class DistributedTrainer(Trainer):
         if not isinstance(optimizer, Optimizer):
             optimizer = mx.optimizer.create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
-        mu, nesterov = momentum_of(optimizer)
+        mu, nesterov = momentum_of(optimizer) if parsed is None else (None, False)
         of_optimizer = mu, nesterov, type(optimizer).__name__
         self._compression = parse(compression_params, *of_optimizer)
         self._own_store = kvstore is not None
@@ -124,10 +133,22 @@ class DistributedTrainer(Trainer):
         self._last_first = in_order_of_backward(self._params, params)
         own = [byteps.of_parameter(param, compression_params) for param in self._params]
         told = {i: spelled for i, spelled in enumerate(own) if spelled is not None}
+        if parsed is not None:
+            require_fitting_compression(parsed.name, *(spelled.params for spelled in told.values()))
         self._overrides = {i: spelled.parse(*of_optimizer) for i, spelled in told.items()}
         warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
         compressions = [self._compression, *self._overrides.values()]
         self._automatic = Automatic()
+        self._number = next(_numbers)
+        self._algorithm: Optional[AlgorithmFrontEnd] = None
+        if parsed is not None:
+            self._algorithm = AlgorithmFrontEnd(
+                parsed,
+                f"trainer{self._number}",
+                self._params,
+                lambda i: self._overrides.get(i, self._compression),
+                on_nonfinite,
+            )
         self._momentum: Optional[Momentum] = None
         if mu is not None and any(params.mu is not None for params in compressions):
             require_linear(optimizer, LINEAR)
@@ -137,7 +158,6 @@ class DistributedTrainer(Trainer):
             for i in range(len(self._params))
         }
         self._root_rank = root_rank
-        self._number = next(_numbers)
         self._declared: Dict[int, Tensor] = {}
         self._in_place: Dict[str, Gradient] = {}  # those that can be used again
         self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
@@ -175,6 +195,9 @@ class DistributedTrainer(Trainer):
         """After `resume`, go on with the new cluster."""
         if self._own_store or self._store is runtime.default_kvstore():
             return
+        keeps_parameters = self._algorithm is not None and self._algorithm.begun
+        if keeps_parameters:
+            self._algorithm.require_same_workers(runtime.goes_on())
         self._store = runtime.default_kvstore()
         self._declared.clear()
         self._nonfinite = 0
@@ -183,12 +206,16 @@ class DistributedTrainer(Trainer):
             self._learning_rates.last.clear()
             if self._momentum is not None:
                 self._momentum.clear()
-        broadcast_initial(self._params, self._broadcast)
+        if not keeps_parameters:
+            broadcast_initial(self._params, self._broadcast)
 
     # A step
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over all workers and update the parameters; returns at once.
+
+        With an algorithm, the optimizer applies this worker's own gradients, divided by batch_size.
+        The algorithm decides whether the workers average vectors in this step.
 
         Parameters
         ----------
@@ -200,7 +227,9 @@ class DistributedTrainer(Trainer):
             same on all workers. A stale gradient counts as zeros. A parameter whose gradient is
             fresh on any context of any worker is updated on all of them. If it is fresh nowhere,
             nothing is exchanged for the parameter, and its weight, residual and momentum stay as
-            they are. The workers agree on what is fresh, so that this waits for them.
+            they are. The workers agree on what is fresh, so that this waits for them. With an
+            algorithm, each worker decides by itself: it does not update a parameter whose gradient
+            is stale on all of its contexts, but the algorithm averages it like all others.
 
         Raises
         ------
@@ -212,6 +241,9 @@ class DistributedTrainer(Trainer):
         _check_positive("batch_size", batch_size)
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
+        if self._algorithm is not None:
+            self._step_of_algorithm(batch_size, ignore_stale_grad)
+            return
         self._reduce(batch_size, ignore_stale_grad)
         self._apply(1.0, ignore_stale_grad)
 
@@ -224,7 +256,14 @@ class DistributedTrainer(Trainer):
         ----------
         ignore_stale_grad : bool
             As in `step`. Otherwise a stale gradient is averaged like any other.
+
+        Raises
+        ------
+        RuntimeError
+            The trainer has an algorithm, whose steps are made by `step`.
         """
+        if self._algorithm is not None:
+            self._algorithm.refuse_call("allreduce_grads")
         self._reduce(1, ignore_stale_grad)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -244,7 +283,11 @@ class DistributedTrainer(Trainer):
             `allreduce_grads` has averaged one.
         UserWarning
             A gradient is stale, and that is not to be ignored.
+        RuntimeError
+            The trainer has an algorithm, whose steps are made by `step`.
         """
+        if self._algorithm is not None:
+            self._algorithm.refuse_call("update")
         _check_positive("batch_size", batch_size)
         if ignore_stale_grad and self._stale:
             raise ValueError(
@@ -269,8 +312,13 @@ class DistributedTrainer(Trainer):
         self._follow_cluster()
         self._steps += 1
         scaler = self._amp_loss_scaler
-        shared = {"max_grad_norm": self._max_grad_norm, "AMP": scaler is not None}
-        about = [("the trainer", {"ignore_stale_grad": bool(ignore_stale_grad), **shared})]
+        shared = {
+            "algorithm": None,
+            "ignore_stale_grad": bool(ignore_stale_grad),
+            "max_grad_norm": self._max_grad_norm,
+            "AMP": scaler is not None,
+        }
+        about = [("the trainer", shared)]
         indices = self._exchanged(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
             self._skipped = True  # on all workers
@@ -293,6 +341,13 @@ class DistributedTrainer(Trainer):
         for i, arrays in zip(indices, gradients):
             if i in self._momentum_after:
                 self._momentum.add_to_gradient(i, arrays, self._nesterov[i])
+
+    def _step_of_algorithm(self, batch_size: int, ignore_stale_grad: bool) -> None:
+        self._follow_cluster()
+        self._declare_all("step")
+        self._steps += 1
+        freshness.renew_on_all_contexts(self._params)
+        self._algorithm.step(lambda: self._apply(1.0 / batch_size, ignore_stale_grad))
 
     def _exchanged(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
         """The parameters whose gradients are to be exchanged, in the order of backward."""
@@ -392,6 +447,9 @@ class DistributedTrainer(Trainer):
         and the parameters.
         """
         indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
+        if self._algorithm is not None:
+            self._begin_algorithm(call, indices)
+            return indices
         new = [i for i in indices if i not in self._declared]
         tensors = [
             tensor_of(
@@ -406,15 +464,10 @@ class DistributedTrainer(Trainer):
         if tensors:
             gradients = [self._params[i].list_grad()[0] for i in new]
             tensors = self._automatic.settled(self._store, tensors, gradients)
-            facts = [
-                *about,
-                *trainer_facts.of_optimizer(self._optimizer, indices),
-                *trainer_facts.of_parameters(self._optimizer, {i: self._params[i] for i in new}),
-            ]
+            facts = [*about, *self._facts(indices, new)]
             self._store.declare(tensors, about=facts, call=call)
             self._declared.update(zip(new, tensors))
-            if self._store.rank == 0:
-                logger.info("%s", "; ".join(self._summary()))
+            self._log_summary()
             self._moved([tensor.name for tensor in tensors])
             if self._momentum is not None:
                 self._momentum_after.update(
@@ -423,6 +476,22 @@ class DistributedTrainer(Trainer):
                     if tensor.params.mu is None or self._travels_plain(i)
                 )
         return indices
+
+    def _begin_algorithm(self, call: str, indices: Sequence[int]) -> None:
+        """Have the algorithm ready in the store; all workers call this."""
+        if not self._algorithm.begun_in(self._store, indices):
+            about = "the trainer", {"algorithm": self._algorithm.described}
+            facts = [about, *self._facts(indices, indices)]
+            self._algorithm.begin(self._store, indices[::-1], call, facts)
+            self._log_summary()
+            self._moved(self._names())
+
+    def _facts(self, indices: Sequence[int], new: Sequence[int]) -> Facts:
+        """What workers compare of the optimizer of some parameters, and of those that are new."""
+        return [
+            *trainer_facts.of_optimizer(self._optimizer, indices),
+            *trainer_facts.of_parameters(self._optimizer, {i: self._params[i] for i in new}),
+        ]
 
     def _moved(self, names: Collection[str]) -> None:
         """Some of these tensors have new messages: let them go on in this epoch and step."""
@@ -437,7 +506,19 @@ class DistributedTrainer(Trainer):
 
     def _names(self, indices: Optional[Sequence[int]] = None) -> Set[str]:
         """What the store calls these parameters, or all that it knows."""
+        if self._algorithm is not None:
+            return {tensor.name for tensor in self._algorithm.tensors.values()}
         return {self._declared[i].name for i in (self._declared if indices is None else indices)}
+
+    def _traveling(self) -> Dict[Tuple[int, str], Tensor]:
+        """By the parameter's number and the kind of the round, "" without an algorithm."""
+        if self._algorithm is not None:
+            return self._algorithm.tensors
+        return {(i, ""): tensor for i, tensor in self._declared.items()}
+
+    def _log_summary(self) -> None:
+        if self._store.rank == 0:
+            logger.info("%s", "; ".join(self._summary()))
 
     def __repr__(self) -> str:
         return "\n  ".join(self._summary())
@@ -446,12 +527,19 @@ class DistributedTrainer(Trainer):
         """What it is, and what travels compressed how."""
         optimizer = type(self._optimizer).__name__
         head = f"{type(self).__name__}: {optimizer}, {summary.of_store(self._store)}"
-        if self._declared:
-            return [head, *summary.of_gradients(self._store, self._names())]
-        return [head, f"no gradients yet: {summary.of_params(self._compression)}"]
+        noun = "gradient"
+        if self._algorithm is not None:
+            head, noun = f"{head}, algorithm {self._algorithm.described}", "vector"
+        names = self._names()
+        if names:
+            return [head, *summary.of_tensors(self._store, names, noun)]
+        return [head, f"no {noun}s yet: {summary.of_params(self._compression)}"]
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
+
+        With an algorithm, "tensors" has the vectors of its rounds, such as "difference of w". All
+        numbers are then averages over rounds.
 
         Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
         messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes, None where
@@ -473,7 +561,10 @@ class DistributedTrainer(Trainer):
         reset : bool
             Whether the next averages are of later steps alone.
         """
-        tensors = {self._params[i].name: tensor for i, tensor in self._declared.items()}
+        tensors = {
+            f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
+            for (i, kind), tensor in self._traveling().items()
+        }
         return stats.of_step(self._store, tensors, reset)
 
     # AMP: amp.init_trainer sets this attribute
@@ -484,6 +575,8 @@ class DistributedTrainer(Trainer):
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, scaler: Any) -> None:
+        if self._algorithm is not None:
+            self._algorithm.refuse_call("amp.init_trainer")
         name = f"trainer{self._number}.overflow"
         self._agreed_loss_scaler = AgreedLossScaler(
             scaler, lambda flag, about: total(self._store, name, flag, "step", about)
@@ -493,6 +586,8 @@ class DistributedTrainer(Trainer):
 
     def save_states(self, fname: str) -> None:
         """Save the optimizer's state with this worker's residuals and momentum.
+
+        With an algorithm, its state and this worker's own parameters are in the file as well.
 
         Residuals differ between workers, so each saves its own file. What the servers of a
         cluster carry over is in that of rank 0. A file of that name is replaced once the new one

@@ -852,6 +852,7 @@ def disagreements(arguments):
         loss_scaler=False,
         of_last=None,
         ignores=False,
+        of_last_value=None,
         **more,
     ):
         params = _parameters(shapes)
@@ -859,6 +860,8 @@ def disagreements(arguments):
             setattr(params[-1], name, value)
         optimizer_params = {**sgd, **more.pop("optimizer_params", {})}
         trainer = bps.DistributedTrainer(params, optimizer, optimizer_params, **more)
+        if of_last_value is not None:
+            params[-1].set_data(mx.nd.full(shapes[-1], of_last_value))
         if loss_scaler:
             trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
         _backward(params, [np.ones(shape, np.float32) for shape in shapes])
@@ -886,6 +889,9 @@ def disagreements(arguments):
         "stale": {"ignores": bool(odd)},
         "AMP": {"loss_scaler": bool(odd)},
         "compressor": {"compression_params": {"compressor": "topk", "k": 1 + odd}},
+        "algorithm": {"algorithm": [None, "local_steps"][odd]},
+        "values": {"algorithm": "local_steps", "of_last_value": 1.0 + odd},
+        "every": {"algorithm": {"name": "local_steps", "every": 2 + odd}},
         "nothing more": {},
     }
 
@@ -907,6 +913,52 @@ def disagreements(arguments):
         except RuntimeError as error:
             said[name] = np.array(str(error))
     return said
+
+
+def algorithms(arguments):
+    """Steps of trainers with algorithms, one for each of several ways.
+
+    A way has shapes, steps, algorithm, compression_params, optimizer and optimizer_params, and
+    optionally contexts and middle: after so many steps rank r saves "FOLDER/NAME-r", which another
+    trainer then loads. Returns "w" and the number of each parameter after all steps and, of the
+    other trainer, "resumed"; the first moments of Adam as "m"; in front of each the way's number.
+    """
+    result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
+
+    def train(way, params, trainer, steps):
+        for step in steps:
+            _backward(params, gradients_of(bps.rank(), step, way["shapes"]))
+            trainer.step(1)
+
+    def made(way):
+        params = _parameters(way["shapes"], contexts=way.get("contexts", 1))
+        keys = ("compression_params", "algorithm")
+        optimizer = way.get("optimizer", "sgd"), way["optimizer_params"]
+        more = {key: way[key] for key in keys}
+        return params, bps.DistributedTrainer(params, *optimizer, **more)
+
+    def keep(number, name, params):
+        for i, param in enumerate(params):
+            for context, array in enumerate(param.list_data()):
+                result[f"{number}{name}{i}/{context}"] = array.asnumpy()
+
+    for number, way in enumerate(arguments):
+        params, trainer = made(way)
+        middle = way.get("middle", way["steps"])
+        train(way, params, trainer, range(middle))
+        if "middle" in way:
+            file = str(Path(way["folder"], f"{number}-{bps.rank()}"))
+            trainer.save_states(file)
+            others, other = made(way)
+            other.load_states(file)
+            train(way, others, other, range(middle, way["steps"]))
+            keep(number, "resumed", others)
+        train(way, params, trainer, range(middle, way["steps"]))
+        keep(number, "w", params)
+        if way.get("optimizer") == "adam":
+            for i, (m, _) in trainer._updaters[0].states.items():
+                result[f"{number}m{i}"] = m.asnumpy()
+    return result
 
 
 def statistics(arguments):

@@ -1,0 +1,130 @@
+"""Algorithms over the real backends: the weights of all workers, against NumPy replays."""
+
+import numpy as np
+import pytest
+
+from gluon_gc import checkpoint
+from gluon_gc.compression import parse
+from tests import replay
+from tests.algorithm_replay import LocalStepsReplay
+from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_horovod, run_machine
+from tests.test_trainer import make
+
+SHAPES = [(50, 20), (33,), (257, 3)]
+RATE = 0.125
+SGD = {"optimizer_params": {"learning_rate": RATE}}
+PLAIN = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
+SEVENTH = {"name": "local_steps", "every": 7}
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+TOPK = {"compressor": "topk", "k": 0.05, "ef": "corrected"}
+COMPRESSIONS = [None, ONEBIT, TOPK]
+STEPS, MIDDLE = 24, 10  # three rounds: after 7, 14 and 21 steps
+
+
+def ways(folder):
+    """Arguments of `jobs.algorithms`: every seventh step, every step, averaged gradients, Adam."""
+    compressed = [
+        {**SGD, "algorithm": SEVENTH, "compression_params": params, "middle": MIDDLE}
+        for params in COMPRESSIONS
+    ]
+    plain = {**SGD, "compression_params": None}
+    on_contexts = {**SGD, "algorithm": SEVENTH, "compression_params": ONEBIT, "contexts": 2}
+    adam = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "middle": MIDDLE}
+    adam.update(algorithm=SEVENTH, compression_params=ONEBIT)
+    every_way = [*compressed, {**plain, "algorithm": PLAIN}, {**plain, "algorithm": None}]
+    every_way += [on_contexts, adam]
+    return [{"shapes": SHAPES, "steps": STEPS, "folder": folder, **way} for way in every_way]
+
+
+OF_EVERY_STEP, OF_GRADIENTS, ON_CONTEXTS, ADAM = range(len(COMPRESSIONS), len(COMPRESSIONS) + 4)
+
+
+def replayed(compression_params, workers, local_size, contexts=1):
+    """The weights of all workers in the end; `local_size` of a machine make messages together."""
+    of_workers = [
+        {f"p{i}": np.full(shape, i + 1, np.float32) for i, shape in enumerate(SHAPES)}
+        for _ in range(workers)
+    ]
+    senders = workers // local_size
+    exchanges = {
+        f"p{i}": replay.Exchange(senders, parse(compression_params), np.prod(shape), i, np.float32)
+        for i, shape in enumerate(SHAPES)
+        if compression_params
+    }
+
+    def mean(kind, name, vectors):
+        scaled = [vector.ravel() * np.float32(1 / workers) for vector in vectors]
+        sums = [sum(scaled[i : i + local_size]) for i in range(0, workers, local_size)]
+        if compression_params is None:
+            return sum(sums).reshape(vectors[0].shape)
+        return exchanges[name].step(sums, 1.0, range(senders)).reshape(vectors[0].shape)
+
+    local = LocalStepsReplay(of_workers, every=7, mean=mean)
+    for step in range(STEPS):
+        for rank, worker in enumerate(of_workers):
+            for name, gradient in zip(worker, gradients_of(rank, step, SHAPES)):
+                worker[name] -= np.float32(RATE) * (np.float32(contexts) * gradient)
+        local.after_step()
+    return of_workers
+
+
+def first_moments(rank, beta=0.9):
+    """Adam's, of a worker's own gradients."""
+    moments = [np.zeros(shape) for shape in SHAPES]
+    for step in range(STEPS):
+        for m, gradient in zip(moments, gradients_of(rank, step, SHAPES)):
+            m += (1 - beta) * (gradient - m)
+    return moments
+
+
+def check_one_worker_of_two_files(folder, way):
+    """One worker goes on from the files of two: with the sum of residuals, and rank 0's weights."""
+    files = [f"{folder}/{way}-{rank}" for rank in range(2)]
+    both = [checkpoint.read(file).arrays for file in files]
+    _, trainer = make(SHAPES, SGD["optimizer_params"], ONEBIT, algorithm=SEVENTH)
+    trainer.load_states(files[::-1], strict=False)
+    trainer.save_states(f"{folder}/one")
+    one = checkpoint.read(f"{folder}/one").arrays
+    assert {place.node for place in one} == {"worker", "aggregator", "trainer", "local"}
+    for place, array in one.items():
+        if place.node == "worker":
+            expected = both[0][place] + both[1][place]
+            np.testing.assert_allclose(array, expected, atol=1e-6, err_msg=str(place))
+        elif place in both[0]:
+            np.testing.assert_array_equal(array, both[0][place], err_msg=str(place))
+        if place.node == "trainer":
+            np.testing.assert_array_equal(both[1][place], both[0][place], err_msg=str(place))
+        elif place.node == "local":
+            assert not np.array_equal(both[1][place], both[0][place])
+
+
+@pytest.mark.parametrize(
+    "start, local_size",
+    [(run, 1), (run_horovod, 1), (run_machine, 2)],
+    ids=["servers", "horovod", "machine"],
+)
+def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
+    tmp_path, start, local_size
+):
+    if start is run_horovod:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    results = start("algorithms", ways(str(tmp_path)))
+    for number, params in [*enumerate(COMPRESSIONS), (ON_CONTEXTS, ONEBIT)]:
+        contexts = 2 if number == ON_CONTEXTS else 1
+        expected = replayed(params, len(results), local_size, contexts)
+        for result, worker in zip(results, expected):
+            for i in range(len(SHAPES)):
+                for context in range(contexts):
+                    name = f"{number}w{i}/{context}"
+                    np.testing.assert_array_equal(result[name], worker[f"p{i}"], err_msg=name)
+    for rank, result in enumerate(results):
+        for name in [name for name in result if "resumed" in name]:
+            expected = result[name.replace("resumed", "w")]
+            np.testing.assert_array_equal(result[name], expected, err_msg=name)
+        for i, moment in enumerate(first_moments(rank)):
+            gradients, own = (result[f"{n}w{i}/0"] for n in (OF_GRADIENTS, OF_EVERY_STEP))
+            np.testing.assert_allclose(own, gradients, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(result[f"{ADAM}m{i}"], moment, rtol=1e-4, atol=1e-6)
+    if local_size == 1:
+        check_one_worker_of_two_files(str(tmp_path), COMPRESSIONS.index(ONEBIT))

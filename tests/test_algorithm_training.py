@@ -1,0 +1,302 @@
+"""DistributedTrainer with an algorithm, in one process; tests/distributed has several workers."""
+
+import re
+from dataclasses import dataclass
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import Parameter
+
+import gluon_gc as bps
+from gluon_gc import checkpoint
+from gluon_gc.algorithms import Algorithm, Round, registry
+from gluon_gc.compression import parse
+from tests import replay
+from tests.algorithm_replay import LocalStepsReplay
+from tests.test_trainer import backward, gradients, make, train
+
+SHAPES = [(40, 3), (7,)]
+SGD = {"learning_rate": 0.5}
+LOCAL = {"name": "local_steps", "every": 3}
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+TOPK = {"compressor": "topk", "k": 3, "ef": "vanilla"}
+
+
+@dataclass(frozen=True)
+class TwoRounds(Algorithm):
+    """Averages all parameters, then the columns' sums of matrices; a worker keeps what it sent."""
+
+    name = "two_rounds"
+    description = "for tests"
+    own = ("sent",)
+
+    def rounds(self, shapes):
+        matrices = {name: shape[1:] for name, shape in shapes.items() if len(shape) == 2}
+        return {"whole": shapes, "columns": matrices}
+
+    def step(self, at, state):
+        at.update()
+        before = {name: 1.0 * x for name, x in at.parameters.items()}
+        means = yield Round("whole", at.parameters)
+        for name, x in at.parameters.items():  # a round leaves its vectors alone
+            np.testing.assert_array_equal(x.asnumpy(), before[name].asnumpy())
+        sums = {name: x.sum(axis=0) for name, x in before.items() if len(x.shape) == 2}
+        columns = yield Round("columns", sums)
+        state.setdefault("sent", {}).update(sums)
+        for name, x in at.parameters.items():
+            x[:] = means[name] + 0.01 * columns[name] if name in columns else means[name]
+
+
+def trained(steps, compression_params=None, contexts=1, optimizer=SGD, algorithm=LOCAL, **more):
+    params, trainer = make(
+        SHAPES, optimizer, compression_params, contexts, algorithm=algorithm, **more
+    )
+    train(params, trainer, SHAPES, steps)
+    return params, trainer
+
+
+def replayed(steps, compression_params=None, contexts=1, **options):
+    """The weights after so many steps of `train`, in NumPy."""
+    worker = {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(SHAPES)}
+    exchanges = {
+        f"p{i}": replay.Exchange(1, parse(compression_params), np.prod(shape), i, np.float32)
+        for i, shape in enumerate(SHAPES)
+        if compression_params
+    }
+
+    def mean(kind, name, vectors):
+        (vector,) = vectors
+        if not compression_params:
+            return vector
+        return exchanges[name].step([vector.ravel()], 1.0, [0]).reshape(vector.shape)
+
+    local = LocalStepsReplay([worker], every=3, mean=mean, **options)
+    for step in range(steps):
+        for name, gradient in zip(worker, gradients(step, SHAPES)):
+            worker[name] -= np.float32(0.5) * (np.float32(0.5 * contexts) * gradient)
+        local.after_step()
+    return worker
+
+
+def assert_equal(params, expected):
+    for param, value in zip(params, expected.values()):
+        for array in param.list_data():
+            np.testing.assert_array_equal(array.asnumpy(), value, err_msg=param.name)
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
+def test_local_steps_is_its_replay_bit_for_bit_on_all_contexts(compression_params, contexts):
+    params, trainer = trained(7, compression_params, contexts)
+    assert_equal(params, replayed(7, compression_params, contexts))
+    raw = trainer.compression_stats()["tensors"]["difference of p0"]["raw_bytes"]
+    assert raw == 40 * 3 * 4
+
+
+def test_without_an_outer_step_a_worker_alone_trains_as_without_an_algorithm():
+    plain = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
+    optimizer = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    params, _ = trained(6, optimizer=optimizer, algorithm=plain)
+    expected, _ = trained(6, optimizer=optimizer, algorithm=None)
+    for param, other in zip(params, expected):
+        np.testing.assert_allclose(param.data().asnumpy(), other.data().asnumpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
+def test_what_is_resumed_between_rounds_is_bit_for_bit_what_never_stopped(
+    tmp_path, compression_params
+):
+    file = str(tmp_path / "states")
+    never, trainer = make(SHAPES, SGD, compression_params, algorithm=LOCAL)
+
+    def go_on(params, trainer, steps):
+        for step in steps:
+            backward(params, gradients(step, SHAPES))
+            trainer.step(2)
+
+    go_on(never, trainer, range(4))
+    trainer.save_states(file)
+    go_on(never, trainer, range(4, 8))
+    resumed, trainer = make(SHAPES, SGD, compression_params, contexts=2, algorithm=LOCAL)
+    trainer.load_states(file)
+    trainer.save_states(file + "again")
+    loaded, again = checkpoint.read(file), checkpoint.read(file + "again")
+    assert loaded.header == again.header and loaded.header["algorithm"]["every"] == 3
+    kinds = {(place.node, place.what) for place in loaded.arrays}
+    state = {("trainer", "anchor"), ("trainer", "outer_momentum"), ("local", "parameter")}
+    residuals = {(node, "difference/residual") for node in ("worker", "aggregator")}
+    assert kinds == (state | residuals if compression_params else state)
+    for place, array in loaded.arrays.items():
+        np.testing.assert_array_equal(again.arrays[place], array, err_msg=str(place))
+    for step in range(4, 8):
+        backward(resumed, [gradient / 2 for gradient in gradients(step, SHAPES)])
+        trainer.step(2)
+    assert_equal(resumed, {param.name: param.data().asnumpy() for param in never})
+
+
+def test_states_of_another_algorithm_are_refused_and_nothing_changes(tmp_path):
+    with_it, without = str(tmp_path / "with"), str(tmp_path / "without")
+    trained(4)[1].save_states(with_it)
+    trained(4, algorithm=None)[1].save_states(without)
+    for file, algorithm, said in [
+        (with_it, None, "the algorithm is {'name': 'local_steps', .* there, but None here"),
+        (without, LOCAL, "the algorithm is None there, but {'name': 'local_steps', "),
+        (with_it, "local_steps", "the algorithm is .*'every': 3, .* there, but .*'every': 30"),
+    ]:
+        params, trainer = make(SHAPES, SGD, algorithm=algorithm)
+        with pytest.raises(ValueError, match=f"'{re.escape(file)}' does not fit: {said}"):
+            trainer.load_states(file)
+        assert_equal(params, {str(i): np.ones(shape) for i, shape in enumerate(SHAPES)})
+    trainer.load_states(with_it, strict=False)
+    assert_equal(params, replayed(4))
+
+
+def test_a_file_without_the_anchor_of_a_parameter_is_refused(tmp_path):
+    file = str(tmp_path / "states")
+    params, trainer = trained(4)
+    trainer.save_states(file)
+    states = checkpoint.read(file)
+    gone = checkpoint.Place(1, checkpoint.OF_ALL, "anchor")
+    arrays = {place: array for place, array in states.arrays.items() if place != gone}
+    layout = {place: (array.shape, array.dtype.name) for place, array in arrays.items()}
+    checkpoint.write(file, states.header, layout, arrays.items(), states.optimizer)
+    with pytest.raises(ValueError, match=r"the anchor of 'p1' is missing there, but \(7,\) of flo"):
+        trainer.load_states(file)
+
+
+def test_a_stale_gradient_updates_nothing_and_its_parameter_is_averaged():
+    params, trainer = make(SHAPES, SGD, algorithm={**LOCAL, "every": 2}, contexts=2)
+    backward(params, gradients(0, SHAPES))
+    trainer.step(1)
+    moved = params[1].data().asnumpy()
+    with pytest.raises(UserWarning, match="has not been updated by backward since last"):
+        backward(params[:1], gradients(1, SHAPES))
+        trainer.step(1)
+    trainer.step(1, ignore_stale_grad=True)
+    first = params[1].list_data()[0].asnumpy()
+    assert not np.array_equal(first, moved)  # by the outer step
+    np.testing.assert_array_equal(params[1].list_data()[1].asnumpy(), first)
+    np.testing.assert_allclose(first, 1 + 0.7 * 1.9 * (moved - 1), atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    def refused(kind, said, **more):
+        with pytest.raises(kind, match=re.escape(said)):
+            trained(0, **more)
+
+    momentum = {**ONEBIT, "momentum": "nesterov"}
+    with_momentum = {**SGD, "momentum": 0.9}
+    refused(ValueError, "did you mean 'local_steps'?", algorithm="local")
+    refused(
+        ValueError,
+        "compression_params['momentum'] must be left out with algorithm local_steps",
+        compression_params=momentum,
+        optimizer=with_momentum,
+    )
+    auto = {"compressor": "auto"}
+    refused(ValueError, "['compressor'] must name a compressor with", compression_params=auto)
+    refused(ValueError, "max_grad_norm must be None with", max_grad_norm=1.0)
+    refused(ValueError, "on_nonfinite must be 'raise' or 'propagate' with", on_nonfinite="skip")
+    refused(ValueError, "but parameter p0 is float16: cast the network", dtype="float16")
+    rows = Parameter("rows", shape=(3, 4), grad_stype="row_sparse")
+    own = Parameter("own", shape=(3, 4))
+    own.byteps_momentum_type = "nesterov"
+    for param, said in [
+        (rows, "parameter rows or its gradient is row_sparse"),
+        (own, "compression_params['momentum'] must be left out"),
+    ]:
+        param.initialize()
+        more = {"compression_params": ONEBIT, "kvstore": "local", "algorithm": LOCAL}
+        with pytest.raises(ValueError, match=re.escape(said)):
+            bps.DistributedTrainer([param], "sgd", with_momentum, **more)
+    params, trainer = trained(1)
+    for call in (
+        trainer.allreduce_grads,
+        lambda: trainer.update(1),
+        lambda: setattr(trainer, "_amp_loss_scaler", object()),
+    ):
+        with pytest.raises(RuntimeError, match="is for averages of gradients in every step"):
+            call()
+    params[1].grad_req = "null"
+    backward(params[:1], gradients(1, SHAPES))
+    with pytest.raises(ValueError, match="the grad_req of parameter p1 has changed"):
+        trainer.step(1)
+
+
+def test_what_is_not_finite_is_an_error_that_names_the_vector():
+    params, trainer = trained(0, ONEBIT, algorithm={**LOCAL, "every": 1})
+    backward(params, [np.full(shape, np.nan, np.float32) for shape in SHAPES])
+    trainer.step(1)
+    with pytest.raises(mx.MXNetError, match="the difference of p. has a NaN or an infinity"):
+        params[0].data().asnumpy()
+        params[1].data().asnumpy()
+
+
+def test_the_summary_says_the_algorithm_and_counts_vectors():
+    _, trainer = trained(0, ONEBIT)
+    assert "algorithm {'name': 'local_steps', 'every': 3," in repr(trainer)
+    assert "no vectors yet" in repr(trainer)
+    _, trainer = trained(3, ONEBIT)
+    assert "2 vectors of 127 elements" in repr(trainer)
+
+
+def test_a_parameter_without_a_compressor_travels_as_it_is():
+    params, _ = make(SHAPES, SGD, ONEBIT)
+    params[0].compression_params = params[1].compression_params = None
+    trainer = bps.DistributedTrainer(
+        params, "sgd", SGD, compression_params=ONEBIT, kvstore="local", algorithm=LOCAL
+    )
+    train(params, trainer, SHAPES, 7)
+    assert_equal(params, replayed(7))
+
+
+def test_a_worker_goes_on_after_resume_with_its_own_parameters_and_state():
+    def steps(params, trainer, numbers):
+        for step in numbers:
+            backward(params, gradients(step, SHAPES))
+            trainer.step(2)
+
+    def made():
+        params = make(SHAPES, SGD)[0]
+        more = {"compression_params": ONEBIT, "algorithm": LOCAL}
+        return params, bps.DistributedTrainer(params, "sgd", SGD, **more)
+
+    bps.init()
+    try:
+        params, trainer = made()
+        steps(params, trainer, range(4))
+        bps.suspend()
+        bps.resume(num_workers=1, num_servers=0)
+        steps(params, trainer, range(4, 8))
+        assert_equal(params, replayed(8, ONEBIT))
+        bps.suspend()
+        bps.shutdown()  # so that nobody was there before
+        bps.init()
+        with pytest.raises(RuntimeError, match="local_steps goes on after bps.resume only with"):
+            steps(params, trainer, [8])
+    finally:
+        bps.shutdown()
+
+
+def test_each_kind_of_round_has_residuals_of_its_own_and_a_worker_keeps_its_state(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(registry, "two_rounds", TwoRounds)
+    file = str(tmp_path / "states")
+    params, trainer = trained(3, ONEBIT, algorithm="two_rounds")
+    trainer.save_states(file)
+    kinds = {(*place[:3],) for place in checkpoint.read(file).arrays if place.node != "aggregator"}
+    residuals = {(0, "columns/residual"), (0, "whole/residual"), (1, "whole/residual")}
+    expected = {(number, "worker", what) for number, what in residuals}
+    expected |= {(0, "local", "sent"), (0, "local", "parameter"), (1, "local", "parameter")}
+    assert kinds == expected
+    resumed, other = make(SHAPES, SGD, ONEBIT, algorithm="two_rounds")
+    other.load_states(file)
+    for ours, of_trainer in ((params, trainer), (resumed, other)):
+        backward(ours, gradients(3, SHAPES))
+        of_trainer.step(2)
+    assert_equal(resumed, {param.name: param.data().asnumpy() for param in params})
+    tensors = trainer.compression_stats()["tensors"]
+    assert list(tensors) == ["whole of p0", "whole of p1", "columns of p0"]
+    assert tensors["columns of p0"]["raw_bytes"] == 3 * 4
