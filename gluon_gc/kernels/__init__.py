@@ -1,7 +1,8 @@
 """The compiled library on NumPy arrays; needs no MXNet."""
 
 from .batch import Batch
-from .codec import Codec, Layout, State, as_text, position, runs_on_gpu
+from .codec import Codec, State, as_text, position, runs_on_gpu
+from .codec import Layout as Layout  # a type
 from .framing import frame, frame_bytes, frame_words, framed, message_rows, unframe
 from .half import float_from_half, half_from_float
 from .library import PATH, Position, Rows, Status, Traits, compressors, isas, library, names
@@ -12,7 +13,6 @@ __all__ = [
     "PATH",
     "Batch",
     "Codec",
-    "Layout",
     "Position",
     "Rows",
     "State",
