@@ -41,8 +41,9 @@ class Stalls:
         self._warnings = 0  # in this stall
 
     def expect(self, workers: Sequence[str]) -> None:
-        """Look after these."""
-        self._workers = {name: _Worker() for name in workers}
+        """Look after these, in the order of their ranks, whichever came first."""
+        by_rank = sorted(workers, key=lambda name: (len(name), name))
+        self._workers = {name: _Worker() for name in by_rank}
 
     def heed(
         self, name: str, sent: int, answered: int, servers: Sequence[int], doing: str = ""
