@@ -122,6 +122,7 @@ class Cluster:
     def start(self, name: str, command: List[str], **variables: Any) -> None:
         environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
         log_file = self.folder / f"{name}.log"
+        log_file.touch()
         if _nursery().serves(command, environment):
             self.processes[name] = _nursery().start(command, environment, log_file)
             return
