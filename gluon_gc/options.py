@@ -85,6 +85,20 @@ def nearest(name: Any, known: Iterable[str]) -> str:
     return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0)[0]
 
 
+def is_whole(value: Any) -> bool:
+    """Whether a value is an integer, of Python or NumPy, and not a bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def checked_epoch(epoch: Any) -> int:
+    """An epoch, counted from 0, as an int; TypeError or ValueError if it is none."""
+    if not is_whole(epoch):
+        raise TypeError(f"epoch must be a whole number, got {epoch!r}")
+    if epoch < 0:
+        raise ValueError(f"epoch must be >= 0, got {epoch}")
+    return int(epoch)
+
+
 def one_of(choices: Sequence[str], meaning: str, unused: Any = None) -> Option:
     """A choice between words."""
     allowed = listed([f"'{choice}'" for choice in choices], "or")

@@ -20,6 +20,8 @@ from typing import (
     Type,
 )
 
+import numpy as np
+
 from ..options import Option
 
 Array = Any
@@ -106,6 +108,11 @@ class Algorithm:
         """The values of those options that need not be given."""
         return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
 
+    def described(self) -> Dict[str, Any]:
+        """The values of its options, as plain values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         """The shapes of the vectors of each kind of round, given those of the parameters."""
         raise NotImplementedError
@@ -115,7 +122,7 @@ class Algorithm:
         return {}
 
     def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
-        """One step: a generator of rounds, each of which is answered by the averages.
+        """Make one step. This is a generator: it yields rounds, and is sent their averages.
 
         Each value of `state` is changed in place, or replaced in its dictionary.
         """

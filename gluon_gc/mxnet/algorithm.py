@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -72,11 +71,7 @@ class AlgorithmFrontEnd:
     @property
     def described(self) -> Dict[str, Any]:
         """The algorithm's name and options, as plain values."""
-        options = {
-            key: value.item() if isinstance(value, np.generic) else value
-            for key, value in asdict(self._algorithm).items()
-        }
-        return {"name": self._algorithm.name, **options}
+        return {"name": self._algorithm.name, **self._algorithm.described()}
 
     @property
     def begun(self) -> bool:

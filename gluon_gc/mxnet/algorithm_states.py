@@ -73,10 +73,9 @@ class AlgorithmStates:
         for place in own:
             values.pop(place).copyto(first_copy(self._params[place.tensor]))
         spread(self._params.values())
-        self._driver.steps = steps
-        self._driver.state = self._algorithm.begin(
+        state = self._algorithm.begin(
             {param.name: first_copy(param) for param in self._params.values()}
         )
         for place, value in values.items():
-            of_kind = self._driver.state.setdefault(place.what, {})
-            of_kind[self._params[place.tensor].name] = value
+            state.setdefault(place.what, {})[self._params[place.tensor].name] = value
+        self._driver.go_on(steps, state)

@@ -17,6 +17,7 @@ from ..agreement import Facts
 from ..compression import byteps, parse, warn_of_ignored
 from ..compression.momentum import has_nesterov, require_linear
 from ..log import logger
+from ..options import checked_epoch
 from ..plan import Tensor, require_on_nonfinite, travels_compressed
 from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
 from .algorithm import AlgorithmFrontEnd
@@ -301,11 +302,7 @@ class DistributedTrainer(Trainer):
 
         Until it is called they compress as after the warm-up.
         """
-        if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool):
-            raise TypeError(f"epoch must be a whole number, got {epoch!r}")
-        if epoch < 0:
-            raise ValueError(f"epoch must be >= 0, got {epoch}")
-        self._epoch = int(epoch)
+        self._epoch = checked_epoch(epoch)
         self._store.set_epoch(self._names(), self._epoch)
 
     def _reduce(self, batch_size: int, ignore_stale_grad: bool) -> None:

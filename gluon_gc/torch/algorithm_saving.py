@@ -86,20 +86,9 @@ def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
 
 def _described(state: AlgorithmState) -> Dict[str, Any]:
     """Everything but the algorithm that must be the same in a checkpoint and in the state."""
-    meeting = state.rounds.meeting
     return {
-        "rank": meeting.rank,
-        "world_size": meeting.workers,
-        "machines": meeting.machines and meeting.machines.count,
-        "tensors": [
-            {
-                "name": name,
-                "shape": list(parameter.shape),
-                "dtype": str(parameter.dtype),
-                "compression": fitting.as_read(state.params[name].identity()),
-            }
-            for name, parameter in state.parameters.items()
-        ],
+        **saving.workers_of(state.rounds.meeting),
+        "tensors": saving.described_parameters(state.parameters, state.params),
     }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, Callable, Dict, Mapping, Optional
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -13,10 +11,11 @@ from torch.optim import Optimizer
 from ..algorithms import Algorithm
 from ..algorithms.driver import Driver
 from ..compression.params import keys_that_are_on
+from ..options import checked_epoch
 from . import algorithm_saving, closing, stats
 from .optimizer_hooks import require_averaged
 from .rounds import Rounds
-from .settings import checked_epoch, chosen_params, facts_of, named
+from .settings import chosen_params, facts_of, named
 
 Overrides = Mapping[str, Optional[Mapping[str, Any]]]
 
@@ -65,8 +64,9 @@ class AlgorithmState:
             _require_for_rounds(params, algorithm.name)
         self.params, _ = chosen_params(self.parameters, compression_params, overrides)
         self.algorithm, self.optimizer = algorithm, optimizer
-        self.options = {"name": algorithm.name, **_options(algorithm)}
-        about = [("", {"algorithm": algorithm.name}), ("the algorithm", _options(algorithm))]
+        options = algorithm.described()
+        self.options = {"name": algorithm.name, **options}
+        about = [("", {"algorithm": algorithm.name}), ("the algorithm", options)]
         ways = self.parameters, self.params, process_group
         self.rounds = Rounds(about, *ways, step=lambda: self.driver.steps)
         self.driver = Driver(algorithm, self.rounds)
@@ -153,11 +153,6 @@ class AlgorithmState:
     def close(self) -> None:
         """End the threads; no step can be made afterwards."""
         self.rounds.close()
-
-
-def _options(algorithm: Algorithm) -> Dict[str, Any]:
-    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
 
 def _require_for_rounds(params: Optional[Mapping[str, Any]], algorithm: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 import weakref
 from typing import (
     Any,
@@ -22,6 +21,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.optim import Optimizer
 
+from ..options import is_whole
 from .optimizer_hooks import require_averaged
 from .state import CompressionState
 
@@ -222,8 +222,7 @@ class Averager:
 
 def checked_passes(passes: Any) -> int:
     """backward_passes_per_step as an int; ValueError if it is wrong."""
-    whole = isinstance(passes, numbers.Integral) and not isinstance(passes, bool)
-    if not whole or passes < 1:
+    if not is_whole(passes) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be a whole number > 0, got {passes!r}")
     return int(passes)
 

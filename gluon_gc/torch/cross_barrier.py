@@ -6,13 +6,13 @@ import gluon_gc.torch.cross_barrier as bps
 from __future__ import annotations
 
 import copyreg
-import numbers
 from typing import Any, Dict, Iterable, Optional, Tuple
 
 import torch
 from torch.nn import Module
 from torch.optim import SGD, Adam, Optimizer, RMSprop
 
+from ..options import is_whole
 from .broadcasts import broadcast_optimizer_state, broadcast_parameters
 from .compression import Compression
 from .copies import kind_of
@@ -155,8 +155,7 @@ def CrossBarrier(
         )
     if not isinstance(model, Module):
         raise TypeError(f"model must be a Module, got {type(model).__name__}")
-    whole = isinstance(num_steps, numbers.Integral) and not isinstance(num_steps, bool)
-    if not whole or num_steps < 1:
+    if not is_whole(num_steps) or num_steps < 1:
         raise ValueError(f"num_steps must be a whole number > 0, got {num_steps!r}")
     DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
     averager = optimizer._averager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from contextlib import contextmanager
 from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
 
@@ -10,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import algorithms
+from ..options import is_whole
 from .algorithm import with_algorithm
 from .averager import Averager, checked_passes
 from .compression import Compression, params_of
@@ -149,6 +149,5 @@ def DistributedOptimizer(
 
 
 def _require_staleness(staleness: Any) -> None:
-    whole = isinstance(staleness, numbers.Integral) and not isinstance(staleness, bool)
-    if not whole or staleness < 0:
+    if not is_whole(staleness) or staleness < 0:
         raise ValueError(f"staleness must be a whole number >= 0, got {staleness!r}")

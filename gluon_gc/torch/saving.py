@@ -33,6 +33,7 @@ import torch
 from ..agreement import Facts
 from ..checkpoint import STREAM, Layout, Place, States, cutting, fitting
 from ..checkpoint.cutting import Arrays, Saved
+from ..compression import CompressionParams
 from ..log import logger
 from .channel import Channel
 from .coder import Coder
@@ -183,20 +184,34 @@ def _fitting(
 def _described(state: CompressionState) -> Dict[str, Any]:
     """What must fit the state that goes on from it."""
     return {
-        "rank": state.exchange.rank,
-        "world_size": state.exchange.workers,
-        "machines": state.exchange.machines and state.exchange.machines.count,
+        **workers_of(state.exchange),
         "momentum": state.momentum and state.momentum.mu,
-        "parameters": [
-            {
-                "name": name,
-                "shape": list(parameter.shape),
-                "dtype": str(parameter.dtype),
-                "compression": fitting.as_read(state.params[name].identity()),
-            }
-            for name, parameter in state.parameters.items()
-        ],
+        "parameters": described_parameters(state.parameters, state.params),
     }
+
+
+def workers_of(exchange: Exchange) -> Dict[str, Any]:
+    """This worker, and how many there are."""
+    return {
+        "rank": exchange.rank,
+        "world_size": exchange.workers,
+        "machines": exchange.machines and exchange.machines.count,
+    }
+
+
+def described_parameters(
+    parameters: Mapping[str, torch.nn.Parameter], params: Mapping[str, CompressionParams]
+) -> List[Dict[str, Any]]:
+    """The parameters and their compression, as plain values."""
+    return [
+        {
+            "name": name,
+            "shape": list(parameter.shape),
+            "dtype": str(parameter.dtype),
+            "compression": fitting.as_read(params[name].identity()),
+        }
+        for name, parameter in parameters.items()
+    ]
 
 
 def require(given: Any, key: str, of: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import numbers
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -91,15 +90,6 @@ def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[
             f"compression_params['ef'] '{feedback.pop()}' needs the optimizer, whose learning rate "
             "it follows"
         )
-
-
-def checked_epoch(epoch: Any) -> int:
-    """An epoch, counted from 0, as an int; TypeError or ValueError if it is none."""
-    if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool):
-        raise TypeError(f"epoch must be a whole number, got {epoch!r}")
-    if epoch < 0:
-        raise ValueError(f"epoch must be >= 0, got {epoch}")
-    return int(epoch)
 
 
 def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:

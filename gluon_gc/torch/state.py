@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from ..compression import CompressionParams, candidates
 from ..log import logger
+from ..options import checked_epoch
 from ..plan import Tensor, require_on_nonfinite
 from . import automatic, closing, header, saving, staging, stats
 from .exchange import Exchange
@@ -32,7 +33,6 @@ from .left_out import LeftOut
 from .momentum import Momentum, momentum_of
 from .optimizer_hooks import before_step, param_groups
 from .settings import (
-    checked_epoch,
     chosen_params,
     facts_of,
     learning_rates,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from ..checkpoint import STREAM, Place
 from ..compression import CompressionParams
+from ..options import is_whole
 from . import functions, groups, rendezvous, runtime, saving
 from .averager import Averager, averagers
 from .gathering import gather
@@ -83,7 +83,7 @@ _suspended: Optional[_Suspended] = None
 
 
 def suspend() -> None:
-    """Leave the other workers, all of which call this, to `resume` later.
+    """Leave the other workers, to `resume` later; all workers call this.
 
     The residuals and momentum of DistributedOptimizer and CrossBarrier are kept. A step that has
     begun is left out. Everything else that uses torch.distributed has to be made anew afterwards,
@@ -103,7 +103,7 @@ def suspend() -> None:
 def resume(
     num_workers: int, num_servers: int = 0, global_rank: int = -1, context: Any = None
 ) -> None:
-    """Go on after `suspend`, with all workers or with some of them, all of which call this.
+    """Go on after `suspend`, with all workers or some; every worker that goes on calls this.
 
     Optimizers go on with their next step. If all workers are there, with their ranks, they go on
     bit for bit. Otherwise each has an even share of the sum of all residuals, and of all momenta.
@@ -150,6 +150,5 @@ def resume(
 
 
 def _require(value: Any, name: str, least: int, most: int) -> None:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or not least <= value <= most:
+    if not is_whole(value) or not least <= value <= most:
         raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
