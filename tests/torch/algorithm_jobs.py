@@ -7,9 +7,7 @@ With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emula
 
 import copy
 import io
-import os
 import pickle
-import sys
 import warnings
 from dataclasses import dataclass
 
@@ -23,8 +21,7 @@ from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
-from tests.torch import emulated
-from tests.torch.common import TOPK, Net, assert_alike, flat, loss_of, raised
+from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, loss_of, raised
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 RANDOMK = {"compressor": "randomk", "k": 0.2, "seed": 5, "ef": "corrected"}
@@ -471,16 +468,5 @@ def an_algorithm_that_was_added_trains():
     other.compression_state.close()
 
 
-def main():
-    bps.init()
-    if "EMULATED_GPU" in os.environ:
-        emulated.start(os.environ["EMULATED_GPU"])
-    for job in sys.argv[1].split(","):
-        if dist.get_rank() == 0:
-            print(f"-- {job}", flush=True)
-        globals()[job]()
-    bps.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    do_jobs(globals())

@@ -23,6 +23,7 @@ from tests.torch.common import (
     TOPK,
     Net,
     assert_alike,
+    do_jobs,
     flat,
     loss_of,
     raised,
@@ -299,15 +300,5 @@ def _residual(optimizer):
     return next(array for name, array in arrays.items() if name.startswith("worker.residual"))
 
 
-def main():
-    bps.init()
-    jobs, *folder = sys.argv[1:]
-    for job in jobs.split(","):
-        if dist.get_rank() == 0:
-            print(f"-- {job}", flush=True)
-        {**vars(crossing), **globals()}[job](*map(Path, folder))
-    bps.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    do_jobs({**vars(crossing), **globals()})

@@ -1,7 +1,10 @@
 """What jobs of workers share: a network, loops, and checks."""
 
 import logging
+import os
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -9,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gluon_gc.torch as bps
 from gluon_gc.log import logger
+from tests.torch import emulated
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
@@ -105,3 +109,19 @@ def logged():
         yield lines
     finally:
         logger.removeHandler(handler)
+
+
+def do_jobs(jobs):
+    """Do the jobs of the command line, `JOB[,JOB...] [FOLDER]`, in a worker.
+
+    `jobs` has the functions by name. With EMULATED_GPU, tensors are on a GPU that is emulated.
+    """
+    bps.init()
+    if "EMULATED_GPU" in os.environ:
+        emulated.start(os.environ["EMULATED_GPU"])
+    names, *folder = sys.argv[1:]
+    for name in names.split(","):
+        if dist.get_rank() == 0:
+            print(f"-- {name}", flush=True)
+        jobs[name](*map(Path, folder))
+    bps.shutdown()

@@ -41,7 +41,7 @@ def run(
     log: Path,
     timeout: float,
 ) -> int:
-    """Run a script in several workers; returns the first exit code that is not 0, or 0.
+    """Run a script in several workers; returns an exit code that is not 0 if there is one.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def run(
     log : Path
         The file that gets stdout and stderr of all workers.
     timeout : float
-        Seconds, after which the workers are killed.
+        Seconds, after which the workers are killed; the answer is -1 then.
     """
     context = _server(frozenset(variables.items()))
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -76,14 +76,13 @@ def run(
         process.start()
     deadline = time.monotonic() + timeout
     try:
-        while any(process.exitcode is None for process in processes):
-            failed = next((p.exitcode for p in processes if p.exitcode), 0)
-            if failed:
+        while time.monotonic() < deadline:
+            codes = [process.exitcode for process in processes]
+            failed = next((code for code in codes if code), 0)
+            if failed or None not in codes:
                 return failed
-            if time.monotonic() > deadline:
-                return -1
             time.sleep(0.02)
-        return next((p.exitcode for p in processes if p.exitcode), 0)
+        return -1
     finally:
         for process in processes:
             process.kill()

@@ -7,11 +7,8 @@ With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emula
 
 import copy
 import functools
-import os
-import sys
 import warnings
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,6 +29,7 @@ from tests.torch.common import (
     TOPK,
     Net,
     assert_alike,
+    do_jobs,
     flat,
     loss_of,
     raised,
@@ -591,17 +589,5 @@ def for_ever():
             print("training", flush=True)
 
 
-def main():
-    bps.init()
-    if "EMULATED_GPU" in os.environ:
-        emulated.start(os.environ["EMULATED_GPU"])
-    jobs, *folder = sys.argv[1:]
-    for job in jobs.split(","):
-        if dist.get_rank() == 0:
-            print(f"-- {job}", flush=True)
-        {**vars(loops), **globals()}[job](*map(Path, folder))
-    bps.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    do_jobs({**vars(loops), **globals()})
