@@ -57,7 +57,7 @@ def trained(steps, compression_params=None, contexts=1, optimizer=SGD, algorithm
 
 
 def replayed(steps, compression_params=None, contexts=1, **options):
-    """The weights after so many steps of `train`, in NumPy."""
+    """The weights after this number of steps of `train`, in NumPy."""
     worker = {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(SHAPES)}
     exchanges = {
         f"p{i}": replay.Exchange(1, parse(compression_params), np.prod(shape), i, np.float32)

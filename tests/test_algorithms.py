@@ -47,7 +47,7 @@ class Worker:
 
 
 def trained(options, workers, steps):
-    """Workers after so many steps of an algorithm, and their drivers."""
+    """Workers after this number of steps of an algorithm, and their drivers."""
     barrier = threading.Barrier(workers, timeout=10)
     given = [None] * workers
     them = [Worker(rank, workers) for rank in range(workers)]

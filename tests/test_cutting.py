@@ -79,7 +79,7 @@ def test_what_overlaps_slices_is_found_by_tensor():
 
 
 def seconds(tensors):
-    """Seconds to cut the states of so many tensors of four chunks each."""
+    """Seconds to cut the states of this number of tensors, with four chunks each."""
     pieces = [piece for i in range(tensors) for piece in slices(f"tensor{i}", 64, 4)]
     one = np.zeros(16, np.float32)
     arrays = {Place(p.tensor, "worker", "residual", p.begin): one for p in pieces}

@@ -27,7 +27,7 @@ def common() -> Dict[str, Option]:
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),
             "error feedback; corrected: by the ratio of learning rates; sparse: BytePS's name for "
-            "that where all nodes draw alike, and the aggregator has nothing but what was drawn",
+            "that with randomk, whose workers and servers draw the same elements",
         ),
         "momentum": one_of(
             ("nesterov",),

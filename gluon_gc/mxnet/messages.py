@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from .. import plan
 from ..plan import Chunk
 
-_EACH = 2  # messages that each owner has at least, if so many chunks travel
+_EACH = 2  # messages for each owner, if there are enough chunks
 
 
 def in_messages(

@@ -16,10 +16,10 @@ def of_store(store: CompressingKVStore) -> str:
 
 def of_tensors(store: CompressingKVStore, names: Collection[str], noun: str) -> List[str]:
     """A line for those of these tensors, called by a noun, that travel in one way."""
-    alike: Dict[Hashable, List[Channel]] = {}
+    by_compression: Dict[Hashable, List[Channel]] = {}
     for channel in store.channels_of(names):
-        alike.setdefault(channel.params or channel.dtype, []).append(channel)
-    return [_line(channels, noun) for channels in alike.values()]
+        by_compression.setdefault(channel.params or channel.dtype, []).append(channel)
+    return [_line(channels, noun) for channels in by_compression.values()]
 
 
 def _line(channels: List[Channel], noun: str) -> str:

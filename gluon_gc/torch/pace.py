@@ -49,7 +49,7 @@ class Pace:
 
 
 def reordered(items: Sequence[Item], sizes: Sequence[int], share: float) -> List[Item]:
-    """Items of which a share of the bytes keeps the order, while the others come in reverse.
+    """Reverse the items behind the first ones, which hold this share of the bytes.
 
     Examples
     --------

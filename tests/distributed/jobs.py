@@ -919,9 +919,9 @@ def algorithms(arguments):
     """Steps of trainers with algorithms, one for each of several ways.
 
     A way has shapes, steps, algorithm, compression_params, optimizer and optimizer_params, and
-    optionally contexts and middle: after so many steps rank r saves "FOLDER/NAME-r", which another
-    trainer then loads. Returns "w" and the number of each parameter after all steps and, of the
-    other trainer, "resumed"; the first moments of Adam as "m"; in front of each the way's number.
+    optionally contexts and middle: after this number of steps rank r saves "FOLDER/NAME-r", and
+    another trainer loads it. Returns "w" and the number of each parameter after all steps, and
+    "resumed" of the other trainer, and "m", Adam's first moments; the way's number is in front.
     """
     result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
 

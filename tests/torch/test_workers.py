@@ -65,7 +65,7 @@ DIFFERENCES = (
     "workers_that_would_drift_apart_are_refused",
     "rounds_of_init_and_shutdown_leave_nothing",
 )
-"""Jobs of two workers, several of which the same processes do."""
+"""Jobs of two workers. The same processes do several jobs."""
 
 
 def command(job, *arguments, workers=2, file=HERE / "jobs.py"):
@@ -79,7 +79,7 @@ def environ(**more):
 
 
 def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
-    """Let forked workers do jobs; what they say."""
+    """Let forked workers do jobs; their output."""
     command = [str(file), job, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
@@ -90,7 +90,7 @@ def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
 
 
 def run_torchrun(job, *arguments, file=HERE / "jobs.py", **variables):
-    """The same in two workers that torchrun starts."""
+    """Let two workers that torchrun starts do jobs; their output."""
     done = subprocess.run(
         command(job, *arguments, file=file),
         env=environ(**variables),
