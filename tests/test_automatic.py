@@ -8,7 +8,7 @@ import gluon_gc as bps
 from gluon_gc.auto.choice import Topology
 from gluon_gc.compression import parse
 from gluon_gc.mxnet import probe
-from gluon_gc.mxnet.kvstore.local import GluonGCLocal
+from gluon_gc.mxnet.kvstore.local import Local
 from tests.test_trainer import backward, gradients
 
 SHAPES = [(40, 5), (7,), (30, 10)]
@@ -25,7 +25,7 @@ def trainer_of(accuracy, prefix="p", chosen=None):
     trainer = bps.DistributedTrainer(
         params, "sgd", {"learning_rate": 0.5}, compression_params=compression, kvstore="local"
     )
-    trainer._automatic._chosen.update(chosen or {})
+    trainer._averaging._automatic._chosen.update(chosen or {})
     return trainer, params
 
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_brings_back_what_was_chosen(tmp_path, prefix):
     for param, value in zip(params, halfway):
         param.set_data(mx.nd.array(value))
     again.load_states(file)
-    assert again._automatic._chosen == CHOSEN
+    assert again._averaging._automatic._chosen == CHOSEN
     for a, b in zip(train(again, params, range(2, 4)), expected):
         np.testing.assert_array_equal(a, b)
 
@@ -91,15 +91,14 @@ def test_a_checkpoint_that_does_not_fit_what_is_chosen_is_refused(tmp_path):
 
 @pytest.mark.parametrize("names", [["bytegrad"], ["bytegrad", "onebit"]])
 def test_all_that_a_probe_exchanges_has_a_message(names, monkeypatch):
-    store, sent = GluonGCLocal(), []
-    exchange = store.exchange
+    exchange, sent = Local(), []
+    start = exchange.start
 
-    def noted(gradients, *others):
-        sent.append(set(gradients) - {n for c in store.channels for n in c.tensors})
-        exchange(gradients, *others)
+    def noted(job, *others):
+        sent.append(set(job.gradients) - {n for c in exchange.channels for n in c.tensors})
+        start(job, *others)
 
-    monkeypatch.setattr(store, "exchange", noted)
+    monkeypatch.setattr(exchange, "start", noted)
     compressors = {name: parse({"compressor": name}) for name in names}
-    probe.measured(store, Topology(machines=2, servers=0), compressors)
+    probe.measured(exchange, Topology(machines=2, servers=0), compressors)
     assert len(sent) > 20 and not set().union(*sent)
-    assert store.gradient_scale == 1.0

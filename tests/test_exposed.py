@@ -8,7 +8,8 @@ import pytest
 from mxnet.gluon import Parameter
 
 import gluon_gc as bps
-from gluon_gc.mxnet.kvstore.local import GluonGCLocal
+from gluon_gc.mxnet.kvstore import CompressingKVStore
+from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.operators import KEPT_SPANS
 
 TIMEOUT = 60
@@ -53,8 +54,8 @@ class HeldProperty(mx.operator.CustomOpProp):
         return Held(self._gate)
 
 
-class HeldNetwork(GluonGCLocal):
-    """The store of one process, whose messages come to the gate "network"."""
+class HeldNetwork(Local):
+    """The exchange of one process, whose messages come to the gate "network"."""
 
     def _open(self, channels):
         super()._open(channels)
@@ -102,7 +103,10 @@ def test_neither_backward_nor_what_it_hides_is_exposed(
     params = parameters([4000, 4000])
     params[1].compression_params = None
     trainer = bps.DistributedTrainer(
-        params, "sgd", compression_params=compression_params, kvstore=HeldNetwork()
+        params,
+        "sgd",
+        compression_params=compression_params,
+        kvstore=CompressingKVStore(HeldNetwork()),
     )
     backward(params)
     last = params[0].grad()

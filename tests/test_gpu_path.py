@@ -10,10 +10,11 @@ import pytest
 from gluon_gc import kernels, plan
 from gluon_gc.compression import parse
 from gluon_gc.log import logger
-from gluon_gc.mxnet import carried
+from gluon_gc.mxnet import tensor_states
 from gluon_gc.mxnet.codec import MessageCodec
 from gluon_gc.mxnet.gradient import Gradient, sums_of
-from gluon_gc.mxnet.kvstore.local import GluonGCLocal
+from gluon_gc.mxnet.job import Job
+from gluon_gc.mxnet.kvstore.local import Local
 from gluon_gc.mxnet.operators import clip_factor
 from gluon_gc.plan import Slice, Tensor
 from tests.compressors import COMPRESSORS
@@ -51,20 +52,20 @@ def devices(cut, monkeypatch):
 PLAIN = {"none": {}, "fp16": {"fp16": True}}
 
 
-def store_of(name, dtype):
+def exchange_of(name, dtype):
     fed = {"ef": "vanilla", "momentum": "nesterov"}
     params = parse(PLAIN[name] if name in PLAIN else {**COMPRESSORS[name], **fed}, 0.9)
-    store = GluonGCLocal()
-    store.declare(Tensor(t, n, dtype, params, i) for i, (t, n) in enumerate(SIZES.items()))
-    return store
+    exchange = Local()
+    exchange.declare(Tensor(t, n, dtype, params, i) for i, (t, n) in enumerate(SIZES.items()))
+    return exchange
 
 
-def train(store, contexts, dtype, missing=(), out_of_place=False, max_norm=None):
+def train(exchange, contexts, dtype, missing=(), out_of_place=False, max_norm=None):
     """The averages of some steps, by step, tensor and context, and what is carried over."""
     results = {}
     for step in range(4):
         random = np.random.default_rng(step)
-        store.gradient_scale, store.learning_rate_ratio = 1 / 3, 0.5 if step == 2 else 1.0
+        ratios = dict.fromkeys(SIZES, 0.5) if step == 2 else {}
         values, outs = {}, {}
         for t, n in SIZES.items():
             made = random.standard_normal((len(contexts), n)).astype(dtype)
@@ -72,20 +73,19 @@ def train(store, contexts, dtype, missing=(), out_of_place=False, max_norm=None)
                 values[t] = [mx.nd.array(x, c, dtype) for x, c in zip(made, contexts)]
                 outs[t] = [x.copy() for x in values[t]] if out_of_place else values[t]
         before = {t: [x.asnumpy() for x in arrays] for t, arrays in values.items()}
-        if max_norm is None:
-            store.pushpull(list(values), list(values.values()), list(outs.values()))
-        else:
-            gradients = {t: store.gradient(t, values[t], outs[t]) for t in values}
+        gradients = {t: exchange.channels.gradient(t, values[t], outs[t]) for t in values}
+        factor = None
+        if max_norm is not None:
             factor = clip_factor(sums_of(list(gradients.values())), 1.0, max_norm)
             assert factor.asscalar() < 1
-            store.exchange(gradients, factor=factor)
+        exchange.start(Job(gradients, 1 / 3, factor, ratios))
         for t, arrays in outs.items():
             results.update({f"{step}/{t}/{i}": x.asnumpy() for i, x in enumerate(arrays)})
             if out_of_place:
                 assert all(np.array_equal(x.asnumpy(), y) for x, y in zip(values[t], before[t]))
-    for place, array in carried.state(store, SIZES.keys()):
+    for place, array in tensor_states.state(exchange, SIZES.keys()):
         results["/".join(map(str, place[:3]))] = array
-    (channel, *_) = store.channels
+    (channel, *_) = exchange.channels
     done = channel.done()
     results["done"] = [done["calls"], done["sent_bytes"], done["received_bytes"]]
     return results
@@ -101,10 +101,10 @@ def assert_same(a, b):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_results_and_states_are_those_of_the_cpu(devices, name, dtype, count):
-    expected = train(store_of(name, dtype), [mx.cpu()], dtype) if count == 1 else None
-    store = store_of(name, dtype)
-    made = train(store, DEVICES[:count], dtype)
-    assert {channel.gpu for channel in store.channels} == set(DEVICES[:count])
+    expected = train(exchange_of(name, dtype), [mx.cpu()], dtype) if count == 1 else None
+    exchange = exchange_of(name, dtype)
+    made = train(exchange, DEVICES[:count], dtype)
+    assert {channel.gpu for channel in exchange.channels} == set(DEVICES[:count])
     if expected:
         assert_same(made, expected)
     else:
@@ -116,7 +116,7 @@ def test_results_and_states_are_those_of_the_cpu(devices, name, dtype, count):
 @pytest.fixture
 def ordinary(cut):
     """What comes of it where nothing is taken for a GPU."""
-    return [train(store_of("onebit", "float32"), DEVICES, "float32", **how) for how in WAYS]
+    return [train(exchange_of("onebit", "float32"), DEVICES, "float32", **how) for how in WAYS]
 
 
 WAYS = ({}, {"missing": ("b", "d")}, {"out_of_place": True}, {"max_norm": 2.0})
@@ -124,12 +124,12 @@ WAYS = ({}, {"missing": ("b", "d")}, {"out_of_place": True}, {"max_norm": 2.0})
 
 def test_copies_of_two_devices_are_summed_and_spread_as_on_the_cpu(ordinary, devices):
     for how, expected in zip(WAYS, ordinary):
-        assert_same(train(store_of("onebit", "float32"), DEVICES, "float32", **how), expected)
+        assert_same(train(exchange_of("onebit", "float32"), DEVICES, "float32", **how), expected)
 
 
 def test_a_gradient_on_one_device_is_clipped_there(cut, devices):
     made = [
-        train(store_of("onebit", "float32"), [context], "float32", max_norm=2.0)
+        train(exchange_of("onebit", "float32"), [context], "float32", max_norm=2.0)
         for context in (mx.cpu(), DEVICES[0])
     ]
     assert_same(*made)
@@ -138,11 +138,11 @@ def test_a_gradient_on_one_device_is_clipped_there(cut, devices):
 def test_states_move_with_the_gradients(devices):
     made = []
     for moves in (True, False):
-        store = store_of("onebit", "float32")
+        exchange = exchange_of("onebit", "float32")
         for step, device in enumerate((*DEVICES, mx.cpu(), DEVICES[0])):
             value = mx.nd.array(np.arange(SIZES["a"]), device if moves else mx.cpu())
-            store.pushpull("a", value * (step + 1))
-        made.append(dict(carried.state(store, ["a"])))
+            exchange.sum_in_place({"a": value * (step + 1)})
+        made.append(dict(tensor_states.state(exchange, ["a"])))
     assert_same(*made)
 
 

@@ -210,19 +210,20 @@ def weights_and_gradients(gradient, dtype="float32"):
 
 
 def test_a_weight_whose_gradient_is_stale_is_left_alone():
-    momentum = Momentum(0.5)
-    weights, gradients = weights_and_gradients(2.0)
-    weights[0]._fresh_grad = False
-    momentum.add_weight_decay(0, 1.0, weights, gradients, 1.0, nesterov=True)
-    np.testing.assert_array_equal(gradients[0].asnumpy(), np.full(3, 2.0))
+    momentum = Momentum(0.5, nesterov=lambda index: True)
+    param = mx.gluon.Parameter("w", shape=(3,))
+    param.initialize()
+    param.grad()[:] = 2.0
+    momentum.add_weight_decay(mx.optimizer.SGD(wd=1.0), [param], 1.0)
+    np.testing.assert_array_equal(param.grad().asnumpy(), np.full(3, 2.0))
     assert momentum.state() == {}
 
 
 def test_momentum_of_float16_gradients_is_kept_in_float32():
-    momentum = Momentum(0.5)
+    momentum = Momentum(0.5, nesterov=lambda index: True)
     for value in (1.0, 2.0**-13):  # in float16, 0.5 + 2**-13 is 0.5
         _, gradients = weights_and_gradients(value, "float16")
-        momentum.add_to_gradient(0, gradients, nesterov=True)
+        momentum.add_to_gradient(0, gradients)
     assert gradients[0].dtype == np.float16
     (m,) = momentum.state().values()
     np.testing.assert_array_equal(m, np.full(3, 0.5 + 2.0**-13, np.float32))

@@ -6,8 +6,8 @@ import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
-from gluon_gc.mxnet import carried, operators, push_pull, runtime
-from gluon_gc.mxnet.runtime import create_kvstore
+from gluon_gc.mxnet import operators, push_pull, runtime, tensor_states
+from gluon_gc.mxnet.runtime import create_exchange
 from tests.compressors import COMPRESSORS
 from tests.distributed.standing import run, run_horovod
 from tests.test_trainer import backward, make
@@ -61,7 +61,7 @@ def test_a_step_that_is_skipped_changes_no_weight_and_what_follows_starts_from_z
     backward(params, gradient(2, bad))
     trainer.step(1)
     np.testing.assert_array_equal(params[0].data().asnumpy(), before)
-    state = dict(carried.state(trainer._store, trainer._names()))
+    state = dict(tensor_states.state(trainer._averaging.exchange, trainer._averaging.names()))
     assert {place.what for place in state} >= {"residual", "momentum"}
     assert not any(np.any(array) for place, array in state.items() if place.what != "stream")
     backward(params, gradient(3))
@@ -168,7 +168,7 @@ def test_skipping_counts_uncompressed_gradients_too():
 @pytest.fixture(params=[None, *COMPRESSORS, "dgc"])
 def declared(request, monkeypatch):
     """Declares "x", compressed somehow, and returns what a push-pull makes of it, over and over."""
-    monkeypatch.setattr(runtime, "_default", create_kvstore("local"))
+    monkeypatch.setattr(runtime, "_default", create_exchange("local"))
     monkeypatch.setattr(push_pull, "_declared", {})
     monkeypatch.setattr(push_pull, "_used", {})
     params = {"compressor": "dgc", "k": 0.2}
@@ -269,7 +269,9 @@ def test_a_float16_infinity_under_amp_is_a_step_that_is_skipped(compression):
         trainer.step(1)
         weights.append(params[0].data().asnumpy())
         scales.append(trainer._amp_loss_scaler.loss_scale)
-        kept.append(dict(carried.state(trainer._store, trainer._names())))
+        kept.append(
+            dict(tensor_states.state(trainer._averaging.exchange, trainer._averaging.names()))
+        )
     for step in (1, 2, 3):
         np.testing.assert_array_equal(weights[step], weights[0])
         for name, array in kept[step].items():

@@ -267,7 +267,7 @@ def test_who_is_alone_by_right_says_nothing(environ, logged, variables):
 def test_mxnets_workers_that_no_launcher_of_theirs_started_are_refused(environ, variables, said):
     environ.update(variables)
     with pytest.raises(env.ConfigurationError, match=f"^{said}"):
-        runtime.create_kvstore()
+        runtime.create_exchange()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_mxnets_workers_that_no_launcher_of_theirs_started_are_refused(environ, 
 )
 def test_mxnets_only_worker_trains_alone(environ, variables):
     environ.update(variables)
-    assert runtime.create_kvstore().type == "local"
+    assert runtime.create_exchange().type == "local"
 
 
 @pytest.mark.parametrize("variables", [mpirun(1, 2), PMI])

@@ -14,14 +14,13 @@ OF_OTHERS = {
     "mxnet/algorithm_arguments.py": {"_grad_stype", "_stype"},
     "mxnet/freshness.py": {"_fresh_grad"},
     "mxnet/kvstore/by_name.py": {"_create_kvstore"},
-    "mxnet/kvstore/parameter_server/store.py": {"_barrier", "_send_command_to_servers"},
+    "mxnet/kvstore/parameter_server/backend.py": {"_barrier", "_send_command_to_servers"},
     "mxnet/learning_rates.py": {"_index_update_count"},
-    "mxnet/momentum.py": {"_fresh_grad"},
+    "mxnet/momentum.py": {"_fresh_grad", "_get_wd"},
+    "mxnet/optimizer_states.py": {"_all_index_update_counts"},
     "mxnet/parameters.py": {"_data", "_deferred_init", "_init_impl"},
     "mxnet/running_statistics.py": {"_data", "_differentiable"},
-    "mxnet/saving.py": {"_all_index_update_counts", "_optimizer", "_params", "_updaters"},
     "mxnet/server.py": {"_set_updater"},
-    "mxnet/trainer.py": {"_get_wd", "_optimizer"},
     "torch/algorithm.py": {"_wrapped_by_lr_sched"},
     "torch/averager.py": {"_execution_engine", "_version"},
     "torch/fsdp.py": {"_fsdp_param_group", "_get_fsdp_state"},
@@ -29,22 +28,6 @@ OF_OTHERS = {
     "torch/rendezvous.py": {"_get_default_store"},
 }
 """By file, the private attributes of MXNet, PyTorch and Python that it cannot do without."""
-OURS = {
-    "mxnet/saving.py": {
-        "_algorithm",
-        "_automatic",
-        "_compression",
-        "_declare_all",
-        "_last_first",
-        "_momentum",
-        "_names",
-        "_overrides",
-        "_steps",
-        "_store",
-        "_traveling",
-    },
-}
-"""By file, those of another module of gluon_gc. Take names off; add none."""
 
 
 def own_names(tree):
@@ -96,12 +79,9 @@ def test_private_attributes_of_others_are_found(source, names):
     assert private_attributes_of_others(source) == names
 
 
-def test_no_module_uses_private_attributes_of_another_but_these():
+def test_no_module_uses_private_attributes_of_another_but_of_other_projects():
     found = {
         str(path.relative_to(PACKAGE)): private_attributes_of_others(path.read_text())
         for path in PACKAGE.rglob("*.py")
     }
-    allowed = {file: OF_OTHERS.get(file, set()) | OURS.get(file, set()) for file in found}
-    assert {file: names for file, names in found.items() if names} == {
-        file: names for file, names in allowed.items() if names
-    }
+    assert {file: names for file, names in found.items() if names} == OF_OTHERS

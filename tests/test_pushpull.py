@@ -19,7 +19,7 @@ COMPRESSIONS = pytest.mark.parametrize(
 
 def store_of(params):
     store = kvstore.GluonGCLocal()
-    store.declare([Tensor(name, N, "float32", parse(params)) for name in "ab"])
+    store.exchange.declare([Tensor(name, N, "float32", parse(params)) for name in "ab"])
     return store
 
 
@@ -65,7 +65,7 @@ def test_the_sum_may_be_wanted_in_another_dtype_or_storage():
     store_of({}).pushpull("a", value, out=[half, sparse])
     np.testing.assert_array_equal(half.asnumpy(), value.asnumpy().astype(np.float16))
     store = kvstore.GluonGCLocal()
-    store.declare([Tensor("rows", 6, "float32", parse({}))])
+    store.exchange.declare([Tensor("rows", 6, "float32", parse({}))])
     rows = mx.nd.array([[0, 0], [1, 2], [0, 0]])
     out = mx.nd.sparse.zeros("row_sparse", (3, 2))
     store.pushpull("rows", rows.tostype("row_sparse"), out=out)

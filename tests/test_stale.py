@@ -6,7 +6,7 @@ import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 import gluon_gc as bps
-from gluon_gc.mxnet import carried
+from gluon_gc.mxnet import tensor_states
 from gluon_gc.mxnet.kvstore.horovod.message_groups import KnownGroups
 from gluon_gc.mxnet.operators import Told
 from tests.test_trainer import backward, gradients, make
@@ -28,8 +28,8 @@ def step(params, trainer, number, used, **how):
 
 def kept(trainer):
     """Residuals, momentum and random streams by the number of the parameter."""
-    numbers = {tensor.name: i for i, tensor in trainer._declared.items()}
-    state = carried.state(trainer._store, trainer._names())
+    numbers = {tensor.name: i for (i, _), tensor in trainer._averaging.tensors.items()}
+    state = tensor_states.state(trainer._averaging.exchange, trainer._averaging.names())
     arrays = {(numbers[place.tensor], *place[1:]): array for place, array in state}
     own = trainer._momentum.state() if trainer._momentum else {}
     return {**arrays, **{(place[0], "trainer", place): array for place, array in own.items()}}
@@ -121,8 +121,10 @@ def test_a_row_sparse_gradient_that_is_stale_counts_as_no_rows():
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_a_stale_gradient_is_reported_before_anything_is_sent(contexts, monkeypatch):
     params, trainer = make(SHAPES, OPTIMIZER, ONEBIT, contexts=contexts)
-    for method in ("exchange", "declare"):
-        monkeypatch.setattr(trainer._store, method, lambda *_, **__: pytest.fail("sent"))
+    for method in ("start", "declare"):
+        monkeypatch.setattr(
+            trainer._averaging.exchange, method, lambda *_, **__: pytest.fail("sent")
+        )
     backward(params[:1], gradients(0, SHAPES))
     with pytest.raises(UserWarning, match="`p1` on context cpu.0. has not been updated by back"):
         trainer.step(1)
@@ -142,7 +144,7 @@ def test_an_update_does_not_ignore_what_has_been_averaged():
 def test_a_step_that_nobody_has_a_fresh_gradient_for_sends_nothing(monkeypatch):
     params, trainer = make(SHAPES, OPTIMIZER, ONEBIT, max_grad_norm=1.0, on_nonfinite="skip")
     step(params, trainer, 0, [0, 1, 2])
-    monkeypatch.setattr(trainer._store, "exchange", lambda *_, **__: pytest.fail("sent"))
+    monkeypatch.setattr(trainer._averaging.exchange, "start", lambda *_, **__: pytest.fail("sent"))
     before = params[0].data().asnumpy()
     step(params, trainer, 1, [], ignore_stale_grad=True)
     np.testing.assert_array_equal(params[0].data().asnumpy(), before)

@@ -14,7 +14,7 @@ import pytest
 
 import gluon_gc as bps
 from gluon_gc import checkpoint
-from gluon_gc.mxnet import carried
+from gluon_gc.mxnet import tensor_states
 from tests.test_trainer import backward, gradients, make, train
 
 SHAPES = [(40, 3), (7,)]
@@ -38,8 +38,8 @@ def saved(tmp_path):
 def contents(trainer):
     """All that a trainer carries from step to step."""
     states = trainer._updaters[0].get_states(dump_optimizer=False)
-    numbers = {tensor.name: number for number, tensor in trainer._declared.items()}
-    arrays = carried.state(trainer._store, trainer._names())
+    numbers = {tensor.name: number for (number, _), tensor in trainer._averaging.tensors.items()}
+    arrays = tensor_states.state(trainer._averaging.exchange, trainer._averaging.names())
     return states, {(numbers[p.tensor], *p[1:]): array.tobytes() for p, array in arrays}
 
 

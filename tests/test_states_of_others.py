@@ -54,7 +54,7 @@ def test_the_sum_of_residuals_and_of_momenta_is_kept(three, tmp_path):
         assert np.any(total)
     place = Place(0, "aggregator", "residual")
     np.testing.assert_array_equal(again[place], before[0][place])
-    assert trainer._steps == 9
+    assert trainer._averaging.steps == 9
 
 
 def test_residuals_of_the_workers_of_a_node_count_once(three, tmp_path):

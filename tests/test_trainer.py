@@ -104,7 +104,7 @@ def test_the_last_layers_gradients_are_exchanged_first(form, monkeypatch):
     def exchange(channels, *_):
         exchanged.extend(chunk.size for channel in channels for chunk in channel.chunks)
 
-    monkeypatch.setattr(trainer._store, "_exchange", exchange)
+    monkeypatch.setattr(trainer._averaging.exchange, "_exchange", exchange)
     trainer.allreduce_grads()
     assert exchanged == [6, 4, 2]
 
@@ -233,7 +233,7 @@ def test_compression_stats_add_up():
 def test_where_nothing_is_sent_there_is_no_ratio(monkeypatch):
     params, trainer = make([(1000,)], {"learning_rate": 0.1}, ONEBIT)
     train(params, trainer, [(1000,)], 1)
-    monkeypatch.setattr(trainer._store, "message_bytes", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(trainer._averaging.exchange, "message_bytes", lambda *_: (0.0, 0.0))
     stats = trainer.compression_stats()
     assert stats["total"]["ratio"] is stats["tensors"]["p0"]["ratio"] is None
     assert stats["total"]["bits_per_element"] == 0
@@ -334,7 +334,7 @@ def test_wrong_arguments_are_refused():
 def test_a_batch_size_is_a_positive_number(batch_size, error, monkeypatch):
     params, trainer = make([(4,)], {"learning_rate": 1.0}, ONEBIT)
     backward(params, gradients(0, [(4,)]))
-    monkeypatch.setattr(trainer._store, "pushpull", lambda *_: pytest.fail("exchanged"))
+    monkeypatch.setattr(trainer._averaging.exchange, "start", lambda *_: pytest.fail("exchanged"))
     for method in (trainer.step, trainer.update):
         with pytest.raises(error, match="batch_size must be .*, got") as raised:
             method(batch_size)

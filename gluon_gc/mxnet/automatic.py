@@ -16,7 +16,7 @@ from ..auto.choice import Measured
 from ..compression import CompressionParams, candidates
 from ..plan import Tensor
 from . import probe
-from .exchange import CompressingKVStore
+from .exchange import Exchange
 
 
 class Automatic:
@@ -26,7 +26,7 @@ class Automatic:
         self._chosen: Dict[int, str] = {}
 
     def settled(
-        self, store: CompressingKVStore, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
+        self, exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
     ) -> List[Tensor]:
         """The tensors, whose params say how they are compressed; all workers call it.
 
@@ -34,7 +34,7 @@ class Automatic:
 
         Parameters
         ----------
-        store : CompressingKVStore
+        exchange : Exchange
         tensors : sequence of Tensor
             In the order of backward.
         gradients : sequence of NDArray
@@ -45,10 +45,10 @@ class Automatic:
         if not undecided:
             return list(tensors)
         known = [self._chosen.get(tensor.index) for tensor in undecided]
-        names = _of_root(store, known)
+        names = _of_root(exchange, known)
         if None in names:
-            chosen = _choose(store, undecided, [arrays[tensor.name] for tensor in undecided])
-            names = _of_root(store, [old or new for old, new in zip(names, chosen)])
+            chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
+            names = _of_root(exchange, [old or new for old, new in zip(names, chosen)])
         self._chosen.update((tensor.index, name) for tensor, name in zip(undecided, names))
         return [self._with_choice(tensor) for tensor in tensors]
 
@@ -83,29 +83,29 @@ class Automatic:
                 self._chosen.setdefault(i, candidate)
 
 
-def _of_root(store: CompressingKVStore, value: Any) -> Any:
+def _of_root(exchange: Exchange, value: Any) -> Any:
     """What rank 0 has, made of plain values."""
-    if store.num_workers == 1:
+    if exchange.num_workers == 1:
         return value
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     size = mx.nd.array([data.size], dtype="int64")
-    store.broadcast_all([size], root_rank=0)
+    exchange.broadcast([size], root_rank=0)
     room = mx.nd.array(np.resize(data, int(size.asscalar())), dtype="uint8")
-    store.broadcast_all([room], root_rank=0)
+    exchange.broadcast([room], root_rank=0)
     return json.loads(room.asnumpy().tobytes())
 
 
 def _choose(
-    store: CompressingKVStore, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
+    exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
 ) -> List[str]:
     """What is best for each tensor; the log of rank 0 says why."""
-    topology = store.topology()
+    topology = exchange.topology()
 
     def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
-        return probe.measured(store, topology, compressors)
+        return probe.measured(exchange, topology, compressors)
 
     ready = _ready(gradients)
-    return selection.chosen(tensors, topology, measure, ready, says=store.rank == 0)
+    return selection.chosen(tensors, topology, measure, ready, says=exchange.rank == 0)
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -12,37 +12,12 @@ from ..plan import Chunk, Tensor
 from . import operators
 from .codec import MessageCodec, Part
 from .gradient import Gradients
+from .job import Job
 from .operators import Places
 from .rows_codec import RowsCodec
 from .values import Values, fused
 
 Start = Tuple[int, int]
-
-
-class Sending(NamedTuple):
-    """What one exchange sends.
-
-    Parameters
-    ----------
-    gradients : Gradients
-    scale : float
-        Multiplies them.
-    ratio : float
-        Previous learning rate over the current one.
-    ratios : mapping
-        The same by tensor, where it is another. It is one for all tensors of a message.
-    factor : NDArray, optional
-        Multiplies them too; float64, shape (1,).
-    step : int
-        The number of the exchange, from 1, with which meters have it.
-    """
-
-    gradients: Gradients
-    scale: float
-    ratio: float
-    ratios: Mapping[str, float]
-    factor: Optional[NDArray]
-    step: int
 
 
 class Metered:
@@ -168,7 +143,7 @@ class Channel(Metered):
 
     def encode(
         self,
-        sending: Sending,
+        job: Job,
         values: Optional[NDArray] = None,
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
@@ -178,24 +153,24 @@ class Channel(Metered):
         `values` are those of the chunks side by side, times scale and factor, if they are not the
         gradients'.
         """
-        scale, factor = sending.scale, sending.factor
+        scale, factor = job.scale, job.factor
         if values is not None:
             arrays, places, scale, factor = [values], self._side_by_side, 1.0, None
         elif self.gpu is not None:
-            arrays, places = _together(self._on_gpu(sending.gradients, "sum_on"))
+            arrays, places = _together(self._on_gpu(job.gradients, "sum_on"))
         else:
-            arrays, places = self._arrays(sending.gradients, "own")
-        ratio, step = sending.ratios.get(self.slices[0].tensor, sending.ratio), sending.step
+            arrays, places = self._arrays(job.gradients, "own")
+        ratio, step = job.ratios.get(self.slices[0].tensor, 1.0), job.step
         return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
-    def copy(self, sending: Sending, to: NDArray, metered: bool = False) -> NDArray:
+    def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
         """Write the slices' own values side by side, times scale and factor.
 
         If it is `metered`, that counts as what this worker does instead of `encode`.
         """
-        arrays, places = self._arrays(sending.gradients, "own")
-        meter = dict(meter=self._meter, step=sending.step) if metered else {}
-        of = self._told, arrays, places, self._sizes, sending.scale, to, sending.factor
+        arrays, places = self._arrays(job.gradients, "own")
+        meter = dict(meter=self._meter, step=job.step) if metered else {}
+        of = self._told, arrays, places, self._sizes, job.scale, to, job.factor
         return fused(*of, **meter)
 
     def deliver(

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import integers
-from .runtime import default_kvstore
+from .runtime import default_exchange
 from .totals import total_of_parts
 
 Value = TypeVar("Value", float, np.ndarray, NDArray)
@@ -26,7 +26,7 @@ def barrier() -> None:
     RuntimeError
         `init` was not called; or a worker is about to do something else together.
     """
-    default_kvstore().agree("barrier")
+    default_exchange().agree("barrier")
 
 
 def allreduce(value: Value, average: bool = True) -> Value:
@@ -59,18 +59,18 @@ def allreduce(value: Value, average: bool = True) -> Value:
         `init` was not called; or a worker has another shape, or is about to do something else.
     """
     given = _as_numpy(value)
-    store = default_kvstore()
+    exchange = default_exchange()
     parts = _summands(given)
     facts = {
         "shape": list(given.shape),
         "average": bool(average),
         "64-bit integers": len(parts) > 1,
     }
-    store.agree("allreduce", [("", facts)])
-    sums = total_of_parts(store, f"metrics.{given.size}.{len(parts)}", parts, "allreduce")
+    exchange.agree("allreduce", [("", facts)])
+    sums = total_of_parts(exchange, f"metrics.{given.size}.{len(parts)}", parts, "allreduce")
     floats = integers.as_floats(sums)
     if average:
-        floats = floats / store.num_workers
+        floats = floats / exchange.num_workers
     whole = given.dtype.kind != "f" and not average and bool((floats % 1 == 0).all())
     if whole:
         return _like(value, integers.total(sums, given.dtype, "the values"))

@@ -14,7 +14,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from ..agreement import Facts
-from .exchange import CompressingKVStore
+from .exchange import Exchange
 from .gradient import legacy
 from .totals import total
 
@@ -44,7 +44,7 @@ def require_fresh(params: Iterable[Parameter]) -> None:
 
 
 def fresh_anywhere(
-    store: CompressingKVStore, name: str, params: Sequence[Parameter], about: Facts
+    exchange: Exchange, name: str, params: Sequence[Parameter], about: Facts
 ) -> List[bool]:
     """For each parameter, whether its gradient is fresh on any context of any worker.
 
@@ -53,18 +53,18 @@ def fresh_anywhere(
 
     Parameters
     ----------
-    store : CompressingKVStore
+    exchange : Exchange
     name : str
-        What the store calls the flags.
+        What the exchange calls the flags.
     params : sequence of Parameter
         The same number whenever the name is used.
     about : Facts
         What the workers must have in common when the name is first used.
     """
     flags = [_is_fresh(param) for param in params]
-    if store.num_workers > 1:
+    if exchange.num_workers > 1:
         array = mx.nd.array(np.array(flags, np.float32))
-        flags = (total(store, name, array, "step", about).asnumpy() > 0).tolist()
+        flags = (total(exchange, name, array, "step", about).asnumpy() > 0).tolist()
     for param, fresh in zip(params, flags):
         if fresh:
             _renew(param)

@@ -1,4 +1,4 @@
-"""Learning rates in steps to come, for error feedback that follows them."""
+"""Learning rates of steps to come, for error feedback that follows them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from typing import Dict, Sequence
 from mxnet.optimizer import Optimizer
 
 
-class LearningRates:
-    """For each parameter, by number, the learning rate when its gradient was last exchanged.
+def ratios(
+    last: Dict[int, float], optimizer: Optimizer, indices: Sequence[int]
+) -> Dict[int, float]:
+    """The last learning rate of each parameter over that of the update to come, where not 1.
 
-    It is the optimizer's own: a parameter's lr_mult is not in it.
+    Parameters
+    ----------
+    last : dict
+        By the number of a parameter, the learning rate when its gradient was last exchanged; it is
+        brought up to date. It is the optimizer's own: a parameter's lr_mult is not in it.
+    optimizer : Optimizer
+    indices : sequence of int
+        The parameters that the update will change.
     """
-
-    def __init__(self) -> None:
-        self.last: Dict[int, float] = {}
-
-    def ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> Dict[int, float]:
-        """The last learning rate of each parameter over that of the update to come, where not 1.
-
-        Parameters
-        ----------
-        optimizer : Optimizer
-        indices : sequence of int
-            The parameters that the update will change.
-        """
-        rate = next_rate(optimizer, indices)
-        if not rate:
-            return {}
-        ratios = {i: self.last[i] / rate for i in indices if self.last.get(i, rate) != rate}
-        self.last.update(dict.fromkeys(indices, rate))
-        return ratios
+    rate = next_rate(optimizer, indices)
+    if not rate:
+        return {}
+    changed = {i: last[i] / rate for i in indices if last.get(i, rate) != rate}
+    last.update(dict.fromkeys(indices, rate))
+    return changed
 
 
 def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:

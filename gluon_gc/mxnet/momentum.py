@@ -8,10 +8,11 @@ has in the optimizer's momentum.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import NAG, SGD, Optimizer
 
@@ -41,16 +42,16 @@ def switched_off(optimizer: Optimizer) -> Iterator[None]:
 class Momentum:
     """The state of momentum mu, in the dtype that compressors compute in.
 
-    Each parameter has Nesterov's momentum, or the classic one.
-
     Parameters
     ----------
     mu : float
         0 < mu.
+    nesterov : callable
+        Whether the parameter of a number has Nesterov's momentum, rather than the classic one.
     """
 
-    def __init__(self, mu: float) -> None:
-        self.mu = mu
+    def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
+        self.mu, self._nesterov = mu, nesterov
         self._state: Dict[Tuple[int, ...], NDArray] = {}
 
     def _of(self, place: Tuple[int, ...], like: NDArray) -> NDArray:
@@ -61,13 +62,13 @@ class Momentum:
         self._state[place] = self._state[place].as_in_context(like.context)
         return self._state[place]
 
-    def add_to_gradient(self, index: int, gradients: Sequence[NDArray], nesterov: bool) -> None:
+    def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
         """m = mu m + g, then g = g + mu m or g = m, for the equal gradients of all contexts."""
         first, *others = legacy(gradients)
         m = self._of((index,), first)
         m *= self.mu
         m += first.astype(m.dtype, copy=False)
-        if nesterov:
+        if self._nesterov(index):
             first += (self.mu * m).astype(first.dtype, copy=False)
         else:
             m.astype(first.dtype, copy=False).copyto(first)
@@ -75,21 +76,21 @@ class Momentum:
             first.copyto(other)
 
     def add_weight_decay(
-        self,
-        index: int,
-        wd: float,
-        weights: Sequence[NDArray],
-        gradients: Sequence[NDArray],
-        rescale: float,
-        nesterov: bool,
+        self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float
     ) -> None:
         """w = mu (w + wd x), and g = g + w, where the optimizer will multiply g by `rescale`.
 
         Classic momentum adds the w of the step before. Weights whose gradient is stale are left
         alone, as the optimizer leaves them.
         """
+        for index, param in enumerate(params):
+            if param.grad_req != "null":
+                self._add_weight_decay(index, optimizer._get_wd(index), param, rescale)
+
+    def _add_weight_decay(self, index: int, wd: float, param: Parameter, rescale: float) -> None:
+        weights, nesterov = param.list_data(), self._nesterov(index)
         fresh = [weight._fresh_grad for weight in weights]
-        for context, (x, gradient) in enumerate(zip(legacy(weights), legacy(gradients))):
+        for context, (x, gradient) in enumerate(zip(legacy(weights), legacy(param.list_grad()))):
             place = (index, context)
             if fresh[context] and (wd or place in self._state):
                 w = self._of(place, x)

@@ -8,7 +8,7 @@ from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from .push_pull import byteps_push_pull
-from .runtime import default_kvstore
+from .runtime import default_exchange
 from .trainer_facts import of_optimizer
 
 
@@ -29,6 +29,11 @@ class DistributedOptimizer(Optimizer):
             raise TypeError(f"optimizer must be an mxnet Optimizer, got {optimizer!r}")
         self._optimizer = optimizer
         self._compared = False  # with those of other workers
+
+    @property
+    def unwrapped(self) -> Optimizer:
+        """The optimizer inside."""
+        return self._optimizer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
@@ -65,7 +70,7 @@ class DistributedOptimizer(Optimizer):
     ) -> None:
         if not self._compared:
             facts = of_optimizer(self._optimizer)
-            default_kvstore().agree("DistributedOptimizer.update", facts)
+            default_exchange().agree("DistributedOptimizer.update", facts)
             self._compared = True
         many = isinstance(index, (list, tuple))
         for i, gradient in zip(index, grad) if many else [(index, grad)]:

@@ -16,7 +16,9 @@ from ..agreement import Facts
 from ..compression import CompressionParams, byteps, warn_of_ignored
 from ..plan import Tensor, require_on_nonfinite
 from . import runtime
-from .exchange import CompressingKVStore, check_fits
+from .broadcasts import broadcast_copies
+from .channels import check_fits
+from .exchange import Exchange
 from .gradient import legacy, params_for
 from .totals import total_of_parts
 
@@ -110,7 +112,7 @@ def byteps_push_pull(
     MXNetError
         When the result is waited for: it is not finite, and was declared to be refused then.
     """
-    store = runtime.default_kvstore()
+    exchange = runtime.default_exchange()
     if name is None:
         name = f"noname.{next(_nameless)}"
     _require_numbers(tensor, name)
@@ -127,12 +129,12 @@ def byteps_push_pull(
     values = {"name": name, "is_average": average, "dtype": described.dtype}
     about = [(_CALL, values)]
     if not described.floating:
-        _push_pull_integers(store, key, tensor, described.called, average, about)
+        _push_pull_integers(exchange, key, tensor, described.called, average, about)
         return
-    if not store.declared(key):
-        store.declare([replace(described, name=key)], about=about, call=_CALL)
-    store.gradient_scale = 1.0 / store.num_workers if average else 1.0
-    store.pushpull(key, tensor, priority=priority)
+    if not exchange.declared(key):
+        exchange.declare([replace(described, name=key)], about=about, call=_CALL)
+    scale = 1.0 / exchange.num_workers if average else 1.0
+    exchange.sum_in_place({key: tensor}, scale, priority)
     if declared.on_nonfinite == "skip":
         _make_zero_unless_finite(*legacy([tensor]))
 
@@ -160,7 +162,7 @@ def _described(tensor: NDArray, name: str, declared: _Declared) -> Tensor:
 
 
 def _push_pull_integers(
-    store: CompressingKVStore,
+    exchange: Exchange,
     key: str,
     tensor: NDArray,
     called: str,
@@ -169,9 +171,9 @@ def _push_pull_integers(
 ) -> None:
     """Replace integers by their exact sum or average, for which this waits."""
     values = tensor.asnumpy()
-    sums = total_of_parts(store, key, integers.summands(values), _CALL, about)
+    sums = total_of_parts(exchange, key, integers.summands(values), _CALL, about)
     if average:
-        result = integers.average(sums, store.num_workers, values.dtype)
+        result = integers.average(sums, exchange.num_workers, values.dtype)
     else:
         result = integers.total(sums, values.dtype, called)
     (array,) = legacy([tensor])
@@ -203,7 +205,7 @@ def broadcast_parameters(
     RuntimeError
         Workers have others, or another root_rank.
     """
-    store = runtime.default_kvstore()
+    exchange = runtime.default_exchange()
     if isinstance(params, (dict, ParameterDict)):
         named = [(f"params[{name!r}]", params[name]) for name in sorted(params.keys())]
     elif isinstance(params, (list, tuple)):
@@ -212,7 +214,8 @@ def broadcast_parameters(
         raise TypeError(
             f"params must be a ParameterDict, a dict or a list, got {type(params).__name__}"
         )
-    store.broadcast_copies([(name, _copies(name, value)) for name, value in named], root_rank)
+    copies = [(name, _copies(name, value)) for name, value in named]
+    broadcast_copies(exchange, copies, root_rank)
 
 
 def _copies(called: str, value: Any) -> List[NDArray]:

@@ -10,7 +10,7 @@ from mxnet.gluon import Block, Constant, Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
 from .gradient import legacy
-from .runtime import default_kvstore
+from .runtime import default_exchange
 from .totals import total_of_parts
 
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
@@ -43,19 +43,19 @@ def average_statistics(
         `init` was not called; or workers have other statistics, or make another call.
     """
     statistics = [param for param in _parameters(net) if _is_statistic(param)]
-    store = default_kvstore()
+    exchange = default_exchange()
     arrays = [legacy(param.list_data()) for param in statistics]
     facts = [
         (f"parameter {param.name}", {"shape": list(first.shape)})
         for param, (first, *_) in zip(statistics, arrays)
     ]
-    store.agree("average_statistics", facts)
+    exchange.agree("average_statistics", facts)
     if not statistics:
         return
     own = np.concatenate([_mean(copies) for copies in arrays])
-    (sums,) = total_of_parts(store, f"statistics.{own.size}", [own], "average_statistics")
+    (sums,) = total_of_parts(exchange, f"statistics.{own.size}", [own], "average_statistics")
     ends = np.cumsum([copies[0].size for copies in arrays])[:-1]
-    for copies, values in zip(arrays, np.split(sums / store.num_workers, ends)):
+    for copies, values in zip(arrays, np.split(sums / exchange.num_workers, ends)):
         for array in copies:
             array[:] = mx.nd.array(values.reshape(array.shape), dtype=array.dtype)
 

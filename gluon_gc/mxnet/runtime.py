@@ -9,15 +9,17 @@ from .. import env
 from ..launch import places
 from ..launch.leaving import failure
 from ..log import warn_of_misspelt
-from .exchange import CompressingKVStore
-from .kvstore import GluonGCHorovod, GluonGCLocal, GluonGCMachine, GluonGCParameterServer
+from .exchange import Exchange
+from .kvstore import CompressingKVStore
+from .kvstore.horovod.backend import Horovod
+from .kvstore.local import Local
+from .kvstore.one_machine.backend import OneMachine
+from .kvstore.parameter_server.backend import ParameterServer
 from .suspension import Suspended, all_fit
 
-_CONNECTED = {
-    backend.type: backend for backend in (GluonGCParameterServer, GluonGCHorovod, GluonGCMachine)
-}
+_CONNECTED = {backend.type: backend for backend in (ParameterServer, Horovod, OneMachine)}
 _OF_MXNET = ("device", "nccl", "dist", "dist_async", "dist_device_sync", "dist_sync_device")
-_default: Optional[CompressingKVStore] = None
+_default: Optional[Exchange] = None
 _suspended: Optional[Suspended] = None
 _was_connected = False  # whether `shutdown` has ended a connection
 _goes_on = False  # whether all workers go on as they were before `suspend`
@@ -25,7 +27,7 @@ when_left: List[Callable[[], None]] = []
 """What other modules do when the process leaves its cluster."""
 
 
-def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> CompressingKVStore:
+def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exchange:
     """The backend that a name means.
 
     Parameters
@@ -45,7 +47,7 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
         An object that is not a backend.
     """
     if isinstance(kvstore, CompressingKVStore):
-        return kvstore
+        return kvstore.exchange
     if kvstore is None:
         kvstore = _of_environment()
     if not isinstance(kvstore, str):
@@ -54,7 +56,7 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
             f"got {kvstore!r}"
         )
     if kvstore == "local":
-        return GluonGCLocal()
+        return Local()
     if kvstore == "dist_sync" and env.shares_machine():
         kvstore = "machine"
     if kvstore not in _CONNECTED:
@@ -68,10 +70,10 @@ def create_kvstore(kvstore: Union[None, str, CompressingKVStore] = None) -> Comp
             f"kvstore must be 'local', 'dist_sync' or 'horovod', got '{kvstore}'{hint}"
         )
     backend = _CONNECTED[kvstore]
-    store = backend.connected or backend()
+    exchange = backend.connected or backend()
     if kvstore == "horovod" and not env.is_set("HOROVOD_RANK"):
-        _require_all(store)
-    return store
+        _require_all(exchange)
+    return exchange
 
 
 def _of_environment() -> str:
@@ -92,13 +94,13 @@ def _of_environment() -> str:
     return "local"
 
 
-def _require_all(store: CompressingKVStore) -> None:
+def _require_all(exchange: Exchange) -> None:
     """Refuse a Horovod that knows nothing of the workers that mpirun has started."""
     place = places.find()
-    if place is not None and place.size != store.num_workers:
+    if place is not None and place.size != exchange.num_workers:
         raise env.ConfigurationError(
-            f"{place}, but Horovod has {store.num_workers}: start the workers with horovodrun, or "
-            "build Horovod with MPI"
+            f"{place}, but Horovod has {exchange.num_workers}: start the workers with horovodrun, "
+            "or build Horovod with MPI"
         )
 
 
@@ -124,10 +126,10 @@ def init(lazy: bool = True) -> None:
     global _default, _goes_on
     if _default is not None:
         return
-    store = _default = create_kvstore()
-    suspended, _goes_on = _suspended, all_fit(store, _suspended)
+    exchange = _default = create_exchange()
+    suspended, _goes_on = _suspended, all_fit(exchange, _suspended)
     if suspended is not None:
-        store.when_declared = lambda names: suspended.give_back(store, names, _goes_on)
+        exchange.when_declared = lambda names: suspended.give_back(exchange, names, _goes_on)
     if _default.local_rank == 0:  # the others of its machine were given the same variables
         warn_of_misspelt()
 
@@ -139,17 +141,17 @@ def shutdown() -> None:
     end, and say why.
     """
     global _default, _suspended, _was_connected
-    store, _default, _suspended = _default, None, None
+    exchange, _default, _suspended = _default, None, None
     for forget in when_left:
         forget()
-    if store is None:
+    if exchange is None:
         return
     _was_connected = True
     why = failure(sys.exc_info()[1])
     if why:
-        store.abandon(why)
+        exchange.abandon(why)
     else:
-        store.close()
+        exchange.close()
 
 
 def suspend() -> None:
@@ -189,7 +191,7 @@ def goes_on() -> bool:
     return _goes_on
 
 
-def default_kvstore() -> CompressingKVStore:
+def default_exchange() -> Exchange:
     """The backend that `init` chose; RuntimeError before `init`, and after `shutdown`."""
     if _default is None:
         if _suspended is not None:
@@ -202,19 +204,19 @@ def default_kvstore() -> CompressingKVStore:
 
 def rank() -> int:
     """This worker's number, from 0 to `size` - 1: DMLC_WORKER_ID and BYTEPS_LOCAL_RANK."""
-    return default_kvstore().rank
+    return default_exchange().rank
 
 
 def size() -> int:
     """Number of workers."""
-    return default_kvstore().num_workers
+    return default_exchange().num_workers
 
 
 def local_rank() -> int:
     """This worker's number on its machine."""
-    return default_kvstore().local_rank
+    return default_exchange().local_rank
 
 
 def local_size() -> int:
     """Number of workers on this machine."""
-    return default_kvstore().local_size
+    return default_exchange().local_size

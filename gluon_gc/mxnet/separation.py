@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Collection, Mapping, Set
 
-from . import carried
-from .exchange import CompressingKVStore
+from . import tensor_states
+from .exchange import Exchange
 
 
-def separate(
-    store: CompressingKVStore, names: Collection[str], ratios: Mapping[str, float]
-) -> bool:
+def separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, float]) -> bool:
     """Give tensors messages of their own where one that they share cannot be exchanged as it is.
 
     That is a message with feedback or momentum, of which some tensors are exchanged and others are
@@ -23,7 +21,7 @@ def separate(
 
     Parameters
     ----------
-    store : CompressingKVStore
+    exchange : Exchange
     names : collection of str
         The tensors that are about to be exchanged.
     ratios : mapping
@@ -34,24 +32,24 @@ def separate(
     Whether any tensor was moved.
     """
     torn: Set[str] = set()
-    for channel in store.channels_of(names):
+    for channel in exchange.channels.of(names):
         if channel.params is not None and channel.params.keeps_state:
             different = len({ratios.get(name, 1.0) for name in channel.tensors}) > 1
             if different or not channel.tensors <= names:
                 torn |= channel.tensors
     if not torn:
         return False
-    together = _with_all_that_share(store, torn)
-    arrays = dict(carried.state(store, together))
-    store.declare(store.withdraw(together), bundled=False)
-    carried.load(store, together, arrays)
+    together = _with_all_that_share(exchange, torn)
+    arrays = dict(tensor_states.state(exchange, together))
+    exchange.declare(exchange.withdraw(together), bundled=False)
+    tensor_states.load(exchange, together, arrays)
     return True
 
 
-def _with_all_that_share(store: CompressingKVStore, names: Set[str]) -> Set[str]:
+def _with_all_that_share(exchange: Exchange, names: Set[str]) -> Set[str]:
     """These tensors and all that share messages with them, directly or through others."""
     while True:
-        more = {name for channel in store.channels_of(names) for name in channel.tensors}
+        more = {name for channel in exchange.channels.of(names) for name in channel.tensors}
         if more <= names:
             return names
         names = names | more

@@ -13,6 +13,7 @@ from ..plan import Tensor
 from . import operators
 from .channel import Metered
 from .gradient import Gradient
+from .job import Job
 from .operators import MessageRows
 
 
@@ -26,6 +27,8 @@ class SparseChannel(Metered):
 
     Attributes
     ----------
+    tensor : str
+        Its name.
     shape : tuple of int
         (rows, elements of a row).
     sent : RowSparseNDArray
@@ -41,23 +44,25 @@ class SparseChannel(Metered):
     def __init__(self, tensor: Tensor) -> None:
         self.chunks = (tensor,)
         self.size = tensor.size
-        self.tensors = {tensor.name}
+        self.tensor, self.tensors = tensor.name, {tensor.name}
         self.shape = tensor.rows, tensor.size // tensor.rows
         self.message_bytes = 0.0
         self.sent = mx.nd.sparse.zeros("row_sparse", self.shape)
         self.layout = MessageRows(((4 + 4 * tensor.rows, 0),))
-        self._name = tensor.name
         super().__init__(operators.new_meter())
-        self._how = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
+        self._checks = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
 
-    def encode(
-        self, gradient: Gradient, scale: float, factor: Optional[NDArray], step: int
-    ) -> None:
-        """Make `sent` of the gradient's rows, times scale and factor; `spans` has the step."""
-        factors = () if factor is None else (factor.as_in_context(mx.cpu()),)
-        inputs = (gradient.own, self._meter, *factors)
-        how = dict(scale=repr(float(scale)), clipped=len(factors), step=step)
-        operators.call("rows_scaled", inputs, self.sent, **how)
+    def encode(self, gradient: Gradient, job: Job) -> None:
+        """Make `sent` of the gradient's rows, times the job's scale and factor."""
+        factors = () if job.factor is None else (job.factor.as_in_context(mx.cpu()),)
+        operators.call(
+            "rows_scaled",
+            (gradient.own, self._meter, *factors),
+            self.sent,
+            scale=repr(float(job.scale)),
+            clipped=len(factors),
+            step=job.step,
+        )
 
     def listed(self, gradient: Gradient) -> NDArray:
         """The list of the gradient's rows, uint8, as `deliver` takes those of several workers."""
@@ -68,12 +73,12 @@ class SparseChannel(Metered):
     ) -> None:
         """Write to the gradient those of the rows that are in any of the lists, or all."""
         inputs = (rows, self._meter, *(() if lists is None else (lists,)))
-        how = dict(self._how, lists=int(lists is not None))
-        operators.call("rows_received", inputs, gradient.result, **how)
+        listed = int(lists is not None)
+        operators.call("rows_received", inputs, gradient.result, lists=listed, **self._checks)
 
     def shares(self) -> List[Tuple[str, float]]:
         """The one tensor has all."""
-        return [(self._name, 1.0)]
+        return [(self.tensor, 1.0)]
 
 
 def summed(channel: SparseChannel, ids: bytes, values: bytes) -> RowSparseNDArray:

@@ -7,7 +7,7 @@ from typing import Any, Collection, Dict, Iterable, Mapping
 from ..plan import Tensor
 from ..stats import with_ratios
 from .channel import Metered
-from .exchange import CompressingKVStore
+from .exchange import Exchange
 from .operators import KEPT_SPANS
 
 _BYTES = ("pushed_bytes", "pulled_bytes")
@@ -15,13 +15,13 @@ _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 
 
 def of_step(
-    store: CompressingKVStore, tensors: Mapping[str, Tensor], reset: bool = False
+    exchange: Exchange, tensors: Mapping[str, Tensor], reset: bool = False
 ) -> Dict[str, Any]:
     """The stats of a step on average, of these tensors and in all.
 
     Parameters
     ----------
-    store : CompressingKVStore
+    exchange : Exchange
         Whose exchanges are waited for.
     tensors : mapping
         What to call each tensor.
@@ -29,10 +29,10 @@ def of_step(
         Whether the next averages are of later steps alone.
     """
     names = {tensor.name for tensor in tensors.values()}
-    measured, exposed = _measured(store, names), _exposed_seconds(store.channels_of(names))
+    measured, exposed = _measured(exchange, names), _exposed_seconds(exchange.channels.of(names))
     fields = {called: measured[tensor.name] for called, tensor in tensors.items()}
     if reset:
-        for channel in store.channels_of(names):
+        for channel in exchange.channels.of(names):
             channel.count_again()
     total = {field: sum(of[field] for of in fields.values()) for field in (*_BYTES, *_SECONDS)}
     return {
@@ -48,13 +48,13 @@ def of_step(
     }
 
 
-def _measured(store: CompressingKVStore, names: Collection[str]) -> Dict[str, Dict[str, float]]:
+def _measured(exchange: Exchange, names: Collection[str]) -> Dict[str, Dict[str, float]]:
     """By tensor its share of what was done in its channels."""
     measured: Dict[str, Dict[str, float]] = {}
-    for channel in store.channels_of(names):
+    for channel in exchange.channels.of(names):
         done = channel.done()
         steps = done["calls"]
-        fields = dict(zip(_BYTES, store.message_bytes(channel, done)))
+        fields = dict(zip(_BYTES, exchange.message_bytes(channel, done)))
         fields.update((field, done[field] / steps if steps else 0.0) for field in _SECONDS)
         for name, share in channel.shares():
             tensor = measured.setdefault(name, dict.fromkeys(fields, 0.0))

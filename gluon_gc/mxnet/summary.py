@@ -1,23 +1,33 @@
-"""What travels compressed how, in words."""
+"""How the tensors of a trainer travel, in words."""
 
 from __future__ import annotations
 
 from typing import Collection, Dict, Hashable, List
 
+from mxnet.optimizer import Optimizer
+
 from ..compression import CompressionParams
+from .averaging import Averaging
 from .channel import Channel
-from .exchange import CompressingKVStore
+from .exchange import Exchange
 
 
-def of_store(store: CompressingKVStore) -> str:
-    """Which backend it is, and which of its workers this is."""
-    return f"{store.type}, worker {store.rank} of {store.num_workers}"
+def of_trainer(optimizer: Optimizer, averaging: Averaging, given: CompressionParams) -> List[str]:
+    """Lines that say how the tensors of a trainer travel; `given` is the compression of most."""
+    exchange, names, noun = averaging.exchange, averaging.names(), averaging.noun
+    head = f"{type(optimizer).__name__}, {exchange.type}, worker {exchange.rank}"
+    head = f"{head} of {exchange.num_workers}"
+    if averaging.described is not None:
+        head = f"{head}, algorithm {averaging.described}"
+    if not names:
+        return [head, f"no {noun}s yet: {of_params(given)}"]
+    return [head, *_of_tensors(exchange, names, noun)]
 
 
-def of_tensors(store: CompressingKVStore, names: Collection[str], noun: str) -> List[str]:
+def _of_tensors(exchange: Exchange, names: Collection[str], noun: str) -> List[str]:
     """A line for those of these tensors, called by a noun, that travel in one way."""
     by_compression: Dict[Hashable, List[Channel]] = {}
-    for channel in store.channels_of(names):
+    for channel in exchange.channels.of(names):
         by_compression.setdefault(channel.params or channel.dtype, []).append(channel)
     return [_line(channels, noun) for channels in by_compression.values()]
 

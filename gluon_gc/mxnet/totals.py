@@ -11,17 +11,15 @@ from mxnet.ndarray import NDArray
 from ..agreement import Facts
 from ..compression import CompressionParams
 from ..plan import Tensor
-from .exchange import CompressingKVStore
+from .exchange import Exchange
 
 
-def total(
-    store: CompressingKVStore, name: str, array: NDArray, call: str, about: Facts = ()
-) -> NDArray:
+def total(exchange: Exchange, name: str, array: NDArray, call: str, about: Facts = ()) -> NDArray:
     """Sum an array over all workers in place, uncompressed, and return it; all workers call this.
 
     Parameters
     ----------
-    store : CompressingKVStore
+    exchange : Exchange
     name : str
         What the array is; its size and dtype are the same whenever the name is used.
     array : NDArray
@@ -30,17 +28,16 @@ def total(
     about : Facts, optional
         What else the workers must have in common when the name is first used.
     """
-    if not store.declared(name):
+    if not exchange.declared(name):
         dtype = np.dtype(array.dtype).name
         tensor = Tensor(name, array.size, dtype, CompressionParams())
-        store.declare([tensor], about=about, call=call)
-    store.gradient_scale = 1.0
-    store.pushpull(name, array)
+        exchange.declare([tensor], about=about, call=call)
+    exchange.sum_in_place({name: array})
     return array
 
 
 def total_of_parts(
-    store: CompressingKVStore,
+    exchange: Exchange,
     name: str,
     parts: Sequence[np.ndarray],
     call: str,
@@ -51,5 +48,5 @@ def total_of_parts(
     The parameters are those of `total`.
     """
     array = mx.nd.array(np.concatenate([part.reshape(-1) for part in parts]), dtype="float64")
-    sums = np.split(total(store, name, array, call, about).asnumpy(), len(parts))
+    sums = np.split(total(exchange, name, array, call, about).asnumpy(), len(parts))
     return [part.reshape(parts[0].shape) for part in sums]

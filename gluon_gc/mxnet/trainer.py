@@ -5,33 +5,30 @@ from __future__ import annotations
 import itertools
 import numbers
 import warnings
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
-from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from .. import env
-from ..agreement import Facts
-from ..compression import byteps, parse, warn_of_ignored
-from ..compression.momentum import has_nesterov, require_linear
+from ..compression import parse
+from ..compression.momentum import require_linear
 from ..log import logger
 from ..options import checked_epoch
-from ..plan import Tensor, require_on_nonfinite, travels_compressed
-from . import freshness, runtime, saving, stats, summary, trace, trainer_facts
-from .algorithm import AlgorithmFrontEnd
-from .algorithm_arguments import checked, require_fitting_compression
+from ..plan import require_on_nonfinite
+from . import freshness, runtime, saving, stats, summary, trace
+from .algorithm import AlgorithmAveraging
+from .algorithm_arguments import checked
 from .amp import AgreedLossScaler
-from .automatic import Automatic
-from .exchange import CompressingKVStore
-from .gradient import Gradient, sums_of
-from .learning_rates import LearningRates
+from .broadcasts import broadcast_copies
+from .compressions import Compressions
+from .gradient_averaging import GradientAveraging
+from .kvstore import CompressingKVStore
 from .momentum import LINEAR, Momentum, momentum_of, switched_off
-from .operators import clip_factor
 from .optimizer import DistributedOptimizer
-from .parameters import Parameters, broadcast_initial, in_order_of_backward, tensor_of
-from .separation import separate
+from .optimizer_states import OptimizerStates
+from .parameters import Parameters, broadcast_initial, in_order_of_backward
 from .totals import total
 
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
@@ -107,13 +104,11 @@ class DistributedTrainer(Trainer):
                 "optimizer runs on the workers, and servers only sum"
             )
         require_on_nonfinite(on_nonfinite)
-        self._on_nonfinite = on_nonfinite
         if max_grad_norm is not None:
             _check_positive("max_grad_norm", max_grad_norm)
-        self._max_grad_norm = None if max_grad_norm is None else float(max_grad_norm)
         parsed = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
         if isinstance(optimizer, DistributedOptimizer):
-            optimizer = optimizer._optimizer
+            optimizer = optimizer.unwrapped
             warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
             warnings.warn(warning, stacklevel=2)
         if not isinstance(optimizer, Optimizer):
@@ -121,70 +116,51 @@ class DistributedTrainer(Trainer):
             optimizer_params = None
         mu, nesterov = momentum_of(optimizer) if parsed is None else (None, False)
         of_optimizer = mu, nesterov, type(optimizer).__name__
-        self._compression = parse(compression_params, *of_optimizer)
-        self._own_store = kvstore is not None
-        self._store = (
-            runtime.create_kvstore(kvstore) if self._own_store else runtime.default_kvstore()
+        default = parse(compression_params, *of_optimizer)
+        self._own_exchange, self._root_rank = kvstore is not None, root_rank
+        exchange = (
+            runtime.create_exchange(kvstore) if self._own_exchange else runtime.default_exchange()
         )
-        if not 0 <= root_rank < self._store.num_workers:
-            raise ValueError(
-                f"root_rank must be in [0, {self._store.num_workers}), got {root_rank}"
-            )
+        if not 0 <= root_rank < exchange.num_workers:
+            raise ValueError(f"root_rank must be in [0, {exchange.num_workers}), got {root_rank}")
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        self._last_first = in_order_of_backward(self._params, params)
-        own = [byteps.of_parameter(param, compression_params) for param in self._params]
-        told = {i: spelled for i, spelled in enumerate(own) if spelled is not None}
-        if parsed is not None:
-            require_fitting_compression(parsed.name, *(spelled.params for spelled in told.values()))
-        self._overrides = {i: spelled.parse(*of_optimizer) for i, spelled in told.items()}
-        warn_of_ignored(compression_params, *(spelled.params for spelled in told.values()))
-        compressions = [self._compression, *self._overrides.values()]
-        self._automatic = Automatic()
-        self._number = next(_numbers)
-        self._algorithm: Optional[AlgorithmFrontEnd] = None
-        if parsed is not None:
-            self._algorithm = AlgorithmFrontEnd(
-                parsed,
-                f"trainer{self._number}",
-                self._params,
-                lambda i: self._overrides.get(i, self._compression),
-                on_nonfinite,
-            )
+        number = next(_numbers)
+        self._name = f"trainer{number}"
+        self._compressions = Compressions(
+            compression_params, default, self._params, of_optimizer, parsed and parsed.name
+        )
         self._momentum: Optional[Momentum] = None
-        if mu is not None and any(params.mu is not None for params in compressions):
+        if mu is not None and self._compressions.any_momentum:
             require_linear(optimizer, LINEAR)
-            self._momentum = Momentum(mu)
-        self._nesterov = {
-            i: has_nesterov(self._overrides.get(i), self._compression, nesterov)
-            for i in range(len(self._params))
-        }
-        self._root_rank = root_rank
-        self._declared: Dict[int, Tensor] = {}
-        self._in_place: Dict[str, Gradient] = {}  # those that can be used again
-        self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
-        self._learning_rates = LearningRates()
-        self._epoch: Optional[int] = None
-        self._nonfinite = 0  # results so far that were not finite
-        self._skipped = False  # whether the last step is left out
-        self._stale = ""  # the first stale gradient that the last step took for a new one
-        self._unused = False  # whether no update has used the averages yet
-        self._updated = False  # whether there was an update
-        self._warned = False  # of averages that no update used
-        self._steps = 0  # so far, as a checkpoint says
-        traced = env.get("BYTEPS_TRACE_ON") and self._number == 0
+            self._momentum = Momentum(mu, self._compressions.nesterov)
+        common = dict(
+            name=self._name,
+            exchange=exchange,
+            params=self._params,
+            last_first=in_order_of_backward(self._params, params),
+            compressions=self._compressions,
+            on_nonfinite=on_nonfinite,
+        )
+        self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
+            AlgorithmAveraging(parsed, **common)
+            if parsed is not None
+            else GradientAveraging(self._momentum, max_grad_norm, **common)
+        )
+        self._averaging.when_prepared = self._log_summary
+        traced = env.get("BYTEPS_TRACE_ON") and number == 0
         if traced:
-            trace.writable(str(self._store.local_rank))
+            trace.writable(str(exchange.local_rank))
         broadcast_initial(self._params, self._broadcast)
-        self._trace = trace.Trace(str(self._store.local_rank)) if traced else None
+        self._trace = trace.Trace(str(exchange.local_rank)) if traced else None
 
     # Parameters
 
     def _broadcast(self, params: Sequence[Parameter]) -> None:
         copies = [(f"parameter {param.name}", param.list_data()) for param in params]
-        self._store.broadcast_copies(copies, self._root_rank)
+        broadcast_copies(self._averaging.exchange, copies, self._root_rank)
 
     def _init_kvstore(self) -> None:
-        """gluon.Trainer's hook: our store was made in the constructor, and holds no weights."""
+        """gluon.Trainer's hook: there is no store of weights."""
         self._update_on_kvstore = False
         self._kv_initialized = True
 
@@ -194,20 +170,9 @@ class DistributedTrainer(Trainer):
 
     def _follow_cluster(self) -> None:
         """After `resume`, go on with the new cluster."""
-        if self._own_store or self._store is runtime.default_kvstore():
+        if self._own_exchange or self._averaging.exchange is runtime.default_exchange():
             return
-        keeps_parameters = self._algorithm is not None and self._algorithm.begun
-        if keeps_parameters:
-            self._algorithm.require_same_workers(runtime.goes_on())
-        self._store = runtime.default_kvstore()
-        self._declared.clear()
-        self._nonfinite = 0
-        self._momentum_after.clear()
-        if not runtime.goes_on():  # these are equal on all workers, and a new one has none
-            self._learning_rates.last.clear()
-            if self._momentum is not None:
-                self._momentum.clear()
-        if not keeps_parameters:
+        if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
             broadcast_initial(self._params, self._broadcast)
 
     # A step
@@ -242,11 +207,11 @@ class DistributedTrainer(Trainer):
         _check_positive("batch_size", batch_size)
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
-        if self._algorithm is not None:
-            self._step_of_algorithm(batch_size, ignore_stale_grad)
-            return
-        self._reduce(batch_size, ignore_stale_grad)
-        self._apply(1.0, ignore_stale_grad)
+        self._follow_cluster()
+        scale, scaler = self._scale / batch_size, self._amp_loss_scaler
+        self._averaging.step(self._optimizer, scale, ignore_stale_grad, scaler, self._apply)
+        self._divided_by_loss_scale(scaler)
+        self._end_step()
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over all workers, without dividing by the batch size.
@@ -263,9 +228,11 @@ class DistributedTrainer(Trainer):
         RuntimeError
             The trainer has an algorithm, whose steps are made by `step`.
         """
-        if self._algorithm is not None:
-            self._algorithm.refuse_call("allreduce_grads")
-        self._reduce(1, ignore_stale_grad)
+        self._averaging.require_every_step("allreduce_grads")
+        self._follow_cluster()
+        scaler = self._amp_loss_scaler
+        self._averaging.average(self._optimizer, self._scale, ignore_stale_grad, scaler)
+        self._divided_by_loss_scale(scaler)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from the gradients that `allreduce_grads` left.
@@ -287,250 +254,54 @@ class DistributedTrainer(Trainer):
         RuntimeError
             The trainer has an algorithm, whose steps are made by `step`.
         """
-        if self._algorithm is not None:
-            self._algorithm.refuse_call("update")
+        self._averaging.require_every_step("update")
         _check_positive("batch_size", batch_size)
-        if ignore_stale_grad and self._stale:
-            raise ValueError(
-                f"the gradient of {self._stale} was stale when it was averaged: call "
-                "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
-            )
-        self._apply(1.0 / batch_size, ignore_stale_grad)
+        if ignore_stale_grad:
+            self._averaging.require_averaged_fresh()
+        self._averaging.apply(self._apply, 1.0 / batch_size, ignore_stale_grad)
+        self._end_step()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell compressors with a warm-up which epoch it is, counted from 0; all workers alike.
+        """Tell compressors with a warm-up the epoch, counted from 0; all workers make this call.
 
-        Until it is called they compress as after the warm-up.
+        Until then they compress as after the warm-up.
         """
-        self._epoch = checked_epoch(epoch)
-        self._store.set_epoch(self._names(), self._epoch)
+        self._averaging.set_epoch(checked_epoch(epoch))
 
-    def _reduce(self, batch_size: int, ignore_stale_grad: bool) -> None:
-        self._follow_cluster()
-        self._steps += 1
-        scaler = self._amp_loss_scaler
-        shared = {
-            "algorithm": None,
-            "ignore_stale_grad": bool(ignore_stale_grad),
-            "max_grad_norm": self._max_grad_norm,
-            "AMP": scaler is not None,
-        }
-        about = [("the trainer", shared)]
-        indices = self._exchanged(ignore_stale_grad, about)
-        if scaler is not None and scaler.check([self._params[i] for i in indices], about):
-            self._skipped = True  # on all workers
-            return
-        self._declare_all("step", about)
-        if self._unused and self._updated and not self._warned:
-            self._warn_of_unused(indices)
-        ratios = self._ratios(indices)
-        if separate(self._store, self._names(indices), ratios):
-            self._moved(self._names())
-        gradients = [self._params[i].list_grad() for i in indices]
-        if indices:
-            self._exchange(self._gathered(indices, gradients), self._scale / batch_size, ratios)
-        if scaler is not None:
-            self._scale = 1.0  # the loss scale is divided out
-        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
-        self._unused = bool(indices) and not self._skipped
-        if self._skipped:
-            return
-        for i, arrays in zip(indices, gradients):
-            if i in self._momentum_after:
-                self._momentum.add_to_gradient(i, arrays, self._nesterov[i])
-
-    def _step_of_algorithm(self, batch_size: int, ignore_stale_grad: bool) -> None:
-        self._follow_cluster()
-        self._declare_all("step")
-        self._steps += 1
-        freshness.renew_on_all_contexts(self._params)
-        self._algorithm.step(lambda: self._apply(1.0 / batch_size, ignore_stale_grad))
-
-    def _exchanged(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
-        """The parameters whose gradients are to be exchanged, in the order of backward."""
-        indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
-        if not ignore_stale_grad:
-            self._stale = freshness.first_stale(self._params)
-            return indices
-        self._stale = ""
-        name = f"trainer{self._number}.fresh"
-        fresh = freshness.fresh_anywhere(self._store, name, self._params, about)
-        return [i for i in indices if fresh[i]]
-
-    def _ratios(self, indices: Sequence[int]) -> Dict[str, float]:
-        """By what the store calls these parameters, previous learning rates over the next one."""
-        ratios = self._learning_rates.ratios(self._optimizer, indices)
-        return {self._declared[i].name: ratio for i, ratio in ratios.items()}
-
-    def _exchange(
-        self, gradients: Mapping[str, Gradient], scale: float, ratios: Mapping[str, float]
-    ) -> None:
-        store = self._store
-        store.gradient_scale = scale / store.num_workers
-        store.exchange(gradients, factor=self._clip_factor(gradients, scale), ratios=ratios)
-
-    def _warn_of_unused(self, indices: Sequence[int]) -> None:
-        """Say that compression keeps something of gradients that no update has used."""
-        kept = (i for i in indices if self._declared[i].params.keeps_state)
-        first = next((i for i in kept if not self._travels_plain(i)), None)
-        if first is not None:
-            self._warned = True
-            logger.warning(
-                "allreduce_grads() is called again, but update() was not: the residual or momentum "
-                "of %s has a gradient that no update has used. Decide before allreduce_grads() "
-                "whether to leave a step out, or pass on_nonfinite='skip' to the trainer",
-                self._params[first].name,
-            )
-
-    def _gathered(
-        self, indices: Sequence[int], gradients: Sequence[Sequence[NDArray]]
-    ) -> Dict[str, Gradient]:
-        """Gradients by what the store calls them."""
-        gathered = {}
-        for i, arrays in zip(indices, gradients):
-            name = self._declared[i].name
-            gradient = self._in_place.get(name)
-            if gradient is None or not gradient.is_of(arrays):
-                gradient = self._store.gradient(name, arrays, arrays)
-                if gradient.is_of(arrays):
-                    self._in_place[name] = gradient
-            gathered[name] = gradient
-        return gathered
-
-    def _clip_factor(self, gradients: Mapping[str, Gradient], scale: float) -> Optional[NDArray]:
-        """What clips scale * gradients, those that are no integers."""
-        if self._max_grad_norm is None:
-            return None
-        floating = [tensor.name for tensor in self._declared.values() if tensor.floating]
-        arrays = sums_of([gradients[name] for name in floating if name in gradients])
-        return clip_factor(arrays, scale, self._max_grad_norm)
-
-    def _found_nonfinite(self) -> bool:
-        """Whether a result is not finite, alike on all workers; waits for it."""
-        before, self._nonfinite = self._nonfinite, self._store.nonfinite(self._names())
-        return self._nonfinite > before
+    def _divided_by_loss_scale(self, scaler: Optional[AgreedLossScaler]) -> None:
+        """Note that averages have no loss scale any more."""
+        if scaler is not None and not scaler.has_overflow(self._params):
+            self._scale = 1.0
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
-        if self._skipped:
-            freshness.use_up(self._params)
-        else:
-            self._update_parameters(rescale, ignore_stale_grad)
-            self._unused = False
-            self._updated = True
-        if self._trace is not None:
-            self._trace.next_step()
-
-    def _update_parameters(self, rescale: float, ignore_stale_grad: bool) -> None:
+        """Update the parameters from their gradients times `rescale`."""
         self._optimizer.rescale_grad = rescale
         self._init_kvstore()
         if self._momentum is None:
             self._update(ignore_stale_grad)
             return
-        for i, param in enumerate(self._params):
-            if param.grad_req != "null":
-                wd, nesterov = self._optimizer._get_wd(i), self._nesterov[i]
-                self._momentum.add_weight_decay(
-                    i, wd, param.list_data(), param.list_grad(), rescale, nesterov
-                )
+        self._momentum.add_weight_decay(self._optimizer, self._params, rescale)
         with switched_off(self._optimizer):
             self._update(ignore_stale_grad)
 
-    # Gradients
+    def _end_step(self) -> None:
+        if self._trace is not None:
+            self._trace.next_step()
 
-    def _declare_all(self, call: str, about: Facts = ()) -> List[int]:
-        """The indices of the parameters that have gradients, all of them known to the store.
-
-        If some are new, the workers compare the call, the facts `about` the trainer, the optimizer
-        and the parameters.
-        """
-        indices = [i for i in self._last_first if self._params[i].grad_req != "null"]
-        if self._algorithm is not None:
-            self._begin_algorithm(call, indices)
-            return indices
-        new = [i for i in indices if i not in self._declared]
-        tensors = [
-            tensor_of(
-                f"trainer{self._number}.{i}",
-                self._params[i],
-                i,
-                self._overrides.get(i, self._compression),
-                self._on_nonfinite,
-            )
-            for i in new
-        ]
-        if tensors:
-            gradients = [self._params[i].list_grad()[0] for i in new]
-            tensors = self._automatic.settled(self._store, tensors, gradients)
-            facts = [*about, *self._facts(indices, new)]
-            self._store.declare(tensors, about=facts, call=call)
-            self._declared.update(zip(new, tensors))
-            self._log_summary()
-            self._moved([tensor.name for tensor in tensors])
-            if self._momentum is not None:
-                self._momentum_after.update(
-                    i
-                    for i, tensor in zip(new, tensors)
-                    if tensor.params.mu is None or self._travels_plain(i)
-                )
-        return indices
-
-    def _begin_algorithm(self, call: str, indices: Sequence[int]) -> None:
-        """Have the algorithm ready in the store; all workers call this."""
-        if not self._algorithm.begun_in(self._store, indices):
-            about = "the trainer", {"algorithm": self._algorithm.described}
-            facts = [about, *self._facts(indices, indices)]
-            self._algorithm.begin(self._store, indices[::-1], call, facts)
-            self._log_summary()
-            self._moved(self._names())
-
-    def _facts(self, indices: Sequence[int], new: Sequence[int]) -> Facts:
-        """What workers compare of the optimizer of some parameters, and of those that are new."""
-        return [
-            *trainer_facts.of_optimizer(self._optimizer, indices),
-            *trainer_facts.of_parameters(self._optimizer, {i: self._params[i] for i in new}),
-        ]
-
-    def _moved(self, names: Collection[str]) -> None:
-        """Some of these tensors have new messages: let them go on in this epoch and step."""
-        if self._epoch is not None:
-            self._store.set_epoch(names, self._epoch)
-        if self._on_nonfinite == "skip":
-            self._nonfinite = self._store.nonfinite(self._names())
-
-    def _travels_plain(self, index: int) -> bool:
-        minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        return not travels_compressed(self._declared[index], minimum)
-
-    def _names(self, indices: Optional[Sequence[int]] = None) -> Set[str]:
-        """What the store calls these parameters, or all that it knows."""
-        if self._algorithm is not None:
-            return {tensor.name for tensor in self._algorithm.tensors.values()}
-        return {self._declared[i].name for i in (self._declared if indices is None else indices)}
-
-    def _traveling(self) -> Dict[Tuple[int, str], Tensor]:
-        """By the parameter's number and the kind of the round, "" without an algorithm."""
-        if self._algorithm is not None:
-            return self._algorithm.tensors
-        return {(i, ""): tensor for i, tensor in self._declared.items()}
+    # Reports
 
     def _log_summary(self) -> None:
-        if self._store.rank == 0:
+        if self._averaging.exchange.rank == 0:
             logger.info("%s", "; ".join(self._summary()))
 
     def __repr__(self) -> str:
         return "\n  ".join(self._summary())
 
     def _summary(self) -> List[str]:
-        """What it is, and what travels compressed how."""
-        optimizer = type(self._optimizer).__name__
-        head = f"{type(self).__name__}: {optimizer}, {summary.of_store(self._store)}"
-        noun = "gradient"
-        if self._algorithm is not None:
-            head, noun = f"{head}, algorithm {self._algorithm.described}", "vector"
-        names = self._names()
-        if names:
-            return [head, *summary.of_tensors(self._store, names, noun)]
-        return [head, f"no {noun}s yet: {summary.of_params(self._compression)}"]
+        head, *lines = summary.of_trainer(
+            self._optimizer, self._averaging, self._compressions.default
+        )
+        return [f"{type(self).__name__}: {head}", *lines]
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """What one step moves and takes, by parameter name under "tensors", and in all: "total".
@@ -560,9 +331,9 @@ class DistributedTrainer(Trainer):
         """
         tensors = {
             f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
-            for (i, kind), tensor in self._traveling().items()
+            for (i, kind), tensor in self._averaging.tensors.items()
         }
-        return stats.of_step(self._store, tensors, reset)
+        return stats.of_step(self._averaging.exchange, tensors, reset)
 
     # AMP: amp.init_trainer sets this attribute
 
@@ -572,11 +343,10 @@ class DistributedTrainer(Trainer):
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, scaler: Any) -> None:
-        if self._algorithm is not None:
-            self._algorithm.refuse_call("amp.init_trainer")
-        name = f"trainer{self._number}.overflow"
+        self._averaging.require_every_step("amp.init_trainer")
+        name = f"{self._name}.overflow"
         self._agreed_loss_scaler = AgreedLossScaler(
-            scaler, lambda flag, about: total(self._store, name, flag, "step", about)
+            scaler, lambda flag, about: total(self._averaging.exchange, name, flag, "step", about)
         )
 
     # Checkpoints
@@ -591,7 +361,7 @@ class DistributedTrainer(Trainer):
         is whole and on disk, and left as it is if anything fails; `gluon_gc.checkpoint` has the
         format.
         """
-        saving.save(self, fname)
+        saving.save(self._checkpoint("save_states"), fname)
 
     def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
         """Go on from what `save_states` saved; all workers call it, each with its own file.
@@ -621,7 +391,15 @@ class DistributedTrainer(Trainer):
         RuntimeError
             Another worker refuses its file, or has one of another step. Nothing has changed then.
         """
-        saving.load(self, fname, strict)
+        self._follow_cluster()
+        self._averaging.recall(saving.chosen(fname))
+        saving.load(self._checkpoint("load_states"), fname, strict)
+        self._optimizer = self._updaters[0].optimizer
+
+    def _checkpoint(self, call: str) -> saving.Saved:
+        indices = self._averaging.prepare(self._optimizer, call)
+        optimizer = OptimizerStates(self._updaters, self._params)
+        return saving.Saved(self._averaging, self._params, indices, optimizer)
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 import gluon_gc as bps
 from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.speed import Speed
-from gluon_gc.mxnet import carried, probe
+from gluon_gc.mxnet import probe, tensor_states
+from gluon_gc.mxnet.job import Job
 from gluon_gc.mxnet.kvstore.horovod.alltoall import Alltoall
 from gluon_gc.mxnet.kvstore.horovod.bundle import Packed
-from gluon_gc.mxnet.runtime import default_kvstore
+from gluon_gc.mxnet.runtime import default_exchange
 
 _AUTO = ("bytegrad", "onebit", "topk")  # what may be chosen
 
@@ -105,7 +106,7 @@ def steps(arguments):
             result[f"g{i}_{step}"] = param.grad().asnumpy()
     for i, param in enumerate(params):
         result[f"w{i}"] = param.data().asnumpy()
-    result["row"] = np.array(getattr(default_kvstore(), "_row", bps.rank()))
+    result["row"] = np.array(getattr(default_exchange(), "_row", bps.rank()))
     return result
 
 
@@ -140,7 +141,7 @@ def averages(arguments):
         for i, param in enumerate(params):
             for c, context in enumerate(contexts):
                 result[f"g{i}_{step}_{c}"] = param.grad(context).asnumpy()
-    for place, array in carried.state(default_kvstore(), trainer._names()):
+    for place, array in tensor_states.state(default_exchange(), trainer._averaging.names()):
         result["/".join(map(str, place))] = array
     result["stats"] = np.array(list(trainer.compression_stats()["total"].values())[:3])
     return result
@@ -173,7 +174,7 @@ def stale(arguments):
         return params, trainer
 
     params, trainer = made()
-    result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
+    result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
     for step, of_ranks in enumerate(arguments["used"]):
         if step == arguments.get("resumed"):
             file = str(Path(arguments["folder"], f"stale-{bps.rank()}"))
@@ -192,8 +193,8 @@ def stale(arguments):
         for i, param in enumerate(params):
             result[f"g{i}_{step}"] = param.grad().asnumpy()
             result[f"w{i}_{step}"] = param.data().asnumpy()
-        numbers = {tensor.name: i for i, tensor in trainer._declared.items()}
-        for place, array in carried.state(default_kvstore(), trainer._names()):
+        numbers = {tensor.name: i for (i, _), tensor in trainer._averaging.tensors.items()}
+        for place, array in tensor_states.state(default_exchange(), trainer._averaging.names()):
             result[f"{place.what}{numbers[place.tensor]}_{step}/{place.node}"] = array
         for place, array in trainer._momentum.state().items() if trainer._momentum else ():
             kind = "momentum" if len(place) == 1 else "decay"
@@ -289,7 +290,7 @@ def compressed_rows(arguments):
     param, trainer = made()
     trainer.load_states(file)
     train(param, trainer, half, len(rates), "resumed")
-    result["row"] = np.array(getattr(default_kvstore(), "_row", bps.rank()))
+    result["row"] = np.array(getattr(default_exchange(), "_row", bps.rank()))
     return result
 
 
@@ -354,7 +355,7 @@ def automatic(arguments):
                 trainer.save_states(file)
                 result.update((f"half/w{i}", array) for i, array in enumerate(weights))
         result.update((f"{name}/w{i}", array) for i, array in enumerate(weights))
-        of_tensors = [trainer._declared[i].params for i in range(len(shapes))]
+        of_tensors = [trainer._averaging.tensors[i, ""].params for i in range(len(shapes))]
         names = [p.compressor.name if p.compressor else p.given().get("fp16") for p in of_tensors]
         result[f"{name}/chosen"] = np.array([str(chosen) for chosen in names])
         return [params.given() or None for params in of_tensors]
@@ -442,7 +443,7 @@ def checkpoint(arguments):
                 param.set_data(mx.nd.array(weights[f"w{i}"]))
         trainer.load_states(file)
         trainer.save_states(file + ".again")
-    result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
+    result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
     for step in range(begin, end):
         trainer.set_learning_rate(0.1 / (1 + step))
         _backward(params, gradients_of(bps.rank(), step, arguments["shapes"]))
@@ -545,7 +546,7 @@ def delayed(arguments):
     _backward(params, [np.ones(1000, np.float32)])
     started = time.monotonic()
     trainer.step(1)
-    for channel in default_kvstore().channels_of(trainer._names()):
+    for channel in default_exchange().channels.of(trainer._averaging.names()):
         if channel.codec is not None:
             channel.codec.state()
     (folder / "returned").touch()
@@ -626,7 +627,9 @@ def push_pull(arguments):
     result["mean"] = mean.asnumpy()
     repeated = [mx.nd.ones(4) * (rank + step) for step in range(20)]
     for step, array in enumerate(repeated):  # nothing orders these but the name
-        default_kvstore().pushpull("byteps.mean", mx.nd.ones(4) * (rank + step), out=array)
+        exchange, values = default_exchange(), mx.nd.ones(4) * (rank + step)
+        gradient = exchange.channels.gradient("byteps.mean", [values], [array])
+        exchange.start(Job({"byteps.mean": gradient}, scale=1 / bps.size()))
     result["repeated"] = np.stack([array.asnumpy() for array in repeated])
     bps.byteps_declare_tensor("signs", compressor="onebit", scaling=True)
     signs = mx.nd.array([1, -1, 1, -1])
@@ -785,7 +788,7 @@ def resume(arguments):
         return {f"{name}{i}": param.data().asnumpy() for i, param in enumerate(params)}
 
     def carried_over(name, trainer):
-        arrays = carried.state(default_kvstore(), trainer._names())
+        arrays = tensor_states.state(default_exchange(), trainer._averaging.names())
         return {
             f"{name}/{place.tensor}/{place.what}": a
             for place, a in arrays
@@ -808,7 +811,7 @@ def resume(arguments):
         del os.environ["BYTEPS_FORCE_DISTRIBUTED"]
         bps.resume(num_workers=1, num_servers=1, global_rank=0)
         trainer._follow_cluster()
-        trainer._declare_all("step")
+        trainer._averaging.prepare(trainer._optimizer, "step")
         result.update(carried_over("alone", trainer), size=np.array(bps.size()))
     return result
 
@@ -824,7 +827,7 @@ def again(arguments):
 
 def stock_worker(arguments):
     """A command such as MXNet's own KVStore.set_optimizer sends, to a gluon_gc server."""
-    default_kvstore()._kv.set_optimizer(mx.optimizer.SGD())
+    default_exchange()._kv.set_optimizer(mx.optimizer.SGD())
     return {}
 
 
@@ -923,7 +926,7 @@ def algorithms(arguments):
     another trainer loads it. Returns "w" and the number of each parameter after all steps, and
     "resumed" of the other trainer, and "m", Adam's first moments; the way's number is in front.
     """
-    result = {"row": np.array(getattr(default_kvstore(), "_row", bps.rank()))}
+    result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
 
     def train(way, params, trainer, steps):
         for step in steps:
@@ -1027,7 +1030,7 @@ def broken_alltoall(arguments):
     trainer = bps.DistributedTrainer(
         params, "sgd", {"learning_rate": 0.1}, compression_params=compression
     )
-    everybody = default_kvstore()._everybody
+    everybody = default_exchange()._everybody
     exchange = everybody.exchange
     for step in range(2):
         if step == 1 and bps.rank() == 1:
@@ -1049,7 +1052,7 @@ def forgotten_alltoall(arguments):
         _wait_for(queued)
     data = mx.nd.array(range(4 * rank, 4 * rank + 4), dtype="uint8")
     splits = mx.nd.array([1, 3], dtype="int32")
-    came = Alltoall(default_kvstore()._everybody, 6, "forgotten")(Packed(data, splits))
+    came = Alltoall(default_exchange()._everybody, 6, "forgotten")(Packed(data, splits))
     del data, splits
     more = [mx.nd.ones(1) for _ in range(100)]  # which may have the memory of what was freed
     if rank == 0:

@@ -1,11 +1,20 @@
-"""The backends: how compressed gradients travel. Importing it makes them known to MXNet."""
+"""The backends, and MXNet's KVStores over them. Importing it makes the stores known to MXNet."""
 
 from . import by_name
-from .horovod.store import GluonGCHorovod
-from .local import GluonGCLocal
-from .one_machine.store import GluonGCMachine
-from .parameter_server.store import GluonGCParameterServer
+from .plugin import (
+    CompressingKVStore,
+    GluonGCHorovod,
+    GluonGCLocal,
+    GluonGCMachine,
+    GluonGCParameterServer,
+)
 
-__all__ = ["GluonGCHorovod", "GluonGCLocal", "GluonGCMachine", "GluonGCParameterServer"]
+__all__ = [
+    "CompressingKVStore",
+    "GluonGCHorovod",
+    "GluonGCLocal",
+    "GluonGCMachine",
+    "GluonGCParameterServer",
+]
 
-by_name.heed(__all__)
+by_name.heed(__all__[1:])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Sequence, Tuple
 
-from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
 from ..channel import Channel
-from ..exchange import CompressingKVStore
-from ..gradient import Gradient, Gradients
+from ..exchange import Exchange
+from ..gradient import Gradient
+from ..job import Job
 from ..sparse import SparseChannel
 
 
-@KVStoreBase.register
-class GluonGCLocal(CompressingKVStore):
+class Local(Exchange):
     """One worker that compresses, aggregates, compresses and decompresses as a cluster would.
 
     One worker with it gets bit for bit what one worker with one server gets.
@@ -26,13 +25,12 @@ class GluonGCLocal(CompressingKVStore):
     def _open(self, channels: Sequence[Channel]) -> None:
         self._aggregators.update((c, self._aggregator(c)) for c in channels if c.aggregated)
 
-    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
-        sending = self._sending(gradients)
-        sent = [channel.encode(sending) for channel in channels]
+    def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
+        sent = [channel.encode(job) for channel in channels]
         for channel, message in zip(channels, sent):
             if channel.aggregated:
                 message = self._aggregators[channel].aggregate(message, count=1)
-            channel.deliver([message], gradients)
+            channel.deliver([message], job.gradients)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int

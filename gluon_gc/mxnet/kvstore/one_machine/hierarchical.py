@@ -10,11 +10,11 @@ from ....launch.machine import Machine
 from ....launch.progress import Progress
 from ....plan import Chunk
 from ...channel import Channel
-from ...exchange import CompressingKVStore
+from ...exchange import Exchange
 from .shared_memory import Pool, Pooled
 
 
-class HierarchicalKVStore(CompressingKVStore):
+class HierarchicalExchange(Exchange):
     """Base of the backends that connect machines.
 
     Messages of `Channel.hierarchical` are pooled where a machine has several workers: their owner

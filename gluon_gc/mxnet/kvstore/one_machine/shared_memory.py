@@ -15,10 +15,11 @@ from mxnet.ndarray import NDArray
 from .... import plan
 from ....launch.machine import Machine
 from ... import operators
-from ...channel import Channel, Sending
+from ...channel import Channel
 from ...codec import MessageCodec
 from ...eventcounts import Eventcount, Watcher
 from ...gradient import Gradients
+from ...job import Job
 from ...lent import lent
 
 _ALIGNMENT = 64  # bytes: what different processes write is in different lines of the cache
@@ -71,9 +72,9 @@ class Pooled:
         self._own = lent(slots[rank].view(channel.dtype))
         self._answer = lent(answer if channel.framed else answer.view(channel.dtype))
 
-    def contribute(self, sending: Sending) -> None:
+    def contribute(self, job: Job) -> None:
         """Lay ready what this worker sends."""
-        self._channel.copy(sending, self._own, metered=not self.owned)
+        self._channel.copy(job, self._own, metered=not self.owned)
         if not self.owned:
             for codec in self._codecs:
                 codec.move_on()

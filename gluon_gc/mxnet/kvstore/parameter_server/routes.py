@@ -10,8 +10,9 @@ from mxnet.kvstore.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from ... import operators
-from ...channel import Channel, Sending
+from ...channel import Channel
 from ...gradient import Gradients
+from ...job import Job
 from ...operators import MessageRows
 from ..one_machine.shared_memory import Pooled
 from .rows import Rows
@@ -35,7 +36,7 @@ class Route:
     first: NDArray
     holds: bool
 
-    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
+    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
         """Make what travels, of the gradients, or of values that have scale and factor already."""
         raise NotImplementedError
 
@@ -89,8 +90,8 @@ class Payloads(InRows):
         self._framing = self.rows.layout.framing()
         self._received: List[NDArray] = []
 
-    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
-        self.channel.encode(sending, values, self.rows.framing, self.rows.sent)
+    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
+        self.channel.encode(job, values, self.rows.framing, self.rows.sent)
 
     def travel(self, priority: int) -> None:
         self.rows.push(priority)
@@ -112,8 +113,8 @@ class SummedRows(InRows):
         super().__init__(kv, key, channel, MessageRows(((channel.message_bytes, None),)), **of_rows)
         self._values: Optional[NDArray] = None
 
-    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
-        self._values = self.channel.encode(sending, values)
+    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
+        self._values = self.channel.encode(job, values)
 
     def travel(self, priority: int) -> None:
         (answer,) = self.rows.exchange([operators.as_bytes(self._values)], priority)
@@ -136,8 +137,8 @@ class Dense(Route):
         values = channel.message_bytes // np.dtype(channel.dtype).itemsize
         self.first, self._array = (mx.nd.zeros(values, dtype=channel.dtype) for _ in range(2))
 
-    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
-        self.channel.encode(sending, values, out=self._array)
+    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
+        self.channel.encode(job, values, out=self._array)
 
     def travel(self, priority: int) -> None:
         self._kv.pushpull(self.key, self._array, out=self._array, priority=priority)
@@ -161,10 +162,10 @@ class OfMachine(Route):
         self.key, self.first = route.key, route.first
         self.holds = pooled.owned and route.holds
 
-    def encode(self, sending: Sending, values: Optional[NDArray] = None) -> None:
-        self._pooled.contribute(sending)
+    def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
+        self._pooled.contribute(job)
         if self._pooled.owned:
-            self._route.encode(sending, self._pooled.total())
+            self._route.encode(job, self._pooled.total())
 
     def travel(self, priority: int) -> None:
         if self._pooled.owned:

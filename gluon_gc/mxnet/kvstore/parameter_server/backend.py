@@ -23,7 +23,6 @@ from typing import (
 
 import mxnet as mx
 import numpy as np
-from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
@@ -37,10 +36,11 @@ from ....launch.leaving import ending
 from ....log import logger
 from ...channel import Channel
 from ...exchange import States
-from ...gradient import Gradient, Gradients
+from ...gradient import Gradient
+from ...job import Job
 from ...sparse import SparseChannel
 from .. import archive
-from ..one_machine.hierarchical import HierarchicalKVStore
+from ..one_machine.hierarchical import HierarchicalExchange
 from . import control_messages, handshake
 from .keys import KeyAllocator
 from .pages import Pages
@@ -53,8 +53,7 @@ _CONTROLLER = 0  # the command that MXNet's server hands to its controller
 _LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
 
 
-@KVStoreBase.register
-class GluonGCParameterServer(HierarchicalKVStore):
+class ParameterServer(HierarchicalExchange):
     """Compressed gradients through the parameter server that the DMLC variables describe.
 
     Raises
@@ -67,7 +66,7 @@ class GluonGCParameterServer(HierarchicalKVStore):
     """
 
     type = "dist_sync"
-    connected: ClassVar[Optional["GluonGCParameterServer"]] = None
+    connected: ClassVar[Optional["ParameterServer"]] = None
     """The one connection that a process can have."""
 
     def __init__(self) -> None:
@@ -101,7 +100,7 @@ class GluonGCParameterServer(HierarchicalKVStore):
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[Channel, int] = {}
         self._states: Optional[ServerStates] = None  # once there is an aggregator
-        GluonGCParameterServer.connected = self
+        ParameterServer.connected = self
         keys = [self._allocator.key(server) for server in range(self._servers)]
         self._greetings = [Rows(self._kv, key, control_messages.ROWS) for key in keys]
         self._configure([])
@@ -126,7 +125,7 @@ class GluonGCParameterServer(HierarchicalKVStore):
         mx.nd.waitall()
         self._lifeline.leave()
         self._close_pool()
-        GluonGCParameterServer.connected = None
+        ParameterServer.connected = None
         if env.get("PS_RESEND"):
             ending().stays(self._stay)
             return
@@ -145,7 +144,7 @@ class GluonGCParameterServer(HierarchicalKVStore):
         """Leave the cluster at once; all others end, and say why."""
         if self.connected is self:
             self._lifeline.abandon(why)
-            GluonGCParameterServer.connected = None
+            ParameterServer.connected = None
             ending().abandoned()
 
     def topology(self) -> Topology:
@@ -261,21 +260,20 @@ class GluonGCParameterServer(HierarchicalKVStore):
 
     # What travels
 
-    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
+    def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         self._lifeline.next_exchange()
-        sending = self._sending(gradients)
         routes = [self._routes[channel] for channel in channels]
         # What is made travels before more is made, which MXNet's engine does with priority 0.
         priorities = range(priority + len(routes), priority, -1)
         for route, own in zip(routes, priorities):
-            route.encode(sending)
+            route.encode(job)
             if not route.holds:
                 route.travel(own)
         for route, own in zip(routes, priorities):
             if route.holds:
                 route.travel(own)
         for route in routes:
-            route.deliver(gradients)
+            route.deliver(job.gradients)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int

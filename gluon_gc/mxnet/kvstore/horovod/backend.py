@@ -16,7 +16,6 @@ from typing import ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, 
 
 import mxnet as mx
 import numpy as np
-from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
@@ -29,18 +28,18 @@ from ....launch.leaving import ending
 from ....launch.patience import Patience
 from ....launch.progress import Progress
 from ....plan import Slice
-from ...channel import Channel, Sending
-from ...gradient import Gradient, Gradients
+from ...channel import Channel
+from ...gradient import Gradient
+from ...job import Job
 from ...sparse import SparseChannel, summed
 from .. import archive
-from ..one_machine.hierarchical import HierarchicalKVStore
+from ..one_machine.hierarchical import HierarchicalExchange
 from . import bundle, hvd
 from .message_groups import Gathered, Group, KnownGroups, TwoWay
 from .process_set import ProcessSet, nodes_of
 
 
-@KVStoreBase.register
-class GluonGCHorovod(HierarchicalKVStore):
+class Horovod(HierarchicalExchange):
     """Compressed gradients through Horovod: started by horovodrun or mpirun.
 
     Raises
@@ -57,7 +56,7 @@ class GluonGCHorovod(HierarchicalKVStore):
 
     type = "horovod"
     spreads_aggregators = True
-    connected: ClassVar[Optional["GluonGCHorovod"]] = None
+    connected: ClassVar[Optional["Horovod"]] = None
     """The one connection that a process can have."""
 
     def __init__(self) -> None:
@@ -88,13 +87,13 @@ class GluonGCHorovod(HierarchicalKVStore):
         self._broadcasts = itertools.count()
         self._progress = Progress()
         self._patience = Patience(f"worker {self.rank}", self._progress)
-        GluonGCHorovod.connected = self
+        Horovod.connected = self
         self.agree("init")
 
     def close(self) -> None:
         """Leave once all workers come here; nothing can be exchanged afterwards."""
         if self.connected is not None:
-            GluonGCHorovod.connected = None
+            Horovod.connected = None
             mx.nd.waitall()
             self._close_pool()
             with self._progress.waiting():
@@ -105,7 +104,7 @@ class GluonGCHorovod(HierarchicalKVStore):
     def abandon(self, why: str) -> None:
         """Leave without the others, whom horovodrun ends once this process has ended."""
         if self.connected is self:
-            GluonGCHorovod.connected = None
+            Horovod.connected = None
             self._patience.end()
             ending().abandoned()
 
@@ -152,9 +151,9 @@ class GluonGCHorovod(HierarchicalKVStore):
         return bool(self._across)
 
     def _on_machine(self) -> Cluster:
-        job, (number, nodes) = self._shared_entropy().hex(), self._machine
+        name, (number, nodes) = self.shared_entropy().hex(), self._machine
         place = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
-        return Cluster("worker", job, root_port=0, num_worker=nodes, num_server=1, **place)
+        return Cluster("worker", name, root_port=0, num_worker=nodes, num_server=1, **place)
 
     def _process_set(self, channel: Channel) -> ProcessSet:
         """Those who exchange a message."""
@@ -180,8 +179,8 @@ class GluonGCHorovod(HierarchicalKVStore):
 
     # A step: all is queued on MXNet's engine, but for rows that travel uncompressed
 
-    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
-        sent = self._all_encoded(channels, self._sending(gradients))
+    def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
+        sent = self._all_encoded(channels, job)
         received: Dict[Channel, NDArray] = {}
         groups: List[Group] = []
         for process_set, inside in self._by_process_set(sent):
@@ -199,10 +198,10 @@ class GluonGCHorovod(HierarchicalKVStore):
                 self._pooled[channel].answer(message.reshape(-1).copyto)
         for channel in channels:
             if channel in self._pooled:
-                self._pooled[channel].deliver(gradients)
+                self._pooled[channel].deliver(job.gradients)
             else:
                 count = self.num_workers if channel.gathered else 1
-                channel.deliver([received[channel]], gradients, count)
+                channel.deliver([received[channel]], job.gradients, count)
 
     def _grouped(self, process_set: ProcessSet, channels: Sequence[Channel]) -> List[Group]:
         """The groups in which these travel, mostly the same ones when these do together."""
@@ -230,17 +229,17 @@ class GluonGCHorovod(HierarchicalKVStore):
         all_values = self._everybody.gather(values.tobytes(), f"{name}.values")
         return summed(channel, all_ids, all_values), None
 
-    def _all_encoded(self, channels: Sequence[Channel], sending: Sending) -> Dict[Channel, NDArray]:
+    def _all_encoded(self, channels: Sequence[Channel], job: Job) -> Dict[Channel, NDArray]:
         """What this worker sends, of its gradients, or of their sums over its node."""
         sent: Dict[Channel, NDArray] = {}
         for channel in channels:
             pooled, total = self._pooled.get(channel), None
             if pooled is not None:
-                pooled.contribute(sending)
+                pooled.contribute(job)
                 if not pooled.owned:
                     continue
                 total = pooled.total()
-            sent[channel] = channel.encode(sending, total, out=self._summed.get(channel))
+            sent[channel] = channel.encode(job, total, out=self._summed.get(channel))
         return sent
 
     def _sum_in(

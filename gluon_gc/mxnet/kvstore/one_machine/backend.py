@@ -7,7 +7,6 @@ from typing import ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
-from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
@@ -20,14 +19,14 @@ from ....launch.patience import Patience
 from ....launch.progress import Progress
 from ....plan import Chunk
 from ...channel import Channel
-from ...exchange import CompressingKVStore
-from ...gradient import Gradient, Gradients
+from ...exchange import Exchange
+from ...gradient import Gradient
+from ...job import Job
 from ...sparse import SparseChannel, summed
 from .shared_memory import Pool, Pooled
 
 
-@KVStoreBase.register
-class GluonGCMachine(CompressingKVStore):
+class OneMachine(Exchange):
     """Workers who sum what they have in memory that they share.
 
     Their sum is compressed, aggregated and compressed as one worker with one server would.
@@ -41,7 +40,7 @@ class GluonGCMachine(CompressingKVStore):
     """
 
     type = "machine"
-    connected: ClassVar[Optional["GluonGCMachine"]] = None
+    connected: ClassVar[Optional["OneMachine"]] = None
     """The one connection that a process can have."""
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class GluonGCMachine(CompressingKVStore):
             self._pool = Pool(self._machine)
         self._patience = Patience(f"worker {self.rank}", self._progress)
         self._pooled: Dict[Channel, Pooled] = {}
-        GluonGCMachine.connected = self
+        OneMachine.connected = self
         self.agree("init")
 
     def close(self) -> None:
@@ -65,7 +64,7 @@ class GluonGCMachine(CompressingKVStore):
         if self.connected is None:
             return
         mx.nd.waitall()
-        GluonGCMachine.connected = None
+        OneMachine.connected = None
         self._neighbours.leave()
         self._gather(b"")
         self._patience.end()
@@ -76,7 +75,7 @@ class GluonGCMachine(CompressingKVStore):
         """Leave at once; all others end, and say why."""
         if self.connected is self:
             self._neighbours.abandon(why)
-            GluonGCMachine.connected = None
+            OneMachine.connected = None
             ending().abandoned()
 
     def _gather(self, data: bytes, call: str = "") -> Sequence[bytes]:
@@ -111,18 +110,17 @@ class GluonGCMachine(CompressingKVStore):
     def _can_run_on_gpu(self, channel: Channel) -> bool:
         return False  # sums are made in the host's memory
 
-    def _exchange(self, channels: Sequence[Channel], gradients: Gradients, priority: int) -> None:
-        sending = self._sending(gradients)
+    def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         for channel in channels:
             pooled = self._pooled[channel]
-            pooled.contribute(sending)
+            pooled.contribute(job)
             if pooled.owned:
-                message = channel.encode(sending, pooled.total())
+                message = channel.encode(job, pooled.total())
                 if channel.aggregated:
                     message = self._aggregators[channel].aggregate(message, count=1)
                 pooled.answer(message.copyto)
         for channel in channels:
-            self._pooled[channel].deliver(gradients)
+            self._pooled[channel].deliver(job.gradients)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int

@@ -1,6 +1,6 @@
-"""What codecs carry over from step to step, as named arrays that are flat over the whole tensor.
+"""Residuals, momentum and random streams as named arrays, which are flat over the whole tensor.
 
-`state` joins those of the chunks, and `load` cuts them again, as the chunks are then.
+`state` joins the arrays of the chunks, and `load` cuts them for the chunks that there are then.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ..checkpoint import STREAM, Layout, Place
 from ..checkpoint.cutting import Arrays, Saved
 from ..plan import Slice
 from .channel import Channel
-from .exchange import CompressingKVStore, States
+from .exchange import Exchange, States
 
 
-def state(store: CompressingKVStore, names: Collection[str]) -> Iterator[Tuple[Place, np.ndarray]]:
+def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Place, np.ndarray]]:
     """What this worker keeps of these tensors, in the order of `layout`; waits for all exchanges.
 
     Each array is made when it is asked for.
     """
-    shapes = layout(store, names)
+    shapes = layout(exchange, names)
     unfinished: Arrays = {}
     missing = {place: shape[0] for place, (shape, _) in shapes.items()}
-    for node, channels in _kept(store, names):
+    for node, channels in _kept(exchange, names):
         runs = _runs(channels)
         streams: Dict[str, List[List[int]]] = {}
         if node == "worker":
             all_states = (channel.codec.state() for channel in channels)
         else:
-            all_states = store.aggregator_states(channels)
+            all_states = exchange.aggregator_states(channels)
         for channel, states in zip(channels, all_states):
             for piece, chunk_state in zip(channel.slices, states):
                 if piece.tensor not in names:
@@ -55,10 +55,10 @@ def state(store: CompressingKVStore, names: Collection[str]) -> Iterator[Tuple[P
             yield Place(tensor, node, STREAM), np.array(rows, np.uint64)
 
 
-def layout(store: CompressingKVStore, names: Collection[str]) -> Layout:
+def layout(exchange: Exchange, names: Collection[str]) -> Layout:
     """Shape and dtype of each array of `state`, in the order in which they are complete."""
     whole: Layout = {}
-    for node, channels in _kept(store, names):
+    for node, channels in _kept(exchange, names):
         runs = _runs(channels)
         streams: Dict[Place, int] = {}
         for channel in channels:
@@ -79,46 +79,46 @@ def layout(store: CompressingKVStore, names: Collection[str]) -> Layout:
     return whole
 
 
-def load(store: CompressingKVStore, names: Collection[str], arrays: Arrays) -> None:
+def load(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
     """Go on from what `state` returned; all workers call it, each with its own arrays.
 
     What is nowhere starts from zero, with a random stream of its own. What servers carry over is in
     rank 0's; an aggregator that is a worker's may find it in any worker's.
     """
-    load_workers(store, names, arrays)
-    aggregated = [channel for channel in _compressed(store, names) if channel.aggregated]
+    load_workers(exchange, names, arrays)
+    aggregated = [channel for channel in _compressed(exchange, names) if channel.aggregated]
     theirs = {place: array for place, array in arrays.items() if place.node == "aggregator"}
-    saved = Saved(store.share_aggregators(aggregated, theirs))
-    store.load_aggregators(aggregated, lambda channel: _cut(store, channel, "aggregator", saved))
+    saved = Saved(exchange.share_aggregators(aggregated, theirs))
+    exchange.load_aggregators(aggregated, lambda c: _cut(exchange, c, "aggregator", saved))
 
 
-def load_workers(store: CompressingKVStore, names: Collection[str], arrays: Arrays) -> None:
+def load_workers(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
     """Let this worker go on from what `state` returned, without aggregators."""
     saved = Saved(arrays)
-    for channel in _compressed(store, names):
-        channel.codec.load_state(_cut(store, channel, "worker", saved))
+    for channel in _compressed(exchange, names):
+        channel.codec.load_state(_cut(exchange, channel, "worker", saved))
 
 
-def places(store: CompressingKVStore) -> Dict[str, Tuple[int, int]]:
+def places(exchange: Exchange) -> Dict[str, Tuple[int, int]]:
     """Of each compressed tensor, which residual is this worker's, and how many there are."""
-    compressed = (channel for channel in store.channels if channel.codec is not None)
+    compressed = (channel for channel in exchange.channels if channel.codec is not None)
     return {
-        piece.tensor: store.place(chunk)
+        piece.tensor: exchange.place(chunk)
         for channel in compressed
         for chunk in channel.chunks
         for piece in chunk.slices
     }
 
 
-def _compressed(store: CompressingKVStore, names: Collection[str]) -> List[Channel]:
-    return [channel for channel in store.channels_of(names) if channel.codec is not None]
+def _compressed(exchange: Exchange, names: Collection[str]) -> List[Channel]:
+    return [channel for channel in exchange.channels.of(names) if channel.codec is not None]
 
 
-def _kept(store: CompressingKVStore, names: Collection[str]) -> Iterator[Tuple[str, List[Channel]]]:
+def _kept(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[str, List[Channel]]]:
     """For each node whose states this worker saves, the channels."""
-    channels = _compressed(store, names)
+    channels = _compressed(exchange, names)
     yield "worker", channels
-    yield "aggregator", [channel for channel in channels if store.keeps_aggregator(channel)]
+    yield "aggregator", [channel for channel in channels if exchange.keeps_aggregator(channel)]
 
 
 def _runs(channels: Iterable[Channel]) -> Dict[Slice, int]:
@@ -133,7 +133,7 @@ def _runs(channels: Iterable[Channel]) -> Dict[Slice, int]:
     return runs
 
 
-def _cut(store: CompressingKVStore, channel: Channel, node: str, saved: Saved) -> States:
+def _cut(exchange: Exchange, channel: Channel, node: str, saved: Saved) -> States:
     """The saved states of a channel's chunks, for a node."""
     params = channel.params if node == "worker" else channel.params.aggregators
     return [
@@ -141,7 +141,7 @@ def _cut(store: CompressingKVStore, channel: Channel, node: str, saved: Saved) -
             node,
             chunk.slices[0],
             params.state_layout(chunk.size, channel.dtype),
-            functools.partial(store.first_stream, chunk, node),
+            functools.partial(exchange.first_stream, chunk, node),
         )
         for chunk in channel.chunks
     ]

@@ -1,0 +1,31 @@
+"""Broadcasts of arrays that have a copy on each context."""
+
+from __future__ import annotations
+
+from typing import Sequence, Tuple
+
+from mxnet.ndarray import NDArray
+
+from .exchange import Exchange
+from .gradient import legacy
+
+
+def broadcast_copies(
+    exchange: Exchange, copies: Sequence[Tuple[str, Sequence[NDArray]]], root_rank: int
+) -> None:
+    """Overwrite all copies (one a context) of each array with those of worker `root_rank`.
+
+    Parameters
+    ----------
+    exchange : Exchange
+    copies : sequence of (str, sequence of NDArray)
+        What errors call each array, and its copies.
+    root_rank : int
+    """
+    if not copies:
+        return
+    names, arrays = zip(*((name, legacy(of_array)) for name, of_array in copies))
+    exchange.broadcast([first for first, *_ in arrays], root_rank, names)
+    for first, *others in arrays:
+        for other in others:
+            first.copyto(other)

@@ -1,0 +1,66 @@
+"""How the gradient of each parameter of a trainer is compressed."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Sequence, Tuple
+
+from mxnet.gluon import Parameter
+
+from ..compression import CompressionParams, byteps, warn_of_ignored
+from ..compression.momentum import has_nesterov
+from .algorithm_arguments import require_fitting_compression
+
+OfOptimizer = Tuple[Optional[float], bool, str]
+"""An optimizer's momentum, whether it is Nesterov's, and the optimizer's name."""
+
+
+class Compressions:
+    """The compression_params of a trainer, and those of single parameters, which win over them.
+
+    Parameters
+    ----------
+    given : mapping, optional
+        The trainer's compression_params, as the user wrote them.
+    default : CompressionParams
+        The same, parsed.
+    params : sequence of Parameter
+    of_optimizer : OfOptimizer
+    algorithm : str, optional
+        The name of the trainer's algorithm.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        The compression_params of a parameter are wrong, or do not go with the algorithm.
+    """
+
+    def __init__(
+        self,
+        given: Optional[Mapping[str, Any]],
+        default: CompressionParams,
+        params: Sequence[Parameter],
+        of_optimizer: OfOptimizer,
+        algorithm: Optional[str] = None,
+    ) -> None:
+        spelled = {i: byteps.of_parameter(param, given) for i, param in enumerate(params)}
+        own = {i: found for i, found in spelled.items() if found is not None}
+        written = [found.params for found in own.values()]
+        if algorithm is not None:
+            require_fitting_compression(algorithm, *written)
+        self.default, self._of_optimizer = default, of_optimizer
+        self._parsed = {i: found.parse(*of_optimizer) for i, found in own.items()}
+        warn_of_ignored(given, *written)
+
+    @property
+    def any_momentum(self) -> bool:
+        """Whether the compressor of any parameter may apply momentum."""
+        return any(params.mu is not None for params in (self.default, *self._parsed.values()))
+
+    def of(self, index: int) -> CompressionParams:
+        """The compression of the parameter of this number."""
+        return self._parsed.get(index, self.default)
+
+    def nesterov(self, index: int) -> bool:
+        """Whether the parameter has Nesterov's momentum, where momentum is applied outside."""
+        _, of_optimizer, _ = self._of_optimizer
+        return has_nesterov(self._parsed.get(index), self.default, of_optimizer)

@@ -1,0 +1,253 @@
+"""Averages of all gradients in every step: what a trainer does without an algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+
+import numpy as np
+from mxnet.ndarray import NDArray
+from mxnet.optimizer import Optimizer
+
+from .. import env
+from ..agreement import Facts
+from ..checkpoint import OF_ALL, Place
+from ..checkpoint.cutting import Arrays
+from ..log import logger
+from ..plan import Tensor, travels_compressed
+from . import freshness, learning_rates
+from .amp import AgreedLossScaler
+from .automatic import Automatic
+from .averaging import Averaging, Update
+from .exchange import Exchange
+from .gradient import Gradient, sums_of
+from .job import Job
+from .momentum import Momentum
+from .operators import clip_factor
+from .parameters import tensor_of
+from .separation import separate
+
+
+class GradientAveraging(Averaging):
+    """Averages the gradients of a trainer over all workers in every step.
+
+    Parameters
+    ----------
+    momentum : Momentum, optional
+        The momentum of gradients whose compressor applies none.
+    max_grad_norm : float, optional
+        As `DistributedTrainer` has it.
+    **common
+        The arguments of `Averaging`.
+    """
+
+    noun = "gradient"
+
+    def __init__(
+        self, momentum: Optional[Momentum], max_grad_norm: Optional[float], **common: Any
+    ) -> None:
+        super().__init__(**common)
+        self._momentum, self._max_grad_norm = momentum, max_grad_norm
+        self.mu = None if momentum is None else momentum.mu
+        self._automatic = Automatic()
+        self._reused: Dict[str, Gradient] = {}
+        self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
+        self._nonfinite = 0  # results so far that were not finite
+        self._skipped = False  # whether the last step is left out
+        self._stale = ""  # the first stale gradient that the last step averaged
+        self._unused = False  # whether no update has used the averages yet
+        self._updated = False  # whether there was an update
+        self._warned = False  # of averages that no update used
+
+    def follow(self, exchange: Exchange, goes_on: bool) -> bool:
+        self.exchange = exchange
+        self.tensors.clear()
+        self._nonfinite = 0
+        self._momentum_after.clear()
+        if not goes_on:  # these are equal on all workers, and a new worker has none
+            self.learning_rates.clear()
+            if self._momentum is not None:
+                self._momentum.clear()
+        return True
+
+    def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> List[int]:
+        indices = self.with_gradients()
+        new = [i for i in indices if (i, "") not in self.tensors]
+        if not new:
+            return indices
+        compressed = [(i, self._compressions.of(i)) for i in new]
+        tensors = [
+            tensor_of(f"{self._name}.{i}", self._params[i], i, params, self._on_nonfinite)
+            for i, params in compressed
+        ]
+        gradients = [self._params[i].list_grad()[0] for i in new]
+        tensors = self._automatic.settled(self.exchange, tensors, gradients)
+        facts = [*about, *self._facts(optimizer, indices, new)]
+        self.exchange.declare(tensors, about=facts, call=call)
+        self.tensors.update(((tensor.index, ""), tensor) for tensor in tensors)
+        self.when_prepared()
+        self._moved([tensor.name for tensor in tensors])
+        if self._momentum is not None:
+            self._momentum_after.update(
+                tensor.index
+                for tensor in tensors
+                if tensor.params.mu is None or _travels_plain(tensor)
+            )
+        return indices
+
+    def _moved(self, names: Sequence[str]) -> None:
+        super()._moved(names)
+        if self._on_nonfinite == "skip":
+            self._nonfinite = self.exchange.channels.nonfinite(self.names())
+
+    # A step
+
+    def step(
+        self,
+        optimizer: Optimizer,
+        scale: float,
+        ignore_stale_grad: bool,
+        scaler: Optional[AgreedLossScaler],
+        update: Update,
+    ) -> None:
+        self.average(optimizer, scale, ignore_stale_grad, scaler)
+        self.apply(update, 1.0, ignore_stale_grad)
+
+    def average(
+        self,
+        optimizer: Optimizer,
+        scale: float,
+        ignore_stale_grad: bool,
+        scaler: Optional[AgreedLossScaler],
+    ) -> None:
+        """Replace the gradients by `scale` times their averages over all workers; see `step`."""
+        self.steps += 1
+        shared = {
+            "algorithm": None,
+            "ignore_stale_grad": bool(ignore_stale_grad),
+            "max_grad_norm": self._max_grad_norm,
+            "AMP": scaler is not None,
+        }
+        about = [("the trainer", shared)]
+        indices = self._to_exchange(ignore_stale_grad, about)
+        if scaler is not None and scaler.check([self._params[i] for i in indices], about):
+            self._skipped = True  # on all workers
+            return
+        self.prepare(optimizer, "step", about)
+        if self._unused and self._updated and not self._warned:
+            self._warn_of_unused(indices)
+        gradients = {i: self._params[i].list_grad() for i in indices}
+        ratios = self._ratios(optimizer, indices)
+        if separate(self.exchange, self.names(indices), ratios):
+            self._moved(self.names())
+        if indices:
+            self._start(gradients, scale, ratios)
+        self._skipped = self._on_nonfinite == "skip" and self._found_nonfinite()
+        self._unused = bool(indices) and not self._skipped
+        if not self._skipped:
+            for i in indices:
+                if i in self._momentum_after:
+                    self._momentum.add_to_gradient(i, gradients[i])
+
+    def apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
+        """Have the averages applied by `update`, unless the step is left out."""
+        if self._skipped:
+            freshness.use_up(self._params)
+            return
+        update(rescale, ignore_stale_grad)
+        self._unused, self._updated = False, True
+
+    def require_averaged_fresh(self) -> None:
+        """Raise ValueError if the last averages have a stale gradient."""
+        if self._stale:
+            raise ValueError(
+                f"the gradient of {self._stale} was stale when it was averaged: call "
+                "allreduce_grads(ignore_stale_grad=True) before update(..., ignore_stale_grad=True)"
+            )
+
+    def _to_exchange(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
+        """The parameters whose gradients are to be exchanged, in the order of backward."""
+        indices = self.with_gradients()
+        if not ignore_stale_grad:
+            self._stale = freshness.first_stale(self._params)
+            return indices
+        self._stale = ""
+        flags = f"{self._name}.fresh"
+        fresh = freshness.fresh_anywhere(self.exchange, flags, self._params, about)
+        return [i for i in indices if fresh[i]]
+
+    def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> Dict[str, float]:
+        """By tensor, the previous learning rate over the next one, where it is not 1."""
+        ratios = learning_rates.ratios(self.learning_rates, optimizer, indices)
+        return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
+
+    def _start(
+        self, arrays: Mapping[int, Sequence[NDArray]], scale: float, ratios: Mapping[str, float]
+    ) -> None:
+        """Queue the exchange of these parameters' gradients."""
+        gradients = {}
+        for i, of_parameter in arrays.items():
+            name = self.tensors[i, ""].name
+            gradients[name] = self._gradient(name, of_parameter)
+        factor = None
+        if self._max_grad_norm is not None:
+            floating = [tensor.name for tensor in self.tensors.values() if tensor.floating]
+            arrays_of_norm = sums_of([gradients[name] for name in floating if name in gradients])
+            factor = clip_factor(arrays_of_norm, scale, self._max_grad_norm)
+        self.exchange.start(Job(gradients, scale / self.exchange.num_workers, factor, ratios))
+
+    def _gradient(self, name: str, arrays: Sequence[NDArray]) -> Gradient:
+        """The gradient of a tensor, the same object again where that is possible."""
+        gradient = self._reused.get(name)
+        if gradient is None or not gradient.is_of(arrays):
+            gradient = self.exchange.channels.gradient(name, arrays, arrays)
+            if gradient.is_of(arrays):
+                self._reused[name] = gradient
+        return gradient
+
+    def _warn_of_unused(self, indices: Sequence[int]) -> None:
+        """Say that compression keeps a part of gradients that no update has used."""
+        tensors = [self.tensors[i, ""] for i in indices]
+        kept = [t.index for t in tensors if t.params.keeps_state and not _travels_plain(t)]
+        if kept:
+            self._warned = True
+            logger.warning(
+                "allreduce_grads() is called again, but update() was not: the residual or momentum "
+                "of %s has a gradient that no update has used. Decide before allreduce_grads() "
+                "whether to leave a step out, or pass on_nonfinite='skip' to the trainer",
+                self._params[kept[0]].name,
+            )
+
+    def _found_nonfinite(self) -> bool:
+        """Whether a result is not finite, on all workers or on none; waits for it."""
+        before = self._nonfinite
+        self._nonfinite = self.exchange.channels.nonfinite(self.names())
+        return self._nonfinite > before
+
+    # Checkpoints
+
+    def arrays(self) -> Mapping[Place, np.ndarray]:
+        """The momentum of uncompressed gradients, and the part of it that weight decay has."""
+        if self._momentum is None:
+            return {}
+        return {
+            Place(index, OF_ALL, "/".join(["momentum", *map(str, context)])): array
+            for (index, *context), array in self._momentum.state().items()
+        }
+
+    def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
+        self.steps, self.learning_rates = steps, learning_rates
+        if self._momentum is not None:
+            self._momentum.load_state(
+                {
+                    (place.tensor, *map(int, place.what.split("/")[1:])): array
+                    for place, array in arrays.items()
+                }
+            )
+
+    def recall(self, parameters: Sequence[Mapping[str, Any]]) -> None:
+        names = {i: self._params[i].name for i in self._last_first}
+        self._automatic.recall(parameters, names, {i: self._compressions.of(i) for i in names})
+
+
+def _travels_plain(tensor: Tensor) -> bool:
+    return not travels_compressed(tensor, env.get("BYTEPS_MIN_COMPRESS_BYTES"))

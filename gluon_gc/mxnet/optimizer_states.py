@@ -1,0 +1,95 @@
+"""The states of a trainer's optimizer in a checkpoint."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from mxnet.gluon import Parameter
+from mxnet.optimizer import Updater
+
+from ..checkpoint import fitting
+from .momentum import momentum_of
+
+
+class OptimizerStates:
+    """The states of the optimizer, which are equal on all contexts.
+
+    Parameters
+    ----------
+    updaters : sequence of Updater
+        MXNet's, one a context.
+    params : sequence of Parameter
+        The trainer's.
+    """
+
+    def __init__(self, updaters: Sequence[Updater], params: Sequence[Parameter]) -> None:
+        self._updaters, self._params = updaters, params
+
+    def pickled(self) -> bytes:
+        """The states and the optimizer, as gluon.Trainer.save_states pickles them."""
+        return self._updaters[0].get_states(dump_optimizer=True)
+
+    def load(self, pickled: bytes, numbers: Dict[int, int]) -> None:
+        """Go on from what `pickled` returned, on all contexts.
+
+        Parameters
+        ----------
+        pickled : bytes
+        numbers : dict
+            By the number of a parameter in the checkpoint, its number here.
+        """
+        first = self._updaters[0]
+        for updater in self._updaters:
+            updater.set_states(pickled)
+            updater.states = _renumbered(updater.states, numbers)
+            updater.states_synced = dict.fromkeys(updater.states, False)
+            updater.optimizer = first.optimizer
+        for counts in first.optimizer._all_index_update_counts.values():
+            renumbered = _renumbered(counts, numbers)
+            counts.clear()
+            counts.update(renumbered)
+        first.optimizer.param_dict = dict(enumerate(self._params))
+
+
+def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes, Dict[int, int]]:
+    """The optimizer's states in a file of gluon.Trainer, and the numbers of the parameters.
+
+    Parameters
+    ----------
+    fname : str
+    parameters : int
+        How many the trainer has.
+    mu : float, optional
+        The momentum that compression applies instead of the optimizer.
+
+    Raises
+    ------
+    ValueError
+        The file is not one of gluon.Trainer, or it has states of other parameters, or another
+        momentum.
+    """
+    data = Path(fname).read_bytes()
+    try:
+        states, optimizer = pickle.loads(data)
+        indices = list(states)
+    except Exception as error:
+        raise ValueError(
+            f"'{fname}' is not a file of DistributedTrainer.save_states, nor of gluon.Trainer's: "
+            f"{error}"
+        ) from error
+    for index in indices:
+        if index not in range(parameters):
+            raise ValueError(
+                f"'{fname}' does not fit: it has states of parameter {index}, but there are "
+                f"{parameters} parameters here"
+            )
+    if mu is not None:
+        theirs, _ = momentum_of(optimizer)
+        fitting.check(fname, "momentum", theirs, mu)
+    return data, {i: i for i in range(parameters)}
+
+
+def _renumbered(of_parameters: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:
+    return {numbers[i]: value for i, value in of_parameters.items() if i in numbers}

@@ -1,0 +1,117 @@
+"""The workers that a backend connects: who they are, and how they agree."""
+
+from __future__ import annotations
+
+import os
+from typing import Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import agreement, env
+from ..agreement import Facts, Message
+from ..auto.choice import Topology
+
+
+class WorkerGroup:
+    """The workers that train together; the part of a backend that moves no gradients.
+
+    A backend supplies `_compared` and `_broadcast`. All workers make the same calls in the same
+    order.
+
+    Attributes
+    ----------
+    type : str
+        The backend's name.
+    rank, num_workers : int
+        This worker's number, and how many workers there are.
+    local_rank, local_size : int
+        The same of the workers on this machine.
+    """
+
+    type = ""
+    rank = 0
+    num_workers = 1
+
+    def __init__(self) -> None:
+        env.prepare_exchanges()
+        self.local_rank = env.get("BYTEPS_LOCAL_RANK")
+        self.local_size = env.get("BYTEPS_LOCAL_SIZE")
+
+    # A backend supplies these
+
+    def topology(self) -> Optional[Topology]:
+        """The machines and servers that the network connects; None: there is no network."""
+
+    def _compared(self, message: Message, call: str) -> Message:
+        """The answer of `agreement.compare` to all workers' messages.
+
+        `call` is the function of the user in which this worker waits for the others.
+        """
+        return agreement.compare([message])
+
+    def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
+        """Overwrite arrays, on which all workers have agreed, with those of `root_rank`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Finish all exchanges; nothing can be exchanged afterwards."""
+
+    def abandon(self, why: str) -> None:
+        """Tell the others that this worker leaves at once; nothing can be exchanged afterwards."""
+
+    # All workers call these
+
+    def agree(self, call: str, facts: Facts = ()) -> None:
+        """Return when all workers have come here.
+
+        Parameters
+        ----------
+        call : str
+            The function of the user that does this.
+        facts : Facts, optional
+            What all workers must have in common.
+
+        Raises
+        ------
+        RuntimeError
+            Workers make another call, or state other facts.
+        """
+        called = [("", {"call": call}), *facts]
+        agreement.reach(self.rank, called, lambda message: self._compared(message, call))
+
+    def broadcast(
+        self, arrays: Sequence[NDArray], root_rank: int, called: Optional[Sequence[str]] = None
+    ) -> None:
+        """Overwrite arrays with those of worker `root_rank`.
+
+        Parameters
+        ----------
+        arrays : sequence of NDArray
+        root_rank : int
+        called : sequence of str, optional
+            What errors call the arrays.
+
+        Raises
+        ------
+        ValueError
+            There is no such worker.
+        RuntimeError
+            Workers have arrays of other names, shapes or dtypes, or another root_rank.
+        """
+        if not 0 <= root_rank < self.num_workers:
+            raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
+        names = called or [f"array {number}" for number in range(len(arrays))]
+        described = [
+            (name, {"shape": array.shape, "dtype": np.dtype(array.dtype).name})
+            for name, array in zip(names, arrays)
+        ]
+        self.agree("broadcast_parameters", [("", {"root_rank": root_rank}), *described])
+        self._broadcast(arrays, root_rank)
+
+    def shared_entropy(self) -> bytes:
+        """Sixteen random bytes, those of rank 0 on all workers."""
+        words = mx.nd.array(np.frombuffer(os.urandom(16), np.int64), dtype="int64")
+        self.broadcast([words], root_rank=0)
+        return words.asnumpy().tobytes()
