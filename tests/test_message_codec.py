@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 from gluon_gc.compression import CompressionParams, registry
 from gluon_gc.mxnet import operators
-from gluon_gc.mxnet.channel import Channel, Sending
+from gluon_gc.mxnet.channel import Channel
 from gluon_gc.mxnet.codec import MessageCodec, Part
 from gluon_gc.mxnet.gradient import Gradient
+from gluon_gc.mxnet.job import Job
 from gluon_gc.plan import Tensor, cut, working_dtype
 from tests.core.compressors import RATIOS, START, each_compressor, options_of
 
@@ -519,7 +520,7 @@ def test_a_tensor_that_takes_no_part_travels_as_zeros_and_is_left_alone(name):
 
     some = gradients({t: values[t] for t in "ac"})
     sent = [
-        channel.encode(Sending(given, 1.0, 1.0, {}, None, 0))
+        channel.encode(Job(given))
         for channel, given in ((absent, some), (present, gradients(zeroed)))
     ]
     codecs = absent.codec.codecs

@@ -14,7 +14,7 @@ OF_OTHERS = {
     "mxnet/algorithm_arguments.py": {"_grad_stype", "_stype"},
     "mxnet/freshness.py": {"_fresh_grad"},
     "mxnet/kvstore/by_name.py": {"_create_kvstore"},
-    "mxnet/kvstore/parameter_server/backend.py": {"_barrier", "_send_command_to_servers"},
+    "mxnet/kvstore/parameter_server/servers.py": {"_barrier", "_send_command_to_servers"},
     "mxnet/learning_rates.py": {"_index_update_count"},
     "mxnet/momentum.py": {"_fresh_grad", "_get_wd"},
     "mxnet/optimizer_states.py": {"_all_index_update_counts"},

@@ -8,7 +8,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 import gluon_gc as bps
 from gluon_gc.mxnet import tensor_states
 from gluon_gc.mxnet.kvstore.horovod.message_groups import KnownGroups
-from gluon_gc.mxnet.operators import Told
+from gluon_gc.mxnet.operators import MessageAttribute
 from tests.test_trainer import backward, gradients, make
 
 SHAPES = [(30, 10), (40,), (7, 5)]
@@ -222,10 +222,10 @@ def test_a_scheduler_is_not_asked_ahead_for_parameters_that_are_behind():
 
 
 def test_what_is_kept_for_sets_of_parameters_has_bounds():
-    told, known = Told(shared=1), KnownGroups()
+    attribute, known = MessageAttribute(shared=1), KnownGroups()
     for number in range(1000):
-        told("fuse", {"how": number})
+        attribute("fuse", {"how": number})
         known.of((number,), lambda made: [made])
-    assert len(told._made) <= 64 and len(known._groups) == 16
+    assert len(attribute._made) <= 64 and len(known._groups) == 16
     assert known.of((999,), lambda made: [made]) == [999]  # made once
     assert known.of((0,), lambda made: [made]) == [1000]  # forgotten, and made again

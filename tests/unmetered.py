@@ -37,7 +37,7 @@ class Node:
             if any(elements)
         ]
         self.count = sum(codec.payload_bytes for codec in self.codecs)
-        self._told = operators.Told(
+        self._attribute = operators.MessageAttribute(
             compressor=name,
             dtype=message.work,
             sizes=operators.listed(message.sizes),
@@ -70,7 +70,7 @@ class Node:
             "compress",
             (*self.states, *map(self.array, gradients), *factors),
             **self._options,
-            **self._told("compress", how, len(gradients), self.message.places, **now),
+            **self._attribute("compress", how, len(gradients), self.message.places, **now),
             **self._draw(),
         )
 
@@ -80,7 +80,7 @@ class Node:
             "aggregate",
             (self.array(messages), *self.states),
             **self._options,
-            **self._told("aggregate", how),
+            **self._attribute("aggregate", how),
             **self._draw(),
         )
 
@@ -92,7 +92,7 @@ class Node:
             "decompress",
             (self.array(messages), *results),
             **self._options,
-            **self._told("decompress", how, len(results), self.message.places),
+            **self._attribute("decompress", how, len(results), self.message.places),
             **self._positions,
         )
         assert statuses.context == self.context

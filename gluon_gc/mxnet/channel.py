@@ -118,7 +118,7 @@ class Channel(Metered):
                 self.codec = MessageCodec(self.params, self.dtype, parts)
             self._coder = self.codec
         self.gpu: Optional[mx.Context] = None
-        self._told = operators.Told(dtype=self.dtype)  # of values that are copied
+        self._attribute = operators.MessageAttribute(dtype=self.dtype)  # of values that are copied
         sizes = [piece.size for piece in self.slices]
         self._sizes = dict(sizes=operators.listed(sizes))
         self._side_by_side = tuple((0, begin) for begin in (0, *itertools.accumulate(sizes[:-1])))
@@ -170,8 +170,8 @@ class Channel(Metered):
         """
         arrays, places = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
-        of = self._told, arrays, places, self._sizes, job.scale, to, job.factor
-        return fused(*of, **meter)
+        values = dict(scale=job.scale, out=to, factor=job.factor)
+        return fused(self._attribute, arrays, places, self._sizes, **values, **meter)
 
     def deliver(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +14,7 @@ from .. import kernels
 from ..compression import CompressionParams
 from ..compression.stream import Stream
 from . import operators
-from .lent import lent
+from .message_memory import MessageMemory
 from .operators import MessageRows, Places
 
 
@@ -50,6 +50,11 @@ class MessageCodec:
         "float32" or "float64": of the arithmetic and the state.
     parts : sequence of Part
         The chunks.
+
+    Attributes
+    ----------
+    memory : MessageMemory
+        Residuals and momentum.
     """
 
     def __init__(self, params: CompressionParams, dtype: str, parts: Sequence[Part]) -> None:
@@ -61,7 +66,7 @@ class MessageCodec:
         self._gpu: Optional[mx.Context] = None
         self._pinned: Dict[str, NDArray] = {}
         self._configure()
-        self.carried = [mx.nd.zeros(sum(sizes), dtype=dtype) for sizes in self._state_sizes()]
+        self.memory = MessageMemory(self.codecs, dtype)
         self._refused = operators.refusing([part.refused for part in parts])
 
     def _configure(self) -> None:
@@ -73,7 +78,7 @@ class MessageCodec:
         self.summable, self._alike = first.traits.summable, first.traits.draws_alike
         self.payload_bytes = sum(codec.payload_bytes for codec in self.codecs)
         self._options = {"options": kernels.as_text(options)}
-        self._told = operators.Told(
+        self._attribute = operators.MessageAttribute(
             compressor=name,
             dtype=self._dtype,
             sizes=operators.listed(part.size for part in self.parts),
@@ -86,29 +91,12 @@ class MessageCodec:
         parts = tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs)
         return MessageRows(parts, in_one=self._params.compressor.full)
 
-    def _state_sizes(self) -> List[List[int]]:
-        """For each array of state, its elements of each chunk."""
-        sizes = [[codec.momentum for codec in self.codecs]]
-        sizes += [list(memory) for memory in zip(*(codec.memory for codec in self.codecs))]
-        return [one for one in sizes if any(one)]
-
     def _positions(self) -> Dict[str, str]:
         """Where the chunks draw; they move on."""
         if not self._params.compressor.traits.draws:
             return {}
         taken = (stream.take(codec.draws) for stream, codec in zip(self._streams, self.codecs))
         return {"positions": operators.listed(word for position in taken for word in position)}
-
-    @property
-    def carried_bytes(self) -> int:
-        """What is carried over takes so much memory."""
-        return sum(array.size for array in self.carried) * np.dtype(self._dtype).itemsize
-
-    def carry_in(self, memory: np.ndarray) -> None:
-        """Have what is carried over in zeros of `carried_bytes`, uint8, on the CPU."""
-        ends = np.cumsum([array.size for array in self.carried])[:-1]
-        arrays = np.split(memory.view(self._dtype), ends) if self.carried else []
-        self.carried = [lent(array) for array in arrays]
 
     def move_on(self) -> Dict[str, str]:
         """Let random streams move on as in a step; where `compress` draws in it."""
@@ -159,14 +147,15 @@ class MessageCodec:
         if self._gpu:  # which has no meter, and frames nothing
             rows, meters, target = {}, (), None
         factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
-        how = dict(states=len(self.carried), metered=len(meters), clipped=len(factors), **rows)
-        now = dict(scale=float(scale), ratio=float(ratio), step=step)
+        kept = self.memory.arrays
+        layout = dict(states=len(kept), metered=len(meters), clipped=len(factors), **rows)
+        values = dict(scale=float(scale), ratio=float(ratio), step=step)
         message = operators.call(
             "compress",
-            (*self.carried, *meters, *gradients, *factors),
+            (*kept, *meters, *gradients, *factors),
             target,
             **self._options,
-            **self._told("compress", how, len(gradients), places, **now),
+            **self._attribute("compress", layout, len(gradients), places, **values),
             **positions,
         )
         return self._packed(message, framing, out, step) if self._gpu else message
@@ -179,12 +168,12 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
     ) -> NDArray:
         """The message of the sum of `count` messages, in their order, with feedback of its own."""
-        how = dict(states=len(self.carried), count=count, threads=threads, **framing or {})
+        layout = dict(states=len(self.memory.arrays), count=count, threads=threads, **framing or {})
         return operators.call(
             "aggregate",
-            (messages, *self.carried),
+            (messages, *self.memory.arrays),
             **self._options,
-            **self._told("aggregate", how),
+            **self._attribute("aggregate", layout),
             **self._positions(),
         )
 
@@ -197,17 +186,17 @@ class MessageCodec:
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Write the sum of `count` messages to gradients, which are as `compress` had them."""
-        how = dict(arrays=len(messages), count=count, metered=1, **framing or {})
+        layout = dict(arrays=len(messages), count=count, metered=1, **framing or {})
         meter, refused = self.meter, self._refused
         if self._gpu:
-            messages = [self._unpacked(messages, how).as_in_context(self._gpu)]
-            how, meter, refused = dict(arrays=1, count=count, metered=0), None, {}
+            messages = [self._unpacked(messages, layout).as_in_context(self._gpu)]
+            layout, meter, refused = dict(arrays=1, count=count, metered=0), None, {}
         operators.call(
             "decompress",
             (*messages, *gradients),
             meter,
             **self._options,
-            **self._told("decompress", how, len(gradients), places),
+            **self._attribute("decompress", layout, len(gradients), places),
             **self._drawn_alike,
             **refused,
         )
@@ -221,9 +210,9 @@ class MessageCodec:
         self, messages: Sequence[NDArray], out: NDArray, framing: Mapping[str, Any]
     ) -> None:
         """Write the payloads of messages, which are framed so, side by side; uint8."""
-        how = dict(arrays=len(messages), count=out.size // self.payload_bytes, **framing)
+        layout = dict(arrays=len(messages), count=out.size // self.payload_bytes, **framing)
         inputs = (*messages, self._unread)
-        operators.call("unpack", inputs, out, **self._options, **self._told("unpack", how))
+        operators.call("unpack", inputs, out, **self._options, **self._attribute("unpack", layout))
 
     # Gradients on a GPU: payloads come and go through pinned memory
 
@@ -235,7 +224,7 @@ class MessageCodec:
     def move_to(self, gpu: Optional[mx.Context]) -> None:
         """Have gradients on a GPU from now on, or on the CPU."""
         self._gpu = gpu
-        self.carried = [array.as_in_context(gpu or mx.cpu()) for array in self.carried]
+        self.memory.move_to(gpu)
 
     def _packed(
         self, payloads: NDArray, framing: Mapping[str, Any], out: Optional[NDArray], step: int
@@ -243,15 +232,14 @@ class MessageCodec:
         """The message of payloads that a GPU made."""
         host = self._pinned_memory("sent", payloads.size, payloads.dtype)
         payloads.copyto(host)
-        told = self._told("pack", framing, step=step)
-        return operators.call("pack", (self.meter, host), out, **self._options, **told)
+        message = self._attribute("pack", framing, step=step)
+        return operators.call("pack", (self.meter, host), out, **self._options, **message)
 
-    def _unpacked(self, messages: Sequence[NDArray], how: Mapping[str, Any]) -> NDArray:
+    def _unpacked(self, messages: Sequence[NDArray], layout: Mapping[str, Any]) -> NDArray:
         """The payloads of messages, checked."""
-        host = self._pinned_memory("received", how["count"] * self.payload_bytes, np.uint8)
-        told = self._told("unpack", how)
-        inputs = (*messages, self.meter)
-        return operators.call("unpack", inputs, host, **self._options, **told, **self._refused)
+        host = self._pinned_memory("received", layout["count"] * self.payload_bytes, np.uint8)
+        inputs, message = (*messages, self.meter), self._attribute("unpack", layout)
+        return operators.call("unpack", inputs, host, **self._options, **message, **self._refused)
 
     def _pinned_memory(self, name: str, size: int, dtype: Any) -> NDArray:
         """Memory that a GPU copies to and from by itself; the same each time."""
@@ -264,39 +252,15 @@ class MessageCodec:
         return [codec.saved_layout() for codec in self.codecs]
 
     def state(self) -> List[Dict[str, np.ndarray]]:
-        """What a checkpoint keeps of each chunk: "stream", "residual", "momentum", if any."""
-        arrays = [array.asnumpy() for array in self.carried]
-        states = []
-        for i, (codec, kept) in enumerate(zip(self.codecs, self._parts_of(arrays))):
-            state = {}
-            if self._params.compressor.traits.draws:
-                state["stream"] = self._streams[i].state()
-            if codec.memory:
-                state["residual"] = codec.residual(kept)
-            if codec.momentum:
-                state["momentum"] = kept.momentum.copy()
-            states.append(state)
+        """A checkpoint's arrays of each chunk: "stream", "residual", "momentum", if it has them."""
+        states = self.memory.saved(self.codecs)
+        if self._params.compressor.traits.draws:
+            states = [{"stream": s.state(), **saved} for s, saved in zip(self._streams, states)]
         return states
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Go on from what `state` returned."""
-        arrays = [array.asnumpy() for array in self.carried]
-        parts = self._parts_of(arrays)
-        for i, (codec, kept, state) in enumerate(zip(self.codecs, parts, states)):
-            if self._params.compressor.traits.draws:
-                self._streams[i].load_state(state["stream"])
-            if codec.memory:
-                codec.restore(kept, np.ascontiguousarray(state["residual"]))
-            if codec.momentum:
-                kept.momentum[:] = state["momentum"]
-        for array, values in zip(self.carried, arrays):
-            array[:] = values
-
-    def _parts_of(self, arrays: Sequence[np.ndarray]) -> Iterator[kernels.State]:
-        """Each chunk's part of all arrays of state."""
-        ends = [np.cumsum(sizes)[:-1] for sizes in self._state_sizes()]
-        pieces = [np.split(array, end) for array, end in zip(arrays, ends)]
-        for i, codec in enumerate(self.codecs):
-            parts = [piece[i] for piece in pieces]
-            momentum = parts.pop(0) if codec.momentum else None
-            yield kernels.State(momentum, tuple(parts))
+        self.memory.load(self.codecs, states)
+        if self._params.compressor.traits.draws:
+            for stream, state in zip(self._streams, states):
+                stream.load_state(state["stream"])

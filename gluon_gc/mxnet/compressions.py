@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from mxnet.gluon import Parameter
+from mxnet.optimizer import Optimizer
 
 from ..compression import CompressionParams, byteps, warn_of_ignored
-from ..compression.momentum import has_nesterov
+from ..compression.momentum import has_nesterov, require_linear
 from .algorithm_arguments import require_fitting_compression
+from .momentum import LINEAR, Momentum
 
 OfOptimizer = Tuple[Optional[float], bool, str]
 """An optimizer's momentum, whether it is Nesterov's, and the optimizer's name."""
@@ -51,16 +53,26 @@ class Compressions:
         self._parsed = {i: found.parse(*of_optimizer) for i, found in own.items()}
         warn_of_ignored(given, *written)
 
-    @property
-    def any_momentum(self) -> bool:
-        """Whether the compressor of any parameter may apply momentum."""
-        return any(params.mu is not None for params in (self.default, *self._parsed.values()))
+    def momentum(self, optimizer: Optimizer) -> Optional[Momentum]:
+        """The momentum to apply outside the optimizer, if the compressor of any parameter does.
+
+        Raises
+        ------
+        ValueError
+            The optimizer's update is not linear in the gradient.
+        """
+        mu, *_ = self._of_optimizer
+        compressors = (self.default, *self._parsed.values())
+        if mu is None or all(params.mu is None for params in compressors):
+            return None
+        require_linear(optimizer, LINEAR)
+        return Momentum(mu, self._nesterov)
 
     def of(self, index: int) -> CompressionParams:
         """The compression of the parameter of this number."""
         return self._parsed.get(index, self.default)
 
-    def nesterov(self, index: int) -> bool:
-        """Whether the parameter has Nesterov's momentum, where momentum is applied outside."""
+    def _nesterov(self, index: int) -> bool:
+        """Whether the parameter has Nesterov's momentum."""
         _, of_optimizer, _ = self._of_optimizer
         return has_nesterov(self._parsed.get(index), self.default, of_optimizer)

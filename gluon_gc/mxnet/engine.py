@@ -16,7 +16,7 @@ _CPU = (ctypes.c_int * 2)(1, 0)  # MXNet's struct Context
 
 
 def push(
-    how: Any,
+    push_function: Any,
     function: ctypes.c_void_p,
     parameter: Any,
     read: Sequence[NDArray],
@@ -28,11 +28,14 @@ def push(
 
     The deleter is called with the parameter once the function has run.
     """
-    reads, writes = (
-        (ctypes.c_void_p * len(some))(*(array.handle for array in some)) for some in (read, written)
-    )
-    of = function, parameter, deleter, _CPU, reads, len(read), writes, len(written)
-    check_call(how(*of, None, 0, b"gluon_gc_order", *more))
+    name = b"gluon_gc_order"
+    variables = (_handles(read), len(read), _handles(written), len(written))
+    call = (function, parameter, deleter, _CPU)
+    check_call(push_function(*call, *variables, None, 0, name, *more))
+
+
+def _handles(arrays: Sequence[NDArray]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
 
 
 def meet(*arrays: NDArray) -> None:

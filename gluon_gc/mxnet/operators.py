@@ -35,7 +35,7 @@ METER += ("compress_seconds", "compressed_at", "wait_seconds", "decompress_secon
 KEPT_SPANS = 64
 """Of how many of the latest steps it then has number, begin and end."""
 
-_MADE = 64  # ways of asking that `Told` keeps
+_MADE = 64  # attributes that a `MessageAttribute` keeps
 
 Places = Tuple[Tuple[int, int], ...]
 """For each chunk or slice of a message, which gradient it is of and where it begins in it."""
@@ -56,16 +56,15 @@ def _handle(name: str) -> int:
     return handle.value
 
 
-class Told:
-    """What operators are told of a message.
+class MessageAttribute:
+    """The attribute "message" of operators: all fields of a message as lines of text.
 
-    It is one attribute, which costs less. What stays the same from call to call is made once for
-    each way in which it is asked for, if these are not too many.
+    One attribute costs less than many. The part that stays the same from call to call is kept.
 
     Parameters
     ----------
     **shared
-        What all operators are told.
+        The fields that all operators get.
     """
 
     def __init__(self, **shared: Any) -> None:
@@ -75,24 +74,34 @@ class Told:
     def __call__(
         self,
         operator: str,
-        how: Mapping[str, Any],
+        layout: Mapping[str, Any],
         gradients: int = 0,
         places: Places = (),
-        **now: Any,
+        **values: Any,
     ) -> Dict[str, str]:
-        """What is shared, how, and where the chunks are in so many gradients, as an attribute.
+        """The attribute for a call of an operator.
 
-        `now` is what changes from call to call.
+        Parameters
+        ----------
+        operator : str
+        layout : mapping
+            Fields that are mostly the same when the operator is called again.
+        gradients : int
+            How many arrays the gradients are.
+        places : Places
+            Where the chunks are in these arrays.
+        **values
+            Fields that change from call to call.
         """
-        key = operator, gradients, places, *how.values()
+        key = operator, gradients, places, *layout.values()
         if key not in self._made:
             if len(self._made) == _MADE:
                 self._made.clear()
-            fields = {"gradients": gradients, **how, **self._shared}
+            fields = {"gradients": gradients, **layout, **self._shared}
             if places:
                 fields["tensors"], fields["begins"] = map(listed, zip(*places))
             self._made[key] = _lines(fields)
-        return {"message": _lines(now) + self._made[key]}
+        return {"message": _lines(values) + self._made[key]}
 
 
 def _lines(fields: Mapping[str, Any]) -> str:

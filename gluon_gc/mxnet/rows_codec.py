@@ -66,7 +66,7 @@ class RowsCodec:
         self.payload_bytes = rows_bytes(rows) + whole.payload_bytes
         self.codecs = [Payload(self.payload_bytes)]
         self._options = {"options": kernels.as_text(params.options())}
-        self._told = operators.Told(
+        self._attribute = operators.MessageAttribute(
             compressor=params.compressor.name,
             shape=operators.listed(shape),
             payload_bytes=self.payload_bytes,
@@ -109,13 +109,13 @@ class RowsCodec:
         if self._params.compressor.traits.draws_alike:
             self._drawn_alike = position
         factors = () if factor is None else (factor.as_in_context(mx.cpu()),)
-        how = dict(feedback=len(self._residual), clipped=len(factors), **framing or {})
+        layout = dict(feedback=len(self._residual), clipped=len(factors), **framing or {})
         return operators.call(
             "rows_compress",
             (*self._residual, self.meter, *gradients, *factors),
             out,
             **self._options,
-            **self._told("rows_compress", how, scale=float(scale), step=step),
+            **self._attribute("rows_compress", layout, scale=float(scale), step=step),
             **position,
         )
 
@@ -128,14 +128,14 @@ class RowsCodec:
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Write the sum of `count` messages to the one gradient, in the rows that any has."""
-        how = dict(arrays=len(messages), count=count, **framing or {})
+        layout = dict(arrays=len(messages), count=count, **framing or {})
         (gradient,) = gradients
         operators.call(
             "rows_decompress",
             (*messages, self.meter),
             gradient,
             **self._options,
-            **self._told("rows_decompress", how),
+            **self._attribute("rows_decompress", layout),
             **self._drawn_alike,
             **self._refused,
         )

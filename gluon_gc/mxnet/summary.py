@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Collection, Dict, Hashable, List
 
-from mxnet.optimizer import Optimizer
+from mxnet.gluon import Trainer
 
 from ..compression import CompressionParams
 from .averaging import Averaging
@@ -12,11 +12,13 @@ from .channel import Channel
 from .exchange import Exchange
 
 
-def of_trainer(optimizer: Optimizer, averaging: Averaging, given: CompressionParams) -> List[str]:
+def of_trainer(trainer: Trainer, averaging: Averaging, given: CompressionParams) -> List[str]:
     """Lines that say how the tensors of a trainer travel; `given` is the compression of most."""
     exchange, names, noun = averaging.exchange, averaging.names(), averaging.noun
-    head = f"{type(optimizer).__name__}, {exchange.type}, worker {exchange.rank}"
-    head = f"{head} of {exchange.num_workers}"
+    head = (
+        f"{type(trainer).__name__}: {type(trainer.optimizer).__name__}, {exchange.type}, "
+        f"worker {exchange.rank} of {exchange.num_workers}"
+    )
     if averaging.described is not None:
         head = f"{head}, algorithm {averaging.described}"
     if not names:

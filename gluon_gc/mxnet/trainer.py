@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import itertools
-import numbers
-import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
-import mxnet as mx
-from mxnet.gluon import Parameter, Trainer
+from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
 from .. import env
 from ..compression import parse
-from ..compression.momentum import require_linear
 from ..log import logger
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
 from . import freshness, runtime, saving, stats, summary, trace
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
-from .amp import AgreedLossScaler
 from .broadcasts import broadcast_copies
 from .compressions import Compressions
+from .gluon_hooks import HookedTrainer
 from .gradient_averaging import GradientAveraging
 from .kvstore import CompressingKVStore
-from .momentum import LINEAR, Momentum, momentum_of, switched_off
-from .optimizer import DistributedOptimizer
+from .momentum import momentum_of
 from .optimizer_states import OptimizerStates
 from .parameters import Parameters, broadcast_initial, in_order_of_backward
-from .totals import total
+from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
 
 _numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
 
 
-class DistributedTrainer(Trainer):
+class DistributedTrainer(HookedTrainer):
     """Applies an optimizer to parameters, with gradients averaged over all workers.
 
     Every worker makes its trainers, and calls their methods, in the same order.
@@ -42,39 +37,37 @@ class DistributedTrainer(Trainer):
     Parameters
     ----------
     params : ParameterDict, dict or list
-        The parameters to optimize, as in gluon.Trainer. A Parameter's attribute
-        ``compression_params`` (a dict, or None: not compressed) wins over the argument below. So do
-        BytePS's, ``byteps_compressor_type`` and its like (`gluon_gc.compression.byteps`); without
-        that one they add to the argument.
+        As in gluon.Trainer. A Parameter's attribute ``compression_params`` (a dict, or None: not
+        compressed) wins over the argument below. So does BytePS's ``byteps_compressor_type``
+        (`gluon_gc.compression.byteps`); BytePS's other attributes alone add to the argument.
     optimizer : str or Optimizer
-        As in gluon.Trainer. Where a compressor applies its momentum, the trainer's updates apply
-        none; the object is not changed.
+        As in gluon.Trainer. If a compressor applies the momentum, the updates apply none; the
+        object is not changed.
     optimizer_params : dict, optional
         As in gluon.Trainer; not changed.
     root_rank : int
         The worker whose initial parameters all others get.
     compression_params : dict, optional
         How gradients are compressed; `gluon_gc.compression.options` lists the keys.
-    kvstore : None, "local", "dist_sync" or a CompressingKVStore
-        What carries them; None: chosen from the environment.
+    kvstore : None, "local", "dist_sync", "horovod" or a CompressingKVStore
+        The backend; None: the environment decides.
     on_nonfinite : str
-        What happens where a gradient has a NaN or an infinity on any worker, or what travels
-        uncompressed has one in its sum (as where float16 overflows). "raise": an MXNetError that
-        names the parameter and the step, on all workers, when the result is next waited for.
-        "skip": all workers leave the step out, which they wait for in every step. "propagate":
-        nothing. Whichever it is, what compression carries over for that chunk starts again from
-        zero: the worker's momentum and residual, and the residual of the aggregator; other
-        workers' go on.
+        What happens if a gradient has a NaN or an infinity on any worker, or if the sum of
+        uncompressed gradients has one (as when float16 overflows). "raise": all workers get an
+        MXNetError that names the parameter and the step, when they next wait for the result.
+        "skip": all workers leave the step out; they wait for each other in every step.
+        "propagate": nothing. In any case the momentum and the residual of that chunk start again
+        from zero, on that worker and on the aggregator.
     max_grad_norm : float, optional
         Clips this worker's own gradient, summed over its contexts and divided by the batch size,
-        to this l2 norm over all parameters, before momentum and compression. The average over
-        workers has no larger one then. `allreduce_grads` clips before `update` divides.
+        to this l2 norm over all parameters, before momentum and compression. The average's norm
+        is no larger then. `allreduce_grads` clips before `update` divides.
     update_on_kvstore : None or False
         As gluon.Trainer's: the optimizer always runs on the workers.
     algorithm : None, str or dict, optional
         How the workers average: a name of `gluon_gc.algorithms.registry`, or a dict of "name" and
         options. None: they average every gradient in every step. With an algorithm,
-        compression_params say how its vectors travel, and the optimizer keeps its momentum.
+        compression_params say how its vectors travel, and the optimizer applies its momentum.
 
     Raises
     ------
@@ -98,22 +91,12 @@ class DistributedTrainer(Trainer):
         update_on_kvstore: Optional[bool] = None,
         algorithm: Union[None, str, Mapping[str, Any]] = None,
     ) -> None:
-        if update_on_kvstore:
-            raise ValueError(
-                f"update_on_kvstore must be None or False, got {update_on_kvstore!r}: the "
-                "optimizer runs on the workers, and servers only sum"
-            )
+        require_update_on_workers(update_on_kvstore)
         require_on_nonfinite(on_nonfinite)
         if max_grad_norm is not None:
-            _check_positive("max_grad_norm", max_grad_norm)
+            require_positive("max_grad_norm", max_grad_norm)
         parsed = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer = optimizer.unwrapped
-            warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
-            warnings.warn(warning, stacklevel=2)
-        if not isinstance(optimizer, Optimizer):
-            optimizer = mx.optimizer.create(optimizer, **(optimizer_params or {}))
-            optimizer_params = None
+        optimizer, optimizer_params = as_optimizer(optimizer, optimizer_params)
         mu, nesterov = momentum_of(optimizer) if parsed is None else (None, False)
         of_optimizer = mu, nesterov, type(optimizer).__name__
         default = parse(compression_params, *of_optimizer)
@@ -129,10 +112,7 @@ class DistributedTrainer(Trainer):
         self._compressions = Compressions(
             compression_params, default, self._params, of_optimizer, parsed and parsed.name
         )
-        self._momentum: Optional[Momentum] = None
-        if mu is not None and self._compressions.any_momentum:
-            require_linear(optimizer, LINEAR)
-            self._momentum = Momentum(mu, self._compressions.nesterov)
+        self._momentum = self._compressions.momentum(optimizer)
         common = dict(
             name=self._name,
             exchange=exchange,
@@ -159,15 +139,6 @@ class DistributedTrainer(Trainer):
         copies = [(f"parameter {param.name}", param.list_data()) for param in params]
         broadcast_copies(self._averaging.exchange, copies, self._root_rank)
 
-    def _init_kvstore(self) -> None:
-        """gluon.Trainer's hook: there is no store of weights."""
-        self._update_on_kvstore = False
-        self._kv_initialized = True
-
-    def _init_params(self) -> None:
-        """gluon.Trainer's hook: parameters were broadcast in the constructor."""
-        self._params_to_init = []
-
     def _follow_cluster(self) -> None:
         """After `resume`, go on with the new cluster."""
         if self._own_exchange or self._averaging.exchange is runtime.default_exchange():
@@ -189,13 +160,12 @@ class DistributedTrainer(Trainer):
             Of this worker. Gradients are divided by batch_size * size() before momentum and
             compression.
         ignore_stale_grad : bool
-            Whether gradients may be stale, which backward has not made since the last step; the
-            same on all workers. A stale gradient counts as zeros. A parameter whose gradient is
-            fresh on any context of any worker is updated on all of them. If it is fresh nowhere,
-            nothing is exchanged for the parameter, and its weight, residual and momentum stay as
-            they are. The workers agree on what is fresh, so that this waits for them. With an
-            algorithm, each worker decides by itself: it does not update a parameter whose gradient
-            is stale on all of its contexts, but the algorithm averages it like all others.
+            Whether a gradient may be stale, which means that backward has not made it since the
+            last step; the same on all workers. A stale gradient counts as zeros. A parameter whose
+            gradient is fresh on any context of any worker is updated everywhere; a parameter whose
+            gradient is fresh nowhere keeps its weight, residual and momentum. The workers wait for
+            each other to find this out. With an algorithm, each worker decides by itself whether
+            to update a parameter, and the algorithm averages all parameters.
 
         Raises
         ------
@@ -204,7 +174,7 @@ class DistributedTrainer(Trainer):
         UserWarning
             A gradient of this worker is stale, and that is not to be ignored; nothing was sent.
         """
-        _check_positive("batch_size", batch_size)
+        require_positive("batch_size", batch_size)
         if not ignore_stale_grad:
             freshness.require_fresh(self._params)
         self._follow_cluster()
@@ -255,7 +225,7 @@ class DistributedTrainer(Trainer):
             The trainer has an algorithm, whose steps are made by `step`.
         """
         self._averaging.require_every_step("update")
-        _check_positive("batch_size", batch_size)
+        require_positive("batch_size", batch_size)
         if ignore_stale_grad:
             self._averaging.require_averaged_fresh()
         self._averaging.apply(self._apply, 1.0 / batch_size, ignore_stale_grad)
@@ -268,22 +238,6 @@ class DistributedTrainer(Trainer):
         """
         self._averaging.set_epoch(checked_epoch(epoch))
 
-    def _divided_by_loss_scale(self, scaler: Optional[AgreedLossScaler]) -> None:
-        """Note that averages have no loss scale any more."""
-        if scaler is not None and not scaler.has_overflow(self._params):
-            self._scale = 1.0
-
-    def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
-        """Update the parameters from their gradients times `rescale`."""
-        self._optimizer.rescale_grad = rescale
-        self._init_kvstore()
-        if self._momentum is None:
-            self._update(ignore_stale_grad)
-            return
-        self._momentum.add_weight_decay(self._optimizer, self._params, rescale)
-        with switched_off(self._optimizer):
-            self._update(ignore_stale_grad)
-
     def _end_step(self) -> None:
         if self._trace is not None:
             self._trace.next_step()
@@ -294,35 +248,27 @@ class DistributedTrainer(Trainer):
         if self._averaging.exchange.rank == 0:
             logger.info("%s", "; ".join(self._summary()))
 
+    def _summary(self) -> List[str]:
+        return summary.of_trainer(self, self._averaging, self._compressions.default)
+
     def __repr__(self) -> str:
         return "\n  ".join(self._summary())
 
-    def _summary(self) -> List[str]:
-        head, *lines = summary.of_trainer(
-            self._optimizer, self._averaging, self._compressions.default
-        )
-        return [f"{type(self).__name__}: {head}", *lines]
-
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
-        """What one step moves and takes, by parameter name under "tensors", and in all: "total".
+        """Bytes and seconds of an average step: "tensors" by parameter name, and "total".
 
-        With an algorithm, "tensors" has the vectors of its rounds, such as "difference of w". All
-        numbers are then averages over rounds.
+        With an algorithm, "tensors" has the vectors of its rounds, such as "difference of w", and
+        the numbers are averages over rounds. Waits until all steps are done.
 
-        Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of the
-        messages that this worker sends and receives), ratio (raw_bytes / pushed_bytes, None where
-        nothing is sent, as by workers of one machine that share memory), bits_per_element (of what
-        is pushed), and compress_seconds, wait_seconds and decompress_seconds: averages of the steps
-        so far. Chunks are at work at the same time, so the seconds add up to more than a step
-        takes. Waits until all steps are done.
+        Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of this
+        worker's messages), ratio (raw_bytes / pushed_bytes, or None if nothing is pushed, as by
+        workers that share memory), bits_per_element (pushed), compress_seconds, wait_seconds and
+        decompress_seconds. Chunks overlap, so the seconds add up to more than a step takes.
 
-        "total" has exposed_seconds too, which is the most that training waits for: the time from
-        when the last gradient of a step begins to be compressed, or copied if it travels
-        uncompressed, until all averages are written to the gradients. What is done before, backward
-        hides; the next step's forward may begin with those parameters that are updated already.
-        With `max_grad_norm` nothing begins before all gradients are made, and where a machine has
-        several workers, a tensor begins when they have summed it. An average of the steps so far,
-        64 at most.
+        "total" has exposed_seconds too: the time from the start of the last gradient's compression
+        (or copy) to the last average, over the last 64 steps at most. Backward hides all that is
+        done before. With `max_grad_norm`, compression starts when all gradients are there; on a
+        machine with several workers, when the workers have summed the gradient.
 
         Parameters
         ----------
@@ -335,61 +281,44 @@ class DistributedTrainer(Trainer):
         }
         return stats.of_step(self._averaging.exchange, tensors, reset)
 
-    # AMP: amp.init_trainer sets this attribute
-
-    @property
-    def _amp_loss_scaler(self) -> Optional[AgreedLossScaler]:
-        return self.__dict__.get("_agreed_loss_scaler")
-
-    @_amp_loss_scaler.setter
-    def _amp_loss_scaler(self, scaler: Any) -> None:
-        self._averaging.require_every_step("amp.init_trainer")
-        name = f"{self._name}.overflow"
-        self._agreed_loss_scaler = AgreedLossScaler(
-            scaler, lambda flag, about: total(self._averaging.exchange, name, flag, "step", about)
-        )
-
     # Checkpoints
 
     def save_states(self, fname: str) -> None:
         """Save the optimizer's state with this worker's residuals and momentum.
 
-        With an algorithm, its state and this worker's own parameters are in the file as well.
-
-        Residuals differ between workers, so each saves its own file. What the servers of a
-        cluster carry over is in that of rank 0. A file of that name is replaced once the new one
-        is whole and on disk, and left as it is if anything fails; `gluon_gc.checkpoint` has the
-        format.
+        Residuals differ between workers, so each worker saves a file. Rank 0's has the residuals
+        of the servers too. With an algorithm, a file also has the algorithm's state and this
+        worker's parameters. An existing file is replaced once the new one is whole and on disk;
+        `gluon_gc.checkpoint` has the format.
         """
         saving.save(self._checkpoint("save_states"), fname)
 
     def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
         """Go on from what `save_states` saved; all workers call it, each with its own file.
 
-        Nothing is used before all workers have checked all they load. Parameters are told by
-        their names; if these differ, but shapes and dtypes agree, by their order, with a warning.
-        How many servers there are, and how gradients are cut into chunks, may change. Of a file
-        that gluon.Trainer saved the optimizer's state is loaded, with a warning; what compression
-        carries over starts from zero. Load only what you trust: the optimizer's part is MXNet's
-        pickle, which can run code.
+        Nothing changes before all workers have checked their files. Parameters are found by name;
+        if the names differ but shapes and dtypes agree, by order, with a warning. The number of
+        servers and the size of chunks may change. A file of gluon.Trainer has the optimizer's state
+        only, so residuals and momentum start from zero, with a warning. Load only files that you
+        trust: the optimizer's part is a pickle, which can run code.
 
         Parameters
         ----------
         fname : str or list of str
-            This worker's file. If not strict: or those of all workers, in any order, on every
-            worker, whose number may have been another. Each then goes on with an even share of the
-            sum of all residuals, and of momenta, so that these sums stay what they were.
+            This worker's file. If not strict, also a list of the files of all workers, of any
+            number, the same on every worker: each worker then gets an even share of the sums of
+            all residuals and momenta.
         strict : bool
-            If not, parameters that are not in the file start from zero, and those that are not
-            here are ignored; the log says which.
+            If not, parameters that are missing in the file start from zero, and parameters that
+            are missing here are ignored; the log names them.
 
         Raises
         ------
         ValueError
-            A file is of other parameters, another compression, rank, step or number of workers; it
-            is damaged, or not one of `save_states`. Nothing has changed then.
+            A file has other parameters, another compression, rank, step or number of workers, or
+            it is damaged, or `save_states` did not write it.
         RuntimeError
-            Another worker refuses its file, or has one of another step. Nothing has changed then.
+            Another worker refuses its file, or has a file of another step.
         """
         self._follow_cluster()
         self._averaging.recall(saving.chosen(fname))
@@ -400,10 +329,3 @@ class DistributedTrainer(Trainer):
         indices = self._averaging.prepare(self._optimizer, call)
         optimizer = OptimizerStates(self._updaters, self._params)
         return saving.Saved(self._averaging, self._params, indices, optimizer)
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be > 0 and finite, got {value!r}")

@@ -1,4 +1,4 @@
-"""What travels uncompressed: the slices of a message side by side."""
+"""Uncompressed messages: slices of gradients side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .operators import Places
 
 
 def fused(
-    told: operators.Told,
+    attribute: operators.MessageAttribute,
     gradients: Sequence[NDArray],
     places: Places,
     sizes: Mapping[str, str],
@@ -26,11 +26,11 @@ def fused(
     meter: Optional[NDArray] = None,
     step: Optional[int] = None,
 ) -> NDArray:
-    """Slices side by side, times scale and factor, rounded once; a meter has it as of a step."""
+    """Slices side by side, times scale and factor, rounded once; a meter counts it for a step."""
     meters = () if meter is None else (meter,)
     factors = () if factor is None else (factor.as_in_context(gradients[0].context),)
-    how = dict(sizes, metered=len(meters), clipped=len(factors))
-    message = told("fuse", how, len(gradients), places, scale=float(scale), step=step)
+    layout = dict(sizes, metered=len(meters), clipped=len(factors))
+    message = attribute("fuse", layout, len(gradients), places, scale=float(scale), step=step)
     return operators.call("fuse", (*meters, *gradients, *factors), out, **message)
 
 
@@ -64,7 +64,7 @@ class Values:
         self.meter = operators.new_meter()
         self._gpu: Optional[mx.Context] = None
         self._pinned: Optional[NDArray] = None
-        self._told = operators.Told(dtype=dtype)
+        self._attribute = operators.MessageAttribute(dtype=dtype)
 
     @cached_property
     def runs_on_gpu(self) -> bool:
@@ -89,10 +89,14 @@ class Values:
         """The slices times scale and factor; neither ratio nor framing concerns them."""
         metered = dict(meter=self.meter, step=step)
         if self._gpu is None:
-            return fused(self._told, gradients, places, self._sizes, scale, out, factor, **metered)
-        there = fused(self._told, gradients, places, self._sizes, scale, None, factor)
+            return fused(
+                self._attribute, gradients, places, self._sizes, scale, out, factor, **metered
+            )
+        there = fused(self._attribute, gradients, places, self._sizes, scale, None, factor)
         there.copyto(self._host())
-        return fused(self._told, [self._host()], ((0, 0),), self._whole, 1.0, out, None, **metered)
+        return fused(
+            self._attribute, [self._host()], ((0, 0),), self._whole, 1.0, out, None, **metered
+        )
 
     def decompress(
         self,
@@ -108,15 +112,15 @@ class Values:
             return
         self._defuse(messages, [self._host()], self._side_by_side)
         there = self._host().as_in_context(self._gpu)
-        told = self._told("defuse", self._unchecked, len(gradients), places)
-        operators.call("defuse", (there, *gradients), **told)
+        message = self._attribute("defuse", self._unchecked, len(gradients), places)
+        operators.call("defuse", (there, *gradients), **message)
 
     def _defuse(
         self, values: Sequence[NDArray], gradients: Sequence[NDArray], places: Places
     ) -> None:
         """Write values to the slices on the CPU; the meter has them."""
-        told = self._told("defuse", self._metered, len(gradients), places)
-        operators.call("defuse", (*values, *gradients), self.meter, **told, **self._refused)
+        message = self._attribute("defuse", self._metered, len(gradients), places)
+        operators.call("defuse", (*values, *gradients), self.meter, **message, **self._refused)
 
     def _host(self) -> NDArray:
         """Memory for the values that a GPU copies to and from by itself."""

@@ -14,7 +14,7 @@ GPUS = (mx.gpu(0), mx.gpu(1))
 SIZES, PLACES = (1500, 1, 70, 3000), ((0, 0), (1, 3), (1, 4), (2, 1))
 """Of the slices, and in which gradients they are; these have elements behind them, too."""
 LENGTHS = (1500, 80, 3003)
-told = operators.Told(sizes=operators.listed(SIZES))
+told = operators.MessageAttribute(sizes=operators.listed(SIZES))
 
 
 def gradients(context, dtypes):

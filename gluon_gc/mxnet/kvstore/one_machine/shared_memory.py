@@ -92,8 +92,8 @@ class Pooled:
 
     def deliver(self, gradients: Gradients, also: Sequence[NDArray] = ()) -> None:
         """Write the answer to the gradients; what is `also` used in a step waits for it too."""
-        carried = [array for codec in self._codecs for array in codec.carried]
-        self._answered.wait([self._answer, self._own, *carried, *also])
+        kept = [array for codec in self._codecs for array in codec.memory.arrays]
+        self._answered.wait([self._answer, self._own, *kept, *also])
         self._channel.deliver([self._answer], gradients, self._count)
 
 
@@ -131,7 +131,7 @@ class Pool:
             values = channel.size * np.dtype(channel.dtype).itemsize
             payloads = channel.codec.payload_bytes if channel.framed else channel.message_bytes
             sizes += [workers * values, count * payloads, 4, 4]
-            sizes += [codec.carried_bytes for codec in own]
+            sizes += [codec.memory.num_bytes for codec in own]
         padded = [size + -size % _ALIGNMENT for size in sizes]
         blocks = np.split(self._machine.share(sum(padded)), np.cumsum(padded)[:-1])
         pieces = (block[:size] for block, size in zip(blocks, sizes))
@@ -139,7 +139,7 @@ class Pool:
         for channel, count, owner, own in zip(channels, answers, owners, codecs):
             slots, answer, arrived, answered = itertools.islice(pieces, 4)
             for codec in own:
-                codec.carry_in(next(pieces))
+                codec.memory.use(next(pieces))
             slots = slots.reshape(workers, -1)
             counts = (
                 self._count(arrived, workers, slice(owner, owner + 1)),

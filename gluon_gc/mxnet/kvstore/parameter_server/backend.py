@@ -7,7 +7,6 @@ union of the rows is all payloads side by side; row 0 of what it stores is the a
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from typing import (
     Any,
@@ -22,11 +21,10 @@ from typing import (
 )
 
 import mxnet as mx
-import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
-from .... import env, kernels, plan
+from .... import env, plan
 from ....agreement import Message
 from ....auto.choice import Topology
 from ....env import Cluster
@@ -41,15 +39,12 @@ from ...job import Job
 from ...sparse import SparseChannel
 from .. import archive
 from ..one_machine.hierarchical import HierarchicalExchange
-from . import control_messages, handshake
-from .keys import KeyAllocator
 from .pages import Pages
 from .routes import Dense, OfMachine, Payloads, Route, SummedRows
-from .rows import Rows
 from .server_states import ServerStates
+from .servers import Servers
 from .sparse_rows import SparseRows
 
-_CONTROLLER = 0  # the command that MXNet's server hands to its controller
 _LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
 
 
@@ -93,18 +88,13 @@ class ParameterServer(HierarchicalExchange):
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
         self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
-        self._servers = cluster.num_server
-        self._allocator = KeyAllocator(self._servers)
         self._routes: Dict[Channel, Route] = {}
         self._machine = cluster.worker_id, cluster.num_worker
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[Channel, int] = {}
         self._states: Optional[ServerStates] = None  # once there is an aggregator
         ParameterServer.connected = self
-        keys = [self._allocator.key(server) for server in range(self._servers)]
-        self._greetings = [Rows(self._kv, key, control_messages.ROWS) for key in keys]
-        self._configure([])
-        self._init(keys, [greeting.first() for greeting in self._greetings])
+        self._servers = Servers(self._kv, cluster.num_server, self._progress)
         self.agree("init")
 
     def _warn_of_raised_bound(self) -> None:
@@ -131,7 +121,7 @@ class ParameterServer(HierarchicalExchange):
             return
         ps_lite.leave_alone(self._kv.handle)
         # ps-lite ends once nothing refers to it.
-        del self._kv, self._routes, self._sparse, self._states, self._greetings
+        del self._kv, self._routes, self._sparse, self._states, self._servers
         self._lifeline.close()
         ending().concerns(None)
 
@@ -148,7 +138,7 @@ class ParameterServer(HierarchicalExchange):
             ending().abandoned()
 
     def topology(self) -> Topology:
-        return Topology(self._machine[1], self._servers)
+        return Topology(self._machine[1], self._servers.count)
 
     # Set-up: every worker comes here with the same chunks
 
@@ -157,14 +147,15 @@ class ParameterServer(HierarchicalExchange):
 
     def _open(self, channels: Sequence[Channel]) -> None:
         lanes = [
-            itertools.cycle([mx.nd.zeros(1) for _ in range(_LANES)]) for _ in range(self._servers)
+            itertools.cycle([mx.nd.zeros(1) for _ in range(_LANES)])
+            for _ in range(self._servers.count)
         ]
-        servers = plan.spread([channel.message_bytes for channel in channels], self._servers)
+        servers = plan.spread([channel.message_bytes for channel in channels], self._servers.count)
         keys, zeros, configured = [], [], []
         new_pages = []
         if self._states is None and any(channel.aggregated for channel in channels):
-            numbers = range(self._servers)
-            new_pages = [Pages(self._kv, self._allocator.key(server)) for server in numbers]
+            numbers = range(self._servers.count)
+            new_pages = [Pages(self._kv, self._servers.key(server)) for server in numbers]
             keys += [pages.key for pages in new_pages]
             zeros += [pages.first() for pages in new_pages]
             configured += [
@@ -181,27 +172,27 @@ class ParameterServer(HierarchicalExchange):
             if not isinstance(route, Dense):
                 described = self._description(channel)
                 configured.append({"key": route.key, "server": server, **described})
-        self._configure(configured)
-        self._init(keys, zeros)
+        self._servers.configure(configured)
+        self._servers.init(keys, zeros)
         for pages in new_pages:  # a server sees what it has stored when somebody pushes
             pages.push()
         if new_pages:
             mx.nd.waitall()
-            self._states = ServerStates(new_pages, self._command)
+            self._states = ServerStates(new_pages, self._servers.command)
 
     def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
         keys, first, configured = [], [], []
         for number, channel in enumerate(channels):
-            server = (len(self._sparse) + number) % self._servers
-            own = self._allocator.key(server), self._allocator.key(server)
+            server = (len(self._sparse) + number) % self._servers.count
+            own = self._servers.key(server), self._servers.key(server)
             rows = self._sparse[channel] = SparseRows(self._kv, own, channel)
             keys += rows.keys
             first += rows.first()
             configured += [{"key": key, "server": server, "gathered": True} for key in own]
             self._progress.watch(server, channel.under_way)
         if keys:
-            self._configure(configured)
-            self._init(keys, first)
+            self._servers.configure(configured)
+            self._servers.init(keys, first)
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
@@ -210,7 +201,7 @@ class ParameterServer(HierarchicalExchange):
 
     def _route(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Route:
         """How the messages of a channel travel to a server and back."""
-        key, pooled = self._allocator.key(server), self._pooled.get(channel)
+        key, pooled = self._servers.key(server), self._pooled.get(channel)
         if pooled is None:
             if channel.framed:
                 return Payloads(self._kv, key, channel, lane=next(lanes))
@@ -233,30 +224,9 @@ class ParameterServer(HierarchicalExchange):
         params = channel.params.aggregators.describe()
         return {"chunks": chunks, "params": params, "dtype": channel.dtype}
 
-    def _init(self, keys: Sequence[int], first: Sequence[NDArray]) -> None:
-        """What the servers store first; returns when all workers have come here."""
-        if keys:
-            with self._progress.waiting():
-                self._kv.init(keys, first)
-
-    def _configure(self, keys: List[Dict[str, Any]]) -> None:
-        if self._row == 0:
-            self._command("configure", keys)
-
-    def _command(self, action: str, request: Any) -> None:
-        """Ask all servers; returns when they have done it."""
-        body = json.dumps({"gluon_gc": {action: request}})
-        self._kv._send_command_to_servers(_CONTROLLER, body)
-
     def _compared(self, message: Message, call: str) -> Message:
-        """The answer of all servers, which only gluon_gc's give."""
         self._lifeline.next_exchange()
-        packed = handshake.pack(message)
-        with self._progress.waiting(call):
-            answers = [greeting.exchange([packed]) for greeting in self._greetings]
-            unpacked = [handshake.unpack(answer) for (answer,) in answers]
-            self._kv._barrier()  # from here on, rank 0 may have servers answer it something else
-        return next(filter(None, unpacked), {})
+        return self._servers.compared(message, call)
 
     # What travels
 
@@ -298,7 +268,7 @@ class ParameterServer(HierarchicalExchange):
             return
         on_servers = [
             map(states_of, [channel for channel in channels if self._server_of[channel] == number])
-            for number in range(self._servers)
+            for number in range(self._servers.count)
         ]
         given = on_servers if self.rank == 0 else None
         self._states.give(self._keys(channels), self._layouts(channels), given)
@@ -308,7 +278,7 @@ class ParameterServer(HierarchicalExchange):
 
     def _layouts(self, channels: Sequence[Channel]) -> List[Dict[int, archive.Layouts]]:
         """What each server carries over for these channels, by key."""
-        layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers)]
+        layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers.count)]
         for channel in channels:
             params = channel.params.aggregators
             layouts[self._server_of[channel]][self._routes[channel].key] = [
@@ -317,32 +287,4 @@ class ParameterServer(HierarchicalExchange):
         return layouts
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype.
-
-        The bytes travel framed as floats; everybody else adds zeros to them.
-        """
-        host = [array.asnumpy() for array in arrays]
-        data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)
-        words = kernels.frame(data).view(np.float32)
-        most = max(1, env.get("BYTEPS_PARTITION_BYTES") // 4)
-        lane = min(most, -(-words.size // self._servers))
-        keys = [self._allocator.key(server) for server in range(self._servers)]
-        buffers = [mx.nd.zeros(lane) for _ in keys]
-        self._init(keys, buffers)
-        received = np.empty_like(words)
-        round_words = lane * len(keys)
-        for start in range(0, words.size, round_words):
-            for key, buffer, begin in zip(keys, buffers, range(start, start + round_words, lane)):
-                part = words[begin : begin + lane] if self.rank == root_rank else words[:0]
-                buffer[:] = np.pad(part, (0, lane - part.size))
-                self._kv.pushpull(key, buffer, out=buffer)
-            with self._progress.waiting():
-                answers = np.concatenate([buffer.asnumpy() for buffer in buffers])
-            part = received[start : start + round_words]
-            part[:] = answers[: part.size]
-        data = kernels.unframe(received.view(np.uint32), data.size)
-        begin = 0
-        for array, old in zip(arrays, host):
-            new = data[begin : begin + old.nbytes].view(old.dtype).reshape(old.shape)
-            array[:] = mx.nd.array(new, dtype=old.dtype)
-            begin += old.nbytes
+        self._servers.broadcast(arrays, self.rank == root_rank)

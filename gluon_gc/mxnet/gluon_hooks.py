@@ -1,0 +1,67 @@
+"""The hooks that gluon.Trainer and AMP call on a trainer."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from mxnet.gluon import Trainer
+
+from .amp import AgreedLossScaler
+from .averaging import Averaging
+from .momentum import Momentum, switched_off
+from .totals import total
+
+
+class HookedTrainer(Trainer):
+    """A gluon.Trainer without a store of weights, whose loss scaler all workers update together.
+
+    Attributes
+    ----------
+    _name : str
+        The first part of the names of the trainer's tensors.
+    _averaging : Averaging
+    _momentum : Momentum or None
+        The momentum that is applied instead of the optimizer's.
+    """
+
+    _name: str
+    _averaging: Averaging
+    _momentum: Optional[Momentum]
+
+    def _init_kvstore(self) -> None:
+        self._update_on_kvstore = False
+        self._kv_initialized = True
+
+    def _init_params(self) -> None:
+        """Parameters were broadcast in the constructor."""
+        self._params_to_init = []
+
+    def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
+        """Update the parameters from their gradients times `rescale`."""
+        self._optimizer.rescale_grad = rescale
+        self._init_kvstore()
+        if self._momentum is None:
+            self._update(ignore_stale_grad)
+            return
+        self._momentum.add_weight_decay(self._optimizer, self._params, rescale)
+        with switched_off(self._optimizer):
+            self._update(ignore_stale_grad)
+
+    # AMP: amp.init_trainer sets this attribute
+
+    @property
+    def _amp_loss_scaler(self) -> Optional[AgreedLossScaler]:
+        return self.__dict__.get("_agreed_loss_scaler")
+
+    @_amp_loss_scaler.setter
+    def _amp_loss_scaler(self, scaler: Any) -> None:
+        self._averaging.require_every_step("amp.init_trainer")
+        name = f"{self._name}.overflow"
+        self._agreed_loss_scaler = AgreedLossScaler(
+            scaler, lambda flag, about: total(self._averaging.exchange, name, flag, "step", about)
+        )
+
+    def _divided_by_loss_scale(self, scaler: Optional[AgreedLossScaler]) -> None:
+        """Note that averages have no loss scale any more."""
+        if scaler is not None and not scaler.has_overflow(self._params):
+            self._scale = 1.0

@@ -1,0 +1,90 @@
+"""The residuals and the momentum of a message's chunks."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import kernels
+from .lent import lent
+
+
+class MessageMemory:
+    """Arrays in which the codecs of a message keep what the next step needs.
+
+    An array has the parts of all chunks side by side.
+
+    Parameters
+    ----------
+    codecs : sequence of kernels.Codec
+        One a chunk.
+    dtype : str
+
+    Attributes
+    ----------
+    arrays : list of NDArray
+    """
+
+    def __init__(self, codecs: Sequence[kernels.Codec], dtype: str) -> None:
+        sizes = [[codec.momentum for codec in codecs]]
+        sizes += [list(memory) for memory in zip(*(codec.memory for codec in codecs))]
+        self._sizes = [of_array for of_array in sizes if any(of_array)]
+        self._dtype = dtype
+        self.arrays: List[NDArray] = [mx.nd.zeros(sum(s), dtype=dtype) for s in self._sizes]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(array.size for array in self.arrays) * np.dtype(self._dtype).itemsize
+
+    def use(self, memory: np.ndarray) -> None:
+        """Keep the arrays in zeros of `num_bytes`, uint8, on the CPU."""
+        ends = np.cumsum([array.size for array in self.arrays])[:-1]
+        pieces = np.split(memory.view(self._dtype), ends) if self.arrays else []
+        self.arrays = [lent(piece) for piece in pieces]
+
+    def move_to(self, gpu: Optional[mx.Context]) -> None:
+        """Keep the arrays on a GPU from now on, or on the CPU."""
+        self.arrays = [array.as_in_context(gpu or mx.cpu()) for array in self.arrays]
+
+    def saved(self, codecs: Sequence[kernels.Codec]) -> List[Dict[str, np.ndarray]]:
+        """Each chunk's "residual" and "momentum", if it has them, for a checkpoint."""
+        states = []
+        for codec, kept in zip(codecs, self._of_chunks(codecs, self._as_numpy())):
+            state = {}
+            if codec.memory:
+                state["residual"] = codec.residual(kept)
+            if codec.momentum:
+                state["momentum"] = kept.momentum.copy()
+            states.append(state)
+        return states
+
+    def load(
+        self, codecs: Sequence[kernels.Codec], states: Sequence[Mapping[str, np.ndarray]]
+    ) -> None:
+        """Go on from what `saved` returned."""
+        arrays = self._as_numpy()
+        for codec, kept, state in zip(codecs, self._of_chunks(codecs, arrays), states):
+            if codec.memory:
+                codec.restore(kept, np.ascontiguousarray(state["residual"]))
+            if codec.momentum:
+                kept.momentum[:] = state["momentum"]
+        for array, values in zip(self.arrays, arrays):
+            array[:] = values
+
+    def _as_numpy(self) -> List[np.ndarray]:
+        return [array.asnumpy() for array in self.arrays]
+
+    def _of_chunks(
+        self, codecs: Sequence[kernels.Codec], arrays: Sequence[np.ndarray]
+    ) -> Iterator[kernels.State]:
+        """Each chunk's part of all arrays."""
+        ends = [np.cumsum(sizes)[:-1] for sizes in self._sizes]
+        pieces = [np.split(array, end) for array, end in zip(arrays, ends)]
+        for i, codec in enumerate(codecs):
+            parts = [piece[i] for piece in pieces]
+            momentum = parts.pop(0) if codec.momentum else None
+            yield kernels.State(momentum, tuple(parts))
