@@ -57,9 +57,12 @@ class Gradient:
         self, arrays: Sequence[NDArray], targets: Sequence[NDArray], stype: str = "default"
     ) -> None:
         given = arrays
-        every = (*arrays, *targets)
-        made = dict(zip(map(id, every), legacy(every)))
-        self._arrays, self._targets = ([made[id(a)] for a in some] for some in (arrays, targets))
+        both = (*arrays, *targets)
+        legacy_of = dict(
+            zip(map(id, both), legacy(both))
+        )  # one object for an array that is in both
+        self._arrays = [legacy_of[id(array)] for array in arrays]
+        self._targets = [legacy_of[id(target)] for target in targets]
         self._stype = stype
         self.contexts = tuple(array.context for array in self._arrays)
         self.from_gpus = all(context.device_type == "gpu" for context in self.contexts)

@@ -157,8 +157,14 @@ def _require_numbers(tensor: Any, name: str) -> None:
 def _described(tensor: NDArray, name: str, declared: _Declared) -> Tensor:
     params = params_for(tensor, declared.params)
     otherwise = "propagate" if params.compressor is None else "raise"
-    dtype, how = np.dtype(tensor.dtype).name, declared.on_nonfinite or otherwise
-    return Tensor(name, tensor.size, dtype, params, called=f"tensor '{name}'", on_nonfinite=how)
+    return Tensor(
+        name,
+        tensor.size,
+        np.dtype(tensor.dtype).name,
+        params,
+        called=f"tensor '{name}'",
+        on_nonfinite=declared.on_nonfinite or otherwise,
+    )
 
 
 def _push_pull_integers(

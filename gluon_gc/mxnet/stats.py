@@ -34,7 +34,10 @@ def of_step(
     if reset:
         for channel in exchange.channels.of(names):
             channel.count_again()
-    total = {field: sum(of[field] for of in fields.values()) for field in (*_BYTES, *_SECONDS)}
+    total = {
+        field: sum(of_tensor[field] for of_tensor in fields.values())
+        for field in (*_BYTES, *_SECONDS)
+    }
     return {
         "tensors": {
             called: with_ratios(tensor.num_bytes, tensor.size, fields[called])
@@ -66,9 +69,9 @@ def _measured(exchange: Exchange, names: Collection[str]) -> Dict[str, Dict[str,
 def _exposed_seconds(channels: Iterable[Metered]) -> float:
     """Of a step on average: after the last gradient was handed over, until all were back."""
     spans = [channel.spans() for channel in channels]
-    kept_from = max((min(of) for of in spans if len(of) == KEPT_SPANS), default=0)
+    kept_from = max((min(steps) for steps in spans if len(steps) == KEPT_SPANS), default=0)
     exposed = []
-    for step in {step for of in spans for step in of if step >= kept_from}:
-        begins, ends = zip(*(of[step] for of in spans if step in of))
+    for step in {step for steps in spans for step in steps if step >= kept_from}:
+        begins, ends = zip(*(steps[step] for steps in spans if step in steps))
         exposed.append(max(ends) - max(begins))
     return sum(exposed) / len(exposed) if exposed else 0.0

@@ -68,7 +68,7 @@ def _kept(thing: Any) -> Dict[str, Any]:
         if inspect.isfunction(vars(kind).get("__init__")):
             names.update(inspect.signature(kind.__init__).parameters)
     attributes = {name: _ATTRIBUTES.get(name, name) for name in sorted(names - _OTHERS)}
-    kept = {name: _plain(getattr(thing, of, None)) for name, of in attributes.items()}
+    kept = {name: _plain(getattr(thing, attribute, None)) for name, attribute in attributes.items()}
     return {name: value for name, value in kept.items() if _is_plain(value)}
 
 

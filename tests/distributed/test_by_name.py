@@ -55,7 +55,7 @@ def test_one_device_compresses(order):
 
 def test_a_store_of_mxnets_is_made_as_before():
     source = f"{ORDERS[0]}\nfrom mxnet.gluon import trainer"
-    kinds = "[trainer._create_exchange(name, 1, {})[0] for name in (None, 'local', 'device')]"
+    kinds = "[trainer._create_kvstore(name, 1, {})[0] for name in (None, 'local', 'device')]"
     assert alone(f"{source}\nprint({kinds})") == "[None, None, None]\n"
 
 

@@ -137,8 +137,8 @@ def unpack(data: bytes) -> Dict[Place, np.ndarray]:
         end = data.index(b"\n", at)
         table: List[Any] = json.loads(data[at:end])
         at = end + 1
-        for *of, dtype, shape in table:
-            place = Place(*of)
+        for *fields, dtype, shape in table:
+            place = Place(*fields)
             array = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
             at += array.nbytes
             if place in arrays:

@@ -95,7 +95,7 @@ class Horovod(HierarchicalExchange):
         if self.connected is not None:
             Horovod.connected = None
             mx.nd.waitall()
-            self._close_pool()
+            self._close_shared()
             with self._progress.waiting():
                 self._hvd.shutdown()
             self._patience.end()
@@ -110,7 +110,7 @@ class Horovod(HierarchicalExchange):
 
     def topology(self) -> Optional[Topology]:
         _, nodes = self._machine
-        machines = nodes if self._pools() else self.num_workers
+        machines = nodes if self._shares_machine() else self.num_workers
         return Topology(machines, servers=0) if machines > 1 else None
 
     # Set-up: every worker comes here with the same chunks
@@ -122,7 +122,7 @@ class Horovod(HierarchicalExchange):
         return agreement.compare([json.loads(line) for line in everybody])
 
     def _open(self, channels: Sequence[Channel]) -> None:
-        self._open_pool(channels)
+        self._open_shared(channels)
         for process_set, inside in self._by_process_set(channels):
             for group in bundle.groups([channel for channel in inside if channel.aggregated]):
                 loads = [channel.message_bytes for channel in group]
@@ -147,7 +147,7 @@ class Horovod(HierarchicalExchange):
         self._owner_of.pop(channel, None)
         self._summed.pop(channel, None)
 
-    def _pools(self) -> bool:
+    def _shares_machine(self) -> bool:
         return bool(self._across)
 
     def _on_machine(self) -> Cluster:
@@ -157,8 +157,8 @@ class Horovod(HierarchicalExchange):
 
     def _process_set(self, channel: Channel) -> ProcessSet:
         """Those who exchange a message."""
-        if channel in self._pooled:
-            return self._across[self._pooled[channel].owner]
+        if channel in self._shared:
+            return self._across[self._shared[channel].owner]
         return self._everybody
 
     def _by_process_set(
@@ -194,11 +194,11 @@ class Horovod(HierarchicalExchange):
         for group in groups:
             received.update(group.receive())
         for channel, message in received.items():
-            if channel in self._pooled:
-                self._pooled[channel].answer(message.reshape(-1).copyto)
+            if channel in self._shared:
+                self._shared[channel].answer(message.reshape(-1).copyto)
         for channel in channels:
-            if channel in self._pooled:
-                self._pooled[channel].deliver(job.gradients)
+            if channel in self._shared:
+                self._shared[channel].deliver(job.gradients)
             else:
                 count = self.num_workers if channel.gathered else 1
                 channel.deliver([received[channel]], job.gradients, count)
@@ -224,7 +224,7 @@ class Horovod(HierarchicalExchange):
         self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, None]:
         ids, values = channel.sent.indices.asnumpy(), channel.sent.data.asnumpy()
-        name = f"rows.{self.channels.index(channel)}"
+        name = f"rows.{channel.tensor}"
         all_ids = self._everybody.gather(ids.tobytes(), f"{name}.ids")
         all_values = self._everybody.gather(values.tobytes(), f"{name}.values")
         return summed(channel, all_ids, all_values), None
@@ -233,12 +233,12 @@ class Horovod(HierarchicalExchange):
         """What this worker sends, of its gradients, or of their sums over its node."""
         sent: Dict[Channel, NDArray] = {}
         for channel in channels:
-            pooled, total = self._pooled.get(channel), None
-            if pooled is not None:
-                pooled.contribute(job)
-                if not pooled.owned:
+            shared, total = self._shared.get(channel), None
+            if shared is not None:
+                shared.contribute(job)
+                if not shared.owned:
                     continue
-                total = pooled.total()
+                total = shared.total()
             sent[channel] = channel.encode(job, total, out=self._summed.get(channel))
         return sent
 

@@ -23,7 +23,7 @@ from ...exchange import Exchange
 from ...gradient import Gradient
 from ...job import Job
 from ...sparse import SparseChannel, summed
-from .shared_memory import Pool, Pooled
+from .shared_memory import SharedMemory, SharedMessage
 
 
 class OneMachine(Exchange):
@@ -53,9 +53,9 @@ class OneMachine(Exchange):
         with self._progress.waiting():
             self._machine = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
             self._neighbours = Neighbours(self._machine)
-            self._pool = Pool(self._machine)
+            self._memory = SharedMemory(self._machine)
         self._patience = Patience(f"worker {self.rank}", self._progress)
-        self._pooled: Dict[Channel, Pooled] = {}
+        self._shared: Dict[Channel, SharedMessage] = {}
         OneMachine.connected = self
         self.agree("init")
 
@@ -68,7 +68,7 @@ class OneMachine(Exchange):
         self._neighbours.leave()
         self._gather(b"")
         self._patience.end()
-        self._pool.close()
+        self._memory.close()
         ending().concerns(None)
 
     def abandon(self, why: str) -> None:
@@ -91,15 +91,15 @@ class OneMachine(Exchange):
             return
         aggregators = {c: self._aggregator(c) for c in channels if c.aggregated}
         with self._progress.waiting(), self._neighbours.heeded():
-            pooled = self._pool.open(channels, [1] * len(channels), aggregators)
-        self._pooled.update(zip(channels, pooled))
+            shared = self._memory.open(channels, [1] * len(channels), aggregators)
+        self._shared.update(zip(channels, shared))
         self._aggregators.update(aggregators)
         for channel in channels:
             self._progress.watch(0, channel.under_way)
 
     def _forget(self, channel: Channel) -> None:
         super()._forget(channel)
-        self._pooled.pop(channel, None)
+        self._shared.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
         return 0, 1  # of one sender, which all workers are together
@@ -112,15 +112,15 @@ class OneMachine(Exchange):
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         for channel in channels:
-            pooled = self._pooled[channel]
-            pooled.contribute(job)
-            if pooled.owned:
-                message = channel.encode(job, pooled.total())
+            shared = self._shared[channel]
+            shared.contribute(job)
+            if shared.owned:
+                message = channel.encode(job, shared.total())
                 if channel.aggregated:
                     message = self._aggregators[channel].aggregate(message, count=1)
-                pooled.answer(message.copyto)
+                shared.answer(message.copyto)
         for channel in channels:
-            self._pooled[channel].deliver(job.gradients)
+            self._shared[channel].deliver(job.gradients)
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int

@@ -25,17 +25,17 @@ from ...lent import lent
 _ALIGNMENT = 64  # bytes: what different processes write is in different lines of the cache
 
 
-class Pooled:
+class SharedMessage:
     """A message that the workers of a machine make together.
 
-    What compression carries over is the machine's, and each worker sees it. Everything is queued on
+    Residuals and momentum are the machine's, and every worker sees them. Everything is queued on
     MXNet's engine, and returns at once.
 
     Parameters
     ----------
     channel : Channel
     codecs : sequence of MessageCodec
-        All that the owner uses.
+        All codecs that the owner uses.
     owner, rank : int
         Places on the machine: the owner's, and this worker's.
     count : int
@@ -97,8 +97,8 @@ class Pooled:
         self._channel.deliver([self._answer], gradients, self._count)
 
 
-class Pool:
-    """The messages of a machine.
+class SharedMemory:
+    """The memory in which the workers of a machine make messages together.
 
     Parameters
     ----------
@@ -115,10 +115,16 @@ class Pool:
         channels: Sequence[Channel],
         answers: Sequence[int],
         aggregators: Mapping[Channel, MessageCodec],
-    ) -> List[Pooled]:
-        """Make room for these messages, and so many payloads as an answer to each.
+    ) -> List[SharedMessage]:
+        """Make room for messages; all workers make the same call.
 
-        All workers call it alike. `aggregators` are the machine's own.
+        Parameters
+        ----------
+        channels : sequence of Channel
+        answers : sequence of int
+            The number of payloads in the answer to each message.
+        aggregators : mapping
+            The aggregators that run on this machine.
         """
         workers, rank = self._machine.size, self._machine.rank
         codecs = [
@@ -145,7 +151,7 @@ class Pool:
                 self._count(arrived, workers, slice(owner, owner + 1)),
                 self._count(answered, 1, slice(workers)),
             )
-            made.append(Pooled(channel, own, owner, rank, count, slots, answer, *counts))
+            made.append(SharedMessage(channel, own, owner, rank, count, slots, answer, *counts))
         return made
 
     def _count(self, memory: np.ndarray, each: int, awaited_by: slice) -> Eventcount:

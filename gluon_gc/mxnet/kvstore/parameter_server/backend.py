@@ -114,7 +114,7 @@ class ParameterServer(HierarchicalExchange):
             return
         mx.nd.waitall()
         self._lifeline.leave()
-        self._close_pool()
+        self._close_shared()
         ParameterServer.connected = None
         if env.get("PS_RESEND"):
             ending().stays(self._stay)
@@ -163,7 +163,7 @@ class ParameterServer(HierarchicalExchange):
                 for server, pages in enumerate(new_pages)
             ]
         self._server_of.update(zip(channels, servers))
-        self._open_pool(channels)
+        self._open_shared(channels)
         for channel, server in zip(channels, servers):
             self._progress.watch(server, channel.under_way)
             route = self._routes[channel] = self._route(channel, server, lanes[server])
@@ -201,16 +201,16 @@ class ParameterServer(HierarchicalExchange):
 
     def _route(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Route:
         """How the messages of a channel travel to a server and back."""
-        key, pooled = self._servers.key(server), self._pooled.get(channel)
-        if pooled is None:
+        key, shared = self._servers.key(server), self._shared.get(channel)
+        if shared is None:
             if channel.framed:
                 return Payloads(self._kv, key, channel, lane=next(lanes))
             if channel.dtype == "float64":  # MXNet's server may sum it in float32
                 return SummedRows(self._kv, key, channel, lane=next(lanes))
             return Dense(self._kv, key, channel)
         kind = Payloads if channel.framed else SummedRows
-        lane = next(lanes) if pooled.owned else None
-        return OfMachine(pooled, kind(self._kv, key, channel, lane=lane, place=self._machine))
+        lane = next(lanes) if shared.owned else None
+        return OfMachine(shared, kind(self._kv, key, channel, lane=lane, place=self._machine))
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
         """What the server must know of a channel in rows."""

@@ -14,7 +14,7 @@ from ...channel import Channel
 from ...gradient import Gradients
 from ...job import Job
 from ...operators import MessageRows
-from ..one_machine.shared_memory import Pooled
+from ..one_machine.shared_memory import SharedMessage
 from .rows import Rows
 
 
@@ -152,28 +152,28 @@ class OfMachine(Route):
 
     Parameters
     ----------
-    pooled : Pooled
+    shared : SharedMessage
     route : Payloads or SummedRows
         The owner's.
     """
 
-    def __init__(self, pooled: Pooled, route: InRows) -> None:
-        self._pooled, self._route = pooled, route
+    def __init__(self, shared: SharedMessage, route: InRows) -> None:
+        self._shared, self._route = shared, route
         self.key, self.first = route.key, route.first
-        self.holds = pooled.owned and route.holds
+        self.holds = shared.owned and route.holds
 
     def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        self._pooled.contribute(job)
-        if self._pooled.owned:
-            self._route.encode(job, self._pooled.total())
+        self._shared.contribute(job)
+        if self._shared.owned:
+            self._route.encode(job, self._shared.total())
 
     def travel(self, priority: int) -> None:
-        if self._pooled.owned:
+        if self._shared.owned:
             self._route.travel(priority)
         else:
             self._route.rows.push(priority)
 
     def deliver(self, gradients: Gradients) -> None:
-        if self._pooled.owned:
-            self._pooled.answer(self._route.copy)
-        self._pooled.deliver(gradients, also=[self._route.rows.sent])
+        if self._shared.owned:
+            self._shared.answer(self._route.copy)
+        self._shared.deliver(gradients, also=[self._route.rows.sent])
