@@ -7,6 +7,8 @@ from gluon_gc import checkpoint
 from gluon_gc.compression import parse
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
+from tests.distributed.cluster import start_cluster, start_local, start_machine
+from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_horovod, run_machine
 from tests.test_trainer import make
@@ -155,3 +157,32 @@ def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
             np.testing.assert_allclose(result[f"{ADAM}m{i}"], moment, rtol=1e-4, atol=1e-6)
     if local_size == 1:
         check_one_worker_of_two_files(str(tmp_path), COMPRESSIONS.index(ONEBIT))
+
+
+@pytest.mark.parametrize(
+    "start, workers, local_size",
+    [
+        (start_cluster, 2, 1),
+        (start_forked_horovod, 2, 1),
+        (start_machine, 2, 2),
+        (start_local, 1, 1),
+    ],
+    ids=["servers", "horovod", "machine", "alone"],
+)
+def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(
+    tmp_path, start, workers, local_size
+):
+    if start is start_forked_horovod:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    arguments = ways(str(tmp_path))[: len(COMPRESSIONS)]
+    with start(tmp_path, "killed_algorithms", arguments) as cluster:
+        for rank in range(workers):
+            cluster.wait_for(tmp_path / f"saved{rank}")
+    (tmp_path / "again").mkdir()
+    with start(tmp_path / "again", "resumed_algorithms", arguments) as cluster:
+        results = cluster.results()
+    for number, params in enumerate(COMPRESSIONS):
+        expected = replayed(params, workers, local_size)
+        for result, worker in zip(results, expected):
+            for i in range(len(SHAPES)):
+                np.testing.assert_array_equal(result[f"{number}w{i}"], worker[f"p{i}"])
