@@ -1,10 +1,11 @@
-"""The benchmarks of single processes print a row for each method."""
+"""The benchmarks of single processes print a row for each method, and trees are compared."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "benchmark"
@@ -20,3 +21,19 @@ def test_a_benchmark_has_a_row_for_each_method(script, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for method in ("fp32", "onebit", "topk 0.001", "dithering 2"):
         assert f"| {method} |" in done.stdout + done.stderr
+
+
+def test_a_tree_is_equal_to_itself_and_a_parameter_that_differs_is_named(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import identity
+
+    options = [str(SCRIPTS.parent), "--ways", "local", "--compressors", "onebit"]
+    monkeypatch.setattr(sys, "argv", ["identity.py", *options])
+    with pytest.raises(SystemExit) as end:
+        identity.main()
+    assert not end.value.code
+    said = capsys.readouterr().out
+    assert "| onebit, feedback | equal |" in said and "| none | equal |" in said
+    ours = {f"{rank}/none/p0": np.full(2, 1.0) for rank in range(2)}
+    theirs = {**ours, "1/none/p0": np.full(2, 1.5)}
+    assert identity.first_difference("none", ours, theirs) == "p0 of worker 1"

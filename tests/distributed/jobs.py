@@ -918,6 +918,20 @@ def disagreements(arguments):
     return said
 
 
+def _trainer_of(way):
+    """Parameters and a trainer for a way of `algorithms`."""
+    params = _parameters(way["shapes"], contexts=way.get("contexts", 1))
+    optimizer = way.get("optimizer", "sgd"), way["optimizer_params"]
+    more = {key: way[key] for key in ("compression_params", "algorithm")}
+    return params, bps.DistributedTrainer(params, *optimizer, **more)
+
+
+def _train(way, params, trainer, steps):
+    for step in steps:
+        _backward(params, gradients_of(bps.rank(), step, way["shapes"]))
+        trainer.step(1)
+
+
 def algorithms(arguments):
     """Steps of trainers with algorithms, one for each of several ways.
 
@@ -928,39 +942,50 @@ def algorithms(arguments):
     """
     result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
 
-    def train(way, params, trainer, steps):
-        for step in steps:
-            _backward(params, gradients_of(bps.rank(), step, way["shapes"]))
-            trainer.step(1)
-
-    def made(way):
-        params = _parameters(way["shapes"], contexts=way.get("contexts", 1))
-        keys = ("compression_params", "algorithm")
-        optimizer = way.get("optimizer", "sgd"), way["optimizer_params"]
-        more = {key: way[key] for key in keys}
-        return params, bps.DistributedTrainer(params, *optimizer, **more)
-
     def keep(number, name, params):
         for i, param in enumerate(params):
             for context, array in enumerate(param.list_data()):
                 result[f"{number}{name}{i}/{context}"] = array.asnumpy()
 
     for number, way in enumerate(arguments):
-        params, trainer = made(way)
+        params, trainer = _trainer_of(way)
         middle = way.get("middle", way["steps"])
-        train(way, params, trainer, range(middle))
+        _train(way, params, trainer, range(middle))
         if "middle" in way:
             file = str(Path(way["folder"], f"{number}-{bps.rank()}"))
             trainer.save_states(file)
-            others, other = made(way)
+            others, other = _trainer_of(way)
             other.load_states(file)
-            train(way, others, other, range(middle, way["steps"]))
+            _train(way, others, other, range(middle, way["steps"]))
             keep(number, "resumed", others)
-        train(way, params, trainer, range(middle, way["steps"]))
+        _train(way, params, trainer, range(middle, way["steps"]))
         keep(number, "w", params)
         if way.get("optimizer") == "adam":
             for i, (m, _) in trainer._updaters[0].states.items():
                 result[f"{number}m{i}"] = m.asnumpy()
+    return result
+
+
+def killed_algorithms(arguments):
+    """Save trainers of several ways in the middle, make a step more, and wait to be killed."""
+    for number, way in enumerate(arguments):
+        params, trainer = _trainer_of(way)
+        _train(way, params, trainer, range(way["middle"]))
+        trainer.save_states(str(Path(way["folder"], f"{number}-{bps.rank()}")))
+        _train(way, params, trainer, [way["middle"]])
+        mx.nd.waitall()
+    Path(way["folder"], f"saved{bps.rank()}").touch()
+    time.sleep(1000)
+
+
+def resumed_algorithms(arguments):
+    """Go on from the files of `killed_algorithms`; the weights of each way after all steps."""
+    result = {}
+    for number, way in enumerate(arguments):
+        params, trainer = _trainer_of(way)
+        trainer.load_states(str(Path(way["folder"], f"{number}-{bps.rank()}")))
+        _train(way, params, trainer, range(way["middle"], way["steps"]))
+        result.update((f"{number}w{i}", p.data().asnumpy()) for i, p in enumerate(params))
     return result
 
 

@@ -15,14 +15,14 @@ import socket
 import subprocess
 import sys
 import time
-from importlib import import_module
+from importlib import import_module, reload
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 _READ_AT_IMPORT = (
     ("MXNET_", "OMP_", "PYTHON", "LD_"),
-    ("BYTEPS_LOG_LEVEL", "BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY"),
+    ("BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY"),
 )
 _SCRIPTS = ("jobs.py", "service.py")  # of a worker, and of a server
 _MOST_BYTES = 1 << 17  # of a request
@@ -142,9 +142,11 @@ def _become(about: Mapping[str, Any]) -> None:
         os.close(opened)
     os.environ.clear()
     os.environ.update(about["environment"])
-    from gluon_gc import env
+    from gluon_gc import env, log
 
     env.prepare_engine()
+    log.logger.handlers.clear()
+    reload(log)  # reads the level that this process is to have
     first, *rest = about["arguments"]
     if first == "-c":
         sys.argv[:], sys.path[0] = ["-c", *rest[1:]], ""

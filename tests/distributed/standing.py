@@ -10,13 +10,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from tests.distributed.cluster import (
-    Cluster,
-    start_cluster,
-    start_horovod,
-    start_local,
-    start_machine,
-)
+from tests.distributed.cluster import Cluster, start_cluster, start_local, start_machine
+from tests.distributed.forked_horovod import start_forked_horovod
 
 _IDLE_SECONDS = 120  # without a job, after which workers end
 
@@ -118,8 +113,8 @@ def run_horovod(
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Results:
-    """Run a function of jobs.py on workers of horovodrun; what each returned, by rank."""
-    return _run(start_horovod, job, arguments, workers=workers, variables=variables)
+    """Run a function of jobs.py on workers of Horovod; what each returned, by rank."""
+    return _run(start_forked_horovod, job, arguments, workers=workers, variables=variables)
 
 
 def run_machine(

@@ -7,6 +7,8 @@ from gluon_gc import checkpoint
 from gluon_gc.compression import parse
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
+from tests.distributed.cluster import start_cluster, start_local, start_machine
+from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_horovod, run_machine
 from tests.test_trainer import make
@@ -40,16 +42,23 @@ def ways(folder):
 OF_EVERY_STEP, OF_GRADIENTS, ON_CONTEXTS, ADAM = range(len(COMPRESSIONS), len(COMPRESSIONS) + 4)
 
 
-def replayed(compression_params, workers, local_size, contexts=1):
-    """The weights of all workers in the end; `local_size` of a machine make messages together."""
+def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9):
+    """The weights of all workers in the end; `local_size` of a machine make messages together.
+
+    Vectors are cut into chunks of at most `chunk` elements.
+    """
     of_workers = [
         {f"p{i}": np.full(shape, i + 1, np.float32) for i, shape in enumerate(SHAPES)}
         for _ in range(workers)
     ]
     senders = workers // local_size
+    parts = {f"p{i}": replay.chunks(int(np.prod(shape)), chunk) for i, shape in enumerate(SHAPES)}
     exchanges = {
-        f"p{i}": replay.Exchange(senders, parse(compression_params), np.prod(shape), i, np.float32)
-        for i, shape in enumerate(SHAPES)
+        name: [
+            replay.Exchange(senders, parse(compression_params), p.stop - p.start, i, np.float32)
+            for p in parts[name]
+        ]
+        for i, name in enumerate(parts)
         if compression_params
     }
 
@@ -58,7 +67,11 @@ def replayed(compression_params, workers, local_size, contexts=1):
         sums = [sum(scaled[i : i + local_size]) for i in range(0, workers, local_size)]
         if compression_params is None:
             return sum(sums).reshape(vectors[0].shape)
-        return exchanges[name].step(sums, 1.0, range(senders)).reshape(vectors[0].shape)
+        means = [
+            exchange.step([total[part] for total in sums], 1.0, range(senders))
+            for exchange, part in zip(exchanges[name], parts[name])
+        ]
+        return np.concatenate(means).reshape(vectors[0].shape)
 
     local = LocalStepsReplay(of_workers, every=7, mean=mean)
     for step in range(STEPS):
@@ -99,20 +112,36 @@ def check_one_worker_of_two_files(folder, way):
             assert not np.array_equal(both[1][place], both[0][place])
 
 
+CHUNK = 300  # elements
+PARTITION = {"BYTEPS_PARTITION_BYTES": 4 * CHUNK}
+OF_MACHINES = {**PARTITION, "BYTEPS_LOCAL_SIZE": 2}
+
+
+def on_machines(job, arguments):
+    """On two machines with two workers each, whose vectors are cut into chunks."""
+    return run(job, arguments, 4, 2, OF_MACHINES)
+
+
+def on_nodes(job, arguments):
+    """As `on_machines`, over Horovod."""
+    return run_horovod(job, arguments, 4, OF_MACHINES)
+
+
 @pytest.mark.parametrize(
     "start, local_size",
-    [(run, 1), (run_horovod, 1), (run_machine, 2)],
-    ids=["servers", "horovod", "machine"],
+    [(run, 1), (run_horovod, 1), (run_machine, 2), (on_machines, 2), (on_nodes, 2)],
+    ids=["servers", "horovod", "machine", "machines", "nodes"],
 )
 def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
     tmp_path, start, local_size
 ):
-    if start is run_horovod:
+    chunk = CHUNK if start in (on_machines, on_nodes) else 10**9
+    if start in (run_horovod, on_nodes):
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     results = start("algorithms", ways(str(tmp_path)))
     for number, params in [*enumerate(COMPRESSIONS), (ON_CONTEXTS, ONEBIT)]:
         contexts = 2 if number == ON_CONTEXTS else 1
-        expected = replayed(params, len(results), local_size, contexts)
+        expected = replayed(params, len(results), local_size, contexts, chunk)
         for result, worker in zip(results, expected):
             for i in range(len(SHAPES)):
                 for context in range(contexts):
@@ -128,3 +157,32 @@ def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
             np.testing.assert_allclose(result[f"{ADAM}m{i}"], moment, rtol=1e-4, atol=1e-6)
     if local_size == 1:
         check_one_worker_of_two_files(str(tmp_path), COMPRESSIONS.index(ONEBIT))
+
+
+@pytest.mark.parametrize(
+    "start, workers, local_size",
+    [
+        (start_cluster, 2, 1),
+        (start_forked_horovod, 2, 1),
+        (start_machine, 2, 2),
+        (start_local, 1, 1),
+    ],
+    ids=["servers", "horovod", "machine", "alone"],
+)
+def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(
+    tmp_path, start, workers, local_size
+):
+    if start is start_forked_horovod:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    arguments = ways(str(tmp_path))[: len(COMPRESSIONS)]
+    with start(tmp_path, "killed_algorithms", arguments) as cluster:
+        for rank in range(workers):
+            cluster.wait_for(tmp_path / f"saved{rank}")
+    (tmp_path / "again").mkdir()
+    with start(tmp_path / "again", "resumed_algorithms", arguments) as cluster:
+        results = cluster.results()
+    for number, params in enumerate(COMPRESSIONS):
+        expected = replayed(params, workers, local_size)
+        for result, worker in zip(results, expected):
+            for i in range(len(SHAPES)):
+                np.testing.assert_array_equal(result[f"{number}w{i}"], worker[f"p{i}"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.cluster import start_horovod
+from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_horovod
 from tests.distributed.test_one_exchange import check_averages, uncompressed
@@ -124,9 +125,7 @@ def test_horovods_list_of_hosts_says_which_workers_are_on_a_node(tmp_path):
 )
 def test_nodes_that_cannot_be_are_refused(tmp_path, workers, hosts, local_size, said):
     variables = {"BYTEPS_LOCAL_SIZE": local_size}
-    cluster = start_horovod(tmp_path, "place", None, workers, variables, hosts)
-    try:
-        assert cluster.wait("horovodrun") != 0
-        assert said in cluster.log("horovodrun")
-    finally:
-        cluster.stop()
+    with start_forked_horovod(tmp_path, "place", None, workers, variables, hosts) as cluster:
+        for rank in range(workers):
+            assert cluster.wait(f"worker{rank}") != 0
+            assert said in cluster.log(f"worker{rank}")
