@@ -7,13 +7,13 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
-import xxhash
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver
+from ..algorithms.requirements import first_values
 from ..compression import CompressionParams
 from ..plan import Tensor
 from .algorithm_arguments import require_dense_floats
@@ -132,7 +132,8 @@ class AlgorithmFrontEnd:
         self._params.update((i, self._all[i]) for i in indices)
         require_dense_floats(self._algorithm.name, self._params.values())
         if call == "step" and not self.begun:
-            facts = [*facts, *self._values()]
+            arrays = ((name, array.asnumpy()) for name, array in self.parameters().items())
+            facts = [*facts, *first_values(self._algorithm, arrays)]
         self._driver.begin()
         self.tensors.clear()
         for kind, shapes in self._shapes.items():
@@ -140,13 +141,6 @@ class AlgorithmFrontEnd:
             store.declare(tensors, about=facts, call=call)
             self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
         self._store = store
-
-    def _values(self) -> Facts:
-        """The digest of each parameter, for which this waits."""
-        return [
-            (f"parameter {name}", {"values with the digest": xxhash.xxh3_64_hexdigest(x.asnumpy())})
-            for name, x in self.parameters().items()
-        ]
 
     def _in_round(self, vectors: Mapping[str, Any]) -> List[int]:
         return [i for i, param in self._params.items() if param.name in vectors]

@@ -1,4 +1,4 @@
-"""Learning rates in steps to come, for error feedback that follows them."""
+"""The learning rates of MXNet's optimizers in steps to come."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import Dict, Sequence
 
 from mxnet.optimizer import Optimizer
 
+from .. import learning_rates
 
-class LearningRates:
-    """For each parameter, by number, the learning rate when its gradient was last exchanged.
 
-    It is the optimizer's own: a parameter's lr_mult is not in it.
+class LearningRates(learning_rates.LearningRates):
+    """For each parameter, by number, the learning rate at the last exchange of its gradient.
+
+    It is the optimizer's own, without the parameter's lr_mult.
     """
-
-    def __init__(self) -> None:
-        self.last: Dict[int, float] = {}
 
     def ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> Dict[int, float]:
         """The last learning rate of each parameter over that of the update to come, where not 1.
@@ -25,12 +24,7 @@ class LearningRates:
         indices : sequence of int
             The parameters that the update will change.
         """
-        rate = next_rate(optimizer, indices)
-        if not rate:
-            return {}
-        ratios = {i: self.last[i] / rate for i in indices if self.last.get(i, rate) != rate}
-        self.last.update(dict.fromkeys(indices, rate))
-        return ratios
+        return self.advance(dict.fromkeys(indices, next_rate(optimizer, indices)))
 
 
 def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
