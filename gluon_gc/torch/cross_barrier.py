@@ -162,7 +162,7 @@ def CrossBarrier(
     crossing = CrossingAverager(
         model, kind, int(num_steps), optimizer, averager.passes, averager.state
     )
-    averager.state.when_stepping = crossing.before_step
+    averager.state.gradients.when_stepping = crossing.before_step
     optimizer._averager = crossing
     optimizer.__class__ = type(kind.__name__, (_Crossing, kind), {})
     optimizer.register_step_post_hook(_take_gradients)

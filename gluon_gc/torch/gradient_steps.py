@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, List, Mapping, Optional
+from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional, Set
 
 import torch
 from torch.futures import Future
@@ -15,13 +15,15 @@ from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
 from .left_out import LeftOut
 from .momentum import Momentum
-from .optimizer_hooks import param_groups
+from .optimizer_hooks import before_step, param_groups
 from .settings import facts_of, learning_rates
 from .sparse import SparseJob
 
 
 class GradientSteps:
     """Averages the gradients of a model's parameters, step by step.
+
+    Hooks tell it which gradients backward has made, and when the optimizer steps.
 
     Parameters
     ----------
@@ -31,19 +33,20 @@ class GradientSteps:
     optimizer : Optimizer, optional
     momentum : Momentum, optional
         The momentum that is applied instead of the optimizer's.
-    on_nonfinite : str
-        As `CompressionState` has it.
-    grad_scaler : GradScaler, optional
+    on_nonfinite, grad_scaler
+        As `CompressionState` has them.
 
     Attributes
     ----------
+    compression : GradientCompression
     count : int
         The number of steps so far, without those that were left out.
     rates : LearningRates
         By the parameter's name.
-    nonfinite : list of str
-        The parameters whose gradients had a NaN or an infinity in the last step.
     left_out : LeftOut
+    when_made, when_stepping : callable
+        Called with each parameter after backward has added to its gradient, and before the
+        optimizer steps.
     """
 
     def __init__(
@@ -55,24 +58,43 @@ class GradientSteps:
         on_nonfinite: str,
         grad_scaler: Optional[torch.amp.GradScaler],
     ) -> None:
-        self._parameters, self._compression = parameters, compression
+        self._parameters, self.compression = parameters, compression
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._optimizer, self._momentum = optimizer, momentum
-        self._on_nonfinite, self._grad_scaler = on_nonfinite, grad_scaler
+        self._on_nonfinite = on_nonfinite if grad_scaler is None else "propagate"
+        self._grad_scaler = grad_scaler
         self.count = self._begun = 0
         self.rates, self._ratios = LearningRates(), {}
-        self.nonfinite: List[str] = []
+        self._nonfinite: List[str] = []  # parameters, in the last step
         self._stamp = header.SAME
         self.left_out = LeftOut(parameters.values(), self._take_back)
+        self._made: Set[str] = set()  # gradients that backward has made since they were averaged
+        self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
+        self.when_stepping: Callable[[], None] = lambda: None
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._note) for parameter in self._names
+        ]
+        if optimizer is not None:
+            self._handles.append(before_step(optimizer, self._before_step))
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        self._made.add(self._names[parameter])
+        self.when_made(parameter)
+
+    def take_made(self, names: Iterable[str]) -> Set[str]:
+        """The parameters among these whose gradients backward has made since the last call."""
+        made = self._made.intersection(names)
+        self._made -= made
+        return made
 
     def begin(self) -> None:
         """Begin a step."""
         if not self._begun:
             mu = self._momentum and self._momentum.mu
-            self._compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
-        if self._compression.carries:
-            self.left_out.begin(allowed=bool(self.nonfinite))
-        self.nonfinite = []
+            self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
+        if self.compression.carries:
+            self.left_out.begin(allowed=bool(self._nonfinite))
+        self._nonfinite = []
         self.count += 1
         self._ratios = self.rates.advance(self._current_rates())
         self._begun += 1
@@ -98,7 +120,7 @@ class GradientSteps:
         staged = staging.Staged(gradients)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
 
-        step, exchange = self.count, self._compression.exchange
+        step, exchange = self.count, self.compression.exchange
 
         def result(job: Job) -> Collection[str]:
             self._check(job, step)
@@ -123,7 +145,7 @@ class GradientSteps:
         self, name: str, gradient: Optional[torch.Tensor]
     ) -> Future[Optional[torch.Tensor]]:
         """As `CompressionState.average_sparse`, within a step."""
-        compression, parameter, step = self._compression, self._parameters[name], self.count
+        compression, parameter, step = self.compression, self._parameters[name], self.count
         if name not in compression.without_momentum:
             if compression.params[name].compressor is not None:
                 logger.info("the gradient of %s is sparse, and travels uncompressed", name)
@@ -143,20 +165,21 @@ class GradientSteps:
 
     def _check(self, job: Job, step: int) -> None:
         """Note the gradients of a job with a NaN or an infinity; RuntimeError if asked for."""
-        self.nonfinite += job.nonfinite
+        self._nonfinite += job.nonfinite
         if job.nonfinite and self._on_nonfinite == "raise":
             raise RuntimeError(
                 f"the gradient of parameter {job.nonfinite[0]} has a NaN or an infinity in step "
                 f"{step}"
             )
 
-    def before_optimizer(self) -> None:
+    def _before_step(self) -> None:
         """Let the optimizer leave this step out, or apply momentum for it."""
-        if self.nonfinite and self._on_nonfinite == "skip":
+        self.when_stepping()
+        if self._nonfinite and self._on_nonfinite == "skip":
             logger.warning(
                 "step %d is left out: the gradient of parameter %s has a NaN or an infinity",
                 self.count,
-                self.nonfinite[0],
+                self._nonfinite[0],
             )
             for group in param_groups(self._optimizer):
                 for parameter in group["params"]:
@@ -168,10 +191,17 @@ class GradientSteps:
         """Apply momentum to the averages in these parameters' gradients."""
         if self._momentum is not None:
             pairs = [(name, self._parameters[name]) for name in names]
-            self._momentum.before_step(pairs, self._compression.without_momentum)
+            self._momentum.before_step(pairs, self.compression.without_momentum)
 
     def _take_back(self, names: Iterable[str]) -> None:
         """Undo the exchange of these gradients in a step that was left out."""
-        self._compression.exchange.take_back(names)
+        self.compression.exchange.take_back(names)
         self.count -= 1
         self.rates.take_back()
+
+    def close(self) -> None:
+        """Remove the hooks, and close the exchange."""
+        for handle in self._handles:
+            handle.remove()
+        self.left_out.close()
+        self.compression.exchange.close()

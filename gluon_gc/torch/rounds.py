@@ -118,30 +118,21 @@ class Rounds:
         return vectors
 
     def _require_same(self, request: Round) -> None:
-        """RuntimeError, on all workers, unless all ask for the same round in the same step."""
-        fits = bool(request.vectors) and self._declared(request)
-        kind = list(self.exchanges).index(request.kind) if fits else -1
+        """RuntimeError, on all workers, unless all ask for the same declared round and step."""
+        declared = bool(request.vectors) and self._declared(request)
+        kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
-        meeting, doing = self.meeting, "make a round of the algorithm"
-        everybody = meeting.gather_numbers([self._step(), kind, names], doing)
-        if len(set(everybody)) == 1 and kind >= 0:
-            return
-        asked = f"round '{request.kind}' in step {self._step()}"
-        said = meeting.gather_objects((asked, fits, list(request.vectors)), doing)
-        for rank, (other, known, _) in enumerate(said):
-            if not known:
-                raise RuntimeError(
-                    f"worker {rank} asks for {other}, but its kind, names, shapes or dtypes are "
-                    "not those that the algorithm's rounds() lists"
-                )
-        rank = next(r for r, numbers in enumerate(everybody) if numbers != everybody[0])
-        (other, _, theirs), (first, _, expected) = said[rank], said[0]
-        differing = sorted({*theirs} ^ {*expected})
-        more = f", and one of the two has {differing[0]} in addition" if differing else ""
-        raise RuntimeError(
-            f"worker {rank} asks for {other}, but worker 0 for {first}{more}: an algorithm must "
-            "ask for the same rounds on all workers"
-        )
+        doing = "make a round of the algorithm"
+        everybody = self.meeting.gather_numbers([self._step(), kind, names], doing)
+        if len(set(everybody)) > 1:
+            facts = {"step": self._step(), "round": request.kind, "a declared round": declared}
+            vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
+            self.meeting.agree([("the algorithm", facts), *vectors], doing)
+        if not declared:
+            raise RuntimeError(
+                f"round '{request.kind}' in step {self._step()} is not one of the algorithm's "
+                "rounds(): its kind, names, shapes or dtypes differ"
+            )
 
     def _declared(self, request: Round) -> bool:
         """Whether a round was declared."""

@@ -10,8 +10,7 @@ is "momentum" or "weight_decay".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
@@ -21,75 +20,56 @@ from ..checkpoint.cutting import Arrays
 from ..log import logger
 from . import coder_states, state_dicts
 from .exchange import Exchange
-from .gradient_compression import GradientCompression
-from .gradient_steps import GradientSteps
 from .momentum import Momentum
 from .state_dicts import FORMAT, NOUN, StateDict
+
+if TYPE_CHECKING:
+    from .state import CompressionState
 
 _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by the kind of `Momentum.state`
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The parts of a CompressionState that a state_dict saves.
-
-    Parameters
-    ----------
-    parameters : mapping
-        By name.
-    compression : GradientCompression
-    steps : GradientSteps
-    momentum : Momentum, optional
-    """
-
-    parameters: Mapping[str, torch.nn.Parameter]
-    compression: GradientCompression
-    steps: GradientSteps
-    momentum: Optional[Momentum]
-
-    @property
-    def exchange(self) -> Exchange:
-        return self.compression.exchange
-
-
-def state_dict(contents: Contents) -> Dict[str, Any]:
+def state_dict(state: CompressionState) -> Dict[str, Any]:
     """This worker's state_dict; nothing may be under way."""
-    arrays: coder_states.Tensors = {name: {} for name in contents.parameters}
-    arrays.update(coder_states.packed(contents.exchange.chunks))
-    for kind, states in contents.momentum.state.items() if contents.momentum else ():
+    arrays: coder_states.Tensors = {name: {} for name in state.parameters}
+    arrays.update(coder_states.packed(state.exchange.chunks))
+    for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
             arrays[name][f"trainer.{_KINDS[kind]}.0"] = tensor.clone()
     return {
         "format": FORMAT,
-        **_described(contents),
-        "steps": contents.steps.count,
-        "learning_rates": dict(contents.steps.rates.last),
+        **_described(state),
+        "steps": state.gradients.count,
+        "learning_rates": dict(state.gradients.rates.last),
         "arrays": arrays,
     }
 
 
-def load(contents: Contents, given: Union[StateDict, Sequence[StateDict]], strict: bool) -> None:
+def load(
+    state: CompressionState, given: Union[StateDict, Sequence[StateDict]], strict: bool
+) -> None:
     """Go on from the result of `state_dict`, once all of it was checked; see `CompressionState`.
 
     Workers agree before each part of it, so that all of them fail if one does.
     """
-    several, gather = not isinstance(given, Mapping), contents.exchange.gather_objects
+    several, steps = not isinstance(given, Mapping), state.gradients
+    gather = state.exchange.gather_objects
     workers = state_dicts.if_all_fit(gather, lambda: _read_all(given), _facts)
-    if not contents.steps.count:
-        contents.compression.recall(workers[0].header["parameters"])
-    exchange = contents.exchange
-    gather = exchange.gather_objects
-    arrays = state_dicts.if_all_fit(gather, lambda: _fitting(contents, workers, several, strict))
+    if not steps.count:
+        steps.compression.recall(workers[0].header["parameters"])
+    exchange = state.exchange
+    arrays = state_dicts.if_all_fit(
+        exchange.gather_objects, lambda: _fitting(state, workers, several, strict)
+    )
     if not several:
         chosen = coder_states.with_owned(exchange, arrays[0])
     elif len(workers) == exchange.workers:
         chosen = coder_states.with_aggregators(arrays[exchange.rank], arrays)
     else:
-        chosen = _shared_out(contents, arrays)
-    apply(exchange, contents.momentum, chosen)
+        chosen = _shared_out(state, arrays)
+    apply(exchange, state.momentum, chosen)
     header = workers[0].header
-    contents.steps.count = header["steps"]
-    contents.steps.rates.last = dict(header["learning_rates"])
+    steps.count, steps.rates.last = header["steps"], dict(header["learning_rates"])
 
 
 def _read_all(given: Union[StateDict, Sequence[StateDict]]) -> List[States]:
@@ -119,60 +99,59 @@ def _facts(workers: Sequence[States]) -> Facts:
 
 
 def _fitting(
-    contents: Contents, workers: Sequence[States], several: bool, strict: bool
+    state: CompressionState, workers: Sequence[States], several: bool, strict: bool
 ) -> List[Arrays]:
     """The arrays of each state_dict for the parameters here; ValueError if they do not fit.
 
     `several`: there is a state_dict of each worker of the cluster that saved them. Otherwise there
     is only this worker's.
     """
-    exchange = contents.exchange
-    named = [(NOUN, states) for states in workers]
+    exchange, named = state.exchange, [(NOUN, states) for states in workers]
     fitting.check_ranks(named, several, exchange.workers, exchange.rank)
     for states in workers:
-        _check(contents, states, strict)
+        _check(state, states, strict)
     if several and len(workers) != exchange.workers and exchange.machines is not None:
         raise ValueError(
             f"the {NOUN} is of {len(workers)} workers, but {exchange.workers} are here: what "
             'machines add up first cannot be shared out; use "hierarchical": False'
         )
     return [
-        {place: array for place, array in s.arrays.items() if place.tensor in contents.parameters}
+        {place: array for place, array in s.arrays.items() if place.tensor in state.parameters}
         for s in workers
     ]
 
 
-def _described(contents: Contents) -> Dict[str, Any]:
+def _described(state: CompressionState) -> Dict[str, Any]:
     """The part of a state_dict that must be the same in the state that loads it."""
     return {
-        **state_dicts.described_workers(contents.exchange),
-        "momentum": contents.momentum and contents.momentum.mu,
+        **state_dicts.described_workers(state.exchange),
+        "momentum": state.momentum and state.momentum.mu,
         "parameters": state_dicts.described_parameters(
-            contents.parameters, contents.compression.params
+            state.parameters, state.gradients.compression.params
         ),
     }
 
 
-def _check(contents: Contents, states: States, strict: bool) -> None:
+def _check(state: CompressionState, states: States, strict: bool) -> None:
     """Raise ValueError unless a state_dict fits."""
-    here = _described(contents)
+    here = _described(state)
     for key in ("momentum", "machines"):
         fitting.check(NOUN, key, states.header[key], here[key])
     there = states.header["parameters"]
     names = state_dicts.check_parameters(there, here["parameters"], strict)
     found = {place: a for place, a in states.arrays.items() if place.node == "worker"}
-    layout = coder_states.worker_layout(contents.exchange.chunks)
+    layout = coder_states.worker_layout(state.exchange.chunks)
     expected = {place: of_array for place, of_array in layout.items() if place.tensor in names}
     fitting.check_arrays(NOUN, found, expected, names, strict)
 
 
-def _shared_out(contents: Contents, arrays: Sequence[Arrays]) -> Arrays:
+def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
     """This worker's share of the arrays of another number of workers."""
-    before, now = len(arrays), contents.exchange.workers
+    before, now = len(arrays), state.exchange.workers
     logger.warning(
         "what %d workers carried over is shared out to %d; the sum of residuals stays", before, now
     )
-    rank, params = contents.exchange.rank, contents.compression.params
+    rank, params = state.exchange.rank, state.gradients.compression.params
     shares = {
         name: fitting.Share(before, now, rank, of_tensor.compressor.traits.draws_alike)
         for name, of_tensor in params.items()

@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any, Dict, Optional
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.futures import Future
@@ -100,13 +101,11 @@ class SingleTensors:
         """The first stage: compare the tensors of all workers."""
         own = handle.described()
         digest = hashlib.sha256(json.dumps(own).encode()).digest()
-        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        everybody = [torch.empty_like(mine) for _ in range(self._workers)]
-        dist.all_gather(everybody, mine, group=self._groups[0])
-        if all(torch.equal(other, mine) for other in everybody):
+        mine, doing = np.frombuffer(digest, np.int64).tolist(), "call push_pull"
+        if len(set(gathering.gather_numbers(mine, doing, self._groups[0]))) == 1:
             return
         try:
-            gathering.agree(self._gather, [("push_pull", own)], "call push_pull")
+            gathering.agree(self._gather, [("push_pull", own)], doing)
         except RuntimeError as error:
             handle.future.set_exception(error)
 

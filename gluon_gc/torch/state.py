@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import (
     Any,
-    Callable,
     Collection,
     Dict,
     Iterable,
     Mapping,
     Optional,
     Sequence,
-    Set,
     Tuple,
     Union,
 )
@@ -27,9 +25,7 @@ from . import closing, saving, stats
 from .exchange import Exchange
 from .gradient_compression import GradientCompression
 from .gradient_steps import GradientSteps
-from .made_gradients import MadeGradients
 from .momentum import Momentum, momentum_of
-from .optimizer_hooks import before_step
 from .settings import chosen_params, named, require_frozen, require_optimizer
 
 
@@ -65,14 +61,11 @@ class CompressionState:
 
     Attributes
     ----------
-    parameters : dict of Parameter
-        By name.
-    params : dict of CompressionParams
-        By name.
+    parameters, params : dict
+        By name, each Parameter and its CompressionParams.
     momentum : Momentum, optional
         The momentum that is applied instead of the optimizer's.
-    when_stepping : callable
-        Called before the optimizer steps.
+    gradients : GradientSteps
 
     Raises
     ------
@@ -105,42 +98,28 @@ class CompressionState:
         applied = any(params.mu is not None for params in asked.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applied else None
         self._closed, self._copied, self._group = "", None, process_group
+        planned = on_nonfinite if grad_scaler is None else "skip"
         try:
-            self._compression = GradientCompression(
-                self.parameters,
-                asked,
-                on_nonfinite if grad_scaler is None else "skip",
-                process_group,
-            )
+            compression = GradientCompression(self.parameters, asked, planned, process_group)
         except BaseException:
             if self.momentum is not None:
                 self.momentum.give_back()
             raise
-        self.params = self._compression.params
-        self._steps = GradientSteps(
-            self.parameters,
-            self._compression,
-            optimizer,
-            self.momentum,
-            on_nonfinite if grad_scaler is None else "propagate",
-            grad_scaler,
+        self.params = compression.params
+        self.gradients = GradientSteps(
+            self.parameters, compression, optimizer, self.momentum, on_nonfinite, grad_scaler
         )
-        self._made = MadeGradients(self._names)
-        self._before_step = None
-        if optimizer is not None:
-            self._before_step = before_step(optimizer, self._finish_step)
-        self.when_stepping: Callable[[], None] = lambda: None
         closing.opened(self)
 
     @property
     def exchange(self) -> Exchange:
         """The exchange of the gradients."""
-        return self._compression.exchange
+        return self.gradients.compression.exchange
 
     @property
     def steps(self) -> int:
         """The number of steps so far, without those that were left out."""
-        return self._steps.count if self._copied is None else self._copied["steps"]
+        return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """The name of a parameter.
@@ -191,7 +170,7 @@ class CompressionState:
         """
         if begins:
             self._begin()
-        return self._steps.average(gradients, absent)
+        return self.gradients.average(gradients, absent)
 
     def average_sparse(
         self, name: str, gradient: Optional[torch.Tensor], begins: bool = False
@@ -214,32 +193,16 @@ class CompressionState:
         """
         if begins:
             self._begin()
-        return self._steps.average_sparse(name, gradient)
-
-    def take_made(self, names: Iterable[str]) -> Set[str]:
-        """The parameters among these whose gradients backward has made since the last call."""
-        return self._made.take(names)
-
-    def when_made(self, notify: Callable[[torch.Tensor], None]) -> None:
-        """Call `notify` with each parameter after backward has added to its gradient."""
-        self._made.notify = notify
+        return self.gradients.average_sparse(name, gradient)
 
     def _begin(self) -> None:
         self._require_usable()
-        self._steps.begin()
+        self.gradients.begin()
 
     def _require_usable(self) -> None:
         if self._closed:
             raise RuntimeError(self._closed)
         require_frozen(self._frozen)
-
-    def _finish_step(self) -> None:
-        self.when_stepping()
-        self._steps.before_optimizer()
-
-    def apply_momentum(self, names: Iterable[str]) -> None:
-        """Apply momentum to the averages in these parameters' gradients."""
-        self._steps.apply_momentum(names)
 
     # Checkpoints
 
@@ -249,7 +212,7 @@ class CompressionState:
         It has plain values and tensors, which `torch.load(weights_only=True)` reads. Each worker
         saves its own. Nothing may be under way.
         """
-        return self._copied or saving.state_dict(self._contents())
+        return self._copied or saving.state_dict(self)
 
     def load_state_dict(
         self,
@@ -275,12 +238,9 @@ class CompressionState:
             It does not fit on another worker, or is of another step there; nothing was changed.
         """
         self._require_usable()
-        saving.load(self._contents(), state_dict, strict)
-        self.params = self._compression.params
-        self._steps.left_out.loaded()
-
-    def _contents(self) -> saving.Contents:
-        return saving.Contents(self.parameters, self._compression, self._steps, self.momentum)
+        saving.load(self, state_dict, strict)
+        self.params = self.gradients.compression.params
+        self.gradients.left_out.loaded()
 
     def __getstate__(self) -> Dict[str, Any]:
         """The contents of a copy: its `state_dict`, but no workers to exchange gradients with."""
@@ -317,8 +277,8 @@ class CompressionState:
         """Average over the workers that are there now, from residuals and momentum of zero."""
         self._closed = ""
         closing.opened(self)
-        self._compression.open()
-        self._steps.left_out.loaded()
+        self.gradients.compression.open()
+        self.gradients.left_out.loaded()
 
     def close(self) -> None:
         """End the threads, and let the optimizer apply its own momentum again.
@@ -327,10 +287,6 @@ class CompressionState:
         """
         if not self._closed:
             self._closed = "this CompressionState is closed"
-            self._made.close()
-            if self._before_step is not None:
-                self._before_step.remove()
             if self.momentum is not None:
                 self.momentum.give_back()
-            self._steps.left_out.close()
-            self.exchange.close()
+            self.gradients.close()

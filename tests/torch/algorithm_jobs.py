@@ -436,10 +436,10 @@ def algorithms_that_ask_for_different_rounds_raise():
 
     for case, said in enumerate(
         (
-            "worker 1 asks for round 'b' in step 1, but worker 0 for round 'a' in step 1: an",
-            "and one of the two has first.weight in addition",
-            "worker 1 asks for round 'c' in step 1, but its kind",
-            "worker 1 asks for round 'a' in step 3, but worker 0 for round 'a' in step 2: an",
+            'worker 1 has round "b" for the algorithm, but worker 0 has "a"',
+            'worker 1 has name "first.bias" for the vector of first.bias, but worker 0 has',
+            'worker 1 has round "c" for the algorithm, but worker 0 has "a"',
+            "worker 1 has step 3 for the algorithm, but worker 0 has 2",
         )
     ):
         net = Net()

@@ -268,7 +268,7 @@ def the_first_drop_after_a_step_is_told_and_later_ones_undone():
 
 def _finish_a_drop(state):
     """What the next backward would begin with."""
-    state._steps.left_out.begin()
+    state.gradients.left_out.begin()
 
 
 def backwards_that_are_added_up_without_no_sync():
