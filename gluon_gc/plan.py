@@ -17,18 +17,31 @@ _LARGE_BYTES = 128 * 1024  # what is compressed and larger is cut finer
 
 
 def require_on_nonfinite(value: Any) -> None:
-    """Raise ValueError unless it says what to do about a NaN or an infinity."""
+    """Raise ValueError unless it is a known action for a NaN or an infinity."""
     if value not in ON_NONFINITE:
         raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {value!r}")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A gradient as the plan sees it: `size` elements of `dtype`, and how to compress them.
+    """A gradient, or another vector, as the plan sees it.
 
-    `index` is that of the parameter in its trainer, which a seed is added to. `called` is what
-    errors call it. What is not finite, and no integer, may "raise" one, be counted ("skip"), or
-    "propagate". `rows`: only rows of it travel, of so many; 0: it is dense.
+    Parameters
+    ----------
+    name : str
+    size : int
+        Number of elements.
+    dtype : str
+    params : CompressionParams
+    index : int
+        The number of the parameter in its trainer. It is added to the compressor's seed.
+    called : str
+        The tensor's name in errors.
+    on_nonfinite : str
+        What a NaN or an infinity of a floating tensor does: "raise" an error, be counted ("skip"),
+        or "propagate".
+    rows : int
+        The number of rows of a row-sparse tensor, of which only some travel; 0: it is dense.
     """
 
     name: str
@@ -50,12 +63,12 @@ class Tensor:
 
     @property
     def checked(self) -> bool:
-        """Whether NaNs and infinities are looked for where it travels uncompressed."""
+        """Whether uncompressed values are searched for NaNs and infinities."""
         return self.floating and self.on_nonfinite != "propagate"
 
     @property
     def refused(self) -> str:
-        """What an error calls values that are not finite; "": they are none."""
+        """The tensor's name in the error about a NaN or an infinity; "": there is no such error."""
         return self.called if self.on_nonfinite == "raise" else ""
 
 
@@ -74,20 +87,20 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is compressed and sent as one.
+    """A part of a tensor that is compressed and sent as one.
 
     Parameters
     ----------
     slices : tuple of Slice
         One slice if compressed; a plain chunk may fuse several tensors.
     dtype : str
-        Of the values at work (compressed) or on the wire (plain).
+        The dtype of the arithmetic (compressed) or on the wire (plain).
     params : CompressionParams, optional
-        How it is compressed; None: a plain sum.
+        None: the values are summed uncompressed.
     message_bytes : int
-        What one worker sends one way, or the most that it can be.
+        The bytes that one worker sends in one direction, at most.
     rows : int
-        Only rows of it travel, of so many, which are a tensor's; 0: it is dense.
+        The number of rows of a row-sparse tensor, of which only some travel; 0: it is dense.
     """
 
     slices: Tuple[Slice, ...]
@@ -112,14 +125,14 @@ class Chunk:
 
     @property
     def _has_payloads(self) -> bool:
-        """Whether what travels must be decoded to be summed."""
+        """Whether payloads must be decoded before they are summed."""
         if self.params is None:
             return False
         return self.rows > 0 or not self.params.compressor.traits.summable
 
 
 def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
-    """Even ones: the largest message is what others wait for."""
+    """Slices of even sizes, because the other chunks wait for the largest message."""
     most = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
     pieces = max(1, -(-tensor.size // most))
     step = max(1, -(-tensor.size // pieces))
@@ -140,12 +153,12 @@ def _wire_dtype(tensor: Tensor) -> str:
 
 
 def rows_bytes(rows: int) -> int:
-    """Bytes in which a message says its length, and how many rows and which it has, at most."""
+    """The bytes of the length, the row count and the row numbers of a message, at most."""
     return 4 * (2 + rows)
 
 
 def _compressed(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
-    """Chunks whose messages are not large, unless finer ones take more bytes in all."""
+    """Chunks with small messages, unless smaller chunks take more bytes in all."""
     dtype = working_dtype(tensor.dtype)
     if tensor.rows:
         payload = rows_bytes(tensor.rows) + tensor.params.codec(tensor.size, dtype).payload_bytes
@@ -196,9 +209,8 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     """Cut tensors into chunks of at most `partition_bytes` of values.
 
     A tensor with a compressor and at least `min_compress_bytes` is compressed chunk by chunk, one
-    in rows as a whole; the others travel plain. Of these, small ones of one dtype are fused: large
-    ones that went with them would all go to one server, and come back no sooner than the last of
-    them is there.
+    in rows as a whole; the others travel plain. Small plain tensors of one dtype are fused. Large
+    ones are not, because all tensors of a message go to one server and wait for each other.
     """
     chunks: List[Chunk] = []
     plain: Dict[str, List[Tensor]] = {}
@@ -221,8 +233,23 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
     )
 
 
+def applies_momentum(tensor: Tensor, min_compress_bytes: int) -> bool:
+    """Whether a tensor's compressor applies the momentum, so that nothing is left to apply."""
+    return tensor.params.mu is not None and travels_compressed(tensor, min_compress_bytes)
+
+
+def params_for_dimensions(params: CompressionParams, dimensions: int) -> CompressionParams:
+    """How a gradient with this number of dimensions is compressed.
+
+    A compressor that accumulates leaves vectors uncompressed, as the reference implementation of
+    DGC does.
+    """
+    accumulates = params.compressor is not None and params.compressor.traits.accumulates
+    return CompressionParams(fp16=params.fp16) if accumulates and dimensions == 1 else params
+
+
 def facts(tensors: Sequence[Tensor]) -> Facts:
-    """What all workers must have in common to exchange these tensors."""
+    """Facts that must be the same on all workers before they exchange these tensors."""
     return [
         (
             tensor.called or f"tensor '{tensor.name}'",
@@ -240,8 +267,10 @@ def facts(tensors: Sequence[Tensor]) -> Facts:
 
 
 def spread(loads: Sequence[int], num_servers: int) -> List[int]:
-    """The server of each load, so that servers carry even bytes: the largest first, each to the
-    server that has the least so far."""
+    """The server of each load, so that the servers' sums are even.
+
+    The largest load comes first. Each goes to the server with the smallest sum so far.
+    """
     carried = [0] * num_servers
     servers = [0] * len(loads)
     for index in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):

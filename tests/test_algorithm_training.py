@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused_by_name():
     refused(ValueError, "['compressor'] must name a compressor with", compression_params=auto)
     refused(ValueError, "max_grad_norm must be None with", max_grad_norm=1.0)
     refused(ValueError, "on_nonfinite must be 'raise' or 'propagate' with", on_nonfinite="skip")
-    refused(ValueError, "but parameter p0 is float16: cast the network", dtype="float16")
+    refused(ValueError, "but parameter p0 is float16: keep the model", dtype="float16")
     rows = Parameter("rows", shape=(3, 4), grad_stype="row_sparse")
     own = Parameter("own", shape=(3, 4))
     own.byteps_momentum_type = "nesterov"

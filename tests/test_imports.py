@@ -20,15 +20,17 @@ FRONT_ENDS = {"mxnet": ("mxnet", "horovod"), "torch": ("torch",)}
 FOR_ALL = {"env", "log", "variables", "variables_of_launchers", "version"}
 LAYERS = {
     "agreement": set(),
-    "algorithms": {"options"},
+    "algorithms": {"agreement", "compression", "options"},
     "auto": {"compression", "kernels", "plan"},
     "checkpoint": {"kernels", "plan"},
     "compression": {"kernels", "options"},
     "integers": set(),
     "kernels": set(),
     "launch": {"kernels"},
+    "learning_rates": set(),
     "options": set(),
     "plan": {"agreement", "compression", "kernels"},
+    "random_streams": {"compression", "plan"},
     "stats": set(),
 }
 """By neutral module or folder of gluon_gc, the others that it may import; see architecture.md."""

@@ -1,4 +1,4 @@
-"""Whether what a file of states holds fits a trainer, and what of it each of other workers gets."""
+"""Whether a checkpoint fits a trainer, and each worker's share if their number has changed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..log import logger
 from .cutting import Arrays
 from .file import STREAM, Layout, States
 
-_SAME = ("shape", "dtype", "compression")  # of a parameter, there and here
-_OF_PAYLOADS = ("fixed_width",)  # of a compression, what changes nothing that is carried over
+_SAME = ("shape", "dtype", "compression")  # keys of a parameter, there and here
+_OF_PAYLOADS = ("fixed_width",)  # keys of a compression that change no residual and no momentum
 
 Header = Mapping[str, Any]
 
@@ -45,13 +45,13 @@ def check_algorithm(
 def check_parameter(
     name: str, called: str, there: Header, here: Header, keys: Iterable[str]
 ) -> None:
-    """Raise ValueError unless these are the same of a parameter."""
+    """Raise ValueError unless these keys of a parameter are the same."""
     for key in keys:
         check(name, f"{key} of parameter {called}", _carrying(there[key]), _carrying(here[key]))
 
 
 def _carrying(value: Any) -> Any:
-    """What matters of it to what is carried over; of a compression, not all does."""
+    """A value without the keys that change no residual and no momentum."""
     if not isinstance(value, dict):
         return value
     return {key: of for key, of in value.items() if key not in _OF_PAYLOADS}
@@ -62,9 +62,9 @@ def numbers_of_parameters(
 ) -> Dict[int, int]:
     """By the number of a parameter in a file its number in the trainer.
 
-    They match by name. If names differ, but all else is alike, they match in their order, since
-    Gluon counts the blocks that a process makes. Else only those of the same name do, if not
-    `strict`.
+    They match by name. If names differ, but shapes and dtypes are equal, they match in their order,
+    because Gluon counts the blocks that a process makes. Otherwise only parameters with the same
+    name match, if not `strict`.
 
     Raises
     ------
@@ -99,20 +99,20 @@ def numbers_of_parameters(
 def check_arrays(
     name: str, arrays: Arrays, layout: Layout, called: Mapping[str, str], strict: bool
 ) -> None:
-    """Raise ValueError unless a file has what is expected for each tensor, whole.
+    """Raise ValueError unless a file has all elements of the expected arrays of each tensor.
 
     Parameters
     ----------
     name : str
         The file.
     arrays : dict
-        What it has, by what the store calls tensors.
+        Its arrays. The tensors have the names of the store.
     layout : dict
-        What is expected.
+        The expected arrays.
     called : mapping
-        By what the store calls a tensor, the name of the parameter.
+        The parameters' names, by the store's names.
     strict : bool
-        Whether nothing may be missing there or here.
+        Whether all arrays must be in the file and in the trainer.
     """
     there = _totals({place: (a.shape, a.dtype.name) for place, a in arrays.items()})
     here = _totals(layout)
@@ -128,7 +128,7 @@ def check_arrays(
 
 
 def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
-    """What there is of each tensor; how many streams depends on how it is cut."""
+    """The elements of each tensor, node and kind. Streams are not counted: chunks may differ."""
     sizes: Dict[Tuple[Any, ...], int] = {}
     for place, (shape, _) in layout.items():
         sizes[place[:3]] = sizes.get(place[:3], 0) + shape[0]
@@ -170,17 +170,39 @@ def in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, St
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
+def check_ranks(
+    files: Sequence[Tuple[str, States]], several: bool, world_size: int, rank: int
+) -> None:
+    """Raise ValueError unless files were saved by the right workers.
+
+    Parameters
+    ----------
+    files : sequence of (str, States)
+        This worker's own file. Or, if `several`: those of all workers of a cluster, by rank, as
+        `in_order_of_ranks` returns them.
+    several : bool
+    world_size, rank : int
+        Those of this worker.
+    """
+    for number, (name, states) in enumerate(files):
+        expected = {"world_size": len(files), "rank": number}
+        if not several:
+            expected = {"world_size": world_size, "rank": rank}
+        for key, value in expected.items():
+            check(name, key, states.header[key], value)
+
+
 class Share(NamedTuple):
-    """Which share of the residuals of a tensor a worker gets.
+    """A worker's share of the residuals of a tensor.
 
     Parameters
     ----------
     before, now : int
-        How many different residuals there were, and there are: of workers, or of nodes.
+        The numbers of different residuals then and now: those of workers, or of nodes.
     number : int
-        This one's.
+        The number of this worker, or of its node.
     alike : bool
-        Whether all draw alike.
+        Whether all draw the same numbers.
     """
 
     before: int
@@ -190,11 +212,11 @@ class Share(NamedTuple):
 
 
 def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: bool) -> Arrays:
-    """What a worker goes on with of what all workers of another cluster had, by rank.
+    """A worker's arrays, made from those of all workers of another cluster, by rank.
 
-    The sum over workers stays what it was: each gets an even share. Every worker's random stream is
-    that of rank 0, as far on as its number says. One worker `leads`, which gets what aggregators
-    had.
+    Each worker gets an even share, so that the sum over workers stays the same. Every worker's
+    random stream is that of rank 0, moved on by the worker's number. The worker that `leads` gets
+    the arrays of aggregators.
     """
     shared: Arrays = {}
     for place, array in arrays[0].items():

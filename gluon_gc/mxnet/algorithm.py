@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
-import xxhash
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
@@ -15,6 +14,7 @@ from mxnet.optimizer import Optimizer
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver
+from ..algorithms.requirements import first_values
 from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
@@ -85,7 +85,8 @@ class AlgorithmAveraging(Averaging):
         self._averaged.update((i, self._params[i]) for i in indices[::-1])
         require_dense_floats(self._algorithm.name, self._averaged.values())
         if call == "step" and not self._begun:
-            facts += self._values()
+            arrays = ((name, array.asnumpy()) for name, array in self.parameters().items())
+            facts += first_values(self._algorithm, arrays)
         self._driver.begin()
         self.tensors.clear()
         for kind, shapes in self._shapes.items():
@@ -106,13 +107,6 @@ class AlgorithmAveraging(Averaging):
                 f"algorithm {self._algorithm.name} began: set it before the first step, or make "
                 "another trainer"
             )
-
-    def _values(self) -> Facts:
-        """The digest of each parameter, for which this waits."""
-        return [
-            (f"parameter {name}", {"values with the digest": xxhash.xxh3_64_hexdigest(x.asnumpy())})
-            for name, x in self.parameters().items()
-        ]
 
     def _in_round(self, vectors: Mapping[str, Any]) -> List[int]:
         return [i for i, param in self._averaged.items() if param.name in vectors]

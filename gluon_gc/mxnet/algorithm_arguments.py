@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, Optional
 
 import numpy as np
 from mxnet.gluon import Parameter
 
 from ..algorithms import Algorithm, parse
-from ..compression.params import AUTO
+from ..algorithms.requirements import require_fitting_compression, require_floats
 
 
 def checked(
@@ -35,23 +35,6 @@ def checked(
     return parsed
 
 
-def require_fitting_compression(name: str, *compressions: Any) -> None:
-    """Raise ValueError if any compression_params are only for gradients."""
-    for params in compressions:
-        if not isinstance(params, Mapping):
-            continue
-        if params.get("momentum"):
-            raise ValueError(
-                f"compression_params['momentum'] must be left out with algorithm {name}, got "
-                f"{params['momentum']!r}: the optimizer applies its momentum itself"
-            )
-        if params.get("compressor") == AUTO:
-            raise ValueError(
-                f"compression_params['compressor'] must name a compressor with algorithm {name}, "
-                f"got '{AUTO}', which chooses for gradients that travel in every step"
-            )
-
-
 def require_dense_floats(name: str, params: Iterable[Parameter]) -> None:
     """Raise ValueError if an algorithm cannot average a parameter."""
     for param in params:
@@ -62,9 +45,4 @@ def require_dense_floats(name: str, params: Iterable[Parameter]) -> None:
                 f"algorithm {name} needs dense parameters, but parameter {param.name} or its "
                 "gradient is row_sparse: make it without sparse_grad, or leave out algorithm"
             )
-        dtype = np.dtype(param.dtype).name
-        if dtype not in ("float32", "float64"):
-            raise ValueError(
-                f"algorithm {name} needs parameters of float32 or float64, but parameter "
-                f"{param.name} is {dtype}: cast the network, or leave out algorithm"
-            )
+        require_floats(name, param.name, np.dtype(param.dtype).name)

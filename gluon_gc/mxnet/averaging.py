@@ -26,6 +26,7 @@ from mxnet.optimizer import Optimizer
 from ..agreement import Facts
 from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
+from ..learning_rates import LearningRates
 from ..plan import Tensor
 from . import trainer_facts
 from .amp import AgreedLossScaler
@@ -62,8 +63,8 @@ class Averaging(ABC):
     tensors : dict
         The tensors that the exchange knows, by the number of the parameter and the kind of vector,
         which is "" for a gradient.
-    learning_rates : dict
-        By the number of the parameter, the learning rate when its gradient was last exchanged.
+    learning_rates : LearningRates
+        By the number of the parameter. They are the optimizer's own, without lr_mult.
     described : dict or None
         The algorithm's name and options; None: gradients are averaged in every step.
     mu : float or None
@@ -90,7 +91,7 @@ class Averaging(ABC):
         self._compressions, self._on_nonfinite = compressions, on_nonfinite
         self.steps = 0
         self.tensors: Dict[Tuple[int, str], Tensor] = {}
-        self.learning_rates: Dict[int, float] = {}
+        self.learning_rates = LearningRates()
         self.when_prepared: Callable[[], None] = lambda: None
         self._epoch: Optional[int] = None
 

@@ -7,9 +7,9 @@ from typing import Any, Mapping, Optional, Sequence, Tuple
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
+from ..algorithms.requirements import require_fitting_compression
 from ..compression import CompressionParams, byteps, warn_of_ignored
 from ..compression.momentum import has_nesterov, require_linear
-from .algorithm_arguments import require_fitting_compression
 from .momentum import LINEAR, Momentum
 
 OfOptimizer = Tuple[Optional[float], bool, str]

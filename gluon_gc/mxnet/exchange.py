@@ -26,6 +26,7 @@ from ..agreement import Facts
 from ..checkpoint import Place
 from ..compression import stream
 from ..plan import Chunk, Tensor
+from ..random_streams import StreamStarts
 from .channel import Channel
 from .channels import AnyChannel, Channels
 from .codec import MessageCodec, Part
@@ -62,7 +63,7 @@ class Exchange(WorkerGroup):
         self.channels = Channels()
         self._aggregators: Dict[Channel, MessageCodec] = {}  # those that run in this process
         self.when_declared: Callable[[Set[str]], None] = lambda names: None
-        self._entropy = b""
+        self._streams = StreamStarts(self.bytes_of_root)
         self._step = 0  # the number of the last exchange
         self._gpus = GpuShares(self._can_run_on_gpu)
 
@@ -150,6 +151,7 @@ class Exchange(WorkerGroup):
         others = [tensor for tensor in tensors if tensor not in sparse]
         chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
         self.agree(call, [*about, *plan.facts(tensors)])
+        self._streams.draw(chunks)
         known = self.channels.tensors
         known.update((tensor.name, tensor) for tensor in tensors)
         owners = self.num_workers if self.spreads_aggregators else 1
@@ -267,14 +269,12 @@ class Exchange(WorkerGroup):
         return np.array(self._start(chunk, number), np.uint64)
 
     def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """Where a node's stream for a compressed chunk starts, if its compressor draws.
+        """Where a node's stream for a chunk starts, if its compressor draws.
 
         `node` is a worker's number; None: the aggregator.
         """
-        if chunk.params is None or not chunk.params.compressor.traits.draws:
+        if chunk.params is None:
             return None
-        if chunk.params.compressor.seed is None and not self._entropy:
-            self._entropy = self.shared_entropy()
         (piece,) = chunk.slices
         index = self.channels.tensors[piece.tensor].index
-        return stream.start(chunk.params, chunk.size, node, index, piece.begin, self._entropy)
+        return self._streams.start(chunk, node, index, piece.begin)

@@ -13,14 +13,15 @@ from ..agreement import Facts
 from ..checkpoint import OF_ALL, Place
 from ..checkpoint.cutting import Arrays
 from ..log import logger
-from ..plan import Tensor, travels_compressed
-from . import freshness, learning_rates
+from ..plan import applies_momentum, travels_compressed
+from . import freshness
 from .amp import AgreedLossScaler
 from .automatic import Automatic
 from .averaging import Averaging, Update
 from .exchange import Exchange
 from .gradient import Gradient, sums_of
 from .job import Job
+from .learning_rates import next_rate
 from .momentum import Momentum
 from .operators import clip_factor
 from .parameters import tensor_of
@@ -64,7 +65,7 @@ class GradientAveraging(Averaging):
         self._nonfinite = 0
         self._momentum_after.clear()
         if not goes_on:  # these are equal on all workers, and a new worker has none
-            self.learning_rates.clear()
+            self.learning_rates.last.clear()
             if self._momentum is not None:
                 self._momentum.clear()
         return True
@@ -90,7 +91,7 @@ class GradientAveraging(Averaging):
             self._momentum_after.update(
                 tensor.index
                 for tensor in tensors
-                if tensor.params.mu is None or _travels_plain(tensor)
+                if not applies_momentum(tensor, _minimum())
             )
         return indices
 
@@ -177,7 +178,8 @@ class GradientAveraging(Averaging):
 
     def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> Dict[str, float]:
         """By tensor, the previous learning rate over the next one, where it is not 1."""
-        ratios = learning_rates.ratios(self.learning_rates, optimizer, indices)
+        rate = next_rate(optimizer, indices)
+        ratios = self.learning_rates.advance(dict.fromkeys(indices, rate))
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
 
     def _start(
@@ -206,8 +208,8 @@ class GradientAveraging(Averaging):
 
     def _warn_of_unused(self, indices: Sequence[int]) -> None:
         """Say that compression keeps a part of gradients that no update has used."""
-        tensors = [self.tensors[i, ""] for i in indices]
-        kept = [t.index for t in tensors if t.params.keeps_state and not _travels_plain(t)]
+        tensors, least = [self.tensors[i, ""] for i in indices], _minimum()
+        kept = [t.index for t in tensors if t.params.keeps_state and travels_compressed(t, least)]
         if kept:
             self._warned = True
             logger.warning(
@@ -235,7 +237,7 @@ class GradientAveraging(Averaging):
         }
 
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
-        self.steps, self.learning_rates = steps, learning_rates
+        self.steps, self.learning_rates.last = steps, learning_rates
         if self._momentum is not None:
             self._momentum.load_state(
                 {
@@ -249,5 +251,6 @@ class GradientAveraging(Averaging):
         self._automatic.recall(parameters, names, {i: self._compressions.of(i) for i in names})
 
 
-def _travels_plain(tensor: Tensor) -> bool:
-    return not travels_compressed(tensor, env.get("BYTEPS_MIN_COMPRESS_BYTES"))
+def _minimum() -> int:
+    """The bytes of the smallest tensors that are compressed."""
+    return env.get("BYTEPS_MIN_COMPRESS_BYTES")

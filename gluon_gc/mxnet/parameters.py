@@ -9,7 +9,7 @@ from mxnet.gluon import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
 from ..compression import CompressionParams
-from ..plan import Tensor
+from ..plan import Tensor, params_for_dimensions
 from .gradient import legacy, params_for
 
 Parameters = Union[ParameterDict, Mapping[str, Parameter], Sequence[Parameter]]
@@ -45,13 +45,14 @@ def tensor_of(
     """
     gradient = param.list_grad()[0]
     params = params_for(gradient, given)
-    dense = params.compressor is not None and params.compressor.traits.accumulates
     stype = gradient.stype
     in_rows = stype == "row_sparse" and gradient.dtype == np.float32 and gradient.ndim == 2
     if in_rows:
         params = params.of_rows
-    elif stype != "default" or (dense and len(gradient.shape) == 1):
+    elif stype != "default":
         params = CompressionParams(fp16=params.fp16)
+    else:
+        params = params_for_dimensions(params, len(gradient.shape))
     return Tensor(
         name,
         int(np.prod(gradient.shape)),

@@ -14,6 +14,7 @@ from mxnet.gluon import Parameter
 from .. import checkpoint
 from ..checkpoint import LOCAL, OF_ALL, Place, fitting
 from ..checkpoint.cutting import Arrays
+from ..checkpoint.loading import if_all_can
 from ..log import logger
 from . import tensor_states
 from .averaging import Averaging
@@ -67,7 +68,7 @@ class Saved:
                     "dtype": np.dtype(param.dtype).name,
                     "compression": identities.get(i),
                     "senders": senders[i],
-                    "learning_rate": averaging.learning_rates.get(i),
+                    "learning_rate": averaging.learning_rates.last.get(i),
                 }
                 for i, param in enumerate(self.params)
             ],
@@ -138,13 +139,13 @@ def chosen(fname: Files) -> List[Dict[str, Any]]:
 def load(saved: Saved, fname: Files, strict: bool = True) -> None:
     """Go on from what `save` wrote, once all of it was checked; see `DistributedTrainer`."""
     averaging, exchange = saved.averaging, saved.averaging.exchange
-    try:
-        found = _find(saved, fname, strict)
-    except (OSError, TypeError, ValueError):
-        with contextlib.suppress(RuntimeError):  # this error says more
-            exchange.agree("load_states", [("load_states", {"file": "that it refuses"})])
-        raise
-    exchange.agree("load_states", [("load_states", {"file": found.described})])
+    found = if_all_can(
+        lambda facts: exchange.agree("load_states", facts),
+        call="load_states",
+        noun="file",
+        prepare=lambda: _find(saved, fname, strict),
+        facts=lambda found: [("load_states", {"file": found.described})],
+    )
     saved.optimizer.load(found.optimizer, found.numbers)
     own = {place: a for place, a in found.arrays.items() if place.node in (OF_ALL, LOCAL)}
     of_exchange = {place: array for place, array in found.arrays.items() if place not in own}
@@ -165,15 +166,11 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
     if several:
         files = fitting.in_order_of_ranks(files)
         if len(files) == here["world_size"]:
-            files = [files[here["rank"]]]
-        else:
-            here.update(world_size=len(files))
+            files, several = [files[here["rank"]]], False
+    fitting.check_ranks(files, several, here["world_size"], here["rank"])
     arrays = []
     for name, states in files:
-        if len(files) > 1:
-            here["rank"] = states.header["rank"]
-        for key in ("world_size", "rank", "momentum"):
-            fitting.check(name, key, states.header[key], here[key])
+        fitting.check(name, "momentum", states.header["momentum"], here["momentum"])
         fitting.check_algorithm(name, states.header.get("algorithm"), here["algorithm"], strict)
         there = states.header["parameters"]
         numbers = fitting.numbers_of_parameters(name, there, here["parameters"], strict)

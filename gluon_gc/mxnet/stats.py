@@ -1,73 +1,58 @@
-"""What a step moves and takes, from the meters of channels."""
+"""The bytes and seconds of a step, from the meters of channels."""
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterable, Mapping
+from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, Tuple
 
+from .. import stats
 from ..plan import Tensor
-from ..stats import with_ratios
 from .channel import Metered
 from .exchange import Exchange
 from .operators import KEPT_SPANS
 
-_BYTES = ("pushed_bytes", "pulled_bytes")
 _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 
 
 def of_step(
     exchange: Exchange, tensors: Mapping[str, Tensor], reset: bool = False
 ) -> Dict[str, Any]:
-    """The stats of a step on average, of these tensors and in all.
+    """The stats of a step on average, of these tensors and in all; waits for their exchanges.
 
     Parameters
     ----------
     exchange : Exchange
-        Whose exchanges are waited for.
     tensors : mapping
-        What to call each tensor.
+        The tensors by the names that the stats give them.
     reset : bool
         Whether the next averages are of later steps alone.
     """
     names = {tensor.name for tensor in tensors.values()}
-    measured, exposed = _measured(exchange, names), _exposed_seconds(exchange.channels.of(names))
-    fields = {called: measured[tensor.name] for called, tensor in tensors.items()}
+    measured = stats.by_tensor(_messages(exchange, names))
+    exposed = _exposed_seconds(exchange.channels.of(names))
     if reset:
         for channel in exchange.channels.of(names):
             channel.count_again()
-    total = {
-        field: sum(of_tensor[field] for of_tensor in fields.values())
-        for field in (*_BYTES, *_SECONDS)
-    }
-    return {
-        "tensors": {
-            called: with_ratios(tensor.num_bytes, tensor.size, fields[called])
-            for called, tensor in tensors.items()
-        },
-        "total": with_ratios(
-            sum(tensor.num_bytes for tensor in tensors.values()),
-            sum(tensor.size for tensor in tensors.values()),
-            {**total, "exposed_seconds": exposed},
-        ),
-    }
+    return stats.report(
+        {called: stats.Size(tensor.num_bytes, tensor.size) for called, tensor in tensors.items()},
+        {called: measured[tensor.name] for called, tensor in tensors.items()},
+        exposed_seconds=exposed,
+    )
 
 
-def _measured(exchange: Exchange, names: Collection[str]) -> Dict[str, Dict[str, float]]:
-    """By tensor its share of what was done in its channels."""
-    measured: Dict[str, Dict[str, float]] = {}
+def _messages(
+    exchange: Exchange, names: Collection[str]
+) -> Iterator[Tuple[Dict[str, float], Iterable[Tuple[str, float]]]]:
+    """The measurements of each channel of these tensors, and its tensors' shares of them."""
     for channel in exchange.channels.of(names):
         done = channel.done()
         steps = done["calls"]
-        fields = dict(zip(_BYTES, exchange.message_bytes(channel, done)))
-        fields.update((field, done[field] / steps if steps else 0.0) for field in _SECONDS)
-        for name, share in channel.shares():
-            tensor = measured.setdefault(name, dict.fromkeys(fields, 0.0))
-            for field, value in fields.items():
-                tensor[field] += share * value
-    return measured
+        pushed, pulled = exchange.message_bytes(channel, done)
+        seconds = {field: done[field] / steps if steps else 0.0 for field in _SECONDS}
+        yield {"pushed_bytes": pushed, "pulled_bytes": pulled, **seconds}, channel.shares()
 
 
 def _exposed_seconds(channels: Iterable[Metered]) -> float:
-    """Of a step on average: after the last gradient was handed over, until all were back."""
+    """The seconds of a step, on average, from the last gradient's start to the last average."""
     spans = [channel.spans() for channel in channels]
     kept_from = max((min(steps) for steps in spans if len(steps) == KEPT_SPANS), default=0)
     exposed = []

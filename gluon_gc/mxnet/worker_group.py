@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Optional, Sequence
 
 import mxnet as mx
@@ -110,8 +109,8 @@ class WorkerGroup:
         self.agree("broadcast_parameters", [("", {"root_rank": root_rank}), *described])
         self._broadcast(arrays, root_rank)
 
-    def shared_entropy(self) -> bytes:
-        """Sixteen random bytes, those of rank 0 on all workers."""
-        words = mx.nd.array(np.frombuffer(os.urandom(16), np.int64), dtype="int64")
-        self.broadcast([words], root_rank=0)
-        return words.asnumpy().tobytes()
+    def bytes_of_root(self, own: bytes) -> bytes:
+        """Rank 0's bytes, given each worker's, which are as many."""
+        array = mx.nd.array(np.frombuffer(own, np.uint8), dtype="uint8")
+        self.broadcast([array], root_rank=0)
+        return array.asnumpy().tobytes()

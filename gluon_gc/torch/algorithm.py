@@ -76,8 +76,9 @@ def with_algorithm(
             "it is for gradients that are averaged"
         )
     kind, update = kind_of(optimizer), optimizer.step
-    ways = algorithm, compression_params, optimizer, process_group, overrides
-    state = AlgorithmState(named_parameters, *ways)
+    state = AlgorithmState(
+        named_parameters, algorithm, compression_params, optimizer, process_group, overrides
+    )
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's, which `update` calls
     optimizer.__class__ = type(kind.__name__, (Stepping, kind), {})
     optimizer._algorithm, optimizer._update = state, update
@@ -93,16 +94,16 @@ def _scaled(optimizer: Stepping, arguments: Any) -> Any:
     own = getattr(kind_of(optimizer), "_step_supports_amp_scaling", False)
     if vars(optimizer).get("_step_supports_amp_scaling", own):
         return optimizer._update(*arguments)
-    has = vars(optimizer)
-    asked = {key: has.pop(key) for key in ("found_inf", "grad_scale") if key in has}
+    attributes = vars(optimizer)
+    given = {key: attributes.pop(key) for key in ("found_inf", "grad_scale") if key in attributes}
     try:
-        if asked.get("found_inf"):
+        if given.get("found_inf"):
             return None
-        if asked.get("grad_scale") is not None:
-            _multiply_gradients(optimizer, 1.0 / float(asked["grad_scale"]))
+        if given.get("grad_scale") is not None:
+            _multiply_gradients(optimizer, 1.0 / float(given["grad_scale"]))
         return optimizer._update(*arguments)
     finally:
-        has.update(asked)  # which the scaler takes away
+        attributes.update(given)  # the scaler deletes them
 
 
 def _multiply_gradients(optimizer: Optimizer, factor: float) -> None:

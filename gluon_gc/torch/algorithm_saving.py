@@ -3,12 +3,12 @@
     {"format": 1, "rank", "world_size", "machines", "algorithm": {"name", OPTION...}, "steps",
      "tensors": [{"name", "shape", "dtype", "compression"}, ...],
      "state": {KIND: {NAME: tensor, ...}, ...},
-     "residuals": {ROUND: {NAME: {"NODE.WHAT.BEGIN": tensor, ...}, ...}, ...},
+     "residuals": {ROUND: {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}, ...},
      "weights": {NAME: tensor, ...},
      "optimizer": its state_dict}
 
-KIND is a kind of the algorithm's state, and ROUND a kind of its rounds. `saving` explains NODE,
-WHAT and BEGIN. A weight that equals a tensor of the state is the same tensor.
+KIND is a kind of the algorithm's state, and ROUND a kind of its rounds. `coder_states` explains the
+residuals. A weight that equals a tensor of the state is the same tensor.
 """
 
 from __future__ import annotations
@@ -17,21 +17,17 @@ import copy
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 
 import torch
-import xxhash
 
 from ..agreement import Facts
+from ..algorithms.requirements import digest
 from ..checkpoint import fitting
-from . import saving
+from . import coder_states, state_dicts
+from .state_dicts import FORMAT, NOUN
 
 if TYPE_CHECKING:
     from .algorithm_state import AlgorithmState
 
-_OF = "a DistributedOptimizer with an algorithm"
-
-
-def digest(tensor: torch.Tensor) -> int:
-    """A hash of a tensor's bits, 64 bits long."""
-    return xxhash.xxh3_64_intdigest(tensor.detach().cpu().contiguous().numpy())
+_OWNER = "a DistributedOptimizer with an algorithm"
 
 
 def state_dict(state: AlgorithmState) -> Dict[str, Any]:
@@ -47,12 +43,12 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
         weights[name] = equal[0] if equal else parameter.clone()
     exchanges = state.rounds.exchanges.items()
     return {
-        "format": saving.FORMAT,
+        "format": FORMAT,
         **_described(state),
         "algorithm": dict(state.options),
         "steps": state.steps,
         "state": kinds,
-        "residuals": {kind: saving.packed(saving.coders(exchange)) for kind, exchange in exchanges},
+        "residuals": {kind: coder_states.packed(exchange.chunks) for kind, exchange in exchanges},
         "weights": weights,
         "optimizer": copy.deepcopy(state.optimizer.state_dict()),
     }
@@ -69,10 +65,12 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
     """Go on from a checkpoint, after every worker has checked its own."""
     gather = state.rounds.meeting.gather_objects
-    saving.if_all_can(gather, lambda: _checked(state, given), lambda of: _facts(state, of))
+    state_dicts.if_all_fit(
+        gather, lambda: _checked(state, given), lambda checked: _facts(state, checked)
+    )
     for kind, exchange in state.rounds.exchanges.items():
-        arrays = saving.unpacked(given["residuals"][kind])
-        saving.restore(exchange, saving.with_what_it_owns(exchange, arrays))
+        arrays = coder_states.unpacked(given["residuals"][kind])
+        coder_states.restore(exchange.chunks, coder_states.with_owned(exchange, arrays))
     parameters = state.rounds.parameters()
     for name, parameter in parameters.items():
         parameter.copy_(given["weights"][name])
@@ -87,38 +85,38 @@ def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
 def _described(state: AlgorithmState) -> Dict[str, Any]:
     """Everything but the algorithm that must be the same in a checkpoint and in the state."""
     return {
-        **saving.workers_of(state.rounds.meeting),
-        "tensors": saving.described_parameters(state.parameters, state.params),
+        **state_dicts.described_workers(state.rounds.meeting),
+        "tensors": state_dicts.described_parameters(state.parameters, state.params),
     }
 
 
 def _checked(state: AlgorithmState, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """A state_dict that fits; ValueError if it does not."""
-    saving.require(given, "algorithm", _OF)
+    state_dicts.require_format(given, "algorithm", _OWNER)
     here = _described(state)
     for key in ("world_size", "rank", "machines"):
-        fitting.check(saving.SAYS, key, given[key], here[key])
-    fitting.check(saving.SAYS, "algorithm", given["algorithm"]["name"], state.options["name"])
-    names = saving.check_parameters(given["tensors"], here["tensors"], strict=True)
+        fitting.check(NOUN, key, given[key], here[key])
+    fitting.check(NOUN, "algorithm", given["algorithm"]["name"], state.options["name"])
+    names = state_dicts.check_parameters(given["tensors"], here["tensors"], strict=True)
     _check_state(state, given)
     sizes = _sizes(given["optimizer"]), _sizes(state.optimizer.state_dict())
-    fitting.check(saving.SAYS, "sizes of the optimizer's groups", *sizes)
+    fitting.check(NOUN, "sizes of the optimizer's groups", *sizes)
     for kind, exchange in state.rounds.exchanges.items():
-        arrays = saving.unpacked(given["residuals"].get(kind, {}))
+        arrays = coder_states.unpacked(given["residuals"].get(kind, {}))
         found = {place: array for place, array in arrays.items() if place.node == "worker"}
-        layout = saving.worker_layout(exchange.channels)
-        fitting.check_arrays(saving.SAYS, found, layout, names, strict=True)
+        layout = coder_states.worker_layout(exchange.chunks)
+        fitting.check_arrays(NOUN, found, layout, names, strict=True)
     return given
 
 
 def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
     """ValueError unless the algorithm's state has the kinds and shapes that it begins with."""
     begun = state.algorithm.begin(state.rounds.parameters()) if given["steps"] else {}
-    fitting.check(saving.SAYS, "set of kinds of state", sorted(given["state"]), sorted(begun))
+    fitting.check(NOUN, "set of kinds of state", sorted(given["state"]), sorted(begun))
     for kind, arrays in begun.items():
         for name in arrays.keys() & given["state"][kind].keys():
             shapes = [list(of[name].shape) for of in (given["state"][kind], arrays)]
-            fitting.check(saving.SAYS, f"shape of the {kind} of parameter '{name}'", *shapes)
+            fitting.check(NOUN, f"shape of the {kind} of parameter '{name}'", *shapes)
 
 
 def _sizes(optimizer: Mapping[str, Any]) -> List[int]:
@@ -129,7 +127,10 @@ def _facts(state: AlgorithmState, given: Mapping[str, Any]) -> Facts:
     """Facts that must be the same in the checkpoints of all workers."""
     shared = {kind: given["state"].get(kind, {}) for kind in state.algorithm.shared}
     checksums = [
-        (f"the {kind} of parameter {name} of the state_dict", {"checksum": digest(array)})
+        (
+            f"the {kind} of parameter {name} of the state_dict",
+            {"checksum": digest(array.cpu().numpy())},
+        )
         for kind, arrays in shared.items()
         for name, array in arrays.items()
     ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Mapping, Optional
 
-import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ..algorithms import Algorithm
 from ..algorithms.driver import Driver
-from ..compression.params import keys_that_are_on
+from ..algorithms.requirements import (
+    first_values,
+    require_fitting_compression,
+    require_floats,
+)
 from ..options import checked_epoch
 from . import algorithm_saving, closing, stats
 from .optimizer_hooks import require_averaged
@@ -38,7 +41,7 @@ class AlgorithmState:
     parameters : dict of Parameter
         By name.
     options : dict
-        The algorithm's, with its "name".
+        The algorithm's options, with its "name".
     driver : Driver
     rounds : Rounds
     optimizer : Optimizer
@@ -55,20 +58,17 @@ class AlgorithmState:
     ) -> None:
         self.parameters, _ = named(named_parameters)
         for name, parameter in self.parameters.items():
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise TypeError(
-                    f"algorithm {algorithm.name} needs parameters of float32 or float64, but "
-                    f"{name} is of {parameter.dtype}; torch.autocast computes in 16 bits with such"
-                )
-        for params in (compression_params, *(overrides or {}).values()):
-            _require_for_rounds(params, algorithm.name)
+            require_floats(algorithm.name, name, str(parameter.dtype).rpartition(".")[2])
+        own = (overrides or {}).values()
+        require_fitting_compression(algorithm.name, compression_params, *own)
         self.params, _ = chosen_params(self.parameters, compression_params, overrides)
         self.algorithm, self.optimizer = algorithm, optimizer
         options = algorithm.described()
         self.options = {"name": algorithm.name, **options}
         about = [("", {"algorithm": algorithm.name}), ("the algorithm", options)]
-        ways = self.parameters, self.params, process_group
-        self.rounds = Rounds(about, *ways, step=lambda: self.driver.steps)
+        self.rounds = Rounds(
+            about, self.parameters, self.params, process_group, step=lambda: self.driver.steps
+        )
         self.driver = Driver(algorithm, self.rounds)
         self.driver.declare()
         self._agreed, self._stats_from = False, 0
@@ -77,7 +77,7 @@ class AlgorithmState:
 
     @property
     def steps(self) -> int:
-        """How many were made."""
+        """The number of steps so far."""
         return self.driver.steps
 
     def step(self, update: Callable[[], None]) -> None:
@@ -90,31 +90,25 @@ class AlgorithmState:
 
     def _agree(self) -> None:
         """RuntimeError, on all workers, unless they can begin together."""
-        meeting = self.rounds.meeting
-        meeting.agree(facts_of(self.optimizer, None), "begin the first step")
-        if self.algorithm.shared and not self.steps:
-            own = {n: algorithm_saving.digest(t) for n, t in self.rounds.parameters().items()}
-            everybody = meeting.gather_objects(own, "begin the first step")
-            for rank, digests in enumerate(everybody):
-                differing = [name for name in own if digests[name] != everybody[0][name]]
-                if differing:
-                    raise RuntimeError(
-                        f"worker {rank} begins with other values of parameter {differing[0]} than "
-                        f"worker 0, but algorithm {self.algorithm.name} begins from the same: call "
-                        "bps.broadcast_parameters(model.state_dict(), root_rank=0) first"
-                    )
+        facts = [*facts_of(self.optimizer, None)]
+        if not self.steps:
+            parameters = self.rounds.parameters().items()
+            arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)
+            facts += first_values(self.algorithm, arrays)
+        self.rounds.meeting.agree(facts, "begin the first step")
         self._agreed = True
 
     def set_epoch(self, epoch: int) -> None:
         """Tell compressors with a warm-up which epoch it is, counted from 0; on all workers."""
+        epoch = checked_epoch(epoch)
         for exchange in self.rounds.exchanges.values():
-            exchange.set_epoch(checked_epoch(epoch))
+            exchange.set_epoch(epoch)
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """Bytes and seconds of a step, on average over steps with and without rounds.
 
-        The keys are those of `CompressionState.compression_stats`, and "rounds": how many there
-        were of each kind. With `reset`, the next averages are of later steps alone.
+        The keys are those of `CompressionState.compression_stats`, and "rounds": the number of
+        rounds of each kind. With `reset`, the next averages are of later steps alone.
         """
         steps = self.steps - self._stats_from
         exchanges = self.rounds.exchanges
@@ -153,18 +147,3 @@ class AlgorithmState:
     def close(self) -> None:
         """End the threads; no step can be made afterwards."""
         self.rounds.close()
-
-
-def _require_for_rounds(params: Optional[Mapping[str, Any]], algorithm: str) -> None:
-    """ValueError if compression_params have a key that only averaged gradients have."""
-    on = keys_that_are_on(params) if isinstance(params, Mapping) else {}
-    if "momentum" in on:
-        raise ValueError(
-            "compression_params['momentum'] is for gradients that are averaged; with algorithm "
-            f"{algorithm} leave it out: the optimizer applies its own momentum"
-        )
-    if on.get("compressor") == "auto":
-        raise ValueError(
-            "compression_params['compressor'] 'auto' chooses for gradients that are averaged in "
-            f"every step; with algorithm {algorithm} name a compressor"
-        )

@@ -1,4 +1,4 @@
-"""Channels whose values travel as they are, and are many: torch.distributed sums them in place."""
+"""Chunks whose values travel as they are, and are many: torch.distributed sums them in place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from ..plan import Slice
 from . import gpu
-from .channel import PLAIN, Channel
 from .coding import is_finite
+from .exchanged_chunk import PLAIN, ExchangedChunk
 from .job import Job
 from .stages import Stages
 from .stats import Meter, shares_of
@@ -18,11 +18,11 @@ from .stats import Meter, shares_of
 LARGE_BYTES = 512 * 1024  # of a chunk; smaller ones' rings would take their hops' time
 
 
-def sums_in_place(channel: Channel) -> bool:
-    """Whether a channel is for `Allreduce`: smaller ones travel with others, in their messages."""
-    plain = channel.kind == PLAIN and channel.local is None and channel.num_bytes >= LARGE_BYTES
-    as_they_are = channel.wire == getattr(torch, channel.working)
-    return plain and as_they_are and gpu.in_host_memory(channel.device)
+def sums_in_place(chunk: ExchangedChunk) -> bool:
+    """Whether a chunk is for `Allreduce`: smaller ones travel with others, in their messages."""
+    plain = chunk.kind == PLAIN and chunk.local is None and chunk.num_bytes >= LARGE_BYTES
+    as_they_are = chunk.wire == getattr(torch, chunk.working)
+    return plain and as_they_are and gpu.in_host_memory(chunk.device)
 
 
 class Allreduce(Stages[Job]):
@@ -33,7 +33,7 @@ class Allreduce(Stages[Job]):
 
     Parameters
     ----------
-    channels : sequence of Channel
+    chunks : sequence of ExchangedChunk
     group : ProcessGroup
 
     Attributes
@@ -41,16 +41,16 @@ class Allreduce(Stages[Job]):
     meter : Meter
     """
 
-    def __init__(self, channels: Sequence[Channel], group: dist.ProcessGroup) -> None:
-        self.channels, self.meter = list(channels), Meter()
-        first, last = self.channels[0].piece, self.channels[-1].piece
+    def __init__(self, chunks: Sequence[ExchangedChunk], group: dist.ProcessGroup) -> None:
+        self.chunks, self.meter = list(chunks), Meter()
+        first, last = self.chunks[0].piece, self.chunks[-1].piece
         self._piece = Slice(first.tensor, first.begin, last.end)
         self._group, self._work = group, []
         self._users = torch.zeros(1)  # how many workers have a gradient
-        self._bytes = sum(channel.num_bytes for channel in channels)
+        self._bytes = sum(chunk.num_bytes for chunk in chunks)
 
     def shares(self) -> Iterator[Tuple[str, float]]:
-        return shares_of(self.channels)
+        return shares_of(self.chunks)
 
     def send(self, job: Job) -> None:
         """Begin to sum the job's values."""
@@ -71,7 +71,7 @@ class Allreduce(Stages[Job]):
                 work.wait()
         if not self._users:
             job.unused.add(self._piece.tensor)
-        if self.channels[0].checked and not is_finite(job.of(self._piece)):
+        if self.chunks[0].checked and not is_finite(job.of(self._piece)):
             job.nonfinite.append(self._piece.tensor)
         self.meter.pulled_bytes += self._bytes
         self.meter.steps += 1

@@ -1,4 +1,4 @@
-"""What "auto" chooses for parameters, and the probe of what connects their workers."""
+"""The choices of "auto" for parameters, and the probe of the links between their workers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ..auto.choice import Measured, Topology
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import gpu
+from .declared_tensor import DeclaredTensor
 from .exchange import Exchange
-from .job import Job
+from .job import Job, resolving
 from .staging import Staged, wire_of
 
 
 def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dict[str, str]:
-    """What is best for each tensor, by name; all workers of the group call this.
+    """The best compressor for each tensor, by name; all workers of the group call this.
 
     Parameters
     ----------
     tensors : sequence of Tensor
-        In the order of backward, whose params have an accuracy.
+        In the order of backward. Their params have an accuracy.
     group : ProcessGroup, optional
     """
     with closing(Exchange(group)) as exchange:
@@ -43,7 +44,7 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
 def recalled(
     params: Mapping[str, CompressionParams], saved: Iterable[Mapping[str, Any]]
 ) -> Dict[str, str]:
-    """What a state_dict that lists such parameters had chosen, by their names."""
+    """The choices in a state_dict that lists such parameters, by their names."""
     names = {}
     for parameter in saved:
         if parameter["name"] in params:
@@ -56,7 +57,7 @@ def recalled(
 def measured(
     exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
 ) -> Measured:
-    """What the cluster is, and how fast these compressors are; it takes some seconds."""
+    """The speeds of the links and of these compressors; it takes some seconds."""
     workers = _Workers(exchange)
     return Measured(probe.link(workers, topology), probe.speeds(workers, compressors))
 
@@ -78,9 +79,13 @@ class _Workers(probe.Workers):
         return np.max(self._exchange.gather_objects(list(seconds)), axis=0).tolist()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        wires = {tensor.name: wire_of(torch.float32, tensor.params.fp16) for tensor in tensors}
-        devices = dict.fromkeys(wires, gpu.CPU)
-        self._exchange.declare(tensors, wires, devices, minimum=0)
+        self._exchange.declare(
+            [
+                DeclaredTensor(tensor, wire_of(torch.float32, tensor.params.fp16), gpu.CPU)
+                for tensor in tensors
+            ],
+            minimum=0,
+        )
 
     def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
         values = torch.Generator().manual_seed(self._exchange.rank)
@@ -88,14 +93,7 @@ class _Workers(probe.Workers):
 
         def average() -> None:
             future: Future[None] = Future()
-
-            def done(job: Job, error: Optional[BaseException]) -> None:
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(None)
-
-            scale = 1.0 / self._exchange.workers
+            scale, done = 1.0 / self._exchange.workers, resolving(future, lambda job: None)
             self._exchange.start(Job(Staged(gradients), scale, {}, done))
             future.wait()
 

@@ -84,7 +84,7 @@ class Averager:
         self._buckets: Optional[List[Bucket]] = None  # until it is known which are sparse
         self._averages: Dict[torch.Tensor, weakref.ref] = {}
         self._begin()
-        state.when_made = self._ready
+        state.gradients.when_made = self._ready
         averagers[next(_numbers)] = self
 
     def set_passes(self, passes: int) -> None:

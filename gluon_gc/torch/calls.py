@@ -1,7 +1,8 @@
-"""Where payloads are made and read, of channels that are compressed alike: on the CPU or on a GPU.
+"""Compresses and decompresses all chunks of a `Coding` with one call: on the CPU or on a GPU.
 
-Each of these classes has `compress`, which writes the payloads of a job's values to where they are
-sent from, and `decompress`, which writes what came to the values and returns statuses.
+Each of these classes has `compress`, which writes the payloads of a job's values to the buffers,
+and `decompress`, which writes the sums to the job's values and returns a status for each chunk.
+`delivered` has the chunks whose sum this worker gets.
 """
 
 from __future__ import annotations
@@ -14,105 +15,97 @@ import torch
 from .. import kernels
 from ..kernels.library import TICKET_BYTES, Status
 from . import gpu
-from .channel import Channel
 from .coder import GpuCoder
+from .exchanged_chunk import ExchangedChunk
 from .job import Job
 
 if TYPE_CHECKING:
-    from .coding import Places
+    from .coding import Buffers
 
 Positions = Optional[Sequence[kernels.Position]]
 Ratios = Optional[Sequence[float]]
 
 
 class OnHost:
-    """By the CPU, of values in its memory.
+    """Calls on the CPU, for values in its memory.
 
     Parameters
     ----------
-    channels : sequence of Channel
-    delivered : sequence of Channel
-        Those of which this worker gets the sum.
-    places : Places
+    chunks : sequence of ExchangedChunk
+    buffers : Buffers
     """
 
-    def __init__(
-        self, channels: Sequence[Channel], delivered: Sequence[Channel], places: Places
-    ) -> None:
-        self._channels, self._delivered = channels, delivered
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        self._chunks, self.delivered = chunks, buffers.delivered(chunks)
         self._compress = kernels.Batch(
             "compress",
-            [channel.coder.codec for channel in channels],
-            [channel.coder.carried for channel in channels],
-            [places.sent[channel] for channel in channels],
+            [chunk.coder.codec for chunk in chunks],
+            [chunk.coder.carried for chunk in chunks],
+            [buffers.sent[chunk] for chunk in chunks],
         )
-        self._decompress = _batch_of_answers("decompress", delivered, places)
+        self._decompress = _batch_of_answers("decompress", self.delivered, buffers)
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
-        addresses = [job.address(channel.piece) for channel in self._channels]
+        addresses = [job.address(chunk.piece) for chunk in self._chunks]
         self._compress(addresses, positions, job.scale, ratios)
 
     def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
-        self._decompress([job.address(channel.piece) for channel in self._delivered], positions)
+        self._decompress([job.address(chunk.piece) for chunk in self.delivered], positions)
         return self._decompress.statuses
 
 
 class ByHost(OnHost):
-    """By the CPU, of values that are copied to its memory, and back."""
+    """Calls on the CPU, for values that are copied to its memory, and back."""
 
-    def __init__(
-        self, channels: Sequence[Channel], delivered: Sequence[Channel], places: Places
-    ) -> None:
-        super().__init__(channels, delivered, places)
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        super().__init__(chunks, buffers)
         self._copies = {
-            channel: gpu.host_memory(channel.chunk.size, getattr(torch, channel.chunk.dtype))
-            for channel in {*channels, *delivered}
+            chunk: gpu.host_memory(chunk.plan.size, getattr(torch, chunk.plan.dtype))
+            for chunk in chunks
         }
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
-        copies = [self._copies[channel] for channel in self._channels]
+        copies = [self._copies[chunk] for chunk in self._chunks]
         with job.staged.queue():
-            for channel, copy in zip(self._channels, copies):
-                gpu.copy(job.of(channel.piece), copy)
+            for chunk, copy in zip(self._chunks, copies):
+                gpu.copy(job.of(chunk.piece), copy)
         self._compress([copy.data_ptr() for copy in copies], positions, job.scale, ratios)
 
     def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
-        copies = [self._copies[channel] for channel in self._delivered]
+        copies = [self._copies[chunk] for chunk in self.delivered]
         self._decompress([copy.data_ptr() for copy in copies], positions)
         with job.staged.queue():
-            for channel, copy in zip(self._delivered, copies):
-                gpu.copy(copy, job.of(channel.piece))
+            for chunk, copy in zip(self.delivered, copies):
+                gpu.copy(copy, job.of(chunk.piece))
         return self._decompress.statuses
 
 
 class OnGpu:
-    """By the GPU that the values are on, from whose memory payloads are copied, and to it.
+    """Calls on the GPU that has the values. Payloads are copied from its memory and to it.
 
-    What came is checked by the CPU, before it is copied.
+    The CPU checks received payloads before they are copied.
     """
 
-    def __init__(
-        self, channels: Sequence[Channel], delivered: Sequence[Channel], places: Places
-    ) -> None:
-        self._channels, self._delivered = channels, delivered
-        device = channels[0].device
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        self._chunks, self.delivered = chunks, buffers.delivered(chunks)
+        device = chunks[0].device
         with gpu.queue(device):
             self._sent = [
-                (_like(places.sent[channel], device), torch.from_numpy(places.sent[channel]))
-                for channel in channels
+                (_like(buffers.sent[chunk], device), torch.from_numpy(buffers.sent[chunk]))
+                for chunk in chunks
             ]
-            self._came = [
-                (torch.from_numpy(places.answers[c]), _like(places.answers[c], device))
-                for c in delivered
+            self._received = [
+                (torch.from_numpy(buffers.answers[c]), _like(buffers.answers[c], device))
+                for c in self.delivered
             ]
-            self._compress = _GpuBatch("compress", [c.coder for c in channels], device)
+            self._compress = _GpuBatch("compress", [c.coder for c in chunks], device)
             self._compress.write([payload for payload, _ in self._sent])
-            self._decompress = _GpuBatch("decompress", [c.coder for c in delivered], device)
-            self._decompress.read([payloads for _, payloads in self._came])
-        self._inspect = _batch_of_answers("inspect", delivered, places)
+            self._decompress = _GpuBatch("decompress", [c.coder for c in self.delivered], device)
+            self._decompress.read([payloads for _, payloads in self._received])
+        self._inspect = _batch_of_answers("inspect", self.delivered, buffers)
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
-        addresses = [job.address(channel.piece) for channel in self._channels]
+        addresses = [job.address(chunk.piece) for chunk in self._chunks]
         with job.staged.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios)
@@ -121,17 +114,17 @@ class OnGpu:
 
     def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
         self._inspect(positions=positions)
-        addresses = [job.address(channel.piece) for channel in self._delivered]
+        addresses = [job.address(chunk.piece) for chunk in self.delivered]
         with job.staged.queue() as stream:
-            for came, payloads in self._came:
-                gpu.copy(came, payloads)
+            for received, payloads in self._received:
+                gpu.copy(received, payloads)
             self._decompress.queue(stream)
             self._decompress(addresses, positions)
         return self._inspect.statuses
 
 
 class _GpuBatch(kernels.Batch):
-    """Calls for codecs of a GPU, of which each has a workspace and a ticket of its own there.
+    """Calls for codecs of a GPU. Each call has a workspace and a ticket of its own there.
 
     Parameters
     ----------
@@ -143,7 +136,7 @@ class _GpuBatch(kernels.Batch):
 
     def __init__(self, function: str, coders: Sequence[GpuCoder], device: torch.device) -> None:
         codecs = [coder.gpu_codec for coder in coders]
-        self._workspaces = [  # which PyTorch aligns to 64 bytes at least
+        self._workspaces = [  # PyTorch aligns them to 64 bytes at least
             torch.empty(codec.workspace_bytes, dtype=torch.uint8, device=device) for codec in codecs
         ]
         self._tickets = torch.zeros(len(codecs) * TICKET_BYTES, dtype=torch.uint8, device=device)
@@ -155,12 +148,12 @@ class _GpuBatch(kernels.Batch):
             call.status = None
 
     def write(self, payload: Sequence[torch.Tensor]) -> None:
-        """Have payloads written here, in the GPU's memory."""
+        """Let the calls write payloads to these tensors, in the GPU's memory."""
         for call, tensor in zip(self._calls, payload):
             call.payload = tensor.data_ptr()
 
     def read(self, payloads: Sequence[torch.Tensor]) -> None:
-        """Have payloads read here, in the GPU's memory: rows of tensors."""
+        """Let the calls read payloads from the rows of these tensors, in the GPU's memory."""
         for call, tensor in zip(self._calls, payloads):
             call.payloads, call.stride, call.count = (
                 tensor.data_ptr(),
@@ -169,22 +162,23 @@ class _GpuBatch(kernels.Batch):
             )
 
     def queue(self, stream: int) -> None:
-        """Have calls queued in a stream."""
+        """Let the calls run in a stream."""
         for call in self._calls:
             call.stream = stream
 
 
-def calls_of(channels: Sequence[Channel]) -> Type[Union[OnHost, OnGpu]]:
-    """The class of these that does it for channels, all alike."""
-    if gpu.in_host_memory(channels[0].device):
+def calls_of(chunks: Sequence[ExchangedChunk]) -> Type[Union[OnHost, OnGpu]]:
+    """The class of these that is for the chunks of a `Coding`."""
+    if gpu.in_host_memory(chunks[0].device):
         return OnHost
-    return OnGpu if isinstance(channels[0].coder, GpuCoder) else ByHost
+    return OnGpu if isinstance(chunks[0].coder, GpuCoder) else ByHost
 
 
-def _batch_of_answers(function: str, delivered: Sequence[Channel], places: Places) -> kernels.Batch:
-    codecs = [channel.coder.codec for channel in delivered]
-    answers = [places.answers[channel] for channel in delivered]
-    return kernels.Batch(function, codecs, payloads=answers)
+def _batch_of_answers(
+    function: str, delivered: Sequence[ExchangedChunk], buffers: Buffers
+) -> kernels.Batch:
+    codecs = [chunk.coder.codec for chunk in delivered]
+    return kernels.Batch(function, codecs, payloads=[buffers.answers[c] for c in delivered])
 
 
 def _like(array: np.ndarray, device: torch.device) -> torch.Tensor:

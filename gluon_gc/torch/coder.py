@@ -1,10 +1,9 @@
-"""What one node keeps for one compressed chunk: a codec, and what it carries over."""
+"""The codec of one compressed chunk, with its residual, momentum and random stream."""
 
 from __future__ import annotations
 
 import copy
 import ctypes
-import os
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -12,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from .. import kernels
-from ..compression import CompressionParams, stream
-from ..compression.stream import State, Stream
+from ..compression import CompressionParams
+from ..compression import stream as streams
 from ..plan import Chunk
+from ..random_streams import StreamStarts
 from . import gpu
 
 
@@ -28,31 +28,32 @@ class Coder:
     n : int
         Number of elements.
     dtype : "float32" or "float64"
-        Of the arithmetic and the state.
-    start : State, optional
-        Where its random stream starts, for a compressor that draws.
+        The dtype of the arithmetic and the state.
+    start : stream.State, optional
+        The start of its random stream, for a compressor that draws.
 
     Attributes
     ----------
     codec : Codec
     carried : kernels.State
+        The residual and momentum, in the form that the codec gives them.
     """
 
     def __init__(
-        self, params: CompressionParams, n: int, dtype: str, start: Optional[State]
+        self, params: CompressionParams, n: int, dtype: str, start: Optional[streams.State]
     ) -> None:
         self._params, self._n, self._dtype, self._start = params, n, dtype, start
-        self._stream = Stream(start)
+        self._stream = streams.Stream(start)
         self.set_epoch(None)
         self.carried = self.codec.state()
-        self._kept: Optional[Tuple[List[Any], Stream]] = None  # copies of the arrays, and a stream
+        self._kept: Optional[Tuple[List[Any], streams.Stream]] = None  # copies
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         """Compress as in an epoch, counted from 0."""
         self.codec = self._params.codec(self._n, self._dtype, epoch)
 
     def take_draws(self) -> kernels.Position:
-        """Where the next call draws; the stream moves on."""
+        """The position of the next call in the random stream, which moves on."""
         *state, drawn = self._stream.take(self.codec.draws)
         return kernels.position(state, drawn)
 
@@ -63,9 +64,9 @@ class Coder:
         self._kept = self._copies(), copy.copy(self._stream)
 
     def take_back(self) -> None:
-        """Go back to what `keep` found; without it, to the beginning."""
+        """Go back to the state at the last `keep`, or to the beginning if there was none."""
         if self._kept is None:
-            self._stream = Stream(self._start)
+            self._stream = streams.Stream(self._start)
             self._overwrite(None)
         else:
             arrays, stream = self._kept
@@ -86,18 +87,22 @@ class Coder:
     # Checkpoints
 
     def state(self) -> Dict[str, np.ndarray]:
-        """What it carries over: "residual" and "momentum", shape (n,), and "stream", shape (2,)."""
+        """For a checkpoint: "residual" and "momentum", shape (n,), and "stream", shape (2,)."""
         state = {}
         if self.codec.traits.draws:
-            state["stream"] = self._stream.state()
+            state["stream"] = self.stream_state()
         if self.codec.memory:
             state["residual"] = self.codec.residual(self.carried)
         if self.codec.momentum:
             state["momentum"] = self.carried.momentum.copy()
         return state
 
+    def stream_state(self) -> np.ndarray:
+        """The state of the random stream, shape (2,)."""
+        return self._stream.state()
+
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` returned."""
+        """Go on from the result of `state`."""
         if self.codec.traits.draws:
             self._stream.load_state(state["stream"])
         carried = self.carried
@@ -109,27 +114,36 @@ class Coder:
 
 
 def _arrays(state: kernels.State) -> List[np.ndarray]:
-    """The arrays of a codec's state that there are."""
+    """The arrays of a codec's state."""
     return [array for array in (state.momentum, *state.memory) if array is not None]
 
 
 class GpuCoder(Coder):
-    """One whose residual and momentum are in a GPU's memory, where values are compressed.
+    """A coder with residual and momentum in the memory of a GPU, which compresses there.
 
     Parameters
     ----------
     device : torch.device
-        The GPU; the others are those of `Coder`.
+        The GPU.
+    params, n, dtype, start
+        As `Coder` has them.
 
     Attributes
     ----------
     gpu_codec : Codec
-        For that GPU; `codec` is the same for the CPU.
+        The codec on that GPU. `codec` is the same one on the CPU.
     """
 
-    def __init__(self, device: torch.device, *of_coder: Any) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        params: CompressionParams,
+        n: int,
+        dtype: str,
+        start: Optional[streams.State],
+    ) -> None:
         self._device, self._tensors = device, None
-        super().__init__(*of_coder)
+        super().__init__(params, n, dtype, start)
 
     def set_epoch(self, epoch: Optional[int]) -> None:
         super().set_epoch(epoch)
@@ -137,7 +151,7 @@ class GpuCoder(Coder):
 
     @property
     def carried(self) -> kernels.State:
-        """A copy of it."""
+        """A copy in the host's memory."""
         momentum, *memory = (None if t is None else t.cpu().numpy() for t in self._tensors)
         return kernels.State(momentum, tuple(memory))
 
@@ -169,13 +183,13 @@ class GpuCoder(Coder):
 
     @property
     def addresses(self) -> Tuple[Optional[int], Any]:
-        """Where momentum and memory are on the GPU, as the library takes them."""
+        """The addresses of momentum and memory on the GPU, as the library takes them."""
         momentum, *memory = (None if t is None else t.data_ptr() for t in self._tensors)
         return momentum, (ctypes.c_void_p * 2)(*memory)
 
 
-class Seeds:
-    """Makes coders, whose random streams start where all workers of a group expect them to.
+class Coders:
+    """Makes coders. Their random streams start at the same places on all workers of a group.
 
     Parameters
     ----------
@@ -183,34 +197,30 @@ class Seeds:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._entropy = group, b""
+        self._group, self._starts = group, StreamStarts(self._of_root)
+
+    def _of_root(self, own: bytes) -> bytes:
+        words = [own]
+        dist.broadcast_object_list(words, dist.get_global_rank(self._group, 0), group=self._group)
+        return words[0]
 
     def draw(self, chunks: Iterable[Chunk]) -> None:
-        """Draw what all share, if one of these chunks needs it; all members call this alike."""
-        compressors = {chunk.params.compressor for chunk in chunks if chunk.params is not None}
-        if any(one.traits.draws and one.seed is None for one in compressors) and not self._entropy:
-            words = [os.urandom(16)]
-            source = dist.get_global_rank(self._group, 0)
-            dist.broadcast_object_list(words, source, group=self._group)
-            (self._entropy,) = words
+        """Share random bytes if one of these chunks needs them; all workers call this together."""
+        self._starts.draw(chunks)
 
-    def coder(
-        self,
-        chunk: Chunk,
-        params: CompressionParams,
-        node: Optional[int],
-        index: int,
-        begin: int,
-        device: torch.device = gpu.CPU,
+    def of_worker(
+        self, chunk: Chunk, node: int, index: int, begin: int, device: torch.device
     ) -> Coder:
-        """A worker's, or (None) the aggregator's, for a chunk of values on a device.
+        """The coder of a worker, or of a machine, for a chunk of values on a device.
 
-        `stream.start` has the others.
+        `StreamStarts.start` explains the other parameters.
         """
-        start = None
-        if params.compressor.traits.draws:
-            start = stream.start(params, chunk.size, node, index, begin, self._entropy)
-        of_coder = params, chunk.size, chunk.dtype, start
-        if gpu.has_kernels(device, params.compressor):
-            return GpuCoder(device, *of_coder)
-        return Coder(*of_coder)
+        start = self._starts.start(chunk, node, index, begin)
+        if gpu.has_kernels(device, chunk.params.compressor):
+            return GpuCoder(device, chunk.params, chunk.size, chunk.dtype, start)
+        return Coder(chunk.params, chunk.size, chunk.dtype, start)
+
+    def of_aggregator(self, chunk: Chunk, index: int, begin: int) -> Coder:
+        """The coder of a chunk's owner, in the host's memory."""
+        start = self._starts.start(chunk, None, index, begin)
+        return Coder(chunk.params.aggregators, chunk.size, chunk.dtype, start)

@@ -1,11 +1,12 @@
-"""What a transfer does with those of its channels that are handled alike: encode, answer, deliver.
+"""Encodes the chunks of a transfer, sums them as their owner, and decodes the sums.
 
-The three are called in this order, on threads of their own.
+A `Coding` does this for all chunks that one call of the library can compress.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence
+from dataclasses import dataclass
+from typing import Dict, List, Protocol, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -13,116 +14,134 @@ import torch
 from .. import kernels
 from . import gpu
 from .calls import calls_of
-from .channel import PLAIN, SUMMED, Channel
+from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
 from .job import Job
 
 
-class Places(NamedTuple):
-    """Where bytes are, by channel.
+@dataclass(frozen=True)
+class Buffers:
+    """The memory of messages, by chunk.
 
     Parameters
     ----------
     sent : dict
-        What this worker makes of its values: uint8, shape (bytes,).
-    came : dict
-        What all workers sent to this owner: shape (workers, bytes).
+        The payloads or values of this worker: uint8, shape (bytes,).
+    received : dict
+        The payloads or values of all workers, at this owner: shape (workers, bytes).
     answer : dict
-        What this owner makes of that: shape (bytes,).
+        This owner's sum: shape (bytes,).
     answers : dict
-        What came of the sum: shape (1, bytes), or (workers, bytes) where all payloads come. Of
-        channels that are not in it this worker gets nothing.
+        The sums of all owners: shape (1, bytes), or (workers, bytes) if all payloads come here.
+        Chunks whose sum this worker does not get are missing.
     """
 
-    sent: Dict[Channel, np.ndarray]
-    came: Dict[Channel, np.ndarray]
-    answer: Dict[Channel, np.ndarray]
-    answers: Dict[Channel, np.ndarray]
+    sent: Dict[ExchangedChunk, np.ndarray]
+    received: Dict[ExchangedChunk, np.ndarray]
+    answer: Dict[ExchangedChunk, np.ndarray]
+    answers: Dict[ExchangedChunk, np.ndarray]
+
+    def delivered(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+        """The chunks among these whose sum this worker gets."""
+        return [chunk for chunk in chunks if chunk in self.answers]
 
 
-class Values:
-    """Channels whose values travel as they are.
+class Coding(Protocol):
+    """The work on some chunks of a transfer. The methods are called in this order.
+
+    Each may be called on a thread of its own.
+    """
+
+    def encode(self, job: Job) -> None:
+        """Write this worker's payloads or values to the buffers."""
+
+    def answer(self) -> None:
+        """As an owner, sum what the workers have sent."""
+
+    def deliver(self, job: Job) -> List[str]:
+        """Write the sums to the job's values, and return the tensors with a NaN or an infinity."""
+
+
+class PlainCoding(Coding):
+    """Chunks that travel uncompressed.
 
     Parameters
     ----------
-    channels : sequence of Channel
-    places : Places
+    chunks : sequence of ExchangedChunk
+    buffers : Buffers
     """
 
-    def __init__(self, channels: Sequence[Channel], places: Places) -> None:
-        self._sent = [(c, as_tensor(places.sent[c], c.wire)) for c in channels]
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        self._sent = [(chunk, as_tensor(buffers.sent[chunk], chunk.wire)) for chunk in chunks]
         self._owned = [
-            (as_tensor(places.came[c], c.wire), as_tensor(places.answer[c], c.wire))
-            for c in channels
-            if c in places.came
+            (as_tensor(buffers.received[c], c.wire), as_tensor(buffers.answer[c], c.wire))
+            for c in chunks
+            if c in buffers.received
         ]
         self._answers = [
-            (c, as_tensor(places.answers[c], c.wire)) for c in channels if c in places.answers
+            (c, as_tensor(buffers.answers[c], c.wire)) for c in buffers.delivered(chunks)
         ]
 
     def encode(self, job: Job) -> None:
         with job.staged.queue():
-            for channel, sent in self._sent:
-                gpu.copy_scaled(job.of(channel.piece), job.scale, sent)
+            for chunk, sent in self._sent:
+                gpu.copy_scaled(job.of(chunk.piece), job.scale, sent)
 
     def answer(self) -> None:
-        for came, answer in self._owned:
-            first, *others = came
-            working = torch.float32 if came.itemsize < 4 else came.dtype
+        for received, answer in self._owned:
+            first, *others = received
+            working = torch.float32 if received.itemsize < 4 else received.dtype
             total = first.to(working, copy=True)
             for values in others:
                 total += values
             answer.copy_(total)
 
     def deliver(self, job: Job) -> List[str]:
-        """The tensors that are not finite."""
         nonfinite = []
         with job.staged.queue():
-            for channel, (answer,) in self._answers:
-                gpu.copy(answer, job.of(channel.piece))
-                if channel.checked and not is_finite(answer):
-                    nonfinite.append(channel.piece.tensor)
+            for chunk, (answer,) in self._answers:
+                gpu.copy(answer, job.of(chunk.piece))
+                if chunk.checked and not is_finite(answer):
+                    nonfinite.append(chunk.piece.tensor)
         return nonfinite
 
 
-class Payloads:
-    """Channels that are compressed alike.
+class PayloadCoding(Coding):
+    """Chunks with equal compression, whose owners aggregate payloads or which are gathered.
 
     Parameters
     ----------
-    channels : sequence of Channel
-    places : Places
+    chunks : sequence of ExchangedChunk
+    buffers : Buffers
     """
 
-    def __init__(self, channels: Sequence[Channel], places: Places) -> None:
-        self._channels, self._coders = channels, [channel.coder for channel in channels]
+    def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
+        self._chunks, self._coders = chunks, [chunk.coder for chunk in chunks]
         self._draws = self._coders[0].codec.traits.draws
         self._draws_alike = self._coders[0].codec.traits.draws_alike
-        self._delivered = [channel for channel in channels if channel in places.answers]
-        self._calls = calls_of(channels)(channels, self._delivered, places)
-        self._own(places)
+        self._calls = calls_of(chunks)(chunks, buffers)
+        self._prepare_answers(buffers)
 
-    def _own(self, places: Places) -> None:
-        """Make ready to answer."""
-        owned = [channel for channel in self._channels if channel.aggregator is not None]
-        self._aggregators = [channel.aggregator for channel in owned]
+    def _prepare_answers(self, buffers: Buffers) -> None:
+        owned = [chunk for chunk in self._chunks if chunk.aggregator is not None]
+        self._aggregators = [chunk.aggregator for chunk in owned]
         if owned:
             self._aggregate = kernels.Batch(
                 "aggregate",
                 [aggregator.codec for aggregator in self._aggregators],
                 [aggregator.carried for aggregator in self._aggregators],
-                [places.answer[channel] for channel in owned],
-                [places.came[channel] for channel in owned],
+                [buffers.answer[chunk] for chunk in owned],
+                [buffers.received[chunk] for chunk in owned],
             )
 
     def encode(self, job: Job) -> None:
-        pieces = [channel.piece for channel in self._channels]
+        pieces = [chunk.piece for chunk in self._chunks]
         ratios = [job.ratios.get(piece.tensor, 1.0) for piece in pieces] if job.ratios else None
         drawn = [coder.take_draws() for coder in self._coders] if self._draws else None
         self._calls.compress(job, drawn, ratios)
         self._drawn = None
         if self._draws_alike:
-            of_channel = dict(zip(self._channels, drawn))
-            self._drawn = [of_channel[channel] for channel in self._delivered]
+            positions = dict(zip(self._chunks, drawn))
+            self._drawn = [positions[chunk] for chunk in self._calls.delivered]
 
     def answer(self) -> None:
         if self._aggregators:
@@ -130,40 +149,39 @@ class Payloads:
             self._aggregate(positions=drawn)
 
     def deliver(self, job: Job) -> List[str]:
-        """The tensors that are not finite."""
         statuses = self._calls.decompress(job, self._drawn)
-        pairs = zip(self._delivered, statuses)
-        return [channel.piece.tensor for channel, status in pairs if not status.finite]
+        pairs = zip(self._calls.delivered, statuses)
+        return [chunk.piece.tensor for chunk, status in pairs if not status.finite]
 
 
-class SummedPayloads(Payloads):
-    """Channels whose payloads are values that add up."""
+class SummedCoding(PayloadCoding):
+    """Chunks with equal compression whose payloads are values that can be added."""
 
-    def _own(self, places: Places) -> None:
-        owned = [channel for channel in self._channels if channel in places.came]
+    def _prepare_answers(self, buffers: Buffers) -> None:
+        owned = [chunk for chunk in self._chunks if chunk in buffers.received]
         self._owned = [
-            (places.came[c].view(c.chunk.dtype), places.answer[c].view(c.chunk.dtype))
+            (buffers.received[c].view(c.plan.dtype), buffers.answer[c].view(c.plan.dtype))
             for c in owned
         ]
 
     def answer(self) -> None:
-        for came, answer in self._owned:
-            answer[:] = came[0]
-            for values in came[1:]:
+        for received, answer in self._owned:
+            answer[:] = received[0]
+            for values in received[1:]:
                 answer += values
 
 
-def codings(channels: Sequence[Channel], places: Places) -> List[object]:
-    """One for each set of channels that are handled alike."""
-    alike: Dict[object, List[Channel]] = {}
-    for channel in channels:
-        alike.setdefault(channel.compressed_alike, []).append(channel)
-    kinds = {PLAIN: Values, SUMMED: SummedPayloads}
-    return [kinds.get(several[0].kind, Payloads)(several, places) for several in alike.values()]
+def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers) -> List[Coding]:
+    """A coding for each set of chunks that one call can compress."""
+    groups: Dict[Tuple, List[ExchangedChunk]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk.coding, []).append(chunk)
+    kinds = {PLAIN: PlainCoding, SUMMED: SummedCoding}
+    return [kinds.get(group[0].kind, PayloadCoding)(group, buffers) for group in groups.values()]
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as values."""
+    """Bytes as values of a dtype, in the same memory."""
     return torch.from_numpy(array).view(dtype)
 
 

@@ -1,8 +1,8 @@
 """The two collectives of an exchange, on bytes: to owners, and to all.
 
-Both have a room for each channel, into which the channel writes; `start` sends what was written and
-returns at once; after `wait`, rows have what came, until `expect`. Where lengths vary, only bytes
-in use travel: payloads say themselves how many these are.
+Each chunk has a room, which is memory that it writes to. `start` sends the rooms and returns at
+once. After `wait` the rows have the received bytes, until `expect`. If the length of payloads
+varies, only the bytes in use travel: a payload begins with its length.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from . import gpu, groups
 _ALIGNMENT = 8  # of rooms, for values in them
 
 
-class Part(NamedTuple):
-    """What travels of one channel.
+class WireSize(NamedTuple):
+    """The bytes of one chunk, or of a header, in a message.
 
     Attributes
     ----------
-    size : int
-        Its bytes, at most.
+    most : int
+        The bytes of its room.
     used : callable, optional
-        How many bytes are in use, given an array that begins with them. None: all of them.
+        Returns the number of bytes in use, given an array that begins with them. None: all of them.
     """
 
-    size: int
+    most: int
     used: Optional[Callable[[np.ndarray], int]] = None
 
 
-Parts = Sequence[Part]
+WireSizes = Sequence[WireSize]
 
 
-def _begins(parts: Parts) -> List[int]:
-    """Where the room of each begins, one behind the other, and where the last ends."""
-    aligned = (-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts)
+def _begins(sizes: WireSizes) -> List[int]:
+    """The offsets of the rooms, one behind the other, and the end of the last one."""
+    aligned = (-(-size.most // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return [0, *itertools.accumulate(aligned)]
 
 
@@ -48,63 +48,63 @@ def _zeros(size: int) -> np.ndarray:
 
 
 def _others(rank: int, workers: int) -> List[int]:
-    """The other workers; each begins with another one, so that not all send to the same."""
+    """The other workers. Each worker begins with its successor, so that all receivers get bytes."""
     return [(rank + i) % workers for i in range(1, workers)]
 
 
 class _Message:
-    """The channels that travel from one worker to another.
+    """The chunks that travel from one worker to another.
 
     Parameters
     ----------
-    parts : sequence of Part
+    sizes : sequence of WireSize
     memory : array of uint8, optional
-        What the rooms are in; None: some of its own.
+        The memory of the rooms; None: memory of its own.
 
     Attributes
     ----------
     rooms : list of array of uint8
-        Of each channel.
+        One for each size.
     wire : array of uint8
-        What travels; of what comes the beginning.
+        The bytes on the wire. A received message may be shorter.
     """
 
-    def __init__(self, parts: Parts, memory: Optional[np.ndarray] = None) -> None:
-        begins = _begins(parts)
+    def __init__(self, sizes: WireSizes, memory: Optional[np.ndarray] = None) -> None:
+        begins = _begins(sizes)
         memory = _zeros(begins[-1]) if memory is None else memory
-        self._parts = parts
-        self._varies = any(part.used is not None for part in parts)
-        self.rooms = [memory[begin : begin + part.size] for begin, part in zip(begins, parts)]
+        self._sizes = sizes
+        self._varies = any(size.used is not None for size in sizes)
+        self.rooms = [memory[begin : begin + size.most] for begin, size in zip(begins, sizes)]
         self.wire = _zeros(begins[-1]) if self._varies else memory
 
     def used(self) -> List[int]:
-        """How many bytes of each room are in use."""
+        """The bytes in use of each room."""
         return [
-            part.size if part.used is None else part.used(room)
-            for part, room in zip(self._parts, self.rooms)
+            size.most if size.used is None else size.used(room)
+            for size, room in zip(self._sizes, self.rooms)
         ]
 
     def packed(self, used: Sequence[int]) -> np.ndarray:
-        """What to send of what the rooms hold, of which so many bytes each are in use."""
+        """The bytes to send: the first `used` bytes of each room."""
         if not self._varies:
             return self.wire
-        at = 0
-        for room, size in zip(self.rooms, used):
-            self.wire[at : at + size] = room[:size]
-            at += size
-        return self.wire[:at]
+        end = 0
+        for room, count in zip(self.rooms, used):
+            self.wire[end : end + count] = room[:count]
+            end += count
+        return self.wire[:end]
 
     def unpack(self) -> int:
-        """Write to the rooms what came, and say how many bytes are in use."""
+        """Write the received bytes to the rooms, and return their number."""
         if not self._varies:
-            return sum(part.size for part in self._parts)
-        at = 0
-        for part, room in zip(self._parts, self.rooms):
-            came = self.wire[at : at + part.size]
-            size = part.size if part.used is None else part.used(came)
-            room[:size] = came[:size]
-            at += size
-        return at
+            return sum(size.most for size in self._sizes)
+        end = 0
+        for size, room in zip(self._sizes, self.rooms):
+            received = self.wire[end : end + size.most]
+            count = size.most if size.used is None else size.used(received)
+            room[:count] = received[:count]
+            end += count
+        return end
 
 
 class ToOwners:
@@ -116,47 +116,47 @@ class ToOwners:
         All members call the same in the same order.
     tag : int
         The same on all members, and of nothing else in the group.
-    parts : sequence of sequence of Part
-        Of each owner's channels.
+    sizes : sequence of sequence of WireSize
+        Those of each owner's chunks.
 
     Attributes
     ----------
     rooms : list of array of uint8
-        Of all channels, the first owner's first.
+        The rooms of all chunks, in the order of their owners.
     rows : list of array of uint8, shape (workers, bytes)
-        For each channel of this owner what all workers sent.
+        The bytes that all workers sent for each chunk of this owner.
     """
 
-    def __init__(self, group: dist.ProcessGroup, tag: int, parts: Sequence[Parts]) -> None:
-        rank, workers = dist.get_rank(group), len(parts)
-        mine, self._others = parts[rank], _others(rank, workers)
+    def __init__(self, group: dist.ProcessGroup, tag: int, sizes: Sequence[WireSizes]) -> None:
+        rank, workers = dist.get_rank(group), len(sizes)
+        mine, self._others = sizes[rank], _others(rank, workers)
         begins = _begins(mine)
         memory = _zeros(workers * begins[-1]).reshape(workers, begins[-1])
-        self.rows = [memory[:, begin : begin + part.size] for begin, part in zip(begins, mine)]
-        self._coming = {worker: _Message(mine, memory[worker]) for worker in self._others}
-        self._going = [
+        self.rows = [memory[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
+        self._incoming = {worker: _Message(mine, memory[worker]) for worker in self._others}
+        self._outgoing = [
             _Message(of_owner, memory[rank] if owner == rank else None)
-            for owner, of_owner in enumerate(parts)
+            for owner, of_owner in enumerate(sizes)
         ]
-        self.rooms = [room for message in self._going for room in message.rooms]
-        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._coming))
+        self.rooms = [room for message in self._outgoing for room in message.rooms]
+        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._incoming))
 
     def start(self) -> int:
-        """Send what the rooms hold, and say how many bytes of them are in use."""
-        used = [message.used() for message in self._going]
+        """Send the rooms, and return the number of bytes in use."""
+        used = [message.used() for message in self._outgoing]
         self._messages.send(
-            {owner: self._going[owner].packed(used[owner]) for owner in self._others}
+            {owner: self._outgoing[owner].packed(used[owner]) for owner in self._others}
         )
         return sum(map(sum, used))
 
     def wait(self) -> None:
-        """Return when the rows have what was sent."""
+        """Return when all bytes are in the rows."""
         self._messages.wait()
-        for message in self._coming.values():
+        for message in self._incoming.values():
             message.unpack()
 
     def expect(self) -> None:
-        """Let what comes next overwrite the rows."""
+        """Let the next bytes overwrite the rows."""
         self._messages.expect()
 
 
@@ -169,50 +169,50 @@ class ToAll:
         All members call the same in the same order.
     tag : int
         The same on all members, and of nothing else in the group.
-    gathered : sequence of Part
-        Of channels that every worker sends.
-    parts : sequence of sequence of Part
-        Of each owner's channels.
+    gathered : sequence of WireSize
+        Those of the chunks that every worker sends.
+    sizes : sequence of sequence of WireSize
+        Those of each owner's chunks.
 
     Attributes
     ----------
     rooms : list of array of uint8
-        Of what this worker sends: gathered channels, and then those that it owns.
+        The rooms of this worker: those of gathered chunks, then those of the chunks that it owns.
     rows : list of array of uint8
-        What came for each channel: of shape (workers, bytes) for those that are gathered, which are
-        first, and (1, bytes) for the others, those of the first owner first.
+        The bytes that were received for each chunk. Gathered chunks come first, with the shape
+        (workers, bytes). The others follow in the order of their owners, with the shape (1, bytes).
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, tag: int, gathered: Parts, parts: Sequence[Parts]
+        self, group: dist.ProcessGroup, tag: int, gathered: WireSizes, sizes: Sequence[WireSizes]
     ) -> None:
-        rank, workers = dist.get_rank(group), len(parts)
-        self._all = [_Message([*gathered, *of_owner]) for of_owner in parts]
-        self._going = self._all[rank]
-        self._coming = {worker: self._all[worker] for worker in _others(rank, workers)}
-        self._gathered = [np.zeros((workers, part.size), np.uint8) for part in gathered]
-        self.rooms = self._going.rooms
+        rank, workers = dist.get_rank(group), len(sizes)
+        self._all = [_Message([*gathered, *of_owner]) for of_owner in sizes]
+        self._outgoing = self._all[rank]
+        self._incoming = {worker: self._all[worker] for worker in _others(rank, workers)}
+        self._gathered = [np.zeros((workers, size.most), np.uint8) for size in gathered]
+        self.rooms = self._outgoing.rooms
         owned = [room for message in self._all for room in message.rooms[len(gathered) :]]
         self.rows = [*self._gathered, *(room[None] for room in owned)]
-        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._coming))
+        self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._incoming))
 
     def start(self) -> List[int]:
-        """Send what the rooms hold, and say how many bytes of each are in use."""
-        used = self._going.used()
-        self._messages.send(dict.fromkeys(self._coming, self._going.packed(used)))
+        """Send the rooms, and return the bytes in use of each."""
+        used = self._outgoing.used()
+        self._messages.send(dict.fromkeys(self._incoming, self._outgoing.packed(used)))
         return used
 
     def wait(self) -> int:
-        """Return when the rows have what came, and how many bytes that was, with its own."""
+        """Return when all bytes are in the rows: their number, this worker's own included."""
         self._messages.wait()
-        came = [message.unpack() for message in self._coming.values()]
-        for channel, rows in enumerate(self._gathered):
+        received = [message.unpack() for message in self._incoming.values()]
+        for chunk, rows in enumerate(self._gathered):
             for row, message in zip(rows, self._all):
-                row[:] = message.rooms[channel]
-        return sum(came) + sum(self._going.used())
+                row[:] = message.rooms[chunk]
+        return sum(received) + sum(self._outgoing.used())
 
     def expect(self) -> None:
-        """Let what comes next overwrite the rows."""
+        """Let the next bytes overwrite the rows."""
         self._messages.expect()
 
 

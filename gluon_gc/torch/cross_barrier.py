@@ -159,9 +159,10 @@ def CrossBarrier(
         raise ValueError(f"num_steps must be a whole number > 0, got {num_steps!r}")
     DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
     averager = optimizer._averager
-    own = model, kind, int(num_steps)
-    crossing = CrossingAverager(*own, optimizer, averager.passes, averager.state)
-    averager.state.when_stepping = crossing.before_step
+    crossing = CrossingAverager(
+        model, kind, int(num_steps), optimizer, averager.passes, averager.state
+    )
+    averager.state.gradients.when_stepping = crossing.before_step
     optimizer._averager = crossing
     optimizer.__class__ = type(kind.__name__, (_Crossing, kind), {})
     optimizer.register_step_post_hook(_take_gradients)

@@ -178,7 +178,9 @@ class CrossingAverager(Averager):
         self._deliver(update.under_way)
         bucket = update.under_way.bucket
         with self._as_it_was(update.groups):
-            self.state.apply_momentum(self.state.name_of(parameter) for parameter in bucket)
+            self.state.gradients.apply_momentum(
+                self.state.name_of(parameter) for parameter in bucket
+            )
         stepper = self._kind.__new__(self._kind)
         stepper.__setstate__(
             {

@@ -1,47 +1,34 @@
-"""Sums of tensors over the workers of a process group, compressed on the way.
+"""Sums tensors over the workers of a process group, compressed on the way.
 
-Tensors are cut into chunks, each of which has an owner among the workers. Neighbours travel
-together, in two collectives: what all send to the owners, who sum it, and what these answer to all.
-The stages of that are on threads of their own, and overlap. Large chunks that travel as they are
-are summed by an allreduce of torch.distributed's.
+Tensors are cut into chunks. Each chunk has an owner among the workers. Neighbouring chunks travel
+together in two collectives: every worker sends them to their owners, who sum them, and the owners
+send the sums to all workers. The stages of a transfer run on threads of their own, and overlap.
+Large uncompressed chunks are summed by torch.distributed's all-reduce.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import (
-    Any,
-    Collection,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
-import torch
 import torch.distributed as dist
 
 from .. import env, plan
 from ..agreement import Facts
-from ..plan import Chunk, Tensor, working_dtype
+from ..plan import Chunk
 from . import closing, gpu, groups, header, machines
-from .allreduce import Allreduce, sums_in_place
-from .channel import Channel
-from .coder import Seeds
+from .allreduce import sums_in_place
+from .coder import Coders
+from .declared_tensor import DeclaredTensor
+from .exchanged_chunk import ExchangedChunk
 from .gathering import agree, gather, gather_numbers
 from .job import Job
-from .machines import MachineTransfer
 from .pipeline import Pipeline
-from .sparse import SparseJob, SparseSum
-from .stages import STAGES, Item, Stages
-from .transfer import Transfer
+from .sparse import SparseJob
+from .stages import STAGES, Item
+from .transfers import Transfers
 
 _SETTING_UP = "set up their compression"
-_TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
 
 
 class Exchange:
@@ -52,14 +39,16 @@ class Exchange:
     Parameters
     ----------
     group : ProcessGroup, optional
-        By default of all workers. Its bytes travel through groups of its own (`groups`).
+        By default of all workers. The bytes travel through other groups of the same workers, which
+        `groups` makes.
 
     Attributes
     ----------
     rank, workers : int
-        This worker's number in the group, and how many there are.
-    channels : list of Channel
-        All of them, in the order in which they were declared.
+        This worker's rank in the group, and the size of the group.
+    chunks : list of ExchangedChunk
+        The chunks of all tensors, in the order in which they were declared.
+    transfers : Transfers
     """
 
     def __init__(self, group: Optional[dist.ProcessGroup] = None) -> None:
@@ -72,56 +61,44 @@ class Exchange:
         stages = STAGES[1:-1] if self.machines is None else STAGES
         self._pipeline = Pipeline(stages, self._done, self._failed)
         self._loads = [0] * self.workers
-        self._tensors: Dict[str, Tensor] = {}
-        self._devices: Dict[str, torch.device] = {}
-        self._of_tensor: Dict[str, List[Channel]] = {}
-        self._transfers: Dict[Tuple[str, ...], List[Stages]] = {}
-        self._sparse: Dict[str, SparseSum] = {}
-        self._tags = groups.tags(ranks)
-        self._seeds = Seeds(self._groups[0])
-        self.channels: List[Channel] = []
+        self._tensors: Dict[str, DeclaredTensor] = {}
+        self._of_tensor: Dict[str, List[ExchangedChunk]] = {}
+        self._coders = Coders(self._groups[0])
+        self.transfers = Transfers(self._groups, ranks, self.machines, self._of_tensor.__getitem__)
+        self.chunks: List[ExchangedChunk] = []
         self._closed = False
         closing.opened(self)
 
-    # Set-up: every worker comes here with the same tensors
+    # Set-up: all workers call these methods with the same tensors
 
     def agree(self, facts: Facts, doing: str = _SETTING_UP) -> None:
         """Raise a RuntimeError unless all workers state the same facts."""
         agree(self.gather_objects, facts, doing)
 
     def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
-        """What all workers call this with, by rank; nothing may be under way.
+        """The objects of all workers, by rank. Nothing may be under way.
 
         `doing` says in a warning of a stall what all workers must do.
         """
         return gather(mine, doing, self._groups[0])
 
     def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
-        """As `gather_objects`, for whole numbers, equally many on each worker."""
+        """As `gather_objects`, for a number of integers that is the same on each worker."""
         return gather_numbers(mine, doing, self._groups[0])
 
     def declare(
-        self,
-        tensors: Sequence[Tensor],
-        wires: Mapping[str, torch.dtype],
-        devices: Mapping[str, torch.device],
-        minimum: Optional[int] = None,
-        about: Facts = (),
+        self, tensors: Sequence[DeclaredTensor], minimum: Optional[int] = None, about: Facts = ()
     ) -> None:
-        """Expect these tensors, in about the order in which they will be ready.
+        """Prepare the exchange of these tensors.
 
         Parameters
         ----------
-        tensors : sequence of Tensor
-        wires : mapping
-            Of each tensor, the dtype in which it travels where it is not compressed.
-        devices : mapping
-            Where each is.
+        tensors : sequence of DeclaredTensor
+            In about the order in which they will be ready.
         minimum : int, optional
-            Smaller ones than so many bytes are not compressed; by default
-            BYTEPS_MIN_COMPRESS_BYTES.
+            Tensors with fewer bytes are not compressed; by default BYTEPS_MIN_COMPRESS_BYTES.
         about : Facts
-            What else must be the same on all workers.
+            Other facts that must be the same on all workers.
 
         Raises
         ------
@@ -130,131 +107,102 @@ class Exchange:
         """
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         most = env.get("BYTEPS_PARTITION_BYTES")
-        cut = {tensor.name: plan.cut([tensor], most, minimum) for tensor in tensors}
-        chunks = list(itertools.chain.from_iterable(cut.values()))
-        self.agree([*about, *plan.facts(tensors)])
-        self._seeds.draw(chunks)
-        for tensor in tensors:
-            self._tensors[tensor.name] = tensor
-            self._devices[tensor.name] = devices[tensor.name]
-            made = [self._channel(tensor, c, wires[tensor.name]) for c in cut[tensor.name]]
-            self._of_tensor[tensor.name] = made
-            self.channels += made
+        cut = [(tensor, plan.cut([tensor.plan], most, minimum)) for tensor in tensors]
+        self.agree([*about, *plan.facts([tensor.plan for tensor in tensors])])
+        self._coders.draw([chunk for _, chunks in cut for chunk in chunks])
+        for tensor, chunks in cut:
+            name = tensor.plan.name
+            self._tensors[name] = tensor
+            self._of_tensor[name] = [self._exchanged_chunk(tensor, chunk) for chunk in chunks]
+            self.chunks += self._of_tensor[name]
 
-    def channels_of(self, name: str) -> List[Channel]:
-        """Those of a tensor."""
-        return self._of_tensor[name]
-
-    def applies_momentum(self, name: str) -> bool:
-        """Whether momentum is applied to a tensor where it is compressed."""
-        params = [channel.chunk.params for channel in self._of_tensor[name]]
-        return all(one is not None and one.mu is not None for one in params)
-
-    def _channel(self, tensor: Tensor, chunk: Chunk, wire: torch.dtype) -> Channel:
-        """Neighbours have other owners, so that few of them are spread evenly, too."""
+    def _exchanged_chunk(self, tensor: DeclaredTensor, chunk: Chunk) -> ExchangedChunk:
+        """A chunk with its owner, who has the least bytes so far, and with its coders."""
         owner = least = self._loads.index(min(self._loads))
-        node, mine, local, device = self.rank, True, None, self._devices[tensor.name]
-        if self.machines is not None and tensor.params.hierarchical:
+        node, mine, local, device = self.rank, True, None, tensor.device
+        if self.machines is not None and tensor.plan.params.hierarchical:
             node = self.machines.number
             owner, local = divmod(owner, self.machines.local_size)
-            device = gpu.CPU  # where a machine adds up what its workers have
+            device = gpu.CPU  # a machine sums its workers' values there
             mine = local == self.machines.local_rank
         coder = aggregator = None
         if chunk.params is not None and mine:
-            (piece,) = chunk.slices
-            where = (tensor.index, piece.begin)
-            coder = self._seeds.coder(chunk, chunk.params, node, *where, device)
+            index, begin = tensor.plan.index, chunk.slices[0].begin
+            coder = self._coders.of_worker(chunk, node, index, begin, device)
             if chunk.aggregated and owner == node:
-                aggregator = self._seeds.coder(chunk, chunk.params.aggregators, None, *where)
-        working = working_dtype(tensor.dtype) if tensor.floating else "float64"
-        how = (wire, working, device, tensor.checked, coder, aggregator, local)
-        channel = Channel(chunk, owner, *how)
-        if not sums_in_place(channel):
+                aggregator = self._coders.of_aggregator(chunk, index, begin)
+        exchanged = ExchangedChunk(
+            chunk,
+            owner,
+            tensor.wire,
+            plan.working_dtype(tensor.plan.dtype) if tensor.plan.floating else "float64",
+            device,
+            tensor.plan.checked,
+            coder,
+            aggregator,
+            local,
+        )
+        if not sums_in_place(exchanged):
             self._loads[least] += chunk.message_bytes
-        return channel
+        return exchanged
 
     def set_epoch(self, epoch: int) -> None:
-        """Compress as compressors do in an epoch, counted from 0; nothing may be under way."""
-        for channel in self.channels:
-            if channel.coder is not None:
-                channel.coder.set_epoch(epoch)
-        self._transfers.clear()
+        """Set the epoch, counted from 0, for compressors with a warm-up; nothing is under way."""
+        for chunk in self.chunks:
+            if chunk.coder is not None:
+                chunk.coder.set_epoch(epoch)
+        self.transfers.clear()
 
     # A step
 
     def start(self, job: Job) -> None:
-        """Begin to sum a job's tensors, whose channels' results replace the values."""
+        """Begin to sum a job's tensors. The sums replace their values."""
         self.require_open()
         names = tuple(job.staged.values)
         for name in names:
-            if self._devices[name] != job.staged.device:
+            before = self._tensors[name].device
+            if before != job.staged.device:
                 raise ValueError(
-                    f"tensor '{name}' is on {job.staged.device}, but was on {self._devices[name]} "
-                    "when its compression was set up"
+                    f"tensor '{name}' is on {job.staged.device}, but was on {before} when its "
+                    "compression was set up"
                 )
-        if names not in self._transfers:
-            self._forget(names)
-            channels = [channel for name in names for channel in self._of_tensor[name]]
-            self._transfers[names] = list(self._transfers_of(channels))
-        transfers = self._transfers[names]
+        transfers = self.transfers.of(names)
         job.transfers = len(transfers)
         if not transfers:
-            _tell(job, None)
+            _finish(job, None)
         for transfer in transfers:
             self._pipeline.put(Item(transfer, job))
 
     def start_sparse(self, job: SparseJob) -> None:
         """Begin to average a sparse tensor."""
         self.require_open()
-        if job.name not in self._sparse:
-            self._sparse[job.name] = SparseSum(job.name, self._groups)
         job.transfers = 1
-        self._pipeline.put(Item(self._sparse[job.name], job))
+        self._pipeline.put(Item(self.transfers.of_sparse(job.name), job))
 
     def require_open(self) -> None:
-        """RuntimeError if it is closed."""
+        """Raise a RuntimeError if the exchange is closed."""
         if self._closed:
             raise RuntimeError(
                 "nothing can be averaged after bps.shutdown() or bps.suspend(); what uses "
                 "torch.distributed has to be made anew"
             )
 
-    def _transfers_of(self, channels: Sequence[Channel]) -> Iterator[Stages]:
-        """What these travel in, the ones that take the most stages first."""
-        in_place = [channel for channel in channels if sums_in_place(channel)]
-        others = [channel for channel in channels if not sums_in_place(channel)]
-        for part in _together([channel for channel in others if channel.local is not None]):
-            yield MachineTransfer(part, self.machines, next(self._tags))
-        for part in _together([channel for channel in others if channel.local is None]):
-            yield Transfer(part, self._groups, next(self._tags))
-        for _, of_tensor in itertools.groupby(in_place, lambda channel: channel.piece.tensor):
-            yield Allreduce(list(of_tensor), self._groups[0])
-
-    def _forget(self, names: Collection[str]) -> None:
-        """Free what these tensors travelled in, together with others."""
-        for former in [former for former in self._transfers if not set(names).isdisjoint(former)]:
-            del self._transfers[former]
-
-    def transfers(self) -> Iterator[Stages]:
-        """All of them."""
-        return itertools.chain(*self._transfers.values(), self._sparse.values())
-
     def take_back(self, names: Iterable[str]) -> None:
-        """Undo for these tensors the last exchange, in which coders kept copies of their state.
+        """Undo the last exchange of these tensors, from the copies that coders kept of their state.
 
-        Where they kept none, they begin anew. Nothing may be under way.
+        Coders without copies start anew. Nothing may be under way.
         """
-        for channel in itertools.chain.from_iterable(map(self.channels_of, names)):
-            for coder in (channel.coder, channel.aggregator):
+        for chunk in itertools.chain.from_iterable(self._of_tensor[name] for name in names):
+            for coder in (chunk.coder, chunk.aggregator):
                 if coder is not None:
                     coder.take_back()
 
     def close(self) -> None:
-        """End its threads, and give its groups back."""
+        """End the threads, and give the groups back."""
         if not self._closed:
             self._closed = True
             self._pipeline.close()
-            self._transfers.clear()
+            self.transfers.clear()
             groups.give_back(self._groups)
             if self.machines is not None:
                 self.machines.close()
@@ -265,14 +213,14 @@ class Exchange:
         job.transfers -= 1
         if not job.transfers:
             problem = header.problem(job.outcome)
-            _tell(job, RuntimeError(problem) if problem else None)
+            _finish(job, RuntimeError(problem) if problem else None)
 
     @staticmethod
     def _failed(item: Item, error: BaseException) -> None:
         job = item.job
         if job.transfers:
             job.transfers = 0
-            _tell(
+            _finish(
                 job,
                 RuntimeError(
                     "gradients could not be exchanged; a worker may have ended, or does something "
@@ -281,22 +229,9 @@ class Exchange:
             )
 
 
-def _tell(job: Job, error: Optional[BaseException]) -> None:
-    """Tell that a job is done; if that fails, tell why, since somebody waits."""
+def _finish(job: Job, error: Optional[BaseException]) -> None:
+    """Call the job's `done`. If it fails, call it again with its error, since somebody waits."""
     try:
         job.done(job, error)
     except Exception as failed:
         job.done(job, error or failed)
-
-
-def _together(channels: Sequence[Channel]) -> List[List[Channel]]:
-    """Channels that travel together: neighbours."""
-    parts: List[List[Channel]] = []
-    total = _TRANSFER_BYTES
-    for channel in channels:
-        if total >= _TRANSFER_BYTES:
-            parts.append([])
-            total = 0
-        parts[-1].append(channel)
-        total += channel.chunk.message_bytes
-    return parts

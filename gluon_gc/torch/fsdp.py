@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import fsdp
 
 from ..checkpoint import fitting
-from . import saving
+from . import state_dicts
 from .gathering import gather
 from .reduce_scatter import ReduceScatter
 from .settings import chosen_params, named, require_optimizer
@@ -29,7 +29,7 @@ class ShardedCompression:
     def state_dict(self) -> Dict[str, Any]:
         """What this worker carries over: plain values and tensors. No backward may be under way."""
         arrays = {name: of for one in self._sums for name, of in one.carried().items()}
-        return {"format": saving.FORMAT, **self._described(), "arrays": arrays}
+        return {"format": state_dicts.FORMAT, **self._described(), "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned on this worker.
@@ -42,16 +42,16 @@ class ShardedCompression:
         RuntimeError
             Another worker refuses its own; nothing is changed then.
         """
-        saving.if_all_can(gather, lambda: self._check(state), lambda _: [])
+        state_dicts.if_all_fit(gather, lambda: self._check(state))
         for one in self._sums:
             one.load(state["arrays"])
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        saving.require(state, "shards", "compress_reduce_scatter")
+        state_dicts.require_format(state, "shards", "compress_reduce_scatter")
         here = self._described()
         for key in ("rank", "world_size"):
-            fitting.check(saving.SAYS, key, state[key], here[key])
-        saving.check_parameters(state["shards"], here["shards"], strict=True)
+            fitting.check(state_dicts.NOUN, key, state[key], here[key])
+        state_dicts.check_parameters(state["shards"], here["shards"], strict=True)
         for one in self._sums:
             one.check(state["arrays"])
 

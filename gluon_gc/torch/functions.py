@@ -8,17 +8,17 @@ import torch
 
 from ..compression import CompressionParams, byteps
 from .compression import Compression
-from .single_tensors import Calls, Handle
+from .single_tensors import Handle, SingleTensors
 
-_calls: Optional[Calls] = None
+_tensors: Optional[SingleTensors] = None
 
 
-def _started() -> Calls:
-    """What does the calls; all workers make their first call at the same time."""
-    global _calls
-    if _calls is None:
-        _calls = Calls()
-    return _calls
+def _started() -> SingleTensors:
+    """The threads that sum tensors; all workers make their first call at the same time."""
+    global _tensors
+    if _tensors is None:
+        _tensors = SingleTensors()
+    return _tensors
 
 
 def declare(name: str, **compression: Any) -> None:
@@ -41,22 +41,22 @@ def declare(name: str, **compression: Any) -> None:
 
 
 def declarations() -> Dict[str, CompressionParams]:
-    """How each tensor is compressed that was declared."""
-    return {} if _calls is None else dict(_calls.params)
+    """The compression of each declared tensor."""
+    return {} if _tensors is None else dict(_tensors.params)
 
 
 def declare_again(params: Mapping[str, CompressionParams]) -> None:
-    """Declare what `declarations` returned."""
+    """Declare the result of `declarations` again."""
     for name, of_tensor in params.items():
         _started().declare(name, of_tensor)
 
 
 def forget() -> None:
     """Forget declarations, once all calls are done."""
-    global _calls
-    if _calls is not None:
-        _calls.close()
-    _calls = None
+    global _tensors
+    if _tensors is not None:
+        _tensors.close()
+    _tensors = None
 
 
 def push_pull_async_inplace(

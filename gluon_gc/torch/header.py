@@ -1,7 +1,7 @@
-"""The header of a message between workers, in front of its channels.
+"""The header of a message between workers, in front of its chunks.
 
-It has a stamp that must be the same on all workers in a step, and for each channel whether the
-sender has a gradient. An owner's answer has the outcome of comparing the stamps in its place.
+It has a stamp, which must be the same on all workers in a step, and for each chunk whether the
+sender has a gradient. In an owner's answer, the outcome of the comparison replaces the stamp.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Iterable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from .collectives import Part
+from .collectives import WireSize
 
 _STAMP_BYTES = 12
 _PROBLEMS = {
@@ -44,13 +44,13 @@ SAME = Stamp()
 
 
 def checksum(rates: Iterable[float]) -> int:
-    """A number that is another one for other learning rates, but for one case in 2^32."""
+    """A 32-bit checksum of learning rates."""
     return zlib.crc32(np.array(list(rates), np.float64).tobytes())
 
 
-def part(channels: int) -> Part:
-    """What travels for a header of so many channels."""
-    return Part(_STAMP_BYTES + channels)
+def wire_size(chunks: int) -> WireSize:
+    """The bytes of a header for this number of chunks."""
+    return WireSize(_STAMP_BYTES + chunks)
 
 
 def write(room: np.ndarray, stamp: Stamp, present: Sequence[bool]) -> None:
@@ -66,7 +66,7 @@ def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray]:
     -------
     Stamp
         The outcome.
-    array of bool, shape (channels,)
+    array of bool, shape (chunks,)
         Whether any worker has a gradient.
     """
     outcome = compared(rows[:, :_STAMP_BYTES].view(np.uint32), ranks)
@@ -85,7 +85,7 @@ def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
 
 
 def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray]:
-    """The outcome in an answer, and which channels have a gradient; as `read` returns them."""
+    """The outcome in an answer, and which chunks have a gradient; as `read` returns them."""
     return Stamp(*room[:_STAMP_BYTES].view(np.uint32).tolist()), room[_STAMP_BYTES:] != 0
 
 

@@ -35,7 +35,7 @@ def compression_hook(
     for parameter in bucket.parameters():
         gradients[state.name_of(parameter)] = _placed(parameter, buffer, begin)
         begin += staging.real_numel(parameter)
-    absent = gradients.keys() - state.take_made(gradients)
+    absent = gradients.keys() - state.gradients.take_made(gradients)
     averaged = state.average(gradients, begins, absent)
     return averaged.then(lambda done: (done.value(), buffer)[1])
 
@@ -68,7 +68,7 @@ def _sparse(
     """Average the one gradient of a bucket of a sparse one."""
     (parameter,), buffer = bucket.parameters(), bucket.buffer()
     name = state.name_of(parameter)
-    own = buffer if state.take_made([name]) else None
+    own = buffer if state.gradients.take_made([name]) else None
     return state.average_sparse(name, own, begins).then(
         lambda done: buffer.detach() if done.value() is None else done.value()
     )

@@ -1,32 +1,35 @@
-"""Tensors on their way."""
+"""Tensors that are being exchanged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Callable, Collection, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Set
 
 import torch
+from torch.futures import Future
 
 from ..plan import Slice
 from .header import SAME, Stamp
 from .staging import Staged
 
+Done = Callable[[Any, Optional[BaseException]], None]
+
 
 @dataclass
 class Job:
-    """Tensors whose sums over workers replace them.
+    """Tensors that are replaced by their sums over workers.
 
     Parameters
     ----------
     staged : Staged
     scale : float
-        Multiplies what this worker adds.
+        The factor of this worker's values.
     ratios : mapping
-        Of tensors, the previous learning rate over the current one, where it is not 1.
+        By tensor, the previous learning rate over the current one. Ratios of 1 are left out.
     done : callable, optional
-        Is told the job, and an error or None, on another thread.
+        Called on another thread with the job, and an error or None.
     absent : collection of str
-        The tensors that this worker has no gradient of: their values are zeros.
+        The tensors without a gradient on this worker. Their values are zeros.
     stamp : Stamp
         Must be the same on all workers.
     keeps : bool
@@ -37,17 +40,17 @@ class Job:
     nonfinite : list of str
         The tensors whose sum has a NaN or an infinity.
     outcome : Stamp
-        Of comparing the stamps.
+        The outcome of the comparison of stamps.
     unused : set of str
-        The tensors that no worker has a gradient of: nothing has changed for them.
+        The tensors without a gradient on any worker. Their residuals and momentum are unchanged.
     transfers : int
-        Under way.
+        The number of transfers under way.
     """
 
     staged: Staged
     scale: float
     ratios: Mapping[str, float]
-    done: Optional[Callable[["Job", Optional[BaseException]], None]] = None
+    done: Optional[Done] = None
     absent: Collection[str] = ()
     stamp: Stamp = SAME
     keeps: bool = False
@@ -64,6 +67,26 @@ class Job:
         return self.staged.values[piece.tensor][piece.begin : piece.end]
 
     def address(self, piece: Slice) -> int:
-        """Where they are in memory."""
+        """The address of the values of a slice."""
         itemsize = self.staged.values[piece.tensor].itemsize
         return self._begins[piece.tensor] + piece.begin * itemsize
+
+
+def future_on(device: torch.device) -> Future[Any]:
+    """A future for a result on a device."""
+    return Future(devices=[device] if device.type == "cuda" else [])
+
+
+def resolving(future: Future[Any], result: Callable[[Any], Any]) -> Done:
+    """The `done` of a job that gives its result to a future.
+
+    `result` gets the job. If it raises, `done` is called again with its error.
+    """
+
+    def done(job: Job, error: Optional[BaseException]) -> None:
+        if error is None:
+            future.set_result(result(job))
+        else:
+            future.set_exception(error)
+
+    return done

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from .. import env
 from ..plan import Slice
 from . import gpu, groups, header
-from .channel import Channel
 from .coding import as_tensor, is_finite
-from .collectives import Part, ToAll, ToOwners
+from .collectives import ToAll, ToOwners, WireSize
+from .exchanged_chunk import ExchangedChunk
 from .header import Stamp
 from .job import Job
 from .stages import Stages
@@ -102,29 +102,29 @@ class _Sums(Job):
 
 
 class MachineTransfer(Stages[Job]):
-    """Channels that travel together, once a machine.
+    """Chunks that travel together, once a machine.
 
     Parameters
     ----------
-    channels : sequence of Channel
+    chunks : sequence of ExchangedChunk
         Each with the local rank of the workers who exchange it.
     machines : Machines
     tag : int
         The same on all workers, and of no other transfer.
     """
 
-    def __init__(self, channels: Sequence[Channel], machines: Machines, tag: int) -> None:
-        shares = [[c for c in channels if c.local == i] for i in range(machines.local_size)]
+    def __init__(self, chunks: Sequence[ExchangedChunk], machines: Machines, tag: int) -> None:
+        shares = [[c for c in chunks if c.local == i] for i in range(machines.local_size)]
         first, second = machines.inside
         ranks = dist.get_process_group_ranks(first)
-        parts = [[Part(channel.values_bytes) for channel in share] for share in shares]
-        headed = [[header.part(len(part)), *part] if part else [] for part in parts]
+        sizes = [[WireSize(chunk.values_bytes) for chunk in share] for share in shares]
+        headed = [[header.wire_size(len(share)), *share] if share else [] for share in sizes]
         self._in, self._out = ToOwners(first, tag, headed), ToAll(second, tag, [], headed)
         self._mine = shares[machines.local_rank]
-        self._rooms, self._came, self._rows, room_of = {}, {}, {}, {}
+        self._rooms, self._received, self._rows, room_of = {}, {}, {}, {}
         rooms, rows = iter(self._in.rooms), iter(self._out.rows)
         self._sent = [Section(share, rooms, self._rooms) for share in shares]
-        self._read = Section(self._mine, iter(self._in.rows), self._came, ranks)
+        self._read = Section(self._mine, iter(self._in.rows), self._received, ranks)
         self._answer = Section(self._mine, iter(self._out.rooms), room_of)
         self._answers = [Section(share, rows, self._rows) for share in shares]
         self._sums = _Sums({c.piece: _values(c, room) for c, room in room_of.items()})
@@ -141,22 +141,22 @@ class MachineTransfer(Stages[Job]):
         for section in self._sent:
             section.write(job)
         with job.staged.queue():
-            for channel, room in self._rooms.items():
-                gpu.copy_scaled(job.of(channel.piece), job.scale, _values(channel, room))
+            for chunk, room in self._rooms.items():
+                gpu.copy_scaled(job.of(chunk.piece), job.scale, _values(chunk, room))
         self._in.start()
 
     def send(self, job: Job) -> None:
         """Add up this worker's share, and send it to its owners."""
         self._in.wait()
         outcome, unused = self._read.read()
-        for channel, rows in self._came.items():
-            total = self._sums.of(channel.piece)
-            total.copy_(_values(channel, rows[0]))
+        for chunk, rows in self._received.items():
+            total = self._sums.of(chunk.piece)
+            total.copy_(_values(chunk, rows[0]))
             for row in rows[1:]:
-                total += _values(channel, row)
+                total += _values(chunk, row)
         self._in.expect()
         if self._between is not None:
-            self._sums.begin(job, {channel.piece.tensor for channel in unused}, outcome)
+            self._sums.begin(job, {chunk.piece.tensor for chunk in unused}, outcome)
             self._between.send(self._sums)
 
     def answer(self, job: Job) -> None:
@@ -168,7 +168,7 @@ class MachineTransfer(Stages[Job]):
         """Hand the share's sums over machines to all on this one."""
         if self._between is not None:
             self._between.deliver(self._sums)
-        unused = {channel for channel in self._mine if channel.piece.tensor in self._sums.unused}
+        unused = {chunk for chunk in self._mine if chunk.piece.tensor in self._sums.unused}
         self._answer.write_answer(self._sums.outcome, unused)
         self._out.start()
 
@@ -178,15 +178,15 @@ class MachineTransfer(Stages[Job]):
         for section in self._answers:
             outcome, unused = section.read_answer()
             heed(job, outcome)
-            job.unused.update(channel.piece.tensor for channel in unused)
+            job.unused.update(chunk.piece.tensor for chunk in unused)
         with job.staged.queue():
-            for channel, (row,) in self._rows.items():
-                values = _values(channel, row)
-                gpu.copy(values, job.of(channel.piece))
-                if channel.checked and not is_finite(values):
-                    job.nonfinite.append(channel.piece.tensor)
+            for chunk, (row,) in self._rows.items():
+                values = _values(chunk, row)
+                gpu.copy(values, job.of(chunk.piece))
+                if chunk.checked and not is_finite(values):
+                    job.nonfinite.append(chunk.piece.tensor)
         self._out.expect()
 
 
-def _values(channel: Channel, room: np.ndarray) -> torch.Tensor:
-    return as_tensor(room, getattr(torch, channel.working))
+def _values(chunk: ExchangedChunk, room: np.ndarray) -> torch.Tensor:
+    return as_tensor(room, getattr(torch, chunk.working))

@@ -142,7 +142,7 @@ def DistributedOptimizer(
     state = CompressionState(named, params, optimizer, **options)
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)
-    state.when_stepping = optimizer._averager.before_step
+    state.gradients.when_stepping = optimizer._averager.before_step
     if options.get("grad_scaler") is not None:
         wait_before_unscaling(options["grad_scaler"], optimizer)
     return optimizer

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
 from .. import env, plan
 from ..checkpoint import fitting
-from ..checkpoint.cutting import Saved
 from ..compression import CompressionParams
-from ..plan import Tensor
-from . import groups, saving, staging
-from .channel import PLAIN, SUMMED, Channel
-from .coder import Coder, Seeds
-from .coding import Places, codings
+from . import coder_states, groups, staging, state_dicts
+from .coder import Coders
+from .coder_states import Tensors
+from .coding import Buffers, codings
 from .collectives import ToOwners
+from .declared_tensor import declared
+from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
 from .job import Job
 from .left_out import LeftOut
 
 
 class ReduceScatter:
-    """Sums the gradients of one FSDP module, of which each worker gets its shard.
+    """Sums the gradients of one FSDP module. Each worker gets the sums of its shards.
 
-    Every worker compresses what it has of each shard, with error feedback of its own if asked to;
-    the shard's owner adds up the payloads. Nothing is compressed twice.
+    Every worker compresses its gradients of all shards, with its own error feedback if asked to.
+    The owner of a shard adds up the payloads. The sums are not compressed.
 
     Parameters
     ----------
     parameters : mapping of str to Tensor
-        The sharded parameters, by their names.
+        The sharded parameters, by name.
     sizes : sequence of int
-        Elements of a shard of each.
+        The number of elements of a shard of each parameter.
     params : mapping
-        How each is compressed.
+        The compression of each parameter.
     checked : bool
-        Whether what is not finite is an error.
+        Whether a NaN or an infinity is an error.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class ReduceScatter:
         checked: bool,
     ) -> None:
         self._parameters, self._names, self._params = parameters, list(parameters), params
-        self._sizes = [  # where a complex element is two
+        self._sizes = [  # a complex element is two
             size * (2 if parameter.is_complex() else 1)
             for size, parameter in zip(sizes, parameters.values())
         ]
         self._checked, self._steps = checked, 0
         self._left_out = LeftOut(parameters.values(), self._take_back)
-        self.channels: List[Channel] = []
-        self._loaded: saving.Tensors = {}
+        self.chunks: List[ExchangedChunk] = []
+        self._loaded: Tensors = {}
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory for gradients."""
+        """Allocate memory for gradients."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -75,7 +75,7 @@ class ReduceScatter:
         Raises
         ------
         RuntimeError
-            A parameter got no gradient; or what came is not finite.
+            A parameter got no gradient, or a sum has a NaN or an infinity.
         """
         workers, rank = dist.get_world_size(group), dist.get_rank(group)
         input_tensor = staging.as_real(input_tensor).view(-1)
@@ -85,7 +85,7 @@ class ReduceScatter:
                 f"a parameter of {', '.join(self._names)} got no gradient: what is compressed with "
                 "fully_shard must take part in every step"
             )
-        if not self.channels:
+        if not self.chunks:
             self._open(group, input_tensor)
         self._begin()
         rows = staging.Staged(
@@ -105,20 +105,20 @@ class ReduceScatter:
         adds = any(_has_gradient(parameter) for parameter in self._parameters.values())
         self._left_out.begin(allowed=adds)
         if self._left_out.keeps and not adds:
-            for _, _, coder in self._coders():
-                coder.keep()
+            for chunk in self._compressed():
+                chunk.coder.keep()
         self._left_out.exchange(self._names)
         self._steps += 1
 
     def _take_back(self, names: Sequence[str]) -> None:
-        for _, _, coder in self._coders():
-            coder.take_back()
+        for chunk in self._compressed():
+            chunk.coder.take_back()
         self._steps -= 1
 
     # Checkpoints
 
     def describe(self) -> List[Dict[str, Any]]:
-        """What must fit the one that goes on from it, of each parameter."""
+        """The parameters as they must be when a checkpoint is loaded."""
         return [
             {
                 "name": name,
@@ -128,41 +128,40 @@ class ReduceScatter:
             for name, size in zip(self._names, self._sizes)
         ]
 
-    def carried(self) -> saving.Tensors:
-        """What this worker carries over."""
-        return saving.packed(self._coders()) if self.channels else self._loaded
+    def carried(self) -> Tensors:
+        """This worker's residuals and random streams."""
+        return coder_states.packed(self.chunks) if self.chunks else self._loaded
 
-    def check(self, tensors: saving.Tensors) -> None:
-        """ValueError unless it has what `carried` returned, as far as is known before a step."""
-        if self.channels:
-            layout = saving.worker_layout(self.channels)
-            arrays = saving.unpacked(self._own(tensors))
+    def check(self, tensors: Tensors) -> None:
+        """Raise ValueError unless these fit, as far as is known before the first step."""
+        if self.chunks:
+            layout = coder_states.worker_layout(self.chunks)
+            arrays = coder_states.unpacked(self._own(tensors))
             names = {place.tensor: place.tensor for place in (*layout, *arrays)}
-            fitting.check_arrays(saving.SAYS, arrays, layout, names, strict=True)
+            fitting.check_arrays(state_dicts.NOUN, arrays, layout, names, strict=True)
 
-    def load(self, tensors: saving.Tensors) -> None:
-        """Go on from what `carried` returned, perhaps among others; once the first step begins."""
+    def load(self, tensors: Tensors) -> None:
+        """Go on from the result of `carried`, perhaps among others, when the next step begins."""
         self._loaded = self._own(tensors)
         self._left_out.loaded()
-        if self.channels:
+        if self.chunks:
             self._apply()
 
     def _apply(self) -> None:
-        """Give the coders what was loaded."""
-        saved = Saved(saving.unpacked(self._loaded))
-        for node, channel, coder in self._coders():
-            coder.load_state(saving.cut(node, channel, coder, saved))
+        """Give the loaded tensors to the coders."""
+        coder_states.restore(self.chunks, coder_states.unpacked(self._loaded))
         self._loaded = {}
 
-    def _own(self, tensors: saving.Tensors) -> saving.Tensors:
-        """What is of these parameters."""
-        of_shards = tensors.items()
-        return {key: of for key, of in of_shards if key.rpartition("/")[0] in self._names}
+    def _own(self, tensors: Tensors) -> Tensors:
+        """The tensors of these parameters."""
+        return {
+            key: of_shard
+            for key, of_shard in tensors.items()
+            if key.rpartition("/")[0] in self._names
+        }
 
-    def _coders(self) -> Iterator[Tuple[str, Channel, Coder]]:
-        for channel in self.channels:
-            if channel.coder is not None:
-                yield "worker", channel, channel.coder
+    def _compressed(self) -> List[ExchangedChunk]:
+        return [chunk for chunk in self.chunks if chunk.coder is not None]
 
     def _run(self, rows: Job, shards: Job) -> None:
         for coding in self._codings:
@@ -181,47 +180,53 @@ class ReduceScatter:
             )
 
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
-        """Make ready for a group of workers, all of whom come here."""
-        workers, rank = dist.get_world_size(group), dist.get_rank(group)
-        ranks = dist.get_process_group_ranks(group)
+        """Prepare the exchange with a group of workers, who all call this."""
+        ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
         group = groups.new_group(ranks)
-        seeds = Seeds(group)
-        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        dtype, device = like.dtype, like.device
-        kind, on_nonfinite = staging.planned_dtype(dtype), "raise" if self._checked else "propagate"
-        owned: List[List[Channel]] = []
-        for worker in range(workers):
-            owned.append([])
-            for index, (name, size) in enumerate(zip(self._names, self._sizes)):
-                params = self._params[name]
-                tensor = Tensor(_key(name, worker), size, kind, params, index, name, on_nonfinite)
-                wire = staging.wire_of(dtype, params.fp16)
-                chunks = plan.cut([tensor], most, least)
-                seeds.draw(chunks)
-                for chunk in chunks:
-                    begin = worker * size + chunk.slices[0].begin
-                    coder = None
-                    if chunk.params is not None:
-                        coder = seeds.coder(chunk, chunk.params, rank, index, begin, device)
-                    working = plan.working_dtype(kind)
-                    how = (chunk, worker, wire, working, device, tensor.checked, coder)
-                    owned[-1].append(Channel(*how))
-        self.channels = [channel for of_owner in owned for channel in of_owner]
-        parts = [[channel.part for channel in of_owner] for of_owner in owned]
-        self._to_owners = ToOwners(group, 0, parts)
-        came = dict(zip(owned[rank], self._to_owners.rows))
-        sums = {c: rows[0].copy() for c, rows in came.items() if c.kind in (PLAIN, SUMMED)}
-        answers = {c: sums[c][None] if c in sums else rows for c, rows in came.items()}
-        sent = dict(zip(self.channels, self._to_owners.rooms))
-        places = Places(sent, {c: came[c] for c in sums}, sums, answers)
-        self._codings = codings(self.channels, places)
+        coders = Coders(group)
+        owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
+        self.chunks = [chunk for of_owner in owned for chunk in of_owner]
+        sizes = [[chunk.wire_size for chunk in of_owner] for of_owner in owned]
+        self._to_owners = ToOwners(group, 0, sizes)
+        received = dict(zip(owned[rank], self._to_owners.rows))
+        sums = {c: rows[0].copy() for c, rows in received.items() if c.kind in (PLAIN, SUMMED)}
+        answers = {c: sums[c][None] if c in sums else rows for c, rows in received.items()}
+        sent = dict(zip(self.chunks, self._to_owners.rooms))
+        buffers = Buffers(sent, {c: received[c] for c in sums}, sums, answers)
+        self._codings = codings(self.chunks, buffers)
         if self._loaded:
             self.check(self._loaded)
             self._apply()
 
+    def _chunks_of(
+        self, owner: int, rank: int, coders: Coders, like: torch.Tensor
+    ) -> Iterator[ExchangedChunk]:
+        """The chunks of an owner's shards, with this worker's coders."""
+        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
+        on_nonfinite = "raise" if self._checked else "propagate"
+        for index, (name, size) in enumerate(zip(self._names, self._sizes)):
+            params, key = self._params[name], _key(name, owner)
+            tensor = declared(key, like, params, index, size, name, on_nonfinite)
+            chunks = plan.cut([tensor.plan], most, least)
+            coders.draw(chunks)
+            for chunk in chunks:
+                coder = None
+                if chunk.params is not None:
+                    begin = owner * size + chunk.slices[0].begin
+                    coder = coders.of_worker(chunk, rank, index, begin, tensor.device)
+                yield ExchangedChunk(
+                    chunk,
+                    owner,
+                    tensor.wire,
+                    plan.working_dtype(tensor.plan.dtype),
+                    tensor.device,
+                    tensor.plan.checked,
+                    coder,
+                )
+
 
 def _key(name: str, worker: int) -> str:
-    """What the shard of a parameter is called that is a worker's."""
+    """The name of a worker's shard of a parameter."""
     return f"{name}/{worker}"
 
 
@@ -231,7 +236,7 @@ def _has_gradient(sharded: torch.Tensor) -> bool:
 
 
 def _scale(op: Any, workers: int) -> float:
-    """What a reduce operation multiplies a sum by."""
+    """The factor by which a reduce operation multiplies a sum."""
     if op == dist.ReduceOp.AVG:
         return 1.0 / workers
     if op == dist.ReduceOp.SUM:

@@ -13,16 +13,16 @@ from torch.futures import Future
 from ..agreement import Facts
 from ..algorithms.base import Arrays, Round, Shapes
 from ..compression import CompressionParams
-from ..plan import Tensor
 from . import staging
+from .declared_tensor import declared
 from .exchange import Exchange
-from .job import Job
+from .job import Job, future_on, resolving
 
 Tensors = Dict[str, torch.Tensor]
 
 
 class Rounds:
-    """Averages vectors for `gluon_gc.algorithms.driver.Driver`, whose front end this is.
+    """Averages vectors for an algorithm: PyTorch's front end of `algorithms.driver.Driver`.
 
     Parameters
     ----------
@@ -30,18 +30,18 @@ class Rounds:
         Facts that must be the same on all workers.
     parameters : mapping
     params : mapping
-        By parameter, how its vectors are compressed.
+        By parameter, the compression of its vectors.
     group : ProcessGroup, optional
         The workers; by default all.
     step : callable
-        Gives the number of the step that is being made.
+        Returns the number of the current step.
 
     Attributes
     ----------
     exchanges : dict of Exchange
         By the kind of round.
     counts : Counter
-        How many rounds of each kind there were.
+        The number of rounds of each kind.
     """
 
     def __init__(
@@ -75,18 +75,21 @@ class Rounds:
     def declare(self, kind: str, shapes: Shapes) -> None:
         """Get ready to average vectors of these shapes; all workers call this."""
         exchange = Exchange(self._group)
-        order = {name: index for index, name in enumerate(self._parameters)}
-        tensors, wires, devices = [], {}, {}
-        for name, shape in shapes.items():
-            parameter, params = self._parameters[name], self._params[name]
-            called = f"the {kind} of parameter {name}"
-            dtype = staging.planned_dtype(parameter.dtype)
-            own = torch.Size(shape).numel(), dtype, params, order[name], called, "raise"
-            tensors.append(Tensor(name, *own))
-            wires[name] = staging.wire_of(parameter.dtype, params.fp16)
-            devices[name] = parameter.device
+        numbers = {name: number for number, name in enumerate(self._parameters)}
+        tensors = [
+            declared(
+                name,
+                self._parameters[name],
+                self._params[name],
+                numbers[name],
+                size=torch.Size(shape).numel(),
+                called=f"the {kind} of parameter {name}",
+                on_nonfinite="raise",
+            )
+            for name, shape in shapes.items()
+        ]
         about = [*self._about, ("", {"kind of round": kind})]
-        exchange.declare(tensors, wires, devices, about=about)
+        exchange.declare(tensors, about=about)
         self._shapes[kind], self.exchanges[kind] = shapes, exchange
 
     def average(self, request: Round) -> Arrays:
@@ -115,33 +118,24 @@ class Rounds:
         return vectors
 
     def _require_same(self, request: Round) -> None:
-        """RuntimeError, on all workers, unless all ask for the same round in the same step."""
-        fits = bool(request.vectors) and self._declared(request)
-        kind = list(self.exchanges).index(request.kind) if fits else -1
+        """RuntimeError, on all workers, unless all ask for the same declared round and step."""
+        declared = bool(request.vectors) and self._declared(request)
+        kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
-        meeting, doing = self.meeting, "make a round of the algorithm"
-        everybody = meeting.gather_numbers([self._step(), kind, names], doing)
-        if len(set(everybody)) == 1 and kind >= 0:
-            return
-        asked = f"round '{request.kind}' in step {self._step()}"
-        said = meeting.gather_objects((asked, fits, list(request.vectors)), doing)
-        for rank, (other, known, _) in enumerate(said):
-            if not known:
-                raise RuntimeError(
-                    f"worker {rank} asks for {other}, but its kind, names, shapes or dtypes are "
-                    "not those that the algorithm's rounds() lists"
-                )
-        rank = next(r for r, numbers in enumerate(everybody) if numbers != everybody[0])
-        (other, _, theirs), (first, _, expected) = said[rank], said[0]
-        differing = sorted({*theirs} ^ {*expected})
-        of = f", and one of the two has {differing[0]} in addition" if differing else ""
-        raise RuntimeError(
-            f"worker {rank} asks for {other}, but worker 0 for {first}{of}: an algorithm must ask "
-            "for the same rounds on all workers"
-        )
+        doing = "make a round of the algorithm"
+        everybody = self.meeting.gather_numbers([self._step(), kind, names], doing)
+        if len(set(everybody)) > 1:
+            facts = {"step": self._step(), "round": request.kind, "a declared round": declared}
+            vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
+            self.meeting.agree([("the algorithm", facts), *vectors], doing)
+        if not declared:
+            raise RuntimeError(
+                f"round '{request.kind}' in step {self._step()} is not one of the algorithm's "
+                "rounds(): its kind, names, shapes or dtypes differ"
+            )
 
     def _declared(self, request: Round) -> bool:
-        """Whether a round is one that `declare` was told."""
+        """Whether a round was declared."""
         shapes = self._shapes.get(request.kind, {})
         return all(
             name in shapes
@@ -167,15 +161,11 @@ def _averaged(exchange: Exchange, vectors: Tensors) -> Future[List[str]]:
     The future has the names of the vectors with a NaN or an infinity.
     """
     staged = staging.Staged(vectors)
-    devices = [staged.device] if staged.device.type == "cuda" else []
-    future: Future[List[str]] = Future(devices=devices)
+    future: Future[List[str]] = future_on(staged.device)
 
-    def done(job: Job, error: Optional[BaseException]) -> None:
-        if error is None:
-            staged.finish(1.0)
-            future.set_result(job.nonfinite)
-        else:
-            future.set_exception(error)
+    def result(job: Job) -> List[str]:
+        staged.finish(1.0)
+        return job.nonfinite
 
-    exchange.start(Job(staged, 1.0 / exchange.workers, {}, done))
+    exchange.start(Job(staged, 1.0 / exchange.workers, {}, resolving(future, result)))
     return future

@@ -1,8 +1,9 @@
-"""Which parameters there are, and how each is compressed."""
+"""The parameters of a model, the compression of each, and the settings of their optimizer."""
 
 from __future__ import annotations
 
 import fnmatch
+from functools import partial
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -12,6 +13,7 @@ from ..agreement import Facts
 from ..compression import CompressionParams, parse, warn_of_ignored
 from ..compression.momentum import has_nesterov
 from ..options import nearest
+from ..plan import params_for_dimensions
 from . import gpu
 from .optimizer_hooks import param_groups
 
@@ -21,7 +23,7 @@ _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.
 def named(
     named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
 ) -> Tuple[Dict[str, torch.nn.Parameter], Dict[str, torch.nn.Parameter]]:
-    """Those that need gradients, by names without those of wrappers, and those that do not."""
+    """The parameters that need gradients, and the others; names are without those of wrappers."""
     parameters: Dict[str, torch.nn.Parameter] = {}
     frozen: Dict[str, torch.nn.Parameter] = {}
     for name, parameter in named_parameters:
@@ -38,7 +40,7 @@ def named(
 
 
 class Chosen(NamedTuple):
-    """By parameter, how it is compressed, and whether its momentum is Nesterov's if it has any."""
+    """The compression of each parameter, and whether its momentum, if any, is Nesterov's."""
 
     params: Dict[str, CompressionParams]
     nesterov: Dict[str, bool]
@@ -52,17 +54,18 @@ def chosen_params(
     nesterov: bool = False,
     optimizer: Optional[Optimizer] = None,
 ) -> Chosen:
-    """How each parameter is compressed, given the optimizer's momentum.
+    """The compression of each parameter, given the optimizer's momentum.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong compression_params, or an override of what there is not.
+        Wrong compression_params, or an override that no parameter matches.
     """
     overrides = overrides or {}
-    of_optimizer = mu, nesterov, "" if optimizer is None else type(optimizer).__name__
-    chosen = parse(compression_params, *of_optimizer)
-    own = {pattern: parse(params, *of_optimizer) for pattern, params in overrides.items()}
+    kind = "" if optimizer is None else type(optimizer).__name__
+    parsed = partial(parse, mu=mu, nesterov=nesterov, optimizer=kind)
+    of_all = parsed(compression_params)
+    own = {pattern: parsed(params) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
     for pattern in own:
         if not fnmatch.filter(parameters, pattern):
@@ -70,16 +73,24 @@ def chosen_params(
                 f"overrides has {pattern!r}, but there is no such parameter; did you mean "
                 f"'{nearest(pattern, parameters)}'?"
             )
-    result = Chosen({}, {})
+    chosen = Chosen({}, {})
     for name, parameter in parameters.items():
-        matching = [pattern for pattern in own if fnmatch.fnmatchcase(name, pattern)]
-        params = own[matching[0]] if matching else chosen
-        result.nesterov[name] = has_nesterov(params, chosen, nesterov)
-        accumulates = params.compressor is not None and params.compressor.traits.accumulates
-        if accumulates and parameter.ndim == 1:  # as in the reference implementation of DGC
-            params = CompressionParams(fp16=params.fp16)
-        result.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
-    return result
+        matching = (params for p, params in own.items() if fnmatch.fnmatchcase(name, p))
+        params = next(matching, of_all)
+        chosen.nesterov[name] = has_nesterov(params, of_all, nesterov)
+        params = params_for_dimensions(params, parameter.ndim)
+        chosen.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
+    return chosen
+
+
+def require_frozen(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raise a RuntimeError if a parameter that needed no gradient needs one now."""
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            raise RuntimeError(
+                f"parameter {name} needed no gradient when its CompressionState was made, so "
+                "that its gradient is not averaged: make the state after it is unfrozen"
+            )
 
 
 def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[Optimizer]) -> None:
@@ -93,7 +104,7 @@ def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[
 
 
 def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
-    """What workers must have in common to do the same with averages.
+    """Facts about an optimizer that must be the same on all workers.
 
     `mu` is the momentum that is applied instead of the optimizer's, which is 0 then.
     """
@@ -109,13 +120,13 @@ def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
 
 
 def learning_rates(optimizer: Optional[Optimizer]) -> List[float]:
-    """Those of an optimizer's parameter groups."""
+    """The learning rates of an optimizer's parameter groups."""
     groups = param_groups(optimizer) if optimizer is not None else []
     return [float(group["lr"]) for group in groups if "lr" in group]
 
 
 def _plain(value: Any) -> Any:
-    """A setting of an optimizer as JSON has it; of others than numbers and words, the kind."""
+    """A setting of an optimizer as JSON has it. Unknown kinds are replaced by their names."""
     if isinstance(value, torch.Tensor):
         return value.tolist() if value.numel() <= 1 else list(value.shape)
     if isinstance(value, (tuple, list)):

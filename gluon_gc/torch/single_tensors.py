@@ -1,7 +1,7 @@
 """Sums of single tensors, one after the other, on threads of their own.
 
-A tensor whose name was declared travels compressed; others are torch.distributed's to sum. Workers
-first compare what they are about to do.
+A tensor whose name was declared travels compressed. torch.distributed sums the others. Before each
+sum, workers compare the names, shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any, Dict, Optional
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.futures import Future
@@ -17,20 +18,21 @@ from torch.futures import Future
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import gathering, gpu, groups, staging
+from .declared_tensor import declared
 from .exchange import Exchange
 from .header import SAME
-from .job import Job
+from .job import Job, resolving
 from .pipeline import Pipeline
 from .sparse import SparseJob, SparseSum
 
 
 class Handle:
-    """A tensor on its way; for `poll` and `synchronize`.
+    """A tensor that is being summed; for `poll` and `synchronize`.
 
     Parameters
     ----------
     tensor : Tensor
-        It becomes the sum or average.
+        It is replaced by the sum or average.
     name : str, optional
     average : bool
 
@@ -46,7 +48,7 @@ class Handle:
         self.future: Future[None] = Future()
 
     def described(self) -> Dict[str, Any]:
-        """What must be the same on all workers."""
+        """Values that must be the same on all workers."""
         return {
             "name": self.name,
             "average": bool(self.average),
@@ -56,13 +58,13 @@ class Handle:
         }
 
 
-class Calls:
-    """Does what the functions are called for, one after the other, on threads of its own.
+class SingleTensors:
+    """Sums single tensors, one after the other, on threads of its own.
 
     Attributes
     ----------
     params : dict of str to CompressionParams
-        How each tensor is compressed that was declared.
+        The compression of each declared tensor.
     """
 
     def __init__(self) -> None:
@@ -86,7 +88,7 @@ class Calls:
         self._pipeline.put(handle)
 
     def close(self) -> None:
-        """End, once all is done."""
+        """End the threads, once all sums are done."""
         self._pipeline.close()
         groups.give_back(self._groups)
 
@@ -96,16 +98,14 @@ class Calls:
             handle.future.set_exception(error)
 
     def _compare(self, handle: Handle) -> None:
-        """The first stage: compare what workers are about to do."""
+        """The first stage: compare the tensors of all workers."""
         own = handle.described()
         digest = hashlib.sha256(json.dumps(own).encode()).digest()
-        told = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        everybody = [torch.empty_like(told) for _ in range(self._workers)]
-        dist.all_gather(everybody, told, group=self._groups[0])
-        if all(torch.equal(one, told) for one in everybody):
+        mine, doing = np.frombuffer(digest, np.int64).tolist(), "call push_pull"
+        if len(set(gathering.gather_numbers(mine, doing, self._groups[0]))) == 1:
             return
         try:
-            gathering.agree(self._gather, [("push_pull", own)], "call push_pull")
+            gathering.agree(self._gather, [("push_pull", own)], doing)
         except RuntimeError as error:
             handle.future.set_exception(error)
 
@@ -144,29 +144,20 @@ class Calls:
         self._expect(name, tensor)
         staged = staging.Staged({name: tensor})
 
-        def done(job: Job, error: Optional[BaseException]) -> None:
-            if error is not None:
-                handle.future.set_exception(error)
-            else:
-                staged.finish(1.0)
-                handle.future.set_result(None)
-
         scale = 1.0 / self._workers if handle.average else 1.0
+        done = resolving(handle.future, lambda job: staged.finish(1.0))
         self._exchange.start(Job(staged, scale, {}, done))
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
-        params, dtype = self.params[name], staging.planned_dtype(tensor.dtype)
-        index = list(self.params).index(name)
-        now = Tensor(name, staging.real_numel(tensor), dtype, params, index)
-        known = self._expected.get(name)
+        params, index = self.params[name], list(self.params).index(name)
+        now, known = declared(name, tensor, params, index), self._expected.get(name)
         if known is None:
-            wire = staging.wire_of(tensor.dtype, params.fp16)
-            self._exchange.declare([now], {name: wire}, {name: tensor.device})
-            self._expected[name] = now
-        elif (known.size, known.dtype) != (now.size, now.dtype):
+            self._exchange.declare([now])
+            self._expected[name] = now.plan
+        elif (known.size, known.dtype) != (now.plan.size, now.plan.dtype):
             raise ValueError(
                 f"tensor '{name}' must have {known.size} elements of {known.dtype}, as when it was "
-                f"first summed; got {now.size} of {now.dtype}"
+                f"first summed; got {now.plan.size} of {now.plan.dtype}"
             )
 
 

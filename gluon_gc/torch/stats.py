@@ -1,31 +1,30 @@
-"""What a step moves and takes, from the meters of transfers."""
+"""The bytes and seconds of a step, from the meters of transfers."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import torch
 
-from ..stats import with_ratios
+from .. import stats
 
 if TYPE_CHECKING:
-    from .channel import Channel
     from .exchange import Exchange
+    from .exchanged_chunk import ExchangedChunk
 
 
 @dataclass
 class Meter:
-    """What a worker did in a transfer.
+    """The bytes and seconds of a worker in a transfer.
 
     Parameters
     ----------
     steps : int
     pushed_bytes, pulled_bytes : int
-        That it handed over, and that came back.
+        The bytes that it has sent and received.
     compress_seconds, wait_seconds, decompress_seconds : float
     """
 
@@ -36,13 +35,17 @@ class Meter:
     wait_seconds: float = 0.0
     decompress_seconds: float = 0.0
 
+    def of_step(self, steps: int = 0) -> Dict[str, float]:
+        """`stats.FIELDS`, on average over a number of steps; 0: those of this transfer."""
+        return {field: getattr(self, field) / (steps or self.steps) for field in stats.FIELDS}
+
     def reset(self) -> None:
         """Begin again at zero."""
         self.__init__()
 
     @contextmanager
     def timing(self, field: str) -> Iterator[None]:
-        """Add to a field what goes on within."""
+        """Add the seconds of a block to a field."""
         began = time.perf_counter()
         yield
         setattr(self, field, getattr(self, field) + time.perf_counter() - began)
@@ -56,34 +59,25 @@ def of_step(
 ) -> Dict[str, Any]:
     """The stats of a step on average, of these tensors and in all.
 
-    `steps`: how many there were; 0: each transfer took part in all of them.
+    `steps`: the number of steps; 0: each transfer took part in all of them.
     """
-    sums: Dict[str, Dict[str, float]] = {name: {} for name in tensors}
-    for transfer in itertools.chain.from_iterable(one.transfers() for one in exchanges):
-        fields = asdict(transfer.meter)
-        took_part = fields.pop("steps")
-        steps_of_it = steps or took_part
-        for tensor, share in transfer.shares() if took_part else ():
-            _add(sums[tensor], {key: share / steps_of_it * fields[key] for key in fields})
-        if reset:
+    transfers = [transfer for exchange in exchanges for transfer in exchange.transfers]
+    measured = stats.by_tensor(
+        (transfer.meter.of_step(steps), transfer.shares())
+        for transfer in transfers
+        if transfer.meter.steps
+    )
+    if reset:
+        for transfer in transfers:
             transfer.meter.reset()
-    total: Dict[str, float] = {}
-    for fields in sums.values():
-        _add(total, fields)
-    sizes = {n: (tensor.numel() * tensor.itemsize, tensor.numel()) for n, tensor in tensors.items()}
-    whole = [sum(column) for column in zip(*sizes.values())]
-    return {
-        "tensors": {name: with_ratios(*sizes[name], sums[name]) for name in tensors},
-        "total": with_ratios(*whole, total),
+    sizes = {
+        name: stats.Size(tensor.numel() * tensor.itemsize, tensor.numel())
+        for name, tensor in tensors.items()
     }
+    return stats.report(sizes, measured)
 
 
-def shares_of(channels: Sequence[Channel]) -> Iterator[Tuple[str, float]]:
-    """For each channel its tensor, and its share of the bytes of all of them."""
-    whole = sum(channel.num_bytes for channel in channels)
-    return ((channel.piece.tensor, channel.num_bytes / whole) for channel in channels)
-
-
-def _add(to: Dict[str, float], fields: Mapping[str, float]) -> None:
-    for key, value in fields.items():
-        to[key] = to.get(key, 0.0) + value
+def shares_of(chunks: Sequence[ExchangedChunk]) -> Iterator[Tuple[str, float]]:
+    """For each chunk its tensor, and its share of the bytes of all of them."""
+    whole = sum(chunk.num_bytes for chunk in chunks)
+    return ((chunk.piece.tensor, chunk.num_bytes / whole) for chunk in chunks)

@@ -1,4 +1,4 @@
-"""suspend and resume: workers leave their job, and go on as another one, of as many or of fewer."""
+"""suspend and resume: workers leave their job, and all or some of them go on as another job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ..checkpoint import STREAM, Place
 from ..compression import CompressionParams
 from ..options import is_whole
-from . import functions, groups, rendezvous, runtime, saving
+from . import coder_states, functions, groups, rendezvous, runtime, saving
 from .averager import Averager, averagers
 from .gathering import gather
 from .rendezvous import Meeting
@@ -36,30 +36,30 @@ class _Kept:
         self._state.suspend(_SUSPENDED)
 
     def give_back(self, all_are_there: bool) -> None:
-        """Go on bit for bit, or with an even share of what all workers had."""
+        """Go on bit for bit, or with an even share of all workers' residuals and momentum."""
         self._state.resume()
         if all_are_there:
             self._state.load_state_dict(self._saved)
             return
-        here = self._state.exchange
-        several = here.workers if here.machines is None else here.machines.count
-        arrays = {place: array / array.dtype.type(several) for place, array in self._sums.items()}
-        own = saving.unpacked(self._saved["arrays"])
+        exchange = self._state.exchange
+        count = exchange.workers if exchange.machines is None else exchange.machines.count
+        arrays = {place: array / array.dtype.type(count) for place, array in self._sums.items()}
+        own = coder_states.unpacked(self._saved["arrays"])
         arrays.update({place: array for place, array in own.items() if place.node == "trainer"})
-        saving.apply(self._state, arrays)
+        saving.apply(exchange, self._state.momentum, arrays)
 
 
 def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
     """The sums over all workers of residuals and of momentum, by chunk."""
-    for channel in state.exchange.channels:
-        chunk, piece, coder = channel.chunk, channel.piece, channel.coder
-        layout = {} if chunk.params is None else chunk.params.state_layout(chunk.size, chunk.dtype)
+    for chunk in state.exchange.chunks:
+        plan, piece, coder = chunk.plan, chunk.piece, chunk.coder
+        layout = {} if plan.params is None else plan.params.state_layout(plan.size, plan.dtype)
         own = {} if coder is None else coder.state()
-        for what, (shape, dtype) in layout.items():
-            if what != STREAM:
-                total = torch.from_numpy(own.get(what, np.zeros(shape, dtype)))
+        for kind, (shape, dtype) in layout.items():
+            if kind != STREAM:
+                total = torch.from_numpy(own.get(kind, np.zeros(shape, dtype)))
                 dist.all_reduce(total)
-                yield Place(piece.tensor, "worker", what, piece.begin), total.numpy()
+                yield Place(piece.tensor, "worker", kind, piece.begin), total.numpy()
 
 
 class _Suspended(NamedTuple):
@@ -68,10 +68,10 @@ class _Suspended(NamedTuple):
     Parameters
     ----------
     meeting : Meeting
-        Where it has met the others.
+        The place where it has met the other workers.
     kept : list of _Kept
     declared : dict
-        How tensors of push_pull are compressed.
+        The compression of push_pull's tensors.
     """
 
     meeting: Meeting
@@ -111,7 +111,8 @@ def resume(
     Parameters
     ----------
     num_workers : int
-        How many workers go on, at most those that were there. To add some, start the job anew.
+        The number of workers that go on, at most the number before. To add workers, start the job
+        anew.
     num_servers : int
         Ignored: PyTorch needs no servers.
     global_rank : int

@@ -1,4 +1,4 @@
-"""Channels that travel together: one collective to their owners, another to all."""
+"""Chunks that travel together: one collective to their owners, another to all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import torch.distributed as dist
 
 from . import header
-from .channel import GATHERED, Channel
-from .coding import Places, codings
-from .collectives import Part, ToAll, ToOwners
+from .coding import Buffers, codings
+from .collectives import ToAll, ToOwners, WireSize
+from .exchanged_chunk import GATHERED, ExchangedChunk
 from .groups import Pair
 from .header import SAME, Stamp
 from .job import Job
@@ -19,41 +19,40 @@ from .stats import Meter, shares_of
 
 
 class Transfer(Stages[Job]):
-    """Channels that travel together.
+    """Chunks that travel together.
 
     Parameters
     ----------
-    channels : sequence of Channel
+    chunks : sequence of ExchangedChunk
     groups : pair of ProcessGroup
         For each of the two collectives.
     tag : int
-        The same on all workers, and of no other transfer.
+        The same on all workers, and different for each transfer.
 
     Attributes
     ----------
-    channels : list of Channel
+    chunks : list of ExchangedChunk
     meter : Meter
-        Of all of them.
+        The bytes and seconds of all chunks together.
     """
 
-    def __init__(self, channels: Sequence[Channel], groups: Pair, tag: int) -> None:
+    def __init__(self, chunks: Sequence[ExchangedChunk], groups: Pair, tag: int) -> None:
         first, second = groups
         workers, rank = dist.get_world_size(first), dist.get_rank(first)
         ranks = dist.get_process_group_ranks(first)
-        gathered = [channel for channel in channels if channel.kind == GATHERED]
+        gathered = [chunk for chunk in chunks if chunk.kind == GATHERED]
         owned = [
-            [c for c in channels if c.kind != GATHERED and c.owner == worker]
+            [c for c in chunks if c.kind != GATHERED and c.owner == worker]
             for worker in range(workers)
         ]
-        others = [channel for of_owner in owned for channel in of_owner]
-        self.channels, self.meter = [*gathered, *others], Meter()
-        parts = [parts_of(of_owner) for of_owner in owned]
-        parts_of_gathered = parts_of(gathered)
-        self._num_gathered = len(parts_of_gathered)
-        self._to_all = ToAll(second, tag, parts_of_gathered, parts)
-        self._to_owners = ToOwners(first, tag, parts) if others else None
+        others = [chunk for of_owner in owned for chunk in of_owner]
+        self.chunks, self.meter = [*gathered, *others], Meter()
+        gathered_sizes, *sizes = map(wire_sizes, (gathered, *owned))
+        self._num_gathered = len(gathered_sizes)
+        self._to_all = ToAll(second, tag, gathered_sizes, sizes)
+        self._to_owners = ToOwners(first, tag, sizes) if others else None
         rooms, rows = iter(self._to_all.rooms), iter(self._to_all.rows)
-        sent, answer, came, answers = {}, {}, {}, {}
+        sent, answer, received, answers = {}, {}, {}, {}
         self._gathered = Section(gathered, rooms, sent)
         self._answer = Section(owned[rank], rooms, answer)
         self._gathered_rows = Section(gathered, rows, answers, ranks)
@@ -61,31 +60,31 @@ class Transfer(Stages[Job]):
         if self._to_owners is not None:
             rooms = iter(self._to_owners.rooms)
             self._sent = [Section(of_owner, rooms, sent) for of_owner in owned]
-            self._came = Section(owned[rank], iter(self._to_owners.rows), came, ranks)
-        places = Places(sent, came, answer, answers)
-        self._of_gathered = codings(gathered, places)
-        self._of_others = codings(others, places)
+            self._received = Section(owned[rank], iter(self._to_owners.rows), received, ranks)
+        buffers = Buffers(sent, received, answer, answers)
+        self._of_gathered = codings(gathered, buffers)
+        self._of_others = codings(others, buffers)
 
     def shares(self) -> Iterator[Tuple[str, float]]:
-        return shares_of(self.channels)
+        return shares_of(self.chunks)
 
     def send(self, job: Job) -> None:
-        """Make what the owners get of the job's values, and send it."""
+        """Encode the job's values for their owners, and send them."""
         if self._to_owners is None:
             return
         with self.meter.timing("compress_seconds"):
             for section in self._sent:
                 section.write(job)
-                keep_state(job, section.channels)
+                keep_state(job, section.chunks)
             for coding in self._of_others:
                 coding.encode(job)
         self.meter.pushed_bytes += self._to_owners.start()
 
     def answer(self, job: Job) -> None:
-        """Make what all get, and send it."""
+        """Encode the gathered chunks, sum those that this worker owns, and send both to all."""
         with self.meter.timing("compress_seconds"):
             self._gathered.write(job)
-            keep_state(job, self._gathered.channels)
+            keep_state(job, self._gathered.chunks)
             for coding in self._of_gathered:
                 coding.encode(job)
         if self._to_owners is not None:
@@ -97,17 +96,17 @@ class Transfer(Stages[Job]):
         self.meter.pushed_bytes += sum(used[: self._num_gathered])  # the others are answers
 
     def _aggregate(self, job: Job) -> None:
-        """Make the answers; aggregators stay as they are where nobody has a gradient."""
-        outcome, unused = self._came.read()
-        owned = self._came.channels
+        """Sum the chunks that this worker owns. Aggregators of unused chunks stay as they are."""
+        outcome, unused = self._received.read()
+        owned = self._received.chunks
         aggregators = [c.aggregator for c in owned if c.aggregator and (job.keeps or c in unused)]
         for aggregator in aggregators:
             aggregator.keep()
         for coding in self._of_others:
             coding.answer()
-        for channel in unused:
-            if channel.aggregator is not None:
-                channel.aggregator.take_back()
+        for chunk in unused:
+            if chunk.aggregator is not None:
+                chunk.aggregator.take_back()
         self._answer.write_answer(outcome, unused)
 
     def deliver(self, job: Job) -> None:
@@ -125,86 +124,86 @@ class Transfer(Stages[Job]):
         self.meter.steps += 1
 
 
-def parts_of(channels: Sequence[Channel]) -> List[Part]:
-    """What travels of channels in one message: a header, and each of them; nothing for none."""
-    return [header.part(len(channels)), *(c.part for c in channels)] if channels else []
+def wire_sizes(chunks: Sequence[ExchangedChunk]) -> List[WireSize]:
+    """The sizes of a header and of the chunks behind it; no header without chunks."""
+    return [header.wire_size(len(chunks)), *(c.wire_size for c in chunks)] if chunks else []
 
 
 class Section:
-    """Channels behind one header.
+    """Chunks behind one header.
 
     Parameters
     ----------
-    channels : sequence of Channel
+    chunks : sequence of ExchangedChunk
     rooms : iterator of array
-        Where the header is, and then each channel; this takes as many of them.
-    places : dict
-        Is told where each channel is.
+        The memory of the header, and then of each chunk. Others may follow.
+    buffers : dict
+        Gets the memory of each chunk.
     ranks : sequence of int
         The workers whose headers `read` compares.
     """
 
     def __init__(
         self,
-        channels: Sequence[Channel],
+        chunks: Sequence[ExchangedChunk],
         rooms: Iterator[np.ndarray],
-        places: Dict[Channel, np.ndarray],
+        buffers: Dict[ExchangedChunk, np.ndarray],
         ranks: Sequence[int] = (),
     ) -> None:
-        self.channels, self._ranks = channels, ranks
-        if channels:
+        self.chunks, self._ranks = chunks, ranks
+        if chunks:
             self._header = next(rooms)
-            places.update(zip(channels, rooms))
+            buffers.update(zip(chunks, rooms))
 
     def write(self, job: Job) -> None:
-        """Say which channels have a gradient here."""
-        if self.channels:
-            present = [channel.piece.tensor not in job.absent for channel in self.channels]
+        """Write which chunks have a gradient here."""
+        if self.chunks:
+            present = [chunk.piece.tensor not in job.absent for chunk in self.chunks]
             header.write(self._header, job.stamp, present)
 
-    def read(self) -> Tuple[Stamp, Set[Channel]]:
-        """The outcome of comparing all workers' headers, and the channels that nobody uses."""
-        if not self.channels:
+    def read(self) -> Tuple[Stamp, Set[ExchangedChunk]]:
+        """The outcome of comparing all workers' headers, and the chunks without a gradient."""
+        if not self.chunks:
             return SAME, set()
         return self._unused(*header.read(self._header, self._ranks))
 
-    def write_answer(self, outcome: Stamp, unused: Set[Channel]) -> None:
-        """Answer with what `read` found."""
-        if self.channels:
-            header.write(self._header, outcome, [c not in unused for c in self.channels])
+    def write_answer(self, outcome: Stamp, unused: Set[ExchangedChunk]) -> None:
+        """Write the answer to what `read` returned."""
+        if self.chunks:
+            header.write(self._header, outcome, [c not in unused for c in self.chunks])
 
-    def read_answer(self) -> Tuple[Stamp, Set[Channel]]:
-        """What an owner answered."""
-        if not self.channels:
+    def read_answer(self) -> Tuple[Stamp, Set[ExchangedChunk]]:
+        """As `read`, from the owner's answer."""
+        if not self.chunks:
             return SAME, set()
         return self._unused(*header.read_answer(self._header[0]))
 
-    def _unused(self, outcome: Stamp, present: np.ndarray) -> Tuple[Stamp, Set[Channel]]:
+    def _unused(self, outcome: Stamp, present: np.ndarray) -> Tuple[Stamp, Set[ExchangedChunk]]:
         if present.all():
             return outcome, set()
-        return outcome, {channel for channel, here in zip(self.channels, present) if not here}
+        return outcome, {chunk for chunk, here in zip(self.chunks, present) if not here}
 
 
-def keep_state(job: Job, channels: Sequence[Channel]) -> None:
-    """Have coders keep copies of what may have to be taken back."""
+def keep_state(job: Job, chunks: Sequence[ExchangedChunk]) -> None:
+    """Keep copies of the state of chunks whose exchange may be taken back."""
     if job.keeps or job.absent:
-        for channel in channels:
-            if channel.coder is not None and (job.keeps or channel.piece.tensor in job.absent):
-                channel.coder.keep()
+        for chunk in chunks:
+            if chunk.coder is not None and (job.keeps or chunk.piece.tensor in job.absent):
+                chunk.coder.keep()
 
 
 def heed(job: Job, outcome: Stamp) -> None:
-    """Note that workers differ, if they do."""
+    """Note whether workers differ."""
     if outcome != SAME:
         job.outcome = outcome
 
 
-def leave_out(job: Job, unused: Set[Channel]) -> None:
-    """Have things as they were before, for channels that no worker has a gradient of."""
+def leave_out(job: Job, unused: Set[ExchangedChunk]) -> None:
+    """Undo the exchange of chunks without a gradient on any worker."""
     with job.staged.queue():
-        for channel in unused:
-            job.of(channel.piece).zero_()
-    for channel in unused:
-        job.unused.add(channel.piece.tensor)
-        if channel.coder is not None:
-            channel.coder.take_back()
+        for chunk in unused:
+            job.of(chunk.piece).zero_()
+    for chunk in unused:
+        job.unused.add(chunk.piece.tensor)
+        if chunk.coder is not None:
+            chunk.coder.take_back()

@@ -575,7 +575,7 @@ def the_bits_of_the_cpu(folder):
             assert torch.equal(trained(params), weights), params
     for params in ({**ONEBIT, "momentum": None}, TOPK):
         state = bps.CompressionState(Net().named_parameters(), params)
-        assert any(isinstance(channel.coder, GpuCoder) for channel in state.exchange.channels)
+        assert any(isinstance(chunk.coder, GpuCoder) for chunk in state.exchange.chunks)
         state.close()
 
 

@@ -268,7 +268,7 @@ def the_first_drop_after_a_step_is_told_and_later_ones_undone():
 
 def _finish_a_drop(state):
     """What the next backward would begin with."""
-    state._left_out.begin()
+    state.gradients.left_out.begin()
 
 
 def backwards_that_are_added_up_without_no_sync():
@@ -641,7 +641,7 @@ def checkpoints_that_differ_are_refused_by_all():
     dist.all_gather_object(files, early)
     before = copy.deepcopy(state.state_dict()["arrays"])
     own = "the rank is 0 there, but 1 here"
-    other = 'worker 1 has load_state_dict "a state_dict that it refuses"'
+    other = 'worker 1 has state_dict "that it refuses" for load_state_dict'
     kind, said = ((RuntimeError, other), (ValueError, own))[rank]
     raised(kind, said, lambda: state.load_state_dict(files[0]))
     said = "worker 1 has steps 4 for the state_dict, but worker 0 has 2"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from typing import ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -151,7 +152,7 @@ class Horovod(HierarchicalExchange):
         return bool(self._across)
 
     def _on_machine(self) -> Cluster:
-        name, (number, nodes) = self.shared_entropy().hex(), self._machine
+        name, (number, nodes) = self.bytes_of_root(os.urandom(16)).hex(), self._machine
         place = dict(worker_id=number, local_rank=self.local_rank, local_size=self.local_size)
         return Cluster("worker", name, root_port=0, num_worker=nodes, num_server=1, **place)
 

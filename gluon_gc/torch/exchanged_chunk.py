@@ -1,0 +1,97 @@
+"""A chunk of a tensor as workers exchange it: its owner, dtypes and device, and its codecs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+import numpy as np
+import torch
+
+from ..compression import CompressionParams
+from ..plan import Chunk
+from .coder import Coder
+from .collectives import WireSize
+
+PLAIN, SUMMED, TWO_WAY, GATHERED = "plain", "summed", "two_way", "gathered"
+
+
+@dataclass(eq=False)  # chunks are keys of dictionaries
+class ExchangedChunk:
+    """A chunk of one tensor.
+
+    Parameters
+    ----------
+    plan : Chunk
+    owner : int
+        The worker that sums it. If `local` is given: the number of a machine.
+    wire : torch.dtype
+        The dtype in which its values travel uncompressed.
+    working : str
+        The dtype of its values before and after the exchange.
+    device : torch.device
+        The device of these values.
+    checked : bool
+        Whether uncompressed values are searched for NaNs and infinities.
+    coder : Coder, optional
+        This worker's codec, if the chunk is compressed.
+    aggregator : Coder, optional
+        The owner's codec, if this worker is the owner and aggregates payloads.
+    local : int, optional
+        The local rank of the workers who exchange the chunk after each machine has summed it.
+
+    Attributes
+    ----------
+    piece : Slice
+        Its elements.
+    kind : str
+        PLAIN: the owner sums values. SUMMED: the owner sums payloads, which are values. TWO_WAY:
+        the owner aggregates payloads. GATHERED: all workers get all payloads.
+    """
+
+    plan: Chunk
+    owner: int
+    wire: torch.dtype
+    working: str
+    device: torch.device
+    checked: bool
+    coder: Optional[Coder] = None
+    aggregator: Optional[Coder] = None
+    local: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        (self.piece,) = self.plan.slices
+        self.kind = PLAIN
+        if self.coder is not None:
+            compressed = TWO_WAY if self.plan.aggregated else SUMMED
+            self.kind = GATHERED if self.plan.gathered else compressed
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that one worker sends, or that the owner answers, at most."""
+        if self.coder is None:
+            return self.plan.size * self.wire.itemsize
+        return self.coder.codec.payload_bytes
+
+    @property
+    def carries(self) -> bool:
+        """Whether this worker keeps a residual or momentum for it."""
+        return self.coder is not None and bool(self.coder.codec.memory or self.coder.codec.momentum)
+
+    @property
+    def wire_size(self) -> WireSize:
+        """The bytes of its payload or values in a message."""
+        varies = self.coder is not None and self.coder.codec.length_at is not None
+        if not varies or self.plan.params.compressor.full:
+            return WireSize(self.num_bytes)
+        return WireSize(self.num_bytes, self.coder.codec.used)
+
+    @property
+    def values_bytes(self) -> int:
+        """The bytes of its values in their working dtype."""
+        return self.plan.size * np.dtype(self.working).itemsize
+
+    @property
+    def coding(self) -> Tuple[str, Optional[CompressionParams], str, torch.device]:
+        """A key that is equal for chunks that one call of the library can compress."""
+        return self.kind, self.plan.params, self.plan.dtype, self.device

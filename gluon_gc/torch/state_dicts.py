@@ -1,0 +1,95 @@
+"""What all state_dicts of PyTorch's front end share: their format, and checks before loading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, TypeVar
+
+import torch
+
+from ..agreement import Facts
+from ..checkpoint import fitting
+from ..checkpoint.loading import if_all_can
+from ..compression import CompressionParams
+from .gathering import Gather, agree
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+StateDict = Mapping[str, Any]
+Description = Mapping[str, Any]
+Prepared = TypeVar("Prepared")
+
+FORMAT = 1
+NOUN = "state_dict"
+"""The name of the argument in errors."""
+_CALL = "load_state_dict"
+
+
+def if_all_fit(
+    gather: Gather,
+    prepare: Callable[[], Prepared],
+    facts: Callable[[Prepared], Facts] = lambda prepared: [],
+) -> Prepared:
+    """The result of `prepare`, if it succeeds on all workers with the same facts.
+
+    `checkpoint.loading.if_all_can` has the errors.
+    """
+    return if_all_can(
+        lambda stated: agree(gather, stated, f"call {_CALL}"),
+        _CALL,
+        NOUN,
+        prepare,
+        lambda prepared: [(_CALL, {NOUN: "that fits"}), *facts(prepared)],
+    )
+
+
+def require_format(given: Any, key: str, owner: str) -> None:
+    """Raise ValueError unless it is a state_dict, with this key, that this version reads."""
+    if not isinstance(given, Mapping) or not {"format", key} <= given.keys():
+        raise ValueError(f"this is not a state_dict of {owner}")
+    if given["format"] != FORMAT:
+        raise ValueError(
+            f"the state_dict has format {given['format']}, but this gluon_gc reads {FORMAT}"
+        )
+
+
+def described_workers(exchange: Exchange) -> Dict[str, Any]:
+    """This worker's rank, the number of workers, and the number of machines that sum first."""
+    return {
+        "rank": exchange.rank,
+        "world_size": exchange.workers,
+        "machines": exchange.machines and exchange.machines.count,
+    }
+
+
+def described_parameters(
+    parameters: Mapping[str, torch.nn.Parameter], params: Mapping[str, CompressionParams]
+) -> List[Dict[str, Any]]:
+    """The parameters and their compression, as plain values."""
+    return [
+        {
+            "name": name,
+            "shape": list(parameter.shape),
+            "dtype": str(parameter.dtype),
+            "compression": fitting.as_read(params[name].identity()),
+        }
+        for name, parameter in parameters.items()
+    ]
+
+
+def check_parameters(
+    there: Iterable[Description], here: Iterable[Description], strict: bool
+) -> Dict[str, str]:
+    """The names of the parameters that are in both descriptions; ValueError if these differ.
+
+    Each description has a "name". If strict, all parameters must be in both.
+    """
+    there_by_name = {parameter["name"]: parameter for parameter in there}
+    here_by_name = {parameter["name"]: parameter for parameter in here}
+    if strict:
+        fitting.check(NOUN, "set of parameters", sorted(there_by_name), sorted(here_by_name))
+    common = there_by_name.keys() & here_by_name.keys()
+    for name in common:
+        expected = here_by_name[name]
+        fitting.check_parameter(NOUN, f"'{name}'", there_by_name[name], expected, expected)
+    return {name: name for name in common}

@@ -1,0 +1,90 @@
+"""Puts the chunks of tensors that travel together into transfers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from . import groups
+from .allreduce import Allreduce, sums_in_place
+from .exchanged_chunk import ExchangedChunk
+from .groups import Pair
+from .machines import Machines, MachineTransfer
+from .sparse import SparseSum
+from .stages import Stages
+from .transfer import Transfer
+
+_TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
+
+
+class Transfers:
+    """Makes transfers for sets of tensors, and keeps them for the next steps.
+
+    Parameters
+    ----------
+    pair : pair of ProcessGroup
+    ranks : sequence of int
+        The workers of these groups.
+    machines : Machines, optional
+        The machines that sum the values of their workers first.
+    chunks_of : callable
+        Returns the chunks of a tensor, given its name.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        ranks: Sequence[int],
+        machines: Optional[Machines],
+        chunks_of: Callable[[str], List[ExchangedChunk]],
+    ) -> None:
+        self._groups, self._machines, self._chunks_of = pair, machines, chunks_of
+        self._tags = groups.tags(ranks)
+        self._dense: Dict[Tuple[str, ...], List[Stages]] = {}
+        self._sparse: Dict[str, SparseSum] = {}
+
+    def of(self, names: Collection[str]) -> List[Stages]:
+        """The transfers of dense tensors that travel together."""
+        key = tuple(names)
+        if key not in self._dense:
+            for former in [former for former in self._dense if not set(key).isdisjoint(former)]:
+                del self._dense[former]
+            self._dense[key] = list(self._made([c for name in key for c in self._chunks_of(name)]))
+        return self._dense[key]
+
+    def of_sparse(self, name: str) -> SparseSum:
+        """The transfer of a sparse tensor."""
+        if name not in self._sparse:
+            self._sparse[name] = SparseSum(name, self._groups)
+        return self._sparse[name]
+
+    def __iter__(self) -> Iterator[Stages]:
+        return itertools.chain(*self._dense.values(), self._sparse.values())
+
+    def clear(self) -> None:
+        """Forget the transfers of dense tensors. Others are made when they are needed."""
+        self._dense.clear()
+
+    def _made(self, chunks: Sequence[ExchangedChunk]) -> Iterator[Stages]:
+        """New transfers for chunks, those with the most stages first."""
+        in_place = [chunk for chunk in chunks if sums_in_place(chunk)]
+        others = [chunk for chunk in chunks if not sums_in_place(chunk)]
+        for together in _batches([chunk for chunk in others if chunk.local is not None]):
+            yield MachineTransfer(together, self._machines, next(self._tags))
+        for together in _batches([chunk for chunk in others if chunk.local is None]):
+            yield Transfer(together, self._groups, next(self._tags))
+        for _, of_tensor in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
+            yield Allreduce(list(of_tensor), self._groups[0])
+
+
+def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
+    """Neighbouring chunks that travel together."""
+    batches: List[List[ExchangedChunk]] = []
+    total = _TRANSFER_BYTES
+    for chunk in chunks:
+        if total >= _TRANSFER_BYTES:
+            batches.append([])
+            total = 0
+        batches[-1].append(chunk)
+        total += chunk.plan.message_bytes
+    return batches

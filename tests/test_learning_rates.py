@@ -1,0 +1,34 @@
+"""Ratios of learning rates, for error feedback that follows them."""
+
+import pytest
+
+from gluon_gc.learning_rates import LearningRates
+
+
+@pytest.fixture
+def rates():
+    made = LearningRates()
+    assert made.advance({"a": 0.5, "b": 0.25}) == {}
+    return made
+
+
+def test_a_rate_that_has_changed_has_the_ratio_of_the_last_one_to_the_new_one(rates):
+    assert rates.advance({"a": 0.25, "b": 0.25}) == {"a": 2.0}
+    assert rates.advance({"a": 0.25, "b": 0.5}) == {"b": 0.5}
+
+
+def test_a_parameter_that_is_left_out_of_a_step_keeps_its_rate(rates):
+    assert rates.advance({"b": 0.125}) == {"b": 2.0}
+    assert rates.advance({"a": 0.125, "b": 0.125}) == {"a": 4.0}
+
+
+def test_a_rate_of_zero_is_passed_over(rates):
+    assert rates.advance({"a": 0.0, "b": 0.25}) == {}
+    assert rates.advance({"a": 1.0, "b": 0.25}) == {"a": 0.5}
+
+
+def test_a_step_that_is_taken_back_leaves_the_rates_before_it(rates):
+    rates.advance({"a": 0.125})
+    rates.take_back()
+    assert rates.last == {"a": 0.5, "b": 0.25}
+    assert rates.advance({"a": 0.25}) == {"a": 2.0}
