@@ -26,8 +26,8 @@ from ....auto.choice import Topology
 from ....checkpoint import Place
 from ....env import Cluster
 from ....launch.leaving import ending
-from ....launch.patience import Patience
 from ....launch.progress import Progress
+from ....launch.stall_watch import StallWatch
 from ....plan import Slice
 from ...channel import Channel, Sending
 from ...gradient import Gradient, Gradients
@@ -87,7 +87,7 @@ class GluonGCHorovod(HierarchicalKVStore):
         self._groups: Dict[ProcessSet, KnownGroups] = {}
         self._broadcasts = itertools.count()
         self._progress = Progress()
-        self._patience = Patience(f"worker {self.rank}", self._progress)
+        self._patience = StallWatch(f"worker {self.rank}", self._progress)
         GluonGCHorovod.connected = self
         self.agree("init")
 

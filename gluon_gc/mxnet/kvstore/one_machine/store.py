@@ -16,8 +16,8 @@ from ....agreement import Message
 from ....launch.leaving import ending
 from ....launch.machine import Machine
 from ....launch.neighbours import Neighbours
-from ....launch.patience import Patience
 from ....launch.progress import Progress
+from ....launch.stall_watch import StallWatch
 from ....plan import Chunk
 from ...channel import Channel
 from ...exchange import CompressingKVStore
@@ -55,7 +55,7 @@ class GluonGCMachine(CompressingKVStore):
             self._machine = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
             self._neighbours = Neighbours(self._machine)
             self._pool = Pool(self._machine)
-        self._patience = Patience(f"worker {self.rank}", self._progress)
+        self._patience = StallWatch(f"worker {self.rank}", self._progress)
         self._pooled: Dict[Channel, Pooled] = {}
         GluonGCMachine.connected = self
         self.agree("init")
