@@ -110,15 +110,15 @@ class CodecHandle:
         return layout
 
     def used(self, payload: np.ndarray) -> int:
-        """The number of bytes of a payload (uint8, shape (payload_bytes,)) that are in use.
+        """The number of bytes in use of a payload, which an array of uint8 begins with.
 
         Raises
         ------
         ValueError
-            The payload says that it is longer than that.
+            The payload says that it is longer than the array.
         """
-        address = address_of("payload", payload, self.payload_bytes, np.uint8)
-        used = library.gluon_gc_used(self._handle, address)
+        address = address_of("payload", payload, payload.size, np.uint8)
+        used = library.gluon_gc_used(self._handle, address, payload.size)
         if used > payload.size:
             raise ValueError(f"a payload of at most {payload.size} bytes says it has {used}")
         return used

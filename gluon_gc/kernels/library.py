@@ -198,7 +198,7 @@ _FUNCTIONS = {
     "aggregate": (_message, *_calls),
     "decompress": (_message, *_calls),
     "inspect": (_message, *_calls),
-    "used": (_size, _pointer, _pointer),
+    "used": (_size, _pointer, _pointer, _size),
     "valid": (_integer, _pointer, _pointer, _size),
     "residual": (_message, *_calls),
     "restore": (_message, *_calls),

@@ -157,7 +157,10 @@ const char* gluon_gc_decompress(const gluon_gc_call* calls, std::size_t count) {
   });
 }
 
-std::size_t gluon_gc_used(const gluon_gc_codec* codec, const std::uint8_t* payload) { return codec->used(payload); }
+std::size_t gluon_gc_used(const gluon_gc_codec* codec, const std::uint8_t* payload, std::size_t capacity) {
+  const std::size_t length_end = codec->header + sizeof(std::uint32_t);
+  return codec->compressor.traits.variable && capacity < length_end ? length_end : codec->used(payload);
+}
 
 int gluon_gc_valid(const gluon_gc_codec* codec, const std::uint8_t* payload, std::size_t capacity) {
   bool valid = false;

@@ -125,9 +125,9 @@ GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t c
 /* values = sum of D(payloads), in their order, or with `add` that is added. Checks the payloads as aggregate does. */
 GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t count);
 
-/* The bytes of a payload that are in use, by the length that it says, which is not checked. payload_bytes can be
-   read. */
-GLUON_GC_API size_t gluon_gc_used(const gluon_gc_codec* codec, const uint8_t* payload);
+/* The bytes of a payload that are in use, by the length that it says, which may be more than `capacity`; `capacity`
+   bytes can be read. */
+GLUON_GC_API size_t gluon_gc_used(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
 
 /* Whether a payload can be decoded; `capacity` bytes can be read. */
 GLUON_GC_API int gluon_gc_valid(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
