@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Dict, Iterable, List, Sequence
 
-from gluon_gc import algorithms, compression, env
+from gluon_gc import algorithms, compression
+from gluon_gc.variables import KINDS, REQUIRED, TABLE, Variable
+from gluon_gc.variables_of_launchers import OF_LAUNCHERS
 
 PAGE = Path(__file__).with_name("reference.md")
 
@@ -14,8 +16,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def _default(variable: env.Variable) -> str:
-    if variable.default is env.REQUIRED:
+def _default(variable: Variable) -> str:
+    if variable.default is REQUIRED:
         return "required in a cluster"
     if callable(variable.default):
         return variable.default.__doc__
@@ -53,7 +55,7 @@ def _options_of_algorithms() -> Iterable[Sequence[str]]:
             yield f"`{name}`", f"`{key}`", option.allowed, default, option.meaning
 
 
-def _names(variable: env.Variable) -> str:
+def _names(variable: Variable) -> str:
     return f"`{variable.name}`" + (f" (older: `{variable.older}`)" if variable.older else "")
 
 
@@ -63,12 +65,12 @@ def page() -> str:
         (f"`{name}`", compressor.description) for name, compressor in compression.registry.items()
     )
     variables = (
-        (_names(variable), env.KINDS[variable.kind][0], _default(variable), variable.meaning)
-        for variable in env.TABLE
+        (_names(variable), KINDS[variable.kind][0], _default(variable), variable.meaning)
+        for variable in TABLE
     )
     of_launchers = (
-        (_names(variable), env.KINDS[variable.kind][0], variable.meaning)
-        for variable in env.OF_LAUNCHERS
+        (_names(variable), KINDS[variable.kind][0], variable.meaning)
+        for variable in OF_LAUNCHERS
     )
     lines = [
         "# Reference",

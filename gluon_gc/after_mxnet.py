@@ -1,7 +1,7 @@
-"""Makes our stores known to MXNet once it and gluon_gc are both imported, whichever comes first.
+"""Registers our stores with MXNet once MXNet and gluon_gc are both imported, in any order.
 
-MXNet takes a name that it does not know for its own local store, and every worker would then train
-by itself without a word.
+MXNet uses its own local store for a name that it does not know. Each worker would then train alone,
+without an error.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Optional
 
 
 class _Finder(MetaPathFinder):
-    """Finds MXNet where the others do, for what follows to be done when it has been imported."""
+    """Finds MXNet with the other finders, and registers our stores after its import."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Optional[ModuleSpec]:
         if name != "mxnet":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -39,7 +39,7 @@ def _register() -> None:
 
 
 def register() -> None:
-    """Make our stores known to MXNet, now or when it is imported."""
+    """Register our stores with MXNet, now or when it is imported."""
     if sys.modules.get("mxnet"):
         _register()
     else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .agreement import Facts
 from .compression import CompressionParams
-from .kernels import frame_words
+from .kernels import frame_words, rows_head_bytes
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
@@ -152,16 +152,12 @@ def _wire_dtype(tensor: Tensor) -> str:
     return "float16" if tensor.params.fp16 else tensor.dtype
 
 
-def rows_bytes(rows: int) -> int:
-    """The bytes of the length, the row count and the row numbers of a message, at most."""
-    return 4 * (2 + rows)
-
-
 def _compressed(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
     """Chunks with small messages, unless smaller chunks take more bytes in all."""
     dtype = working_dtype(tensor.dtype)
     if tensor.rows:
-        payload = rows_bytes(tensor.rows) + tensor.params.codec(tensor.size, dtype).payload_bytes
+        payload = rows_head_bytes(tensor.rows)
+        payload += tensor.params.codec(tensor.size, dtype).payload_bytes
         whole = Slice(tensor.name, 0, tensor.size)
         return [Chunk((whole,), dtype, tensor.params, 4 * frame_words(payload), tensor.rows)]
     chunks = _evenly(tensor, dtype, partition_bytes)

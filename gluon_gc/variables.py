@@ -9,6 +9,11 @@ import os
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional
 
+BIGARRAY_BOUND = 2**31 - 1
+"""Elements up to which MXNet leaves an array on one server: the highest bound that MXNet takes.
+
+Servers tell our arrays apart by their keys. The parts of a spread array have other arrays' keys.
+"""
 REQUIRED = object()
 """The default of a variable that must be set when it is read."""
 
@@ -234,7 +239,7 @@ TABLE = (
     Variable("MXNET_CPU_TEMP_COPY", 8, "positive", _SHARED),
     Variable(
         "MXNET_KVSTORE_BIGARRAY_BOUND",
-        2**31 - 1,
+        BIGARRAY_BOUND,
         "positive",
         "elements above which MXNet spreads an array over servers. gluon_gc cuts arrays by itself, "
         "and raises a lower bound to this one",

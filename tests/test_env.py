@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gluon_gc import env
+from gluon_gc import env, variables, variables_of_launchers
 
 WORKER = {
     "DMLC_ROLE": "worker",
@@ -14,7 +14,7 @@ WORKER = {
     "DMLC_NUM_SERVER": "1",
     "DMLC_WORKER_ID": "1",
 }
-VARIABLES = (*env.TABLE, *env.OF_LAUNCHERS)
+VARIABLES = (*variables.TABLE, *variables_of_launchers.OF_LAUNCHERS)
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def environ(monkeypatch):
 def test_the_table_names_each_variable_once_and_states_rules_that_exist():
     names = [name for variable in VARIABLES for name in (variable.name, variable.older) if name]
     assert len(names) == len(set(names))
-    assert {variable.kind for variable in VARIABLES} <= set(env.KINDS)
+    assert {variable.kind for variable in VARIABLES} <= set(variables.KINDS)
 
 
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
 def test_an_unset_variable_has_its_default_or_is_missed_by_name(environ, variable):
-    if variable.default is env.REQUIRED:
+    if variable.default is variables.REQUIRED:
         with pytest.raises(env.ConfigurationError, match=f"{variable.name} is not set: "):
             env.get(variable.name)
     elif callable(variable.default):
@@ -304,7 +304,8 @@ def test_a_variable_that_nobody_reads_is_found_with_the_nearest_that_is_read(env
 
 
 @pytest.mark.parametrize(
-    "name", [*env.IGNORED, "BYTEPS_MIN_COMPRESS_BYTE", "BYTEPS_NUMA_ON", "BYTEPS_XYZ", "NUMA_ONN"]
+    "name",
+    [*variables.IGNORED, "BYTEPS_MIN_COMPRESS_BYTE", "BYTEPS_NUMA_ON", "BYTEPS_XYZ", "NUMA_ONN"],
 )
 def test_a_variable_that_is_bytepss_or_of_others_is_not_called_misspelt(environ, name):
     environ[name] = "1"
@@ -312,4 +313,4 @@ def test_a_variable_that_is_bytepss_or_of_others_is_not_called_misspelt(environ,
 
 
 def test_no_variable_is_both_read_and_ignored():
-    assert not {variable.name for variable in env.TABLE}.intersection(env.IGNORED)
+    assert not {variable.name for variable in variables.TABLE}.intersection(variables.IGNORED)

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gluon_gc"
 
 OF_NAMEDTUPLES = {"_fields", "_replace"}  # public, whatever their names
 OF_OTHERS = {
-    "launch/supervisor.py": {"_exit"},
+    "launch/child.py": {"_exit"},
     "mxnet/algorithm.py": {"_fresh_grad"},
     "mxnet/algorithm_arguments.py": {"_grad_stype", "_stype"},
     "mxnet/freshness.py": {"_fresh_grad"},

@@ -32,12 +32,12 @@ _BUFFERED = 0.5  # of the seconds a byte that the largest exchange took
 
 
 class Load(NamedTuple):
-    """What is to travel.
+    """The traffic of an exchange.
 
     Parameters
     ----------
     messages : float
-        A small one, which travels with others, is a part of one.
+        The number of messages. A small one, which travels with others, counts in part.
     bytes : int
     """
 
@@ -46,20 +46,20 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, chunks: Iterable[plan.Chunk]) -> Load:
-        """What a worker sends of chunks."""
+        """The load that a worker sends for chunks."""
         sizes = [chunk.message_bytes for chunk in chunks]
         return cls(sum(min(1.0, size / plan.SMALL_BYTES) for size in sizes), sum(sizes))
 
 
 class Way(NamedTuple):
-    """How messages of one kind travel.
+    """The cost of messages of one kind.
 
     Parameters
     ----------
     message : float
-        Seconds that one takes beside its bytes.
+        Seconds of a message in addition to those of its bytes.
     rate : float
-        Bytes a second of the busiest link, each way, as far as processors let it.
+        Bytes a second of the busiest link, in each direction, as far as processors reach it.
     """
 
     message: float
@@ -67,21 +67,22 @@ class Way(NamedTuple):
 
     @classmethod
     def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> Way:
-        """What exchanges of one kind, the smallest first, and their seconds say of a way.
+        """Fit the cost to exchanges of one kind, the smallest first, and their seconds.
 
-        Each has a time of its own, and one for each message and byte: these three are fitted by
-        least squares of relative errors, and without what would be negative or is too much for few
-        exchanges. The bytes of each pass the busiest link so often. Those that a buffer on the way
-        took, as far quicker ones a byte than the largest, do not count.
+        An exchange takes a fixed time, a time for each message, and a time for each byte. The three
+        are fitted by least squares of relative errors. Terms that would be negative are left out,
+        as are terms for which there are too few exchanges. The bytes of an exchange pass the
+        busiest link `passes` times. Exchanges that are far quicker a byte than the largest one went
+        into a buffer, and do not count.
         """
         pace = sent[-1][1] / sent[-1][0].bytes
         sent = [(load, took) for load, took in sent if took > _BUFFERED * pace * load.bytes]
         seconds = np.array([took for _, took in sent])
         shares = np.array([(1, *load) for load, _ in sent]) / seconds[:, None]
         fits = []
-        for some in ([2], [0, 2], [1, 2], [0, 1, 2])[: len(sent)]:
+        for terms in ([2], [0, 2], [1, 2], [0, 1, 2])[: len(sent)]:
             fit = np.zeros(3)
-            fit[some] = np.linalg.lstsq(shares[:, some], np.ones_like(seconds), rcond=None)[0]
+            fit[terms] = np.linalg.lstsq(shares[:, terms], np.ones_like(seconds), rcond=None)[0]
             if fit.min() >= 0 and fit[2] > 0:
                 fits.append((np.square(shares @ fit - 1).sum(), *fit.tolist()))
         _, _, message, byte = min(fits)
@@ -89,14 +90,14 @@ class Way(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What connects the workers.
+    """The connection between the workers.
 
     Parameters
     ----------
     float32, float16 : Way
-        Of values that the engine sums.
+        The cost of values that the engine sums.
     payload : Way
-        Of what compressors write.
+        The cost of payloads.
     """
 
     float32: Way
@@ -105,20 +106,20 @@ class Link(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """The rate of values as they are, in bits a second."""
+        """The rate of uncompressed values, in bits a second."""
         return 8 * self.float32.rate
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Who exchanges.
+    """The numbers of machines and servers that exchange.
 
     Parameters
     ----------
     machines : int
-        Or workers, where each of a machine sends by itself.
+        Machines; or workers, if each worker of a machine sends by itself.
     servers : int
-        0: each machine aggregates a share.
+        Servers; 0 if each machine aggregates a share.
     """
 
     machines: int
@@ -126,7 +127,7 @@ class Topology:
 
     @property
     def passes(self) -> float:
-        """How often as many bytes as a machine has pass the busiest link, each way."""
+        """The number of times that a machine's bytes pass the busiest link, in each direction."""
         if self.servers:
             return max(1.0, self.machines / self.servers)
         return 2 * (self.machines - 1) / self.machines

@@ -26,44 +26,44 @@ _LEAST = 0.1  # of a time, that a part of it takes; noise may say that it is les
 
 
 class Workers:
-    """What a probe asks of those who exchange; each method is called by all of them."""
+    """The workers of a probe. All of them call each method."""
 
     def meet(self, about: str) -> None:
-        """Return once all are here.
+        """Return once all workers have called this.
 
         Raises
         ------
         RuntimeError
-            They come about something else.
+            Another worker calls this about something else.
         """
         raise NotImplementedError
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
-        """Of each number the largest that a worker has."""
+        """The largest value of each number among the workers."""
         raise NotImplementedError
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        """Expect these tensors, of float32."""
+        """Prepare to exchange these tensors of float32."""
         raise NotImplementedError
 
     def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
-        """What sums these tensors over the workers, and returns once their sums are there."""
+        """A function that sums these tensors over the workers, and returns when it has the sums."""
         raise NotImplementedError
 
 
 class _Sent(NamedTuple):
-    """An exchange of some messages: what travels one way, and what it takes."""
+    """The load of an exchange in one direction, and its seconds."""
 
     load: Load
     seconds: float
 
     def without(self, seconds: float) -> _Sent:
-        """This exchange, as if nothing else had taken so many of its seconds."""
+        """This exchange without seconds that something else took."""
         return self._replace(seconds=max(_LEAST * self.seconds, self.seconds - seconds))
 
 
 def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Dict[str, Speed]:
-    """How fast each compressor is where it is slowest, while all workers use it."""
+    """The speed of each compressor on the slowest worker, while all workers use it."""
     workers.meet(f"speed of {', '.join(sorted(compressors))}")
     measured = [speed.measured(params.codec) for params in compressors.values()]
     flat = [seconds for of_compressor in measured for seconds in of_compressor]
@@ -72,7 +72,7 @@ def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Di
 
 
 def link(workers: Workers, topology: Topology) -> Link:
-    """What messages of growing sizes take, sent for as long as that is quick."""
+    """The cost of messages, measured with growing sizes as long as that is quick."""
     partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
     sent: List[List[_Sent]] = []
     for last, size in zip((0, *_SIZES), _SIZES):
@@ -94,7 +94,7 @@ def link(workers: Workers, topology: Topology) -> Link:
 
 
 def _kinds() -> Dict[Tuple[str, int], CompressionParams]:
-    """What is sent to measure each way of a link, by its name and the bytes of an element."""
+    """The params for each measurement of a link, by its name and the bytes of an element."""
     return {
         ("float32", 4): CompressionParams(),
         ("float16", 2): CompressionParams(fp16=True),
@@ -103,7 +103,7 @@ def _kinds() -> Dict[Tuple[str, int], CompressionParams]:
 
 
 def _tensors(kind: Tuple[str, int], params: CompressionParams, size: int) -> List[Tensor]:
-    """Some that send so many bytes each, or less: a lone message takes longer than its bytes."""
+    """Several tensors of at most this many bytes, because a lone message takes longer."""
     name, width = kind
     elements = min(size // width, _MOST_ELEMENTS)
     return [
@@ -112,7 +112,7 @@ def _tensors(kind: Tuple[str, int], params: CompressionParams, size: int) -> Lis
 
 
 def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
-    """What it takes to exchange these, of one size, at best."""
+    """The least seconds in which these tensors, of one size, are exchanged."""
     exchange = workers.exchange(tensors)
 
     def of_round() -> float:
@@ -130,6 +130,6 @@ def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
 
 
 def _expected(less: _Sent, more: _Sent, times: float) -> float:
-    """Seconds that so many times the bytes of the larger of two exchanges will take."""
+    """The expected seconds for `times` the bytes of the larger of two exchanges."""
     slope = max(0.0, more.seconds - less.seconds) / (more.load.bytes - less.load.bytes)
     return more.seconds + slope * more.load.bytes * (times - 1)

@@ -1,4 +1,4 @@
-"""What "auto" does on every engine: measures, chooses, says why, and knows again what it chose."""
+"""The compressor "auto" on every engine: measures, chooses, and logs the reason."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def chosen(
     ready: Optional[Sequence[float]] = None,
     says: bool = True,
 ) -> List[str]:
-    """What is best for each tensor; the log says why, if it says anything.
+    """The best compressor for each tensor. The log has the reason.
 
     Parameters
     ----------
     tensors : sequence of Tensor
-        In the order of backward, whose params have an accuracy.
+        In the order of backward. Their params have an accuracy.
     topology : Topology, optional
-        None: nothing is sent.
+        None if nothing is sent.
     measure : callable
     ready : sequence of float, optional
         As `choice.choose` takes it.
@@ -42,7 +42,7 @@ def chosen(
     if topology is None or not compressors:
         return [PLAIN] * len(tensors)
     measured = measure(compressors)
-    settings = (env.get(f"BYTEPS_{what}_BYTES") for what in ("PARTITION", "MIN_COMPRESS"))
+    settings = (env.get(f"BYTEPS_{limit}_BYTES") for limit in ("PARTITION", "MIN_COMPRESS"))
     choice = choose(tensors, measured, topology, *settings, ready)
     if says:
         logger.warning("%s", _explained(tensors, choice, measured))
@@ -50,7 +50,7 @@ def chosen(
 
 
 def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional[str]:
-    """Which candidate for such params a checkpoint describes so, if any."""
+    """The name of the candidate for these params that has this identity; None if none has."""
     for name, candidate in candidates(params).items():
         if json.loads(json.dumps(candidate.identity())) == identity:
             return name
@@ -58,7 +58,7 @@ def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional
 
 
 def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
-    """What these may be compressed with."""
+    """The candidates for these tensors, by name."""
     return {
         name: params
         for of_tensor in {tensor.params: None for tensor in tensors}
@@ -68,7 +68,7 @@ def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
 
 
 def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
-    """What was chosen, and why."""
+    """A message with the choice and its reason."""
     by_name: Dict[str, List[Tensor]] = {}
     for tensor in tensors:
         by_name.setdefault(choice.names[tensor.name], []).append(tensor)

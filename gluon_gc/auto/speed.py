@@ -1,4 +1,4 @@
-"""How fast compressors are on this machine, as it is now."""
+"""The speed of compressors on this machine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from ..kernels.codec import Codec
+from ..kernels import Codec
 
 _ELEMENTS = 2**18  # 1 MB of float32
-_SECONDS = 0.004  # that each function is measured for, at least
+_SECONDS = 0.004  # of measurement for each function, at least
 _CALLS = 5  # at least
 
 
 class Speed(NamedTuple):
-    """Seconds an element of float32 that one thread takes.
+    """Seconds an element of float32, in one thread.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ class Speed(NamedTuple):
 def measured(codec_of: Callable[[int, str], Codec]) -> Speed:
     """The speed of the codec that is made for a number of elements and a dtype.
 
-    Medians over a few milliseconds: a call during which another process had the processor says
-    nothing of the codec.
+    The numbers are medians over a few milliseconds, because another process may have had the
+    processor during a call.
     """
     codec = codec_of(_ELEMENTS, "float32")
     values = np.random.default_rng(0).standard_normal(_ELEMENTS, np.float32)
@@ -48,7 +48,7 @@ def measured(codec_of: Callable[[int, str], Codec]) -> Speed:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """What a call takes an element."""
+    """The seconds of a call an element."""
     call()
     times = [time.perf_counter()]
     while len(times) <= _CALLS or times[-1] < times[0] + _SECONDS:

@@ -1,4 +1,4 @@
-"""What the compressor "auto" may choose among, by how much accuracy may be given up."""
+"""The compressors among which "auto" chooses, by the accuracy that is to be kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Dict, Tuple
 from .params import CompressionParams, parse
 
 PLAIN = "none"
-"""What a choice calls a tensor that travels as it is."""
-_GIVEN: Dict[str, Dict[str, Any]] = {
+"""The name of the choice to send a tensor uncompressed."""
+_CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
     "fp16": {"fp16": True},
     "bytegrad": {"compressor": "bytegrad"},
@@ -19,19 +19,19 @@ _GIVEN: Dict[str, Dict[str, Any]] = {
 _ALLOWED: Dict[str, Tuple[str, ...]] = {
     "exact": (PLAIN,),
     "safe": (PLAIN, "fp16", "bytegrad"),
-    "aggressive": tuple(_GIVEN),
+    "aggressive": tuple(_CANDIDATES),
 }
 
 
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
-    """What a tensor may be compressed with if it has these params, the most accurate first.
+    """The params among which to choose for a tensor with these params, the most accurate first.
 
     Compressors have the feedback and momentum of `params`, whose `accuracy` is not None.
     """
-    return {name: _filled(_GIVEN[name], params) for name in _ALLOWED[params.accuracy]}
+    return {name: _filled(_CANDIDATES[name], params) for name in _ALLOWED[params.accuracy]}
 
 
-def _filled(given: Dict[str, Any], params: CompressionParams) -> CompressionParams:
+def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:
     compressed = {"ef": params.ef, "momentum": None if params.mu is None else "nesterov"}
-    more = compressed if "compressor" in given else {}
-    return parse({**given, **more, "hierarchical": params.hierarchical}, params.mu)
+    more = compressed if "compressor" in candidate else {}
+    return parse({**candidate, **more, "hierarchical": params.hierarchical}, params.mu)

@@ -27,19 +27,19 @@ COMMON = {
     "byteps_error_feedback_type": "ef",
     "byteps_momentum_type": "momentum",
 }
-"""Those that are no compressor's own, with their keys of compression_params."""
+"""The spellings for all compressors, with their keys of compression_params."""
 
 
 class Spelling(NamedTuple):
-    """What a spelling means.
+    """The meaning of a spelling.
 
     Parameters
     ----------
     key : str
-        Of compression_params.
+        The key of compression_params.
     option : Option
     compressor : str, optional
-        The only one that it is for.
+        The compressor that it is for, if it is for one only.
     """
 
     key: str
@@ -54,9 +54,9 @@ class Spelled:
     Parameters
     ----------
     params : mapping, optional
-        In our spelling.
+        The params in our spelling.
     mu : float, optional
-        The momentum, where it was told.
+        The momentum, if it was given.
     """
 
     params: Optional[Mapping[str, Any]]
@@ -70,7 +70,7 @@ class Spelled:
         Raises
         ------
         ValueError
-            Also for a momentum that was told and is not the optimizer's, or that nothing applies.
+            As `params.parse`; or the given momentum is not the optimizer's, or is not applied.
         """
         if self.mu and mu and self.mu != mu:
             raise ValueError(
@@ -86,7 +86,7 @@ class Spelled:
 
 
 def spellings() -> Dict[str, Spelling]:
-    """All of them, but `MOMENTUM`."""
+    """All spellings except `MOMENTUM`."""
     shared = common()
     table = {name: Spelling(key, shared[key]) for name, key in COMMON.items()}
     for compressor, kind in registry.items():
@@ -99,13 +99,13 @@ def spellings() -> Dict[str, Spelling]:
 
 
 def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = None) -> Spelled:
-    """Keys of compression_params, some of which may be in BytePS's spelling, in ours.
+    """Translate keys of compression_params from BytePS's spelling to ours.
 
     Parameters
     ----------
     given : mapping
     of_all : mapping, optional
-        compression_params that these add to, unless they name a compressor themselves.
+        compression_params that these complete, unless these name a compressor.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = No
     table = spellings()
     known = [*table, MOMENTUM]
     params: Dict[str, Any] = {}
-    said: Dict[str, str] = {}  # by which name each key was given
+    names: Dict[str, str] = {}  # the spelling of each key
     for name, value in given.items():
         if name == MOMENTUM:
             continue
@@ -126,13 +126,13 @@ def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = No
                 f"{name!r} is no name of BytePS's; did you mean '{nearest(name, known)}'?"
             )
         key = spelling.key if spelling else name
-        if key in said:
-            raise ValueError(f"'{said[key]}' and '{name}' are the same; give one of them")
-        said[key] = name
+        if key in names:
+            raise ValueError(f"'{names[key]}' and '{name}' are the same; give one of them")
+        names[key] = name
         params[key] = _read(spelling, value) if spelling else value
     if "compressor" not in params:
         params = {**(of_all or {}), **params}
-    for name in said.values():
+    for name in names.values():
         only = table[name].compressor if name in table else None
         if only not in (None, params.get("compressor")):
             got = params.get("compressor") or None
@@ -141,7 +141,7 @@ def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = No
 
 
 def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Spelled]:
-    """What a parameter's attributes say of its compression; None: nothing.
+    """The compression_params in a parameter's attributes; None if there are none.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Sp
 
 
 def _read(spelling: Spelling, value: Any) -> Any:
-    """A value, which may be text, as the option has it; what it cannot be is refused later."""
+    """A value, which may be text, in the option's type. A wrong one is refused later."""
     option, text = spelling.option, str(value).strip()
     numbered = option.choices and spelling.key not in COMMON.values() and text.isdecimal()
     if numbered and int(text) < len(option.choices):

@@ -1,4 +1,4 @@
-"""Which keys of compression_params do nothing, since they are for other compressors."""
+"""Keys of compression_params that do nothing, because they are for other compressors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .known_keys import is_for, keys, keys_that_are_on
 def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
     """The keys of valid compression_params that are for other compressors and do nothing.
 
-    What BytePS's scripts pass for a key that they do not mean is not among them.
+    A value that BytePS's scripts pass for a key that they do not use is left out.
     """
     on = keys_that_are_on(params or {})
     name = on.get("compressor")
@@ -24,15 +24,15 @@ def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
 
 
 def warn_of_ignored(*several: Optional[Mapping[str, Any]]) -> None:
-    """Give one warning, at the caller's caller, of all keys that are ignored in these params."""
-    told = []
+    """Give one warning of all keys that are ignored in these params, at the caller's caller."""
+    texts = []
     for params in several:
         for key, value in ignored(params).items():
             name = params.get("compressor")
-            why = f"is not for {name}" if name else "needs a compressor"
-            text = f"'{key}' {why}, got {value!r}"
-            if text not in told:
-                told.append(text)
-    if told:
-        message = f"compression_params has keys that are ignored: {'; '.join(told)}"
+            reason = f"is not for {name}" if name else "needs a compressor"
+            text = f"'{key}' {reason}, got {value!r}"
+            if text not in texts:
+                texts.append(text)
+    if texts:
+        message = f"compression_params has keys that are ignored: {'; '.join(texts)}"
         warnings.warn(message, stacklevel=3)

@@ -1,4 +1,4 @@
-"""The keys of compression_params: whose they are, and which a user has given."""
+"""The keys of compression_params, and the compressors that they are for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..options import Option, nearest, one_of, switch
 from .base import Compressor, registry
 
 AUTO = "auto"
-"""The compressor that stands for those that `gluon_gc.auto.choice` chooses among."""
+"""The name with which a user leaves the choice of a compressor to `gluon_gc.auto`."""
 
 
 def _names(kinds: Iterable[Type[Compressor]]) -> str:
@@ -55,7 +55,7 @@ def common() -> Dict[str, Option]:
 
 
 def users_of(key: str) -> Dict[str, Option]:
-    """The compressors that a key is for, each with what it may be there."""
+    """The compressors that a key is for, each with the option that it is there."""
     shared = common().get(key)
     if key == "accuracy":
         return {AUTO: shared}
@@ -67,12 +67,12 @@ def users_of(key: str) -> Dict[str, Option]:
 
 
 def keys() -> Dict[str, Option]:
-    """All keys, the common ones first; of one that several compressors have, the first's."""
-    every = common()
+    """All keys, the common ones first. A key of several compressors has the first one's option."""
+    options = common()
     for kind in registry.values():
         for key, option in kind.keys().items():
-            every.setdefault(key, option)
-    return every
+            options.setdefault(key, option)
+    return options
 
 
 _OF_MXNET = ("type", "threshold")  # keys of gluon.Trainer's compression_params
@@ -81,14 +81,14 @@ _FOR_AUTO = ("compressor", "accuracy", "ef", "momentum", "hierarchical")
 
 
 def is_for(key: str, name: Optional[str]) -> bool:
-    """Whether a key means anything with a compressor of that name, or without one."""
+    """Whether a key has a meaning with the compressor of this name, or without one."""
     if name == AUTO:
         return key in _FOR_AUTO
     return key in _FOR_ALL or name in users_of(key)
 
 
 def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """What is not off; a switch may be False."""
+    """The keys that are not switched off, with their values; a switch may be False."""
     known = keys()
     on = {}
     for key, value in params.items():

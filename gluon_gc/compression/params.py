@@ -20,21 +20,21 @@ class CompressionParams:
     Parameters
     ----------
     compressor : Compressor, optional
-        None: values travel as they are.
+        None: values travel uncompressed.
     ef : str, optional
         "vanilla", "corrected", "sparse" or None.
     mu : float, optional
-        Momentum that the compressor applies, None without.
+        The momentum that the compressor applies; None if it applies none.
     fp16 : bool
-        What no compressor handles travels as float16.
+        Whether values that no compressor handles travel as float16.
     nesterov : bool
-        Whether momentum is Nesterov's; only a compressor that accumulates has another.
+        Whether the momentum is Nesterov's. It is, unless a compressor accumulates.
     hierarchical : bool
-        Where a machine has several workers, they sum what they have before it travels.
+        Whether the workers of a machine sum their values before these travel.
     exchange : str
         "two_way" or "gather".
     accuracy : str, optional
-        How much of it "auto" may give up for each tensor, whose compressor is not chosen yet.
+        The accuracy that "auto" keeps. None if the compressor is not "auto".
     """
 
     compressor: Optional[Compressor] = None
@@ -54,15 +54,15 @@ class CompressionParams:
 
     @property
     def aggregators(self) -> CompressionParams:
-        """How the sum of what is compressed so is compressed: momentum is a worker's."""
+        """The params with which an aggregator compresses a sum. It applies no momentum."""
         return CompressionParams(self.compressor, self.ef)
 
     @property
     def of_rows(self) -> CompressionParams:
-        """How a gradient in rows is compressed, where each worker may have other rows.
+        """The params for a row-sparse gradient, of which each worker may have other rows.
 
-        No aggregator can keep what the sum of changing rows loses, so all workers get all payloads.
-        Momentum, and a compressor with its own, need values of all rows in every step.
+        An aggregator cannot keep a residual of rows that change, so all workers get all payloads.
+        Momentum needs values of all rows in every step, so it is not applied.
         """
         if self.compressor is None or self.compressor.traits.accumulates:
             return CompressionParams(fp16=self.fp16)
@@ -70,13 +70,13 @@ class CompressionParams:
 
     @property
     def on_gpu(self) -> CompressionParams:
-        """How a gradient on a GPU is compressed, also where the CPU has to do it."""
+        """The params for a gradient on a GPU, also if the CPU compresses it."""
         if self.compressor is None:
             return self
         return replace(self, compressor=self.compressor.on_gpu())
 
     def require_chosen(self) -> CompressionParams:
-        """The same; ValueError if nobody could choose what "auto" stands for."""
+        """These params; ValueError if they are "auto", where no compressor can be chosen."""
         if self.accuracy is not None:
             raise ValueError(
                 "compression_params['compressor'] 'auto' is for what knows all gradients of a "
@@ -86,12 +86,12 @@ class CompressionParams:
         return self
 
     def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
-        """What a codec is told, in an epoch if one was ever set."""
+        """The options of a codec, in an epoch if one was set."""
         feedback = dict(ef=self.ef, mu=self.mu, epoch=epoch)
         if self.compressor.traits.accumulates:
             feedback["nesterov"] = self.nesterov
-        told = {**self.compressor.options(), **feedback}
-        return {name: value for name, value in told.items() if value is not None}
+        options = {**self.compressor.options(), **feedback}
+        return {name: value for name, value in options.items() if value is not None}
 
     def codec(
         self, n: int, dtype: str, epoch: Optional[int] = None, isa: Optional[str] = None
@@ -104,7 +104,7 @@ class CompressionParams:
         return dict(_saved_layout(self, n, dtype))
 
     def describe(self) -> Dict[str, Any]:
-        """As plain values that JSON can carry, and that `parse` reads back."""
+        """The params as plain values, which JSON can hold and `parse` reads back."""
         described: Dict[str, Any] = {"fp16": self.fp16, "hierarchical": self.hierarchical}
         if self.accuracy is not None:
             described.update(compressor=AUTO, accuracy=self.accuracy, ef=self.ef)
@@ -117,7 +117,7 @@ class CompressionParams:
         return described
 
     def given(self) -> Dict[str, Any]:
-        """As compression_params, without the common keys that are as usual, for people to read."""
+        """The compression_params for a reader, without common keys that have their default."""
         momentum = "nesterov" if self.mu is not None and self.nesterov else None
         described = {**self.describe(), "momentum": momentum}
         usual = {"hierarchical": True}
@@ -129,13 +129,13 @@ class CompressionParams:
         return {**shared, **(self.compressor.options() if self.compressor else {})}
 
     def identity(self) -> Dict[str, Any]:
-        """All that workers, and a run that goes on, must have alike; plain values too."""
+        """Plain values that must be the same on all workers, and when a run is resumed."""
         return {**self.describe(), "mu": self.mu, "nesterov": self.nesterov}
 
 
 @lru_cache(maxsize=1024)
 def _saved_layout(params: CompressionParams, n: int, dtype: str) -> kernels.Layout:
-    """`Codec.saved_layout` of a codec that is made to be asked."""
+    """The `Codec.saved_layout` of a codec with these params."""
     return params.codec(n, dtype).saved_layout()
 
 
@@ -147,18 +147,18 @@ def parse(
 ) -> CompressionParams:
     """Check compression_params.
 
-    Keys that are for other compressors are ignored; `warn_of_ignored` says so.
+    Keys of other compressors are ignored. `warn_of_ignored` warns of them.
 
     Parameters
     ----------
     params : mapping, optional
-        As `DistributedTrainer` takes it. None, "" and False switch a key off.
+        The argument of `DistributedTrainer`. None, "" and False switch a key off.
     mu : float, optional
-        The optimizer's momentum, which the compressor is to apply if asked to.
+        The optimizer's momentum, which the compressor applies if a key asks for it.
     nesterov : bool
-        Whether that is Nesterov's.
+        Whether the optimizer's momentum is Nesterov's.
     optimizer : str
-        What errors call the optimizer.
+        The name of the optimizer in errors.
 
     Raises
     ------
@@ -185,44 +185,44 @@ def parse(
             f"compression_params['ef'] 'sparse' is for {alike}, not for {name}; "
             "'vanilla' and 'corrected' are for any compressor that does not accumulate"
         )
-    given = {key: value for key, value in on.items() if is_for(key, name)}
-    for key, value in given.items():
+    values = {key: value for key, value in on.items() if is_for(key, name)}
+    for key, value in values.items():
         (shared.get(key) or kind.keys()[key]).check(key, value)
-    fp16, hierarchical = given.pop("fp16", False), given.pop("hierarchical", True)
+    fp16, hierarchical = values.pop("fp16", False), values.pop("hierarchical", True)
     for_all = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
     if name is None:
         return CompressionParams(**for_all)
-    asked = given.pop("momentum", None) is not None
-    if asked and not mu:
-        of = f" of {optimizer}" if optimizer else ""
+    has_momentum = values.pop("momentum", None) is not None
+    if has_momentum and not mu:
+        whose = f" of {optimizer}" if optimizer else ""
         raise ValueError(
             "compression_params['momentum'] needs the momentum of an optimizer, as of SGD or NAG "
-            f"with 'momentum', or 'byteps_momentum_mu' of a single tensor; got {mu!r}{of}. Leave "
-            "it out with optimizers that have no momentum"
+            f"with 'momentum', or 'byteps_momentum_mu' of a single tensor; got {mu!r}{whose}. "
+            "Leave it out with optimizers that have no momentum"
         )
     if kind is None:
-        momentum, ef = (float(mu) if asked else None), given.get("ef", "vanilla")
-        accuracy = given.get("accuracy", "safe")
+        momentum, ef = (float(mu) if has_momentum else None), values.get("ef", "vanilla")
+        accuracy = values.get("accuracy", "safe")
         return CompressionParams(mu=momentum, ef=ef, accuracy=accuracy, **for_all)
     accumulates = kind.traits.accumulates
-    exchange = given.pop("exchange", "gather" if accumulates else "two_way")
+    exchange = values.pop("exchange", "gather" if accumulates else "two_way")
     if accumulates and exchange != "gather":
         raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
     return CompressionParams(
-        ef=given.pop("ef", None),
-        mu=float(mu) if mu and (asked or accumulates) else None,
+        ef=values.pop("ef", None),
+        mu=float(mu) if mu and (has_momentum or accumulates) else None,
         **for_all,
-        nesterov=asked or nesterov or not accumulates,
+        nesterov=has_momentum or nesterov or not accumulates,
         exchange=exchange,
-        compressor=_made(kind, given),
+        compressor=_compressor(kind, values),
     )
 
 
-def _made(kind: Type[Compressor], given: Mapping[str, Any]) -> Compressor:
-    """A compressor with its own options, as plain Python values; KeyError if one is missing."""
+def _compressor(kind: Type[Compressor], values: Mapping[str, Any]) -> Compressor:
+    """A compressor with options as plain Python values; KeyError if one is missing."""
     own = {
         key: value.item() if isinstance(value, np.generic) else value
-        for key, value in given.items()
+        for key, value in values.items()
     }
     for field in fields(kind):
         if field.default is MISSING and field.name not in own:

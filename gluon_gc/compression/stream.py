@@ -1,6 +1,6 @@
-"""The random stream of a chunk: where it starts, and how far it has come.
+"""The random stream of a chunk: its start, and its position.
 
-operators/core/stream.h says how it goes on.
+The generator is that of operators/core/generator.h.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AGGREGATOR = 2**32  # a node's number, beyond all workers'
 
 
 def seeded(seed: int) -> np.ndarray:
-    """The state that BytePS makes of a seed: both words are the seed. uint64, shape (2,)."""
+    """BytePS's state for a seed: both words are the seed. uint64, shape (2,)."""
     return np.full(2, seed % 2**64, np.uint64)
 
 
@@ -31,7 +31,7 @@ def unseeded(entropy: bytes, index: int, begin: int) -> np.ndarray:
     Parameters
     ----------
     entropy : bytes
-        Random ones, the same on every node.
+        Random bytes, the same on every node.
     """
     digest = hashlib.sha256(entropy + b"%d,%d" % (index, begin)).digest()
     state = np.frombuffer(digest[:16], np.uint64).copy()
@@ -44,13 +44,13 @@ def start(
 ) -> State:
     """The state from which a node draws for a chunk.
 
-    With a seed the aggregator draws what worker 0 draws: BytePS's server makes its compressor of
-    the settings that the workers send, seed included. Without one it has draws of its own.
+    With a seed the aggregator draws the numbers of worker 0, because BytePS's server gets the seed
+    from the workers. Without a seed it has numbers of its own.
 
     Parameters
     ----------
     params : CompressionParams
-        With a compressor that draws, whose attribute `seed` is its seed; None takes `entropy`.
+        Their compressor draws. If its attribute `seed` is None, `entropy` takes its place.
     n : int
         Number of elements of the chunk.
     node : int or None
@@ -74,19 +74,19 @@ def start(
 
 
 class Stream:
-    """Where in its random stream a chunk draws.
+    """The position of a chunk in its random stream.
 
     Parameters
     ----------
     start : State, optional
-        What `start` returned; zeros for a compressor that does not draw.
+        The result of `start`; zeros for a compressor that does not draw.
     """
 
     def __init__(self, start: Optional[State]) -> None:
         self._start, self._drawn = start or (0, 0), 0
 
     def take(self, draws: int) -> Tuple[int, int, int]:
-        """The position of a call that takes so many draws; it moves on by them."""
+        """The position of a call that takes this number of draws. The stream moves on by them."""
         position = (*self._start, self._drawn)
         self._drawn += draws
         return position
@@ -98,6 +98,6 @@ class Stream:
         return state
 
     def load_state(self, state: np.ndarray) -> None:
-        """Go on from what `state` returned."""
+        """Set the stream to a result of `state`."""
         first, second = state.tolist()
         self._start, self._drawn = (first, second), 0

@@ -1,11 +1,22 @@
-"""The compiled library on NumPy arrays; needs no MXNet."""
+"""The compiled library on NumPy arrays. It needs no framework."""
 
 from .batch import Batch
-from .codec import Codec, State, as_text, position, runs_on_gpu
-from .codec import Layout as Layout  # a type
-from .framing import frame, frame_bytes, frame_words, framed, message_rows, unframe
+from .codec import Codec
+from .framing import (
+    frame,
+    frame_bytes,
+    frame_words,
+    framed,
+    message_rows,
+    row_list_bytes,
+    rows_head_bytes,
+    unframe,
+)
+from .gpu import runs_on_gpu
 from .half import float_from_half, half_from_float
 from .library import PATH, Position, Rows, Status, Traits, compressors, isas, library, names
+from .state import Layout as Layout  # a type
+from .state import State, as_text, position
 from .stream import draw, jump, jump_to_worker
 from .values import sum_of_squares, values_finite
 
@@ -34,6 +45,8 @@ __all__ = [
     "message_rows",
     "names",
     "position",
+    "row_list_bytes",
+    "rows_head_bytes",
     "runs_on_gpu",
     "sum_of_squares",
     "unframe",

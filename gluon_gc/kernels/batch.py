@@ -1,21 +1,22 @@
-"""One call of the library for several codecs, made ready beforehand."""
+"""One call of the library for several codecs, prepared once and made in every step."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from .codec import Codec, State, carried_by
+from .codec import Codec
 from .library import Call, Position, Status, address_of, check, library
+from .state import State
 
 
 class Batch:
-    """Calls one function for each of several codecs, which differ in n alone, step after step.
+    """Calls a function for several codecs, which differ in n alone, in step after step.
 
-    What stays the same is checked and looked up once, so that a call costs little. One call at a
-    time, as of a codec.
+    Arguments that stay the same are checked once, so that a call costs little. Only one call may
+    run at a time, as for a codec.
 
     Parameters
     ----------
@@ -24,18 +25,18 @@ class Batch:
     codecs : sequence of Codec
         For the CPU.
     states : sequence of State, optional
-        What each keeps, where it compresses.
+        The state of each codec, if the function compresses.
     payload : sequence of array of uint8, shape (payload_bytes,), optional
-        Where each writes its payload.
+        The memory that each codec writes its payload to.
     payloads : sequence of array of uint8, shape (count, bytes), optional
-        What each reads: rows, each contiguous.
+        The payloads that each codec reads. Each row is contiguous.
     workspaces : sequence of int, optional
-        Where the workspace of each is in memory; by default all share one.
+        The address of each codec's workspace; by default all share one.
 
     Attributes
     ----------
     statuses : array of Status
-        Of each codec after a call.
+        The status of each codec after a call.
     """
 
     def __init__(
@@ -62,14 +63,13 @@ class Batch:
             call.workspace = workspaces[i]
             call.status = ctypes.pointer(self.statuses[i])
             if states is not None:
-                call.momentum, call.memory = carried_by(codec, states[i])
+                _set(call, codec.kept(states[i]))
             if payload is not None:
                 call.payload = address_of(
                     "payload", payload[i], codec.payload_bytes, np.uint8, writes=True
                 )
             if payloads is not None:
-                rows = codec.rows(payloads[i])
-                call.payloads, call.stride, call.count = rows
+                _set(call, codec.rows(payloads[i]))
 
     def __call__(
         self,
@@ -78,17 +78,17 @@ class Batch:
         scale: float = 1.0,
         ratios: Optional[Sequence[float]] = None,
     ) -> None:
-        """Call it.
+        """Call the function.
 
         Parameters
         ----------
         values : sequence of int, optional
-            Where the values of each codec are in memory: contiguous, of its dtype.
+            The address of each codec's values: contiguous, of its dtype.
         positions : sequence of Position, optional
-            Where each draws.
+            The place in the random stream where each codec draws.
         scale : float
         ratios : sequence of float, optional
-            As `Codec.compress` has them.
+            The ratio of each codec, as for `Codec.compress`.
 
         Raises
         ------
@@ -105,3 +105,8 @@ class Batch:
                 call.ratio = ratios[i]
         if len(self._calls):
             check(self._function(self._calls, len(self._calls)))
+
+
+def _set(call: Call, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        setattr(call, name, value)

@@ -1,4 +1,4 @@
-"""The float-safe framing of bytes, and its check."""
+"""The float-safe framing of bytes, and the sizes of messages of rows."""
 
 from __future__ import annotations
 
@@ -11,36 +11,46 @@ from .library import Rows, address_of, isa_number, library, output_of
 
 
 def frame_words(nbytes: int) -> int:
-    """The number of framed words that carry ``nbytes`` of payload."""
+    """The number of framed words for ``nbytes`` of payload."""
     return library.gluon_gc_frame_words(nbytes)
 
 
 def frame_bytes(words: int) -> int:
-    """The bytes of payload that fill so many framed words, which must be whole blocks of 128."""
+    """The bytes of payload in this number of framed words, a multiple of 128."""
     return library.gluon_gc_frame_bytes(words)
 
 
 def message_rows(nbytes: int, varies: bool, in_one: bool = False) -> Rows:
-    """How a framed message lies in rows.
+    """The rows of a framed message.
 
     Parameters
     ----------
     nbytes : int
-        The most bytes of its parts.
+        The most bytes of the message's parts.
     varies : bool
-        Whether its length does. It then begins with that length, and takes only the rows that it
-        fills.
+        Whether the length of the message varies. Such a message begins with its length, and travels
+        in the rows that it fills.
     in_one : bool
-        It has one row, however short it is.
+        Whether the message always has one row of full length.
 
     Returns
     -------
     Rows
-        `bytes` of a message and its number of `rows`, both at most; `row_words` of each row.
+        The most `bytes` and `rows` of a message, and the `row_words` of each row.
     """
     rows = Rows()
     library.gluon_gc_message_rows(nbytes, varies, in_one, ctypes.byref(rows))
     return rows
+
+
+def row_list_bytes(rows: int) -> int:
+    """The most bytes of a list of rows of a tensor with this number of rows."""
+    return library.gluon_gc_row_list_bytes(rows)
+
+
+def rows_head_bytes(rows: int) -> int:
+    """The bytes in front of the payload in a message of this number of compressed rows."""
+    return library.gluon_gc_rows_head_bytes(rows)
 
 
 def frame(

@@ -15,9 +15,9 @@ from .. import env
 _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
 CUDA = 16
-"""gluon_gc_cuda, in the place of an instruction set."""
+"""gluon_gc_cuda, which the library takes instead of an instruction set."""
 TICKET_BYTES = 64
-"""gluon_gc_ticket_bytes, of each call of a codec for CUDA."""
+"""gluon_gc_ticket_bytes: memory that each call of a codec for CUDA needs."""
 
 
 class Needs(ctypes.Structure):
@@ -34,20 +34,20 @@ class Needs(ctypes.Structure):
 
 
 class Traits(NamedTuple):
-    """What is true of all codecs of a compressor.
+    """Properties that all codecs of a compressor share.
 
     Parameters
     ----------
     draws : bool
-        It draws from the random stream.
+        Whether it draws from the random stream.
     draws_alike : bool
-        All nodes draw the same, and decode with the position that compress had.
+        Whether all nodes draw the same numbers. Decoding then needs the position that compress had.
     summable : bool
-        A payload is an array of values, and that of a sum is the sum of the payloads.
+        Whether a payload is an array of values, and the payload of a sum the sum of the payloads.
     accumulates : bool
-        It keeps what it does not send, and applies momentum, by itself.
+        Whether it accumulates the elements that it does not send, and applies momentum, by itself.
     cuda : bool
-        It has kernels for CUDA.
+        Whether it has kernels for CUDA.
     """
 
     draws: bool
@@ -64,13 +64,13 @@ class _Traits(ctypes.Structure):
 
 
 class Position(ctypes.Structure):
-    """gluon_gc_position: where in the random stream a call draws, `draws` draws on from `state`."""
+    """gluon_gc_position: a call draws from the random stream `draws` draws after `state`."""
 
     _fields_ = [("state", ctypes.c_uint64 * 2), ("draws", ctypes.c_uint64)]
 
 
 class Status(ctypes.Structure):
-    """gluon_gc_status: the bytes in use of payloads, and 1 if what they are of is finite."""
+    """gluon_gc_status: the bytes in use of payloads, and 1 if all elements are finite."""
 
     _fields_ = [("bytes", ctypes.c_uint64), ("finite", ctypes.c_uint64)]
 
@@ -139,7 +139,7 @@ class Rows(ctypes.Structure):
     _fields_ = [("bytes", _size), ("row_words", _size), ("rows", _size)]
 
 
-VERSION = 1
+VERSION = 2
 """gluon_gc_abi_version, which these declarations follow."""
 STRUCTS = {
     "needs": Needs,
@@ -155,9 +155,10 @@ STRUCTS = {
 
 
 def _declared() -> str:
-    """The declarations of this module, as gluon_gc_abi says those of the library."""
-    sizes = {name: ctypes.sizeof(struct) for name, struct in STRUCTS.items()}
-    return " ".join(f"{name}={value}" for name, value in {"version": VERSION, **sizes}.items())
+    """The declarations of this module, in the form of the library's gluon_gc_abi."""
+    numbers = {"version": VERSION, "cuda": CUDA, "ticket_bytes": TICKET_BYTES}
+    numbers.update((name, ctypes.sizeof(struct)) for name, struct in STRUCTS.items())
+    return " ".join(f"{name}={number}" for name, number in numbers.items())
 
 
 def _require_same_interface(path: Path, loaded: ctypes.CDLL) -> None:
@@ -197,6 +198,7 @@ _FUNCTIONS = {
     "aggregate": (_message, *_calls),
     "decompress": (_message, *_calls),
     "inspect": (_message, *_calls),
+    "used": (_size, _pointer, _pointer, _size),
     "valid": (_integer, _pointer, _pointer, _size),
     "residual": (_message, *_calls),
     "restore": (_message, *_calls),
@@ -213,6 +215,8 @@ _FUNCTIONS = {
     "frame_words": (_size, _size),
     "frame_bytes": (_size, _size),
     "message_rows": (None, _size, _integer, _integer, ctypes.POINTER(Rows)),
+    "row_list_bytes": (_size, _size),
+    "rows_head_bytes": (_size, _size),
     "frame": (None, _pointer, _size, _pointer, _integer, _integer),
     "unframe": (None, _pointer, _size, _pointer, _integer, _integer),
     "framed": (_integer, _pointer, _size, _integer),
@@ -231,29 +235,29 @@ def check(message: Optional[bytes]) -> None:
 
 @lru_cache(maxsize=None)
 def compressors() -> Mapping[str, Traits]:
-    """The compressors that the library has."""
-    found: Dict[str, Traits] = {}
+    """The traits of the library's compressors, by name."""
+    traits_by_name: Dict[str, Traits] = {}
     while True:
         traits = _Traits()
-        name = library.gluon_gc_compressor(len(found), ctypes.byref(traits))
+        name = library.gluon_gc_compressor(len(traits_by_name), ctypes.byref(traits))
         if name is None:
-            return MappingProxyType(found)
+            return MappingProxyType(traits_by_name)
         flags = (bool(getattr(traits, field)) for field in Traits._fields)
-        found[name.decode()] = Traits(*flags)
+        traits_by_name[name.decode()] = Traits(*flags)
 
 
 def names() -> Tuple[str, ...]:
-    """Their names."""
+    """The names of the compressors."""
     return tuple(compressors())
 
 
 def isas() -> Tuple[str, ...]:
-    """The instruction sets that this machine runs, the slowest first."""
+    """The instruction sets that this machine has, the slowest first."""
     return _ISAS[: library.gluon_gc_best_isa() + 1]
 
 
 def isa_number(name: Optional[str]) -> int:
-    """What the library calls an instruction set, by default the best."""
+    """The library's number of an instruction set; by default the best one."""
     available = isas()
     if name is None:
         return len(available) - 1
@@ -265,7 +269,7 @@ def isa_number(name: Optional[str]) -> int:
 def address_of(
     name: str, array: Optional[np.ndarray], size: int, dtype: Any, writes: bool = False
 ) -> Optional[int]:
-    """Where a checked array is in memory; None for None."""
+    """The address of an array after a check of its dtype and size; None for None."""
     if array is None:
         return None
     if array.dtype != dtype:
@@ -278,7 +282,7 @@ def address_of(
 
 
 def output_of(name: str, array: Optional[np.ndarray], size: int, dtype: Any) -> np.ndarray:
-    """A checked array to write to; a new one for None."""
+    """The array after a check that it can be written to; a new one for None."""
     if array is None:
         return np.empty(size, dtype)
     address_of(name, array, size, dtype, writes=True)

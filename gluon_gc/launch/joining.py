@@ -1,4 +1,4 @@
-"""A worker's or server's part in the meeting of `census`."""
+"""How a worker or a server joins the cluster at the scheduler (`membership`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Dict, Optional, Tuple
 
 from .. import env
 from ..env import Cluster, ConfigurationError
-from .census import ZEROMQ, must_be_alike, restarts
 from .connection import Connection, SilentError
+from .hello import ZEROMQ, must_be_alike, restarts
 from .leaving import ALONE, AloneError, NotNeededError
 from .lifeline import Lifeline
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
 
-_GREETING = 0.3  # seconds in which ZeroMQ greets whoever connects
+_GREETING = 0.3  # seconds in which ZeroMQ sends its greeting
 _PAUSE = 0.2  # seconds between two tries to reach the scheduler
 
 
@@ -28,34 +28,34 @@ def join(
     framework: str = "mxnet",
     store: Optional[Tuple[str, int]] = None,
 ) -> Lifeline:
-    """Tell the scheduler of this node, and wait until all are there.
+    """Join the cluster, and wait until all nodes have.
 
     Parameters
     ----------
     timeout : float
-        Seconds within which the scheduler must be reached.
+        Seconds in which the scheduler must be reached.
     framework : str
-        What a worker trains with: a key of `census.FRAMEWORKS`.
+        The framework that a worker trains with: a key of `hello.FRAMEWORKS`.
     store : tuple of str and int, optional
-        The address and the port at which worker 0 of PyTorch listens; all are told.
+        The address and the port at which worker 0 of PyTorch listens, for all nodes.
 
     Returns
     -------
     Lifeline
-        The connection to the scheduler. Its `cluster` has the workers a machine, and the number of
-        the scheduler's address.
+        The connection to the scheduler. Its `cluster` has the number of workers a machine, and the
+        scheduler's IP address.
 
     Raises
     ------
     ConnectionError
-        There is no scheduler in time, it leaves before all are there, has all its nodes already, or
-        is MXNet's own.
+        There is no scheduler in time; it leaves before all nodes have come; it has all its nodes
+        already; or it is MXNet's own.
     ConfigurationError
-        It has another GLUON_GC_SECRET.
+        The scheduler has another GLUON_GC_SECRET.
     RuntimeError
-        What `census.hold` finds.
+        `membership.admit` finds a problem.
     AloneError
-        This node is one that bpslaunch restarts, and the others have not come back in time.
+        bpslaunch has restarted this node, but the other nodes have not come back in time.
     NotNeededError
         This node is a server, but the workers were PyTorch's, and have ended.
     """
@@ -71,7 +71,7 @@ def join(
                 raise
             if time.monotonic() >= deadline:
                 raise AloneError(str(error)) from None
-            time.sleep(_PAUSE)  # it was the scheduler of before
+            time.sleep(_PAUSE)  # the scheduler was that of before the restart
 
 
 def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: float) -> Lifeline:
@@ -98,7 +98,7 @@ def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: f
     connection.survives(answer["name"], answer["port"])
     lifeline = Lifeline(connection, answer["name"], cluster, answer["store"])
     if cluster.role == "server" and answer["framework"] == "torch":
-        lifeline.wait_for_workers()  # so that it can meet them again where all are restarted
+        lifeline.wait_for_workers()  # so that it is there if all nodes are restarted
         lifeline.close()
         raise NotNeededError
     return lifeline
@@ -107,7 +107,7 @@ def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: f
 def _introduced(
     cluster: Cluster, hello: Dict[str, Any], address: str, timeout: float, deadline: float
 ) -> Tuple[socket.socket, Session]:
-    """A connection to the scheduler, which has the same secret."""
+    """A connection to the scheduler, after both ends have shown the same secret."""
     own = nonce()
     link, text = _reached(cluster, address, timeout, deadline, own)
     if text.startswith(ZEROMQ):
@@ -123,7 +123,7 @@ def _introduced(
     try:
         session.open(text)
     except OtherSecretError as other:
-        link.sendall(session.seal(hello))  # so that it can say whom it does not let in
+        link.sendall(session.seal(hello))  # so that the scheduler can name this node
         has = "another" if secret and str(other) != "no" else "one" if secret else "none"
         raise ConfigurationError(
             "GLUON_GC_SECRET must be the same on all nodes: this one has "
@@ -135,7 +135,7 @@ def _introduced(
 def _reached(
     cluster: Cluster, address: str, timeout: float, deadline: float, own: str
 ) -> Tuple[socket.socket, bytes]:
-    """A connection to the scheduler, which may start later, and its answer to a nonce."""
+    """A connection to the scheduler, which may start later, and the answer to a nonce."""
     while True:
         try:
             left = max(1.0, deadline - time.monotonic())
@@ -153,12 +153,12 @@ def _reached(
 
 
 def _greets(link: socket.socket) -> bool:
-    """Whether ps-lite has this port still, of before a restart; it would not survive our line."""
+    """Whether the port is still ps-lite's, from before a restart. Our line would crash it."""
     return restarts() is not None and bool(select.select([link], [], [], _GREETING)[0])
 
 
 def _first_line(link: socket.socket) -> bytes:
-    """What the scheduler says first; of ZeroMQ only what has come of it."""
+    """The first line of the scheduler, or the first bytes of ZeroMQ."""
     data = b""
     while not data.endswith(b"\n") and not data.startswith(ZEROMQ) and len(data) < LINE_BYTES:
         received = link.recv(LINE_BYTES)

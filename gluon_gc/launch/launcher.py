@@ -16,12 +16,13 @@ from typing import Callable, List, NoReturn, Optional, Sequence
 
 from .. import env
 from ..log import warn_of_misspelt
+from ..variables import KINDS
 from ..version import __version__
 from . import ps_lite, supervisor
+from .child import Task
 from .command import keeps_shell, runnable
 from .listening import listen
 from .standard_streams import open_closed, say, show
-from .supervisor import Task
 from .tasks import local_tasks, service, worker_tasks
 
 
@@ -80,9 +81,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         if value is not None and not arguments.local:
             raise env.ConfigurationError(f"-{name} goes with --local")
         if value is not None and value < least:
-            raise env.ConfigurationError(f"-{name} must be {env.KINDS[kind][0]}, got {value}")
+            raise env.ConfigurationError(f"-{name} must be {KINDS[kind][0]}, got {value}")
     if arguments.max_restarts < 0:
-        rule = env.KINDS["count"][0]
+        rule = KINDS["count"][0]
         raise env.ConfigurationError(f"--max-restarts must be {rule}, got {arguments.max_restarts}")
     if arguments.backend is not None and not arguments.local:
         raise env.ConfigurationError("--backend goes with --local")
@@ -92,7 +93,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def horovod_command(command: Sequence[str], workers: int) -> List[str]:
-    """What runs the command on this many workers of this machine, with Horovod between them."""
+    """The command that runs this one on workers of this machine that use Horovod."""
     beside_python = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     horovodrun = beside_python or shutil.which("horovodrun")
     if horovodrun is None:
@@ -101,22 +102,22 @@ def horovod_command(command: Sequence[str], workers: int) -> List[str]:
 
 
 def _become(command: Sequence[str], environ: dict) -> NoReturn:
-    """Turn into the command: its signals, terminal and exit code need no forwarding."""
+    """Replace this process by the command, which then has its signals, terminal and exit code."""
     os.execvpe(command[0], list(command), environ)
 
 
 def _run(tasks: Callable[[], List[Task]], max_restarts: int) -> int:
-    """Run what `tasks` makes, and what it makes once more after a failure."""
+    """Run the tasks that `tasks` makes, and make them again after a failure."""
 
     def again(restarts: int) -> List[Task]:
-        told = {"GLUON_GC_RESTARTS": str(restarts)} if max_restarts else {}
-        return [replace(task, environ={**task.environ, **told}) for task in tasks()]
+        changes = {"GLUON_GC_RESTARTS": str(restarts)} if max_restarts else {}
+        return [replace(task, environ={**task.environ, **changes}) for task in tasks()]
 
     return supervisor.run(again, max_restarts)
 
 
 def _run_alone(task: Task, max_restarts: int) -> int:
-    """Run the only process that there is to start."""
+    """Run the only process of this machine."""
     if not max_restarts and not keeps_shell(task.command):  # which would not pass signals on
         _become(task.command, task.environ)
     return _run(lambda: [replace(task, bare=True)], max_restarts)
@@ -150,16 +151,16 @@ def _start(arguments: argparse.Namespace) -> int:
         return 0
     cluster = env.cluster()
     if role == "scheduler":
-        listen(cluster.root_uri, cluster.root_port).close()  # to be told now if it cannot
+        listen(cluster.root_uri, cluster.root_port).close()  # fails now if it cannot
     return _run_alone(Task(role, service(role), env.for_service({"DMLC_ROLE": None})), restarts)
 
 
-def _servers(asked: Optional[int]) -> int:
-    """The servers of a cluster on this machine; they need MXNet."""
+def _servers(wanted: Optional[int]) -> int:
+    """The number of servers of a cluster on this machine. Servers need MXNet."""
     if ps_lite.is_installed():
-        return 1 if asked is None else asked
-    if asked:
-        say(f"-s {asked} is ignored: servers are for MXNet, which is not installed")
+        return 1 if wanted is None else wanted
+    if wanted:
+        say(f"-s {wanted} is ignored: servers are for MXNet, which is not installed")
     return 0
 
 

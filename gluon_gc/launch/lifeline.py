@@ -1,7 +1,7 @@
-"""The connection on which a node met the scheduler, which stays open for the whole job.
+"""A node's connection to the scheduler, which stays open for the whole job.
 
-Its end means that one of the two is gone, and so does silence. The scheduler tells all nodes who is
-gone and why (`nodes`), and they leave. A node that is done says so first.
+If it ends or is silent, the other end is gone. The scheduler tells all nodes which node is gone and
+why (`nodes`), and they end. A node that is done says so first.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from .connection import Connection, SilentError
 from .leaving import die
 from .progress import Progress
 
-_WHY_CHARACTERS = 1000  # of a reason, which may be anything that a script raises
+_REASON_CHARACTERS = 1000  # of a reason, which may be any exception of a script
 
 
 class Lifeline:
-    """A worker's or server's end. A thread reads it, and ends the process when the cluster ends.
+    """The end of a worker or a server. A thread ends the process when the cluster ends.
 
     Parameters
     ----------
     connection : Connection
-        To the scheduler, which has everybody now.
+        The connection to the scheduler, after all nodes have come.
     name : str
-        What the scheduler calls this node.
+        The scheduler's name of this node.
     cluster : Cluster
-        As all nodes know it now.
+        The cluster with the facts that the scheduler has added.
     store : pair of str and int, optional
         The address and the port at which worker 0 of PyTorch listens.
 
     Attributes
     ----------
     progress : Progress
-        What the scheduler is told of, so that it sees a stall.
+        The progress that is reported to the scheduler, which finds stalls in it.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class Lifeline:
         self.store = store
         self.progress = Progress()
         self._connection = connection
-        self._told = self.progress.now()
+        self._reported = self.progress.now()
         self._exchanges = 0
         self._left: List[Tuple[str, int]] = []
         self._all_left = threading.Event()
         self._over = threading.Event()
         self._closed = False
-        os.register_at_fork(after_in_child=self._forget)  # else a child would keep it open
+        os.register_at_fork(after_in_child=self._forget)  # a child must not keep it open
         self._thread = threading.Thread(target=self._listen, name="gluon_gc lifeline", daemon=True)
         self._thread.start()
 
     def next_exchange(self) -> None:
-        """Count an exchange that needs all workers; it ends the process if one has left before."""
+        """Count an exchange that needs all workers. Ends the process if a worker has left."""
         self._exchanges += 1
         self._check()
 
@@ -74,21 +74,21 @@ class Lifeline:
             self._all_left.wait()
 
     def stay(self) -> None:
-        """Wait until all workers come here or are done."""
+        """Wait until all workers call this or are done."""
         self._connection.tell(ready=True)
         self.wait_for_workers()
 
     def wait_for_workers(self) -> None:
-        """Wait until all workers are done, or `stay` until then."""
+        """Wait until all workers are done or call `stay`."""
         self._over.wait()
 
-    def abandon(self, why: str) -> None:
-        """Leave now; all others end, and say why."""
+    def abandon(self, reason: str) -> None:
+        """Leave at once. All other nodes end, and print the reason."""
         self._closed = True
-        self._connection.tell(failed=why[:_WHY_CHARACTERS])
+        self._connection.tell(failed=reason[:_REASON_CHARACTERS])
 
     def close(self) -> None:
-        """This node is done; returns when the scheduler knows."""
+        """Tell the scheduler that this node is done, and wait for its answer."""
         self._closed = True
         self._connection.tell(done=True)
         self._thread.join(env.get("PS_HEARTBEAT_TIMEOUT"))
@@ -120,7 +120,7 @@ class Lifeline:
         except SilentError:
             self._die(f"no heartbeat for {env.heartbeat_timeout()} s from the scheduler")
         except (ValueError, KeyError):
-            self._die("the scheduler is gone")  # what it said was not whole
+            self._die("the scheduler is gone")  # its message was incomplete
 
     def _heed(self, message: Dict[str, Any]) -> None:
         if "problem" in message:
@@ -137,8 +137,8 @@ class Lifeline:
 
     def _report(self) -> None:
         progress = self.progress.now()
-        if progress != self._told and not self._closed:
-            self._told = progress
+        if progress != self._reported and not self._closed:
+            self._reported = progress
             self._connection.tell(**progress)
 
     def _die(self, problem: str, code: int = 1) -> None:

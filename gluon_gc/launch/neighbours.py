@@ -1,4 +1,4 @@
-"""How the workers of a machine notice that one of them has ended, where no scheduler does."""
+"""How workers of a machine notice the end of another one, without a scheduler."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from .leaving import die
 from .machine import Machine
 
-_MOST_BYTES = 4096  # of last words
-_PATIENCE = 10  # seconds until an end must have been seen
+_MOST_BYTES = 4096  # of a reason
+_NOTICE_SECONDS = 10  # in which the end of a worker must have been noticed
 
 
 class Neighbours:
-    """A thread that ends this process, and says why, when another worker ends before its time.
+    """A thread that ends this process, with a reason, when another worker ends too early.
 
     Parameters
     ----------
     machine : Machine
-        Of the workers, all of whom make it together.
+        The workers of the machine, which all make this object together.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -35,21 +35,21 @@ class Neighbours:
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
-        """An error in it that comes of another's end is told as that."""
+        """Report an error in the block as the end of another worker, if that caused it."""
         try:
             yield
         except (ConnectionError, EOFError):
-            self._thread.join(_PATIENCE)
+            self._thread.join(_NOTICE_SECONDS)
             raise
 
     def leave(self) -> None:
-        """From now on others may end."""
+        """Let the other workers end from now on."""
         self._leaving = True
 
-    def abandon(self, why: str) -> None:
-        """This process ends, and all others do."""
+    def abandon(self, reason: str) -> None:
+        """End all other workers, because this process ends."""
         self._leaving = True
-        self._say(f"{self._name} has failed: {why}")
+        self._set_reason(f"{self._name} has failed: {reason}")
 
     def _watch(self) -> None:
         ends = select.poll()
@@ -57,14 +57,14 @@ class Neighbours:
             ends.register(descriptor, select.POLLRDHUP)
         ((descriptor, _), *_) = ends.poll()
         if not self._leaving:
-            # Who is connected to the first alone sees its end, and it tells whose came before.
-            self._say(f"{self._names[descriptor]} is gone")
-            die(f"{self._name} ends: {self._said()}")
+            # A worker sees only the end of a neighbour; the first reason to be set wins.
+            self._set_reason(f"{self._names[descriptor]} is gone")
+            die(f"{self._name} ends: {self._reason()}")
 
-    def _say(self, words: str) -> None:
-        if not self._said():
+    def _set_reason(self, words: str) -> None:
+        if not self._reason():
             data = words.encode()[:_MOST_BYTES]
             self._words[: len(data)] = np.frombuffer(data, np.uint8)
 
-    def _said(self) -> str:
+    def _reason(self) -> str:
         return self._words.tobytes().rstrip(b"\0").decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""The scheduler's ends of all nodes' connections: who is there, who is gone, who is told of it."""
+"""The scheduler's ends of the connections to all nodes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .returning import Door
 from .session import Session, plain
 from .stall import Stalls
 
-_HEAD_START = 0.2  # seconds that one who failed ends before all others: launchers see it first
-_TOGETHER = 2  # intervals within which all are silent whom one fault has cut off
-_TICK = 1.0  # seconds between two looks around, where there are no signs of life
+_HEAD_START = 0.2  # seconds in which a failed node ends first, so that launchers see it first
+_TOGETHER = 2  # intervals within which one fault silences all nodes that it cuts off
+_TICK = 1.0  # seconds between two checks, if there are no heartbeats
 _Return = Tuple[asyncio.StreamReader, asyncio.StreamWriter, int]
 
 
 class Node:
-    """A node that has come.
+    """The connection to a node.
 
     Attributes
     ----------
     where : str
-        Its name and host.
+        The name and the host of the node.
     silent : int
-        Intervals since something was heard of it.
+        The number of intervals since its last message.
     machine : str
-        Its address.
+        The address of its machine.
     done : bool
-        Whether it has left well.
+        Whether it has ended without an error.
     comes_back : bool
-        Whether it knows how to connect again where the network resets its connection.
+        Whether it can reconnect after the network has reset its connection.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Node:
         return self.name.startswith("worker")
 
     def tell(self, **message: Any) -> None:
-        """Tell it, unless it is done."""
+        """Send a message, unless the node is done."""
         if not self.done:
             self.writer.write(self._session.seal(message))
 
     def beat(self) -> None:
-        """Give it a sign of life, and count that none has come from it."""
+        """Send a heartbeat, and count an interval without a message."""
         self.silent += 1
         if not self.writer.is_closing():
             self.writer.write(b"\n")
 
     async def next(self) -> Dict[str, Any]:
-        """What it says next; EOFError at its end, ValueError if it is not ours."""
+        """The next message; EOFError at the end, ValueError if the message is not ours."""
         while True:
             was_reset = False
             try:
@@ -86,7 +86,7 @@ class Node:
                 return self._session.open(line)
 
     def session(self) -> Session:
-        """The session of the one who proves to be this node; KeyError while it cannot come back."""
+        """The session, for a node that reconnects; KeyError as long as it cannot."""
         if not self.comes_back:
             raise KeyError
         return self._session
@@ -94,22 +94,22 @@ class Node:
     def let_in(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: int
     ) -> None:
-        """It has connected again, and had received so many lines before."""
+        """Take over a new connection of the node, which has received this number of lines."""
         if self.done:
             writer.write(plain({"received": self._session.received}))
             writer.close()
         else:
             self._returns.put_nowait((reader, writer, received))
-            self.writer.transport.abort()  # it may not be known here that it was reset
+            self.writer.transport.abort()  # this end may not know of the reset
 
     def lives(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """It lives until this connection ends, as long as there is no other for this."""
+        """Let the end of this connection, the latest of its kind, be the end of the node."""
         if self._life is not None:
             self._life.cancel()
         self._life = asyncio.ensure_future(self._outlive(reader, writer))
 
     async def _outlive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):  # it was reset, which says nothing of the process
+        with suppress(OSError):  # a reset does not mean that the process has ended
             await reader.read()
             self._returns.put_nowait(None)
             self.writer.transport.abort()
@@ -118,8 +118,7 @@ class Node:
     async def _return(self, was_reset: bool) -> None:
         if self._returns.empty() and not (was_reset and self.comes_back):
             raise EOFError
-        patience = env.get("PS_HEARTBEAT_TIMEOUT")
-        returned = await asyncio.wait_for(self._returns.get(), patience)
+        returned = await asyncio.wait_for(self._returns.get(), env.get("PS_HEARTBEAT_TIMEOUT"))
         if returned is None:
             raise EOFError
         self.reader, self.writer, received = returned
@@ -128,14 +127,14 @@ class Node:
 
 
 class Nodes:
-    """All of them; lives in an asyncio loop.
+    """The connections to all nodes, in an asyncio loop.
 
     Attributes
     ----------
     problem : str
-        Why the cluster ends; empty while all is well.
+        The reason why the cluster ends; empty as long as it runs.
     framework : str
-        What the workers train with, "mxnet" or "torch"; empty before the first has come.
+        The framework of the workers, "mxnet" or "torch"; empty before the first one has come.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -158,11 +157,11 @@ class Nodes:
         return self.nodes[name].where if name in self.nodes else name
 
     def present(self) -> List[Node]:
-        """Those that are not done."""
+        """The nodes that are not done."""
         return [node for node in self.nodes.values() if not node.done]
 
     async def attend(self, node: Node) -> None:
-        """Listen to a node until it is gone."""
+        """Handle the messages of a node until its connection ends."""
         try:
             while True:
                 self._heed(node, await node.next())
@@ -192,7 +191,7 @@ class Nodes:
                 self._all_done.set()
 
     def _prepare(self, node: Node) -> None:
-        """A node is ready for the end; all are once the workers are."""
+        """Note that a node is ready to end. Once all workers are, all nodes may end."""
         if node.is_worker and node.name not in self._ready:
             self._ready.add(node.name)
             if len(self._ready) == self.cluster.total_workers:
@@ -204,7 +203,7 @@ class Nodes:
             node.tell(**message)
 
     async def watch(self) -> None:
-        """Exchange signs of life with all nodes, and look for stalls."""
+        """Exchange heartbeats with all nodes, and look for stalls."""
         interval = env.get("PS_HEARTBEAT_INTERVAL")
         while not self.problem:
             await asyncio.sleep(interval or _TICK)
@@ -225,7 +224,7 @@ class Nodes:
             self.fail(self._silence())
 
     def _silence(self) -> str:
-        """What is wrong where nothing is heard of some nodes."""
+        """The problem when some nodes are silent."""
         silent = [node for node in self.present() if env.is_silent(node.silent)]
         names = ", ".join(node.where for node in silent)
         problem = f"no heartbeat for {env.heartbeat_timeout()} s from {names}"
@@ -236,7 +235,7 @@ class Nodes:
         return problem
 
     def fail(self, problem: str, code: int = 1) -> None:
-        """End all nodes, and this process, with this code; with 0 where all workers are done."""
+        """End all nodes and this process with a code, which is 0 if all workers are done."""
         if not self.problem:
             self.problem, self._code = problem, code
             if self._all_workers_done():
@@ -255,11 +254,11 @@ class Nodes:
             try:
                 await asyncio.wait_for(node.writer.drain(), 1)
             except (OSError, asyncio.TimeoutError):
-                pass  # it is the one that is gone
+                pass  # this node is the one that is gone
         die(f"scheduler ends: {self.problem}", self._code)
 
     async def aftermath(self) -> None:
-        """What there is still to do once all have been told of a problem."""
+        """Called when all nodes have been told of a problem, before this process ends."""
 
     # From another thread than the loop's
 

@@ -1,4 +1,4 @@
-"""Which worker this process is, as the launcher that has started it says in the environment.
+"""The place of this worker among all, which its launcher has set in the environment.
 
 A launcher is bpslaunch, torchrun, horovodrun, mpirun or SLURM's srun. A script that was meant for
 several workers, and whose launcher does not say enough, gets an error, so that it never trains
@@ -27,7 +27,7 @@ class Place:
     launcher : str
         The program that has started it.
     rank, size : int
-        Which worker this is, and how many there are.
+        The rank of this worker, and the number of workers.
     local_rank, local_size : int, optional
         The same on its machine, where the launcher says it.
     """
@@ -42,13 +42,13 @@ class Place:
         return f"{self.launcher} has started worker {self.rank} of {self.size}"
 
     def is_also(self, other: Place) -> bool:
-        """Whether another launcher says the same."""
+        """Whether another launcher has set the same rank and size."""
         return (self.rank, self.size) == (other.rank, other.size)
 
 
 @dataclass(frozen=True)
 class _Variables:
-    """The variables in which a launcher says what is in a `Place`."""
+    """The variables in which a launcher sets a `Place`."""
 
     launcher: str
     rank: str
@@ -67,17 +67,17 @@ class _Variables:
         return Place(self.launcher, rank, size, env.get(self.local_rank), local_size)
 
     def complete(self, others: List[Place]) -> Optional[Place]:
-        """The place, where one of the two may be missing and another launcher has it."""
+        """The place. If rank or size is missing, another launcher's place completes it."""
         rank, size = env.get(self.rank), env.get(self.size)
         if (rank is None) == (size is None) or (rank is None and size == 1):
             return self.place()
         for other in others:
             if other.rank == rank or other.size == size:
                 return other
-        given, missing = (self.size, self.rank) if rank is None else (self.rank, self.size)
+        present, missing = (self.size, self.rank) if rank is None else (self.rank, self.size)
         raise ConfigurationError(
-            f"{given} is {env.get(given)}, but {missing} is not set: a launcher sets both for each "
-            "worker"
+            f"{present} is {env.get(present)}, but {missing} is not set: a launcher sets both for "
+            "each worker"
         )
 
 
@@ -91,14 +91,14 @@ _OTHERS = (
 
 
 def find() -> Optional[Place]:
-    """The place that a launcher other than bpslaunch says; None where none has started the process.
+    """The place that a launcher other than bpslaunch has set; None without such a launcher.
 
     torchrun may be started by any of the others, and mpirun by srun: the innermost counts.
 
     Raises
     ------
     ConfigurationError
-        It says which worker this is but not how many there are, or the other way round.
+        A launcher has set the rank without the size, or the size without the rank.
     """
     place = _TORCHRUN.place()
     if place is not None and place.local_rank is not None:

@@ -1,11 +1,11 @@
-"""How a node comes back to the scheduler when the network has reset their connection.
+"""Reconnects a node to the scheduler when the network has reset their connection.
 
-The node connects again, to a port that the scheduler has for this, and proves that it is the other
-end of the session. Both send again what was lost.
+The node connects to a port that the scheduler has for this, and proves that it is the other end of
+the session. Both send the lost lines again.
 
-The kernel ends the connections of a process that ends, but resets one where the process had not
-read all that came. So each node has another connection to that port, on which the scheduler says
-nothing: its end is that of the process, and its reset comes from the network.
+The kernel ends the connections of a process that ends, but resets a connection with unread data. So
+each node has a second connection to that port, on which the scheduler sends nothing. If it ends,
+the process has ended; if it is reset, the network did it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .session import LINE_BYTES, Session, nonce, parsed, plain
 if TYPE_CHECKING:
     from .nodes import Node
 
-_PATIENCE = 10  # seconds for a proof, from one who has connected
-_STRANGERS = 64  # who may be connected and have proved nothing yet
+_PROOF_SECONDS = 10  # for the proof of a node that has connected
+_STRANGERS = 64  # connections without a proof, at most
 _PAUSE = 0.2  # seconds between attempts to connect
-_LIVES = "lives"  # what a node says on the connection that shows its end
-_Said = TypeVar("_Said")
+_LIVES = "lives"  # the purpose of the connection that shows the end of a node
+_Result = TypeVar("_Result")
 
 
 def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[socket.socket, int]:
-    """A node's new connection, and how many of its lines the scheduler has received.
+    """A node's new connection, and the number of its lines that the scheduler has received.
 
     Raises
     ------
@@ -46,8 +46,8 @@ def show_life(address: Tuple[str, int], name: str, session: Session) -> socket.s
 
 
 def _introduced(
-    address: Tuple[str, int], introduce: Callable[[socket.socket], _Said]
-) -> Tuple[socket.socket, _Said]:
+    address: Tuple[str, int], introduce: Callable[[socket.socket], _Result]
+) -> Tuple[socket.socket, _Result]:
     deadline = time.monotonic() + env.get("PS_HEARTBEAT_TIMEOUT")
     while True:
         left = deadline - time.monotonic()
@@ -70,9 +70,9 @@ def _return(link: socket.socket, name: str, session: Session) -> int:
     return int(_line(link)["received"])
 
 
-def _prove(link: socket.socket, name: str, what: Any, session: Session) -> None:
-    proof = session.proof(_line(link)["nonce"], name, what)
-    link.sendall(plain({"name": name, "what": what, "proof": proof}))
+def _prove(link: socket.socket, name: str, purpose: Any, session: Session) -> None:
+    proof = session.proof(_line(link)["nonce"], name, purpose)
+    link.sendall(plain({"name": name, "what": purpose, "proof": proof}))
 
 
 def _line(link: socket.socket) -> Dict[str, Any]:
@@ -81,12 +81,12 @@ def _line(link: socket.socket) -> Dict[str, Any]:
 
 
 class Door:
-    """The port to which nodes come back; lives in the scheduler's asyncio loop.
+    """The port at which nodes reconnect, in the scheduler's asyncio loop.
 
     Parameters
     ----------
     nodes : mapping
-        Those that there are, by name.
+        The nodes that have come, by name.
     """
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
@@ -94,7 +94,7 @@ class Door:
         self._strangers = 0
 
     async def open(self, host: str) -> int:
-        """Listen at an address of this machine; the port."""
+        """Listen at an address of this machine. Returns the port."""
         self._server = await asyncio.start_server(self._meet, host, 0, limit=LINE_BYTES)
         return self._server.sockets[0].getsockname()[1]
 
@@ -104,7 +104,7 @@ class Door:
             return
         self._strangers += 1
         try:
-            await asyncio.wait_for(self._admit(reader, writer), _PATIENCE)
+            await asyncio.wait_for(self._admit(reader, writer), _PROOF_SECONDS)
         except (asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError):
             writer.close()
         finally:
@@ -114,11 +114,11 @@ class Door:
         challenge = nonce()
         writer.write(plain({"nonce": challenge}))
         shown: Dict[str, Any] = parsed(await reader.readline())
-        name, what = shown["name"], shown["what"]
+        name, purpose = shown["name"], shown["what"]
         node = self._nodes[name]
-        if not hmac.compare_digest(node.session().proof(challenge, name, what), shown["proof"]):
+        if not hmac.compare_digest(node.session().proof(challenge, name, purpose), shown["proof"]):
             raise ValueError
-        if what == _LIVES:
+        if purpose == _LIVES:
             node.lives(reader, writer)
         else:
-            node.let_in(reader, writer, int(what))
+            node.let_in(reader, writer, int(purpose))

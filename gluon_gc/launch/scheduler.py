@@ -1,22 +1,22 @@
-"""What the scheduler runs: the meeting of all nodes, and then ps-lite for MXNet's workers."""
+"""The scheduler: it admits all nodes, and then runs ps-lite for MXNet's workers."""
 
 from __future__ import annotations
 
 from .. import env
 from ..log import logger
-from . import census, ps_lite
+from . import membership, ps_lite
 
 
 def serve() -> None:
     """Serve until all nodes have left."""
     why_without_mxnet = ""
     try:
-        ps_lite.library()  # or an error, before others wait for this node
+        ps_lite.library()  # fails before others wait for this node
     except ImportError as error:
         if ps_lite.is_installed():
             raise
-        why_without_mxnet = str(error)  # PyTorch's workers do not mind
-    nodes = census.hold(env.cluster("scheduler"), why_without_mxnet)
+        why_without_mxnet = str(error)  # PyTorch's workers need no ps-lite
+    nodes = membership.admit(env.cluster("scheduler"), why_without_mxnet)
     if nodes.framework == "torch":
         logger.warning(
             "scheduler: the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is %d)",

@@ -1,8 +1,9 @@
-"""The lines of a connection between a node and the scheduler, which say that both have one secret.
+"""The sealed lines of a connection between a node and the scheduler, which share a secret.
 
-Each end begins with a nonce. A line is a message in JSON behind its HMAC-SHA256, whose key comes of
-GLUON_GC_SECRET and both nonces, and which counts the lines: none can be forged, left out, or sent
-again here or on another connection. Without a secret, the key comes of an empty one.
+Each end begins with a nonce. A line is the HMAC-SHA256 of a message, and then the message in JSON.
+The key is made from GLUON_GC_SECRET and both nonces, and the code covers the number of the line. So
+no line can be forged, left out, or repeated on this or another connection. Without a secret, the
+key is made from an empty one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections import deque
 from typing import Any, Deque, Dict, Optional
 
 LINE_BYTES = 8192
-"""The most that a line may have."""
-_KEPT = 1000  # lines that can be sent again: many more than are on the way at any time
+"""The most bytes of a line."""
+_KEPT = 1000  # lines that can be sent again: many more than are in flight at any time
 _HEX = 64  # digits of a seal
 
 
 def nonce() -> str:
-    """What a connection begins with at one of its ends."""
+    """The random text with which an end of a connection begins."""
     return secrets.token_hex(16)
 
 
@@ -45,7 +46,7 @@ class Session:
     node, scheduler : str
         The nonces of both ends.
     is_node : bool
-        Which of them this is.
+        Whether this end is the node's.
     """
 
     def __init__(self, secret: Optional[str], node: str, scheduler: str, is_node: bool) -> None:
@@ -64,7 +65,7 @@ class Session:
         return self._kept[-1]
 
     def after(self, received: int) -> bytes:
-        """The lines to send again to one who has received so many; ValueError if it never can."""
+        """The lines after number `received`, to be sent again; ValueError if they are not kept."""
         lost = self._sent - received
         if not 0 <= lost <= len(self._kept):
             raise ValueError
@@ -72,11 +73,11 @@ class Session:
 
     @property
     def received(self) -> int:
-        """How many lines have come so far."""
+        """The number of lines that have come so far."""
         return self._received
 
-    def proof(self, *words: object) -> str:
-        """What only the two ends of this session can say of these words, on any connection."""
+    def proof(self, *words: Any) -> str:
+        """A code for these words that only the two ends of this session can make."""
         return _mac(self._key, "either", 0, " ".join(map(str, words)).encode()).decode()
 
     def open(self, line: bytes) -> Dict[str, Any]:
@@ -85,33 +86,35 @@ class Session:
         Raises
         ------
         OtherSecretError
-            Its text says which it has: "no" or "another".
+            The line was sealed with "no" or "another" secret, as the error's text says.
         ValueError
-            It is no message.
+            The line is no message.
         """
         seal, text = line[:_HEX], line[_HEX:].rstrip(b"\n")
         self._received += 1
-        about = self._ends[1], self._received, text
-        if not hmac.compare_digest(seal, _mac(self._key, *about)):
-            no_secret = hmac.compare_digest(seal, _mac(self._key_of_none, *about))
+        if not self._is_seal(seal, self._key, text):
+            no_secret = self._is_seal(seal, self._key_of_none, text)
             raise OtherSecretError("no" if no_secret else "another")
         return parsed(text)
 
+    def _is_seal(self, seal: bytes, key: bytes, text: bytes) -> bool:
+        return hmac.compare_digest(seal, _mac(key, self._ends[1], self._received, text))
+
 
 def unsealed(line: bytes) -> Dict[str, Any]:
-    """The message of a line, whoever has sealed it; ValueError if it is none."""
+    """The message of a line, whatever its seal; ValueError if it is none."""
     return parsed(line[_HEX:])
 
 
 def parsed(text: bytes) -> Dict[str, Any]:
-    """What a line of JSON says; ValueError if that is no message."""
+    """The message in a line of JSON; ValueError if it is none."""
     try:
-        found = json.loads(text)
+        message = json.loads(text)
     except RecursionError:
         raise ValueError from None
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise ValueError
-    return found
+    return message
 
 
 def _mac(key: bytes, sender: str, number: int, text: bytes) -> bytes:

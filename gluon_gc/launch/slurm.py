@@ -1,4 +1,4 @@
-"""What SLURM says of a process: which of its step it is, and where the first of them runs.
+"""SLURM's description of a process: its place in its step, and the first machine of the step.
 
 sbatch and salloc describe the job to the one process that they start, and srun describes a step to
 each of its processes. SLURM_PROCID is 0 and SLURM_NTASKS is the job's in a batch script as well, so
@@ -33,14 +33,14 @@ def tasks_variable() -> str:
 
 
 def tasks_here() -> Optional[int]:
-    """The processes of the step on this machine, where SLURM says it."""
+    """The number of the step's processes on this machine; None if SLURM does not say it."""
     node, text = env.get("SLURM_NODEID"), env.get("SLURM_STEP_TASKS_PER_NODE")
     counts = _counts(text) if text else []
     return counts[node] if node is not None and node < len(counts) else None
 
 
 def first_host(of_step: bool) -> Optional[str]:
-    """The first machine of the step, or else of the job; None where SLURM says none.
+    """The first machine of the step, or else of the job; None if SLURM names none.
 
     Raises
     ------
@@ -69,8 +69,8 @@ def _counts(text: str) -> List[int]:
     """The numbers of an expression such as 2(x3),1; none if it is no such expression."""
     counts: List[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
             return []
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts

@@ -1,4 +1,4 @@
-"""Finds out for the scheduler whether an exchange does not finish, and for whom it waits."""
+"""Finds exchanges that do not finish, and the nodes that they wait for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Callable, Dict, List, Sequence, Tuple
 class _Worker:
     sent: int = 0
     answered: int = 0
-    servers: Sequence[int] = ()  # whose answers it waits for
-    doing: str = ""  # the call in which it waits, if it is known
+    servers: Sequence[int] = ()  # that have not answered
+    doing: str = ""  # the call in which it waits, if that is known
     waited: float = 0.0  # seconds since the last answer
 
     @property
@@ -20,16 +20,16 @@ class _Worker:
 
 
 class Stalls:
-    """Who waits for whom, by what workers tell of their `Progress`.
+    """Finds stalls in the `Progress` that workers report.
 
-    A stall is that somebody waits; that all compute for long is none.
+    In a stall at least one worker waits. It is no stall if all workers compute for long.
 
     Parameters
     ----------
     where : callable
-        Of a node's name: it and its host.
+        Returns the name and the host of a node, given its name.
     warn_after, give_up_after : float
-        Seconds; 0: never.
+        Seconds; 0 means never.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Stalls:
         self._warnings = 0  # in this stall
 
     def expect(self, workers: Sequence[str]) -> None:
-        """Look after these, in the order of their ranks, whichever came first."""
+        """Watch these workers, in the order of their ranks."""
         by_rank = sorted(workers, key=lambda name: (len(name), name))
         self._workers = {name: _Worker() for name in by_rank}
 
     def heed(
         self, name: str, sent: int, answered: int, servers: Sequence[int], doing: str = ""
     ) -> None:
-        """Take in what a worker tells."""
+        """Update the progress of a worker."""
         worker = self._workers[name]
         if answered != worker.answered:
             worker.waited = 0.0
@@ -56,9 +56,14 @@ class Stalls:
         worker.doing = doing
 
     def look(self, seconds: float) -> Tuple[str, str]:
-        """What to warn of and why to give up, so many seconds after the last look; mostly nothing.
+        """Look for a stall, this number of seconds after the last look.
 
-        Time in which this process was suspended does not count.
+        Seconds in which this process was suspended do not count.
+
+        Returns
+        -------
+        warning, problem : str
+            A text to warn of, and a reason to give up. Both are empty most of the time.
         """
         for worker in self._workers.values():
             worker.waited = worker.waited + seconds if worker.waits else 0.0
@@ -76,7 +81,7 @@ class Stalls:
         return [name for name, worker in self._workers.items() if worker.waits]
 
     def _awaited_call(self) -> str:
-        """The call for which workers wait, as a message ends with it; "" if it is not known."""
+        """The end of a message that names the call that workers wait in; "" if it is not known."""
         (doing, *others) = {worker.doing for worker in self._workers.values() if worker.waits}
         return f" to call {doing}" if doing and not others else ""
 

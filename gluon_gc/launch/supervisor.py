@@ -1,25 +1,21 @@
-"""Runs the processes of a cluster together: prefixes their output, ends all of them when one fails.
+"""Runs the processes of a cluster together: ends all of them when one fails, or starts them again.
 
-Then it may start them again. One thread does everything: it sleeps in select until there is output,
-an ended child or a signal.
+One thread does everything. It sleeps in select until there is output, an ended child or a signal.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass
-from typing import Callable, Iterable, Mapping, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
+from .child import Child, Task
 from .leaving import ALONE
-from .prefixed_output import LineSplitter, PrefixedOutput
+from .prefixed_output import PrefixedOutput
 from .standard_streams import say
 
 GRACE = 5.0
@@ -28,111 +24,7 @@ LEAVE = 10.0
 """Seconds that servers and scheduler have to leave once the workers are done."""
 PAUSE = 1.0
 """Seconds before tasks are started again."""
-_TAIL = 20
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PREFIXED = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A process to run.
-
-    Parameters
-    ----------
-    name : str
-        What its output is prefixed with.
-    command : sequence of str
-        The program and its arguments.
-    environ : mapping
-        Its whole environment.
-    service : bool
-        A server or scheduler: it leaves by itself, with code 0, once every worker has disconnected,
-        which may be long before the workers end.
-    bare : bool
-        It reads and writes what this process does, and nothing is prefixed.
-    """
-
-    name: str
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    service: bool = False
-    bare: bool = False
-
-
-class _Child:
-    """A running task, in a process group of its own that dies with this process."""
-
-    def __init__(self, task: Task, output: PrefixedOutput) -> None:
-        self.task = task
-        self.code: Optional[int] = None
-        self.tail: deque = deque(maxlen=_TAIL)
-        self._splitter = LineSplitter()
-        self._output = output
-        launcher = os.getpid()
-
-        def die_with_launcher() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != launcher:
-                os._exit(1)
-
-        streams = {} if task.bare else _PREFIXED
-        self._process = subprocess.Popen(
-            task.command,
-            env={"PYTHONUNBUFFERED": "1", **task.environ},
-            bufsize=0,
-            start_new_session=True,
-            preexec_fn=die_with_launcher,  # safe: this process has one thread
-            **streams,
-        )
-        self.pipe = self._process.stdout
-        if self.pipe is not None:
-            os.set_blocking(self.pipe.fileno(), False)
-
-    def signal(self, number: int) -> None:
-        if self.code is None:
-            os.killpg(self._process.pid, number)
-
-    def read(self) -> bool:
-        """Pass on what there is to read; False at the end of the output."""
-        while self.pipe is not None:
-            data = self.pipe.read(65536)
-            if data is None:
-                return True
-            if not data:
-                return False
-            self._show(self._splitter.feed(data))
-        return False
-
-    def reap(self) -> bool:
-        """Note the exit code if the process has ended, and end what it left in its group."""
-        if self.code is not None:
-            return True
-        pid = self._process.pid
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return False
-        os.killpg(pid, signal.SIGKILL)  # before the wait: until then the group's number is its own
-        self.code = self._process.wait()
-        self.read()
-        self._show(self._splitter.close())
-        return True
-
-    def _show(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.tail.append(line)
-            self._output.line(self.task.name, line)
-        self._output.bar(self.task.name, self._splitter.bar)
-
-    @property
-    def exit_code(self) -> int:
-        """As a shell would say it."""
-        return 128 - self.code if self.code < 0 else self.code
-
-    def obituary(self) -> str:
-        if self.code < 0:
-            return f"{self.task.name} was killed by {signal.Signals(-self.code).name}"
-        return f"{self.task.name} exited with code {self.code}"
 
 
 class _Supervisor:
@@ -153,13 +45,13 @@ class _Supervisor:
                 signal.signal(number, lambda *_: None)  # its number arrives at the wake-up socket
 
     def start(self, task: Task) -> None:
-        child = _Child(task, self._output)
+        child = Child(task, self._output)
         self.children.append(child)
         if child.pipe is not None:
             self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def poll(self, timeout: Optional[float]) -> None:
-        """Sleep until something happens, then take in all of it."""
+        """Sleep until there is output, an ended child or a signal, and take in all of them."""
         for key, _ in self._selector.select(timeout):
             if key.data is None:
                 numbers = self._wakeup.recv(4096)
@@ -170,8 +62,8 @@ class _Supervisor:
         for child in self.children:
             child.reap()
 
-    def wait(self, children: Sequence[_Child], seconds: float) -> None:
-        """Wait for these to end, at most so long, and not beyond a signal."""
+    def wait(self, children: Sequence[Child], seconds: float) -> None:
+        """Wait until these have ended, a signal comes, or the seconds are over."""
         self._sleep(seconds, lambda: any(child.code is None for child in children))
 
     def _sleep(self, seconds: float, condition: Callable[[], bool] = lambda: True) -> None:
@@ -183,14 +75,14 @@ class _Supervisor:
             self.poll(left)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the workers with this signal, then, as workers may still need them, the services."""
+        """End the workers with this signal, and then the services, which workers may still need."""
         for service, polite in ((False, number), (True, signal.SIGTERM)):
             group = [child for child in self.children if child.task.service == service]
-            for how, seconds in ((polite, GRACE), (signal.SIGKILL, GRACE)):
+            for step in (polite, signal.SIGKILL):
                 for child in group:
-                    child.signal(how)
+                    child.signal(step)
                 self.signals.clear()
-                self.wait(group, seconds)
+                self.wait(group, GRACE)
 
     def run(self, tasks: Callable[[int], Sequence[Task]], max_restarts: int) -> int:
         restarts = 0
@@ -201,7 +93,7 @@ class _Supervisor:
             if failed is not None:
                 restarts += 1
                 again = restarts <= max_restarts and self._working() and failed.exit_code != ALONE
-                self._bury(failed, f"; restart {restarts} of {max_restarts}" if again else "")
+                self._report(failed, f"; restart {restarts} of {max_restarts}" if again else "")
                 if again:
                     self._sleep(PAUSE)
                 elif not self.asked:
@@ -219,8 +111,8 @@ class _Supervisor:
         """Whether there is a worker that has not ended well."""
         return any(child.code != 0 for child in self.children if not child.task.service)
 
-    def _first_failure(self) -> Optional[_Child]:
-        """What has failed; None once all have ended well, and where something else ends them."""
+    def _first_failure(self) -> Optional[Child]:
+        """The child that failed first; None if all have ended well, or a signal ends them."""
         while not self.signals and self._output.error is None:
             for child in self.children:
                 if child.code:
@@ -233,8 +125,8 @@ class _Supervisor:
                     return self._failure_of_services()
         return None
 
-    def _failure_of_services(self) -> Optional[_Child]:
-        """The workers are done, and the services have had time to leave."""
+    def _failure_of_services(self) -> Optional[Child]:
+        """The service that failed once the workers are done. Ends the services that remain."""
         for child in self.children:
             if child.code:
                 return child
@@ -243,11 +135,11 @@ class _Supervisor:
                 child.signal(signal.SIGKILL)
         return None
 
-    def _bury(self, child: _Child, what_next: str) -> None:
-        """End all, and say why."""
+    def _report(self, child: Child, what_next: str) -> None:
+        """End all children, and print how this one failed."""
         in_sight = self._output.last_name == child.task.name and _one_stream()
         self.stop()
-        last_lines = "".join(f"\n  {line}" for line in child.tail if not in_sight)
+        last_lines = "".join(f"\n  {line}" for line in child.last_lines if not in_sight)
         lines = f"; its last lines:{last_lines}" if last_lines else ""
         say(child.obituary() + ("" if self.asked else what_next) + lines)
 
@@ -259,7 +151,7 @@ class _Supervisor:
         return 1
 
     def _forget(self) -> None:
-        """Have no children, since all have ended."""
+        """Drop the children, all of which have ended."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._selector.unregister(key.fileobj)
@@ -290,11 +182,11 @@ def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:
     Parameters
     ----------
     tasks : callable
-        Makes the tasks, given how often they were started before.
+        Makes the tasks. Its argument is the number of earlier starts.
     max_restarts : int
-        How often all are started again when one fails. It does not happen after a signal, nor once
-        the workers have ended well, nor where a task says that the other machines have not come
-        back (`leaving.ALONE`).
+        How often all tasks are started again when one fails. They are not started again after a
+        signal, after the workers have ended well, or when a task exits with `leaving.ALONE` because
+        the other machines have not come back.
 
     Returns
     -------

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from .. import env
+from ..variables import cores
+from .child import Task
 from .command import runnable
 from .listening import listen
-from .supervisor import Task
 
 _Changes = Dict[str, Optional[str]]  # of the environment; None removes a variable
 _NODES = Path("/sys/devices/system/node")
@@ -27,7 +28,7 @@ def service(role: str) -> List[str]:
 
 
 def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
-    """The command on its share of the NUMA nodes, where BYTEPS_NUMA_ON asks for that."""
+    """The command on its share of the NUMA nodes, if BYTEPS_NUMA_ON is set."""
     if not env.get("BYTEPS_NUMA_ON") or shutil.which("numactl") is None:
         return command
     nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
@@ -38,7 +39,7 @@ def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) ->
 
 
 def _free_ports(count: int) -> List[str]:
-    """Different ports of this machine that nobody has."""
+    """Different free ports of this machine."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -47,8 +48,8 @@ def _free_ports(count: int) -> List[str]:
 
 
 def _threads(workers: int) -> str:
-    """The OpenMP threads of each process where all are on this machine."""
-    return str(env.get("OMP_NUM_THREADS") or max(1, env.cores() // workers))
+    """The number of OpenMP threads of each process, if all are on this machine."""
+    return str(env.get("OMP_NUM_THREADS") or max(1, cores() // workers))
 
 
 def _secret() -> str:
@@ -78,7 +79,7 @@ def _cluster_here(workers: int, servers: int) -> _Changes:
 
 
 def _place(rank: int, size: int, local_rank: int, local_size: int) -> _Changes:
-    """The variables by which torchrun says which worker a process is."""
+    """The variables in which torchrun sets the place of a worker."""
     values = {"RANK": rank, "WORLD_SIZE": size}
     values.update(LOCAL_RANK=local_rank, LOCAL_WORLD_SIZE=local_size)
     return {"TORCHELASTIC_RUN_ID": None, **{name: str(value) for name, value in values.items()}}
@@ -94,7 +95,7 @@ def _service_tasks(cluster: _Changes) -> List[Task]:
 
 
 def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
-    """The processes of a cluster on this machine, in which every worker counts as a machine.
+    """The processes of a cluster on this machine, in which each worker counts as a machine.
 
     Without servers they are the workers of one machine.
     """
@@ -113,7 +114,7 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
 
 
 def _machine_tasks(program: List[str], workers: int) -> List[Task]:
-    """The workers of a job that is this machine's, described as BytePS would have it."""
+    """The workers of a job on this machine alone, with the variables of BytePS."""
     job = {
         "DMLC_ROLE": "worker",
         "DMLC_NUM_WORKER": "1",
@@ -128,7 +129,7 @@ def _machine_tasks(program: List[str], workers: int) -> List[Task]:
 
 
 def _meeting_here(workers: int) -> _Changes:
-    """The variables that say where the workers of a job meet that is this machine's."""
+    """The addresses at which the workers of a job on this machine meet."""
     port, master_port = _free_ports(2)
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master_port}
     if workers > 1:
@@ -139,7 +140,7 @@ def _meeting_here(workers: int) -> _Changes:
 def _workers(
     program: List[str], job: _Changes, local_size: int, size: int, first: int
 ) -> List[Task]:
-    """This machine's workers of a job, in which the first of them has rank `first`."""
+    """This machine's workers of a job. The first of them has rank `first`."""
     tasks = []
     for local_rank in range(local_size):
         rank = first + local_rank
@@ -151,7 +152,7 @@ def _workers(
 
 
 def _devices() -> List[str]:
-    """The devices that NVIDIA_VISIBLE_DEVICES lists; none where it says all or nothing."""
+    """The devices in NVIDIA_VISIBLE_DEVICES; none if it is not a list."""
     listed = env.get("NVIDIA_VISIBLE_DEVICES") or "none"
     if listed in ("all", "none", "void"):
         return []
@@ -171,6 +172,6 @@ def worker_tasks(command: Sequence[str]) -> List[Task]:
     first, job = cluster.worker_id * size, {}
     if not cluster.num_server:  # nobody else listens there: worker 0 does
         job = {"MASTER_ADDR": cluster.root_uri, "MASTER_PORT": str(cluster.root_port)}
-        if first == 0:  # to be told now if it cannot
+        if first == 0:  # fails now if it cannot
             listen(cluster.root_uri, cluster.root_port, "worker 0's").close()
     return _workers(program, job, size, cluster.num_worker * size, first)

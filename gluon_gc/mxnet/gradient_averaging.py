@@ -89,9 +89,7 @@ class GradientAveraging(Averaging):
         self._moved([tensor.name for tensor in tensors])
         if self._momentum is not None:
             self._momentum_after.update(
-                tensor.index
-                for tensor in tensors
-                if not applies_momentum(tensor, _minimum())
+                tensor.index for tensor in tensors if not applies_momentum(tensor, _minimum())
             )
         return indices
 

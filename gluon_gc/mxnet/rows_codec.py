@@ -12,7 +12,6 @@ from mxnet.ndarray import NDArray
 from .. import kernels
 from ..compression import CompressionParams
 from ..compression.stream import Stream
-from ..plan import rows_bytes
 from . import operators
 from .codec import Part
 from .operators import MessageRows, Places
@@ -63,7 +62,7 @@ class RowsCodec:
         self._drawn_alike: Dict[str, str] = {}
         self._residual = [mx.nd.zeros(shape)] if params.ef else []
         self.meter = operators.new_meter()
-        self.payload_bytes = rows_bytes(rows) + whole.payload_bytes
+        self.payload_bytes = kernels.rows_head_bytes(rows) + whole.payload_bytes
         self.codecs = [Payload(self.payload_bytes)]
         self._options = {"options": kernels.as_text(params.options())}
         self._attribute = operators.MessageAttribute(

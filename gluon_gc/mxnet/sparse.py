@@ -9,6 +9,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
+from .. import kernels
 from ..plan import Tensor
 from . import operators
 from .channel import Metered
@@ -48,7 +49,7 @@ class SparseChannel(Metered):
         self.shape = tensor.rows, tensor.size // tensor.rows
         self.message_bytes = 0.0
         self.sent = mx.nd.sparse.zeros("row_sparse", self.shape)
-        self.layout = MessageRows(((4 + 4 * tensor.rows, 0),))
+        self.layout = MessageRows(((kernels.row_list_bytes(tensor.rows), 0),))
         super().__init__(operators.new_meter())
         self._checks = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
 

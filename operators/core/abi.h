@@ -14,9 +14,9 @@ extern "C" {
 #define GLUON_GC_API __attribute__((visibility("default")))
 
 /* Raise it with each change of what this file declares, and with it VERSION in gluon_gc/kernels/library.py. */
-enum { gluon_gc_abi_version = 1 };
+enum { gluon_gc_abi_version = 2 };
 
-/* "version=V needs=N traits=N ...": the version above, and the bytes of each struct below. Callers that have
+/* "version=V cuda=N ticket_bytes=N needs=N traits=N ...": constants, and the bytes of each struct below. Callers that have
    declared the structs themselves compare this with their own before any other call. This function never changes. */
 GLUON_GC_API const char* gluon_gc_abi(void);
 
@@ -125,6 +125,10 @@ GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t c
 /* values = sum of D(payloads), in their order, or with `add` that is added. Checks the payloads as aggregate does. */
 GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t count);
 
+/* The bytes of a payload that are in use, by the length that it says, which may be more than `capacity`; `capacity`
+   bytes can be read. */
+GLUON_GC_API size_t gluon_gc_used(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
+
 /* Whether a payload can be decoded; `capacity` bytes can be read. */
 GLUON_GC_API int gluon_gc_valid(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
 
@@ -203,6 +207,10 @@ typedef struct {
 /* How a message lies in rows whose parts have at most `bytes`. If its length varies, it travels in the rows that it
    fills, or with `in_one` in one row of full length. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
+
+/* Lists of rows, and messages of compressed rows: operators/core/row_format.h. */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* of a list, at most */
+GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* in front of the payload of a message, at most */
 
 /* A plain loop over memory, for benchmarks: operators/core/limits.h has their names. b and c may be NULL where
    the loop has no use for them. */

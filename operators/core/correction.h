@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "core/feedback.h"
+#include "core/rules.h"
 #include "core/vec.h"
 
 namespace gluon_gc {
@@ -30,7 +31,7 @@ struct StoredResidual {
 };
 
 // p of sixteen elements: g = gradient * gradient_scale; m = mu m + g and g = g + mu m; p = g + ratio e.
-template <typename T, bool with_momentum, Feedback kind, typename Residual>
+template <typename T, bool has_momentum, Feedback kind, typename Residual>
 struct Correction {
   static constexpr Feedback feedback = kind;
 
@@ -46,7 +47,7 @@ struct Correction {
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     prefetch_ahead(gradient + i);
-    if constexpr (with_momentum) prefetch_ahead(momentum + i);
+    if constexpr (has_momentum) prefetch_ahead(momentum + i);
     if constexpr (feedback != Feedback::none) residual.prefetch(i);
     return at<true>(i, present);
   }
@@ -60,13 +61,13 @@ struct Correction {
   template <bool update, typename Lanes>
   Vec<T> at(std::size_t i, Lanes present) const {
     Vec<T> p = load(gradient + i, present) * gradient_scale;
-    if constexpr (with_momentum) {
-      const Vec<T> m = mu * load(momentum + i, present) + p;
+    if constexpr (has_momentum) {
+      const Vec<T> m = updated_momentum(mu, load(momentum + i, present), p);
       if constexpr (update) store(m, momentum + i, present);
-      p = p + mu * m;
+      p = with_momentum(mu, m, p);
     }
     if constexpr (feedback == Feedback::plain) p = p + residual(i, present);
-    if constexpr (feedback == Feedback::scaled) p = p + ratio * residual(i, present);
+    if constexpr (feedback == Feedback::scaled) p = with_residual(p, ratio, residual(i, present));
     return p;
   }
 
@@ -76,12 +77,12 @@ struct Correction {
   const Residual residual;
 };
 
-template <bool with_momentum, typename T, typename Residual, typename Sweep>
+template <bool has_momentum, typename T, typename Residual, typename Sweep>
 auto with_feedback(const T* gradient, T gradient_scale, const FeedbackState<T>& state,
                    const Residual& residual, Sweep sweep) {
-  using Without = Correction<T, with_momentum, Feedback::none, Residual>;
-  using Plain = Correction<T, with_momentum, Feedback::plain, Residual>;
-  using Scaled = Correction<T, with_momentum, Feedback::scaled, Residual>;
+  using Without = Correction<T, has_momentum, Feedback::none, Residual>;
+  using Plain = Correction<T, has_momentum, Feedback::plain, Residual>;
+  using Scaled = Correction<T, has_momentum, Feedback::scaled, Residual>;
   if (!residual) return sweep(Without(gradient, gradient_scale, state, residual));
   if (state.ratio == T{1}) return sweep(Plain(gradient, gradient_scale, state, residual));
   return sweep(Scaled(gradient, gradient_scale, state, residual));
@@ -111,7 +112,7 @@ struct Corrected {
   T operator[](std::size_t i) const {
     if (residual) return residual[i];
     const T g = gradient[i] * gradient_scale;
-    return momentum ? g + mu * momentum[i] : g;
+    return momentum ? with_momentum(mu, momentum[i], g) : g;
   }
 
   // Sixteen elements from i.
@@ -119,7 +120,7 @@ struct Corrected {
   Vec<T> operator()(std::size_t i, Lanes present) const {
     if (residual) return load(residual + i, present);
     const Vec<T> g = load(gradient + i, present) * broadcast(gradient_scale);
-    return momentum ? g + broadcast(mu) * load(momentum + i, present) : g;
+    return momentum ? with_momentum(broadcast(mu), load(momentum + i, present), g) : g;
   }
 
   // GCC 12 takes a function that only prefetches for one without effect, and leaves out calls of it.

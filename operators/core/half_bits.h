@@ -1,49 +1,43 @@
-// float16 in integer arithmetic, without branches. For kernel sources only (see isa.h).
+// float16 in integer arithmetic, without branches. For kernel sources only (see isa.h), of host and device.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "core/host_device.h"
 
 namespace gluon_gc {
 namespace {
 
-inline std::uint32_t float_bits(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
-inline float bits_float(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
 // The bits of the float16 nearest to x, ties to even.
-inline std::uint16_t half_bits(float x) {
-  const std::uint32_t sign = float_bits(x) >> 16 & 0x8000;
-  const std::uint32_t magnitude = float_bits(x) & 0x7fffffff;
+GLUON_GC_HOST_DEVICE uint16 half_bits(float x) {
+  const uint32 sign = bits_of(x) >> 16 & 0x8000, magnitude = bits_of(x) & 0x7fffffff;
   // A sum with 0.5 leaves the 2^-24 steps of a subnormal half in the low bits, rounded by the adder.
-  const std::uint32_t subnormal = float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f);
-  const std::uint32_t even = magnitude >> 13 & 1;
-  const std::uint32_t normal = (magnitude - (112u << 23) + 0xfff + even) >> 13;
-  const std::uint32_t nan = 0x7e00 | (magnitude >> 13 & 0x3ff);
-  const std::uint32_t finite = magnitude < 113u << 23 ? subnormal : normal;
-  const std::uint32_t large = magnitude > 0x7f800000 ? nan : 0x7c00;
-  return static_cast<std::uint16_t>(sign | (magnitude < 143u << 23 ? finite : large));
+  const uint32 subnormal = bits_of(from_bits(magnitude) + 0.5f) - bits_of(0.5f);
+  const uint32 normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  const uint32 nan = 0x7e00 | (magnitude >> 13 & 0x3ff);
+  const uint32 finite = magnitude < 113u << 23 ? subnormal : normal;
+  const uint32 large = magnitude > 0x7f800000 ? nan : 0x7c00;
+  return static_cast<uint16>(sign | (magnitude < 143u << 23 ? finite : large));
+}
+
+// The same for x that was rounded to the float `nearest`. A float whose last bit is set wherever it is not exact rounds
+// to the same half as x.
+GLUON_GC_HOST_DEVICE uint16 half_bits(double x, float nearest) {
+  if (!(static_cast<double>(nearest) != x)) return half_bits(nearest);
+  const bool away = absolute(static_cast<double>(nearest)) > absolute(x);
+  return half_bits(from_bits((bits_of(nearest) - away) | 1));
 }
 
 // The float with the value of a float16.
-inline float half_value(std::uint16_t half) {
-  const std::uint32_t sign = std::uint32_t{half} << 16 & 0x80000000;
-  const std::uint32_t magnitude = (std::uint32_t{half} & 0x7fff) << 13;
-  const std::uint32_t subnormal = float_bits(bits_float(magnitude + (113u << 23)) - bits_float(113u << 23));
-  const std::uint32_t normal = magnitude + (112u << 23);
-  const std::uint32_t infinite = magnitude + (224u << 23);
-  const std::uint32_t special = magnitude == 0x0f800000 ? infinite : infinite | 0x400000;  // NaN: quiet
-  const std::uint32_t finite = magnitude < 1u << 23 ? subnormal : normal;
-  return bits_float(sign | (magnitude < 0x0f800000 ? finite : special));
+GLUON_GC_HOST_DEVICE float half_value(uint16 half) {
+  const uint32 sign = uint32{half} << 16 & 0x80000000, magnitude = (uint32{half} & 0x7fff) << 13;
+  const uint32 subnormal = bits_of(from_bits(magnitude + (113u << 23)) - from_bits(113u << 23));
+  const uint32 normal = magnitude + (112u << 23);
+  const uint32 infinite = magnitude + (224u << 23);
+  const uint32 special = magnitude == 0x0f800000 ? infinite : infinite | 0x400000;  // NaN: quiet
+  const uint32 finite = magnitude < 1u << 23 ? subnormal : normal;
+  return from_bits(sign | (magnitude < 0x0f800000 ? finite : special));
 }
+
+GLUON_GC_HOST_DEVICE bool half_is_finite(uint16 half) { return (half & 0x7c00) != 0x7c00; }
 
 }  // namespace
 }  // namespace gluon_gc

@@ -1,4 +1,4 @@
-// What a codec is, wherever it runs: abi.cpp makes it from the options.
+// The properties of a codec, wherever it runs. abi_codec.h makes them from the options.
 #pragma once
 
 #include "core/codec.h"

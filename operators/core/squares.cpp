@@ -7,7 +7,6 @@ namespace {
 
 template <typename T>
 double sum_of(const T* x, std::size_t n, double* sums, int threads) {
-  static_assert(squares_sums(sum_tile + 1) * sizeof(double) == sums_bytes(sum_tile + 1));
   return sum_over<Squares<T>>(n, sums, threads, [=](auto& sum, std::size_t i, auto present) {
     prefetch_ahead(x + i);
     prefetch_ahead(x + i + lanes);

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "core/isa.h"
+#include "core/sum_tree.h"
 
 namespace gluon_gc {
 
@@ -18,10 +19,7 @@ extern template struct SquaresKernels<Isa::scalar>;
 extern template struct SquaresKernels<Isa::avx2>;
 extern template struct SquaresKernels<Isa::avx512>;
 
-// Elements of `sums`, which a sum of n squares needs for its tiles (sums.h).
-constexpr std::size_t squares_sums(std::size_t n) { return (n + 1023) / 1024; }
-
-// The sum of x^2 in float64. Reads x, one pass: sizeof(T) bytes an element.
+// The sum of x^2 in float64. `sums` has room for sums_bytes(n). Reads x, one pass: sizeof(T) bytes an element.
 template <typename T>
 double sum_of_squares(const T* x, std::size_t n, double* sums, int threads = 1, Isa isa = best_isa()) {
   return dispatch(isa, [&](auto chosen) { return SquaresKernels<chosen>::sum(x, n, sums, threads); });

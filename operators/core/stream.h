@@ -1,26 +1,12 @@
-// The random stream that workers and servers share: xorshift128+ with shifts 23, 17 and 26, as in BytePS.
+// The random stream that workers and servers share.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "core/generator.h"
+
 namespace gluon_gc {
-
-struct Stream {
-  // The next draw. Inlined always, since kernel sources must not share a copy (see isa.h).
-  __attribute__((always_inline)) std::uint64_t operator()() {
-    std::uint64_t t = state[0];
-    const std::uint64_t s = state[1];
-    t ^= t << 23;
-    t ^= t >> 17;
-    t ^= s ^ (s >> 26);
-    state[0] = s;
-    state[1] = t;
-    return t + s;
-  }
-
-  std::uint64_t state[2];
-};
 
 // Moves on by `count` draws: 0.15 us for each bit that is set in it.
 void jump(Stream& stream, std::uint64_t count);

@@ -1,21 +1,14 @@
-// Sums in float64 in an order that n alone decides, which CPU and GPU share. For kernel sources only (see
-// isa.h).
-//
-// Of every tile of 1,024 elements, element i is added to chain i mod 32, in order; then the chains are added
-// as a butterfly: chain j to chain j + 16, then + 8, + 4, + 2, + 1. The sums of the tiles are added in the
-// same way, and so on, until one is left.
+// Sums in float64 by the tree of sum_tree.h. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/parallel.h"
+#include "core/sum_tree.h"
 #include "core/vec.h"
 
 namespace gluon_gc {
 namespace {
 
-constexpr std::size_t sum_chains = 2 * lanes, sum_tile = 1024;
-
-// Bytes that the sums of the tiles of n elements take.
-constexpr std::size_t sums_bytes(std::size_t n) { return (n + sum_tile - 1) / sum_tile * sizeof(double); }
+static_assert(sum_chains == 2 * lanes);
 
 inline double butterfly(double (&chain)[sum_chains]) {
   for (std::size_t half = sum_chains / 2; half != 0; half /= 2) {
@@ -26,7 +19,7 @@ inline double butterfly(double (&chain)[sum_chains]) {
 
 // The sum of `count` sums of tiles, which are overwritten.
 inline double sum_tiles(double* sums, std::size_t count) {
-  for (; count > 1; count = (count + sum_tile - 1) / sum_tile) {
+  for (; count > 1; count = tiles_of(count)) {
     for (std::size_t begin = 0; begin < count; begin += sum_tile) {
       const std::size_t size = count - begin < sum_tile ? count - begin : sum_tile;
       double chain[sum_chains] = {};
@@ -181,7 +174,7 @@ double sum_over(std::size_t n, double* sums, int threads, Step step) {
       sums[begin / sum_tile] = total.total();
     }
   });
-  return sum_tiles(sums, (n + sum_tile - 1) / sum_tile);
+  return sum_tiles(sums, tiles_of(n));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The C interface's functions without a codec: the handshake, the random stream, sums and checks of values, float16, framing, and plain loops to measure with.
+// The C interface's functions without a codec: the handshake, the random stream, sums and checks of values, float16,
+// framing, the sizes of lists of rows, and plain loops to measure with.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -9,6 +10,7 @@
 #include "core/framing.h"
 #include "core/half.h"
 #include "core/limits.h"
+#include "core/row_format.h"
 #include "core/squares.h"
 #include "core/stream.h"
 
@@ -17,7 +19,9 @@ using namespace gluon_gc;
 const char* gluon_gc_abi() {
   static const std::string sizes = [] {
     std::string text = "version=" + std::to_string(gluon_gc_abi_version);
-    const auto add = [&](const char* name, std::size_t bytes) { text += " " + (name + ("=" + std::to_string(bytes))); };
+    const auto add = [&](const char* name, std::size_t value) { text += " " + (name + ("=" + std::to_string(value))); };
+    add("cuda", gluon_gc_cuda);
+    add("ticket_bytes", gluon_gc_ticket_bytes);
     add("needs", sizeof(gluon_gc_needs));
     add("traits", sizeof(gluon_gc_traits));
     add("position", sizeof(gluon_gc_position));
@@ -45,7 +49,7 @@ void gluon_gc_jump_to_worker(std::uint64_t state[2], std::uint64_t worker) {
 }
 
 double gluon_gc_sum_of_squares(const void* x, std::size_t n, int itemsize, int threads, int isa) {
-  std::vector<double> sums(squares_sums(n));
+  std::vector<double> sums(tiles_of(n));
   if (itemsize == 4) return sum_of_squares(static_cast<const float*>(x), n, sums.data(), threads, Isa(isa));
   return sum_of_squares(static_cast<const double*>(x), n, sums.data(), threads, Isa(isa));
 }
@@ -87,6 +91,9 @@ void gluon_gc_message_rows(std::size_t bytes, int varies, int in_one, gluon_gc_r
   rows->row_words = varies && !in_one ? std::min(words, most_row_words) : words;
   rows->rows = rows->row_words == 0 ? 1 : (words + rows->row_words - 1) / rows->row_words;
 }
+
+std::size_t gluon_gc_row_list_bytes(std::size_t rows) { return row_list_bytes(rows); }
+std::size_t gluon_gc_rows_head_bytes(std::size_t rows) { return rows_head_bytes(rows); }
 
 const char* gluon_gc_limit(const char* name, void* a, void* b, void* c, std::size_t n, int threads, int isa) {
   const char* error = nullptr;

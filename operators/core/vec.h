@@ -137,26 +137,6 @@ inline Vec<T> with_sign_of(const Vec<T>& signs, const Vec<T>& magnitude) {
 }
 
 // The unsigned integer that has the size of T.
-template <std::size_t size>
-struct BitsOfSize;
-template <>
-struct BitsOfSize<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct BitsOfSize<8> {
-  using type = std::uint64_t;
-};
-template <typename T>
-using Bits = typename BitsOfSize<sizeof(T)>::type;
-
-template <typename T>
-inline Bits<T> read_bits(const T& x) {
-  Bits<T> bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
 // Bit i of the result: the bits of |lane i| are at least `least`, as integers. That is the order of |x|,
 // with NaNs above infinity.
 template <typename T>
@@ -165,7 +145,7 @@ inline std::uint32_t magnitude_at_least(const Vec<T>& v, Bits<T> least) {
   std::uint32_t bits = 0;
 #pragma omp simd reduction(| : bits)
   for (std::size_t i = 0; i < lanes; ++i) {
-    bits |= (read_bits(v.lane[i]) & magnitude) >= least ? lane_bit[i] : 0;
+    bits |= (bits_of(v.lane[i]) & magnitude) >= least ? lane_bit[i] : 0;
   }
   return bits;
 }
@@ -175,7 +155,7 @@ template <typename T>
 inline Vec<T> larger_magnitude(const Vec<T>& a, const Vec<T>& b) {
   constexpr Bits<T> magnitude = static_cast<Bits<T>>(-1) >> 1;
   return generate<T>([&](std::size_t i) {
-    const Bits<T> x = read_bits(a.lane[i]) & magnitude, y = read_bits(b.lane[i]) & magnitude;
+    const Bits<T> x = bits_of(a.lane[i]) & magnitude, y = bits_of(b.lane[i]) & magnitude;
     const Bits<T> larger = x > y ? x : y;
     T result;
     std::memcpy(&result, &larger, sizeof(result));

@@ -17,7 +17,7 @@ inline Vec<T> widen(const Vec<std::uint8_t>& v) {
 template <typename T>
 inline Vec<std::uint8_t> lowest_bytes(const Vec<T>& v) {
   return generate<std::uint8_t>(
-      [&](std::size_t i) { return static_cast<std::uint8_t>(read_bits(v.lane[i])); });
+      [&](std::size_t i) { return static_cast<std::uint8_t>(bits_of(v.lane[i])); });
 }
 
 #if defined(__AVX512F__)

@@ -69,12 +69,6 @@ inline Ints generate_ints(Function value) {
   return load_ints(lane);
 }
 
-template <typename T>
-constexpr int mantissa_bits = sizeof(T) == 4 ? 23 : 52;
-
-template <typename T>
-constexpr auto bits_of_one = static_cast<Bits<T>>(sizeof(T) == 4 ? 0x3f800000 : 0x3ff0000000000000);
-
 constexpr std::size_t table_size = 32;
 
 template <typename T>
@@ -127,7 +121,7 @@ inline Vec<T> look_up(const T (&table)[table_size], const Ints& v) {
 template <typename T>
 inline Ints linear_log2(const Vec<T>& v, int shift) {
   return generate_ints([&](std::size_t i) {
-    const Bits<T> bits = read_bits(v.lane[i]);
+    const Bits<T> bits = bits_of(v.lane[i]);
     const Bits<T> above = bits > bits_of_one<T> ? bits - bits_of_one<T> : 0;
     return static_cast<std::int32_t>(shift < mantissa_bits<T> ? above >> (mantissa_bits<T> - shift)
                                                               : above << (shift - mantissa_bits<T>));

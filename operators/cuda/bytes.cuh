@@ -41,14 +41,6 @@ __device__ inline void write(uint8* to, Size index, Value value) {
   for (int i = 0; i < int(sizeof(Value)); ++i) to[i] = bytes.byte[i];
 }
 
-// The NaN of a payload that is spoilt; arithmetic on a GPU makes others than that on a CPU.
-template <typename T>
-__device__ T not_a_number();
-template <>
-__device__ inline float not_a_number() { return __int_as_float(0x7fc00000); }
-template <>
-__device__ inline double not_a_number() { return __longlong_as_double(0x7ff8000000000000); }
-
 }  // namespace
 }  // namespace cuda
 }  // namespace gluon_gc

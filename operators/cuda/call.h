@@ -1,25 +1,20 @@
-// What kernels are given. For host and device: NVRTC has no header of the standard library, hence the names of
-// integers.
+// What kernels are given. For host and device.
 #pragma once
+
+#include "core/generator.h"
+#include "core/host_device.h"
+#include "core/sum_tree.h"
 
 namespace gluon_gc {
 namespace cuda {
-
-using Size = decltype(sizeof(0));
-using uint8 = unsigned char;
-using uint32 = unsigned int;
-using uint64 = unsigned long long;
-static_assert(sizeof(Size) == 8 && sizeof(uint32) == 4 && sizeof(uint64) == 8, "other types than the host's");
 
 // gluon_gc_status.
 struct Status {
   uint64 bytes, finite;
 };
 
-// The random stream, core/stream.h, from where a call draws.
-struct RandomStream {
-  uint64 state[2];
-};
+// The random stream, from where a call draws. A Stream of this namespace is the driver's.
+using RandomStream = gluon_gc::Stream;
 
 // What compress is given: p is g = gradient * scale_of (correction.cuh) after momentum and feedback.
 template <typename T>
@@ -107,12 +102,7 @@ struct Batch {
 
 // Threads of a block, how many blocks a multiprocessor is to run at a time, for which a thread has 64 registers, and
 // the elements that a warp takes at a time.
-constexpr int block_threads = 256, blocks_together = 4, tile = 1024;
-
-constexpr Size tiles_of(Size n) { return n / tile + (n % tile != 0); }
-
-// Doubles that the sums of the tiles of n elements take, with those of their tiles, and so on: sums.cuh.
-constexpr Size tree_size(Size n) { return tiles_of(n) + (n <= tile ? 0 : tree_size(tiles_of(n))); }
+constexpr int block_threads = 256, blocks_together = 4, tile = sum_tile;
 
 }  // namespace cuda
 }  // namespace gluon_gc

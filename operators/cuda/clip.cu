@@ -1,7 +1,8 @@
 // Clipping by the norm of many arrays: what gluon_gc_clip of core/abi.h says.
 //
-// The first kernel reads every array, one pass, and makes the sum of the squares of each in the tree of core/sums.h;
+// The first kernel reads every array, one pass, and makes the sum of the squares of each in the tree of core/sum_tree.h;
 // the second one, a thread, adds these up in their order, as operators/mxnet/clip.cpp does on the CPU.
+#include "core/rules.h"
 #include "cuda/half.cuh"
 #include "cuda/sums.cuh"
 
@@ -39,6 +40,7 @@ __device__ void sum_squares(const Squares& call) {
 }  // namespace cuda
 }  // namespace gluon_gc
 
+using namespace gluon_gc;
 using namespace gluon_gc::cuda;
 
 GLUON_GC_KERNEL clip_squares(Batch<Squares> calls) {
@@ -55,6 +57,5 @@ GLUON_GC_KERNEL clip_factor(Batch<Norm> calls) {
   const Norm& call = mine(calls);
   double total = 0;
   for (Size i = 0; i < call.n; ++i) total += call.squares[i];
-  const double norm = call.scale * sqrt(total);
-  *call.factor = norm <= call.most ? 1 : call.most / norm;
+  *call.factor = clipping_factor(call.scale * sqrt(total), call.most);
 }

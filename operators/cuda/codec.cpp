@@ -1,4 +1,4 @@
-// Codecs on the GPU: what is alike for all compressors, as core/abi.cpp for the CPU.
+// Codecs on the GPU: the work that all compressors share, as in core/abi_codec.h for the CPU.
 //
 // The workspace is the sum that aggregate compresses, and the compressor's own.
 #include "cuda/codec.h"

@@ -1,6 +1,7 @@
 // Momentum and error feedback, which every compressor's sweep begins with: core/correction.h for one element.
 #pragma once
 
+#include "core/rules.h"
 #include "cuda/bytes.cuh"
 #include "cuda/grid.cuh"
 
@@ -49,20 +50,19 @@ __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& l
                             Residual residual) {
   T p = loaded.gradient[row];
   if (call.momentum != nullptr) {
-    const T m = call.mu * loaded.momentum[row] + p;
+    const T m = updated_momentum(call.mu, loaded.momentum[row], p);
     if (column.has(row)) call.momentum[column[row]] = m;
-    p = p + call.mu * m;
+    p = with_momentum(call.mu, m, p);
   }
-  if (call.memory[0] != nullptr) p = p + ratio * residual(loaded.kept[row]);
-  return p;
+  return call.memory[0] != nullptr ? with_residual(p, ratio, residual(loaded.kept[row])) : p;
 }
 
 // p of element i, beforehand. Writes nothing.
 template <typename T>
 __device__ inline T preview(const Encoding<T>& call, T scale, T ratio, Size i) {
   T p = call.gradient[i] * scale;
-  if (call.momentum != nullptr) p = p + call.mu * (call.mu * call.momentum[i] + p);
-  return call.memory[0] != nullptr ? p + ratio * call.memory[0][i] : p;
+  if (call.momentum != nullptr) p = with_momentum(call.mu, updated_momentum(call.mu, call.momentum[i], p), p);
+  return call.memory[0] != nullptr ? with_residual(p, ratio, call.memory[0][i]) : p;
 }
 
 // p of element i once more, after a sweep that stored it where the residual was.
@@ -70,7 +70,7 @@ template <typename T>
 __device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
   if (call.memory[0] != nullptr) return call.memory[0][i];
   const T g = call.gradient[i] * scale;
-  return call.momentum != nullptr ? g + call.mu * call.momentum[i] : g;
+  return call.momentum != nullptr ? with_momentum(call.mu, call.momentum[i], g) : g;
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
-// float16 by integer operations, and casts that make of a NaN what they do on the CPU: core/half_bits.h, and x86, where
-// it becomes quiet, and keeps its sign and what there is room for of the rest. A GPU's own casts forget both.
+// float16, and casts that make of a NaN what they do on x86, where it becomes quiet, and keeps its sign and what there is
+// room for of the rest. A GPU's own casts forget both.
 #pragma once
 
-#include "cuda/bits.cuh"
+#include "core/half_bits.h"
 
 namespace gluon_gc {
 namespace cuda {
 namespace {
 
 struct Half {
-  unsigned short bits;
+  uint16 bits;
 };
 
 __device__ inline float to_float(float x) { return x; }
@@ -18,44 +18,19 @@ __device__ inline double to_double(double x) { return x; }
 __device__ inline float to_float(double x) {
   if (x == x) return static_cast<float>(x);
   const uint64 bits = bits_of(x);
-  return of_bits(static_cast<uint32>(bits >> 63) << 31 | 0x7fc00000 | static_cast<uint32>(bits >> 29 & 0x3fffff));
+  return from_bits(static_cast<uint32>(bits >> 63) << 31 | nan_bits<float> | static_cast<uint32>(bits >> 29 & 0x3fffff));
 }
 
 __device__ inline double to_double(float x) {
   if (x == x) return static_cast<double>(x);
   const uint64 bits = bits_of(x);
-  return of_bits(bits >> 31 << 63 | 0x7ff8000000000000 | (bits & 0x3fffff) << 29);
+  return from_bits(bits >> 31 << 63 | nan_bits<double> | (bits & 0x3fffff) << 29);
 }
 
-// As half_value of core/half_bits.h.
-__device__ inline float to_float(Half x) {
-  const uint32 sign = (x.bits & 0x8000u) << 16, magnitude = (x.bits & 0x7fffu) << 13;
-  const uint32 subnormal = bits_of(of_bits(magnitude + (113u << 23)) - of_bits(113u << 23));
-  const uint32 infinite = magnitude + (224u << 23);
-  const uint32 special = magnitude == 0x0f800000 ? infinite : infinite | 0x400000;
-  const uint32 finite = magnitude < 1u << 23 ? subnormal : magnitude + (112u << 23);
-  return of_bits(sign | (magnitude < 0x0f800000 ? finite : special));
-}
-
+__device__ inline float to_float(Half x) { return half_value(x.bits); }
 __device__ inline double to_double(Half x) { return to_double(to_float(x)); }
-
-// As half_bits of core/half_bits.h: to nearest, ties to even.
-__device__ inline Half to_half(float x) {
-  const uint32 sign = bits_of(x) >> 16 & 0x8000, magnitude = bits_of(x) & 0x7fffffff;
-  const uint32 subnormal = bits_of(of_bits(magnitude) + 0.5f) - bits_of(0.5f);
-  const uint32 normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
-  const uint32 finite = magnitude < 113u << 23 ? subnormal : normal;
-  const uint32 large = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x3ff) : 0x7c00;
-  return {static_cast<unsigned short>(sign | (magnitude < 143u << 23 ? finite : large))};
-}
-
-__device__ inline Half to_half(double x) {
-  // A float whose last bit is set wherever it is not exact rounds to the same half as x.
-  const float nearest = to_float(x);
-  if (!(static_cast<double>(nearest) != x)) return to_half(nearest);
-  const bool away = fabs(static_cast<double>(nearest)) > fabs(x);
-  return to_half(of_bits((bits_of(nearest) - away) | 1));
-}
+__device__ inline Half to_half(float x) { return {half_bits(x)}; }
+__device__ inline Half to_half(double x) { return {half_bits(x, to_float(x))}; }
 
 template <typename To, typename From>
 __device__ inline To cast(From x) {
@@ -72,21 +47,19 @@ __device__ inline To cast(From x) {
 __device__ inline float product(float x, float factor) {
   const float made = x * factor;
   if (made == made) return made;
-  return of_bits(x != x ? bits_of(x) | 0x400000 : factor != factor ? bits_of(factor) | 0x400000 : 0xffc00000);
+  return from_bits(x != x ? bits_of(x) | 0x400000 : factor != factor ? bits_of(factor) | 0x400000 : 0xffc00000);
 }
 
 __device__ inline double product(double x, double factor) {
   constexpr uint64 quiet = 0x8000000000000;
   const double made = x * factor;
   if (made == made) return made;
-  return of_bits(x != x ? bits_of(x) | quiet : factor != factor ? bits_of(factor) | quiet : uint64{0xfff8000000000000});
+  return from_bits(x != x ? bits_of(x) | quiet : factor != factor ? bits_of(factor) | quiet : uint64{0xfff8000000000000});
 }
 
-__device__ inline bool is_finite(Half x) { return (x.bits & 0x7c00) != 0x7c00; }
-template <typename T>
-__device__ inline bool is_finite(T x) {
-  return x - x == 0;
-}
+__device__ inline bool is_finite(Half x) { return half_is_finite(x.bits); }
+__device__ inline bool is_finite(float x) { return gluon_gc::is_finite(x); }
+__device__ inline bool is_finite(double x) { return gluon_gc::is_finite(x); }
 
 }  // namespace
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// The end of a call, alike for all compressors: what core/abi.cpp does for the CPU.
+// The end of a call, the same for all compressors, as in core/abi_codec.h for the CPU.
 #pragma once
 
 #include "cuda/bytes.cuh"

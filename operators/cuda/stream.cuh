@@ -1,4 +1,4 @@
-// Draws from the random stream, core/stream.h, at many places side by side.
+// Draws from the random stream, core/generator.h, at many places side by side.
 //
 // Each lane draws for a segment, some draws side by side, and first jumps there. A jump is made in steps of 32,
 // 32^2, ... segments of 32 draws, of each so many as a digit of the whole says: 128 draws of the generator, of
@@ -32,17 +32,6 @@ struct JumpTable {
 };
 __constant__ constexpr JumpTable jump_table;
 
-__device__ inline uint64 draw(RandomStream& stream) {
-  uint64 t = stream.state[0];
-  const uint64 s = stream.state[1];
-  t ^= t << 23;
-  t ^= t >> 17;
-  t ^= s ^ (s >> 26);
-  stream.state[0] = s;
-  stream.state[1] = t;
-  return t + s;
-}
-
 // Moves on by so many segments. Lanes whose numbers differ in the lowest digit alone stay together.
 __device__ inline void jump(RandomStream& stream, Size segments) {
   for (int i = 0; segments != 0; ++i, segments /= JumpTable::base) {
@@ -57,24 +46,12 @@ __device__ inline void jump(RandomStream& stream, Size segments) {
         const uint64 set = -(steps & 1);
         sum.state[0] ^= set & stream.state[0];
         sum.state[1] ^= set & stream.state[1];
-        draw(stream);
+        stream();
       }
     }
     stream = sum;
   }
 }
-
-// x mod n, by a multiplication: the quotient comes out right or one too small.
-struct Modulo {
-  __device__ explicit Modulo(uint64 n) : n(n), inverse(~uint64{0} / n) {}
-
-  __device__ uint64 operator()(uint64 x) const {
-    const uint64 remainder = x - __umul64hi(x, inverse) * n;
-    return remainder < n ? remainder : remainder - n;
-  }
-
-  const uint64 n, inverse;
-};
 
 // Calls visit(first, indices) for `count` draws from n elements: some at a time, `first` and those after it, of which
 // some may be past the end. A lane has a segment.
@@ -90,7 +67,7 @@ __device__ inline void for_each_draw(const RandomStream& begin, Size n, Size cou
     for (int i = 0; i < stream_segment; i += at_a_time) {
       Size indices[at_a_time];
 #pragma unroll
-      for (int j = 0; j < at_a_time; ++j) indices[j] = modulo(draw(stream));
+      for (int j = 0; j < at_a_time; ++j) indices[j] = modulo(stream());
       visit(segment * stream_segment + i, indices);
     }
   });

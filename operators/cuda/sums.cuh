@@ -1,4 +1,4 @@
-// Sums in the tree of core/sums.h: the same bits as on the CPU, for any number of blocks.
+// Sums in the tree of core/sum_tree.h: the same bits as on the CPU, for any number of blocks.
 #pragma once
 
 #include "cuda/grid.cuh"

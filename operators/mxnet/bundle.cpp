@@ -89,11 +89,6 @@ MXReturnValue bundle(const Map& map, Tensors* inputs, Tensors* outputs, const Op
   });
 }
 
-MXReturnValue repeat_arity(const Map&, int* inputs, int* outputs) {
-  *inputs = *outputs = 2;
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue repeat_shape(const Map& map, std::vector<Shape>* in, std::vector<Shape>* out) {
   return guarded([&] {
     const auto copies = static_cast<unsigned int>(Attributes(map).size("copies"));
@@ -160,7 +155,7 @@ const auto& bundle_operator = add_operator("gluon_gc_bundle")
                                   .setForward(bundle, "cpu");
 
 const auto& repeat_operator = add_operator("gluon_gc_repeat")
-                                  .setParseAttrs(repeat_arity)
+                                  .setParseAttrs(fixed_arity<2, 2>)
                                   .setInferType(packed_type)
                                   .setInferShape(repeat_shape)
                                   .setForward(repeat, "cpu");

@@ -15,11 +15,6 @@ namespace {
 
 using Map = Attributes::Map;
 
-MXReturnValue arity(const Map&, int* inputs, int* outputs) {
-  *inputs = *outputs = 1;
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue bytes_type(const Map&, std::vector<int>*, std::vector<int>* out) {
   out->at(0) = mxnet::ext::kUint8;
   return mxnet::ext::MX_SUCCESS;
@@ -97,13 +92,13 @@ MXReturnValue sum_rows(const Map&, std::vector<MXTensor>* inputs, std::vector<MX
 }
 
 const auto& as_bytes_operator = add_operator("gluon_gc_as_bytes")
-                                    .setParseAttrs(arity)
+                                    .setParseAttrs(fixed_arity<1>)
                                     .setInferType(bytes_type)
                                     .setInferShape(bytes_shape)
                                     .setForward(as_bytes, "cpu");
 
 const auto& sum_rows_operator = add_operator("gluon_gc_sum_rows")
-                                    .setParseAttrs(arity)
+                                    .setParseAttrs(fixed_arity<1>)
                                     .setInferType(sum_type)
                                     .setInferShape(sum_shape)
                                     .setForward(sum_rows, "cpu");

@@ -39,6 +39,18 @@ inline gluon_gc_call call_for(const Chunk& chunk, gluon_gc_call common, gluon_gc
   return common;
 }
 
+// Callbacks of operators that read messages from `arrays` arrays and update the meter behind them.
+inline MXReturnValue reader_arity(const Attributes::Map& map, int* inputs, int* outputs) {
+  return guarded([&] {
+    *inputs = static_cast<int>(Attributes(map).size("arrays") + 1);
+    *outputs = 1;
+  });
+}
+
+inline MXReturnValue reader_mutates(const Attributes::Map& map, std::vector<int>* indices) {
+  return guarded([&] { indices->push_back(static_cast<int>(Attributes(map).size("arrays"))); });
+}
+
 inline MXReturnValue message_type(const Attributes::Map& map, std::vector<int>*, std::vector<int>* out) {
   return guarded([&] {
     const Attributes a(map);

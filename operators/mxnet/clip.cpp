@@ -9,6 +9,7 @@
 
 #include "../core/abi.h"
 #include "../core/half.h"
+#include "../core/rules.h"
 #include "../core/squares.h"
 #include "operator.h"
 
@@ -62,14 +63,13 @@ MXReturnValue clip(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
       most = std::max(most, n);
       if (gradient.dtype == mxnet::ext::kFloat16) most_halves = std::max(most_halves, n);
     }
-    const std::size_t sums_bytes = squares_sums(most) * sizeof(double);
-    Arena arena(resource, {sums_bytes, most_halves * sizeof(float)});
-    auto* const sums = reinterpret_cast<double*>(arena.take(sums_bytes));
+    const std::size_t bytes = sums_bytes(most);
+    Arena arena(resource, {bytes, most_halves * sizeof(float)});
+    auto* const sums = reinterpret_cast<double*>(arena.take(bytes));
     auto* const converted = reinterpret_cast<float*>(arena.take(most_halves * sizeof(float)));
     double total = 0;
     for (MXTensor& gradient : *inputs) total += squares_of(gradient, converted, sums);
-    const double norm = a.number("scale") * std::sqrt(total), max_norm = a.number("max_norm");
-    outputs->at(0).data<double>()[0] = norm <= max_norm ? 1 : max_norm / norm;
+    outputs->at(0).data<double>()[0] = clipping_factor(a.number("scale") * std::sqrt(total), a.number("max_norm"));
   });
 }
 

@@ -95,11 +95,6 @@ MXReturnValue unframe_rows(const Map& map, Tensors* inputs, Tensors* outputs, co
   });
 }
 
-MXReturnValue rows_left_arity(const Map&, int* inputs, int* outputs) {
-  *inputs = *outputs = 1;
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue rows_left_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
   return guarded([&] {
     const Attributes a(map);
@@ -127,17 +122,6 @@ MXReturnValue rows_left(const Map& map, Tensors* inputs, Tensors* outputs, const
       }
     }
   });
-}
-
-MXReturnValue keep_rows_arity(const Map&, int* inputs, int* outputs) {
-  *inputs = 2;
-  *outputs = 1;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue keep_rows_mutates(const Map&, std::vector<int>* indices) {
-  indices->push_back(1);
-  return mxnet::ext::MX_SUCCESS;
 }
 
 MXReturnValue keep_rows_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
@@ -182,7 +166,7 @@ const auto& unframe_operator =
 
 const auto& rows_left_operator =
     add_operator("gluon_gc_rows_left")
-        .setParseAttrs(rows_left_arity)
+        .setParseAttrs(fixed_arity<1>)
         .setInferType(output_type<mxnet::ext::kInt64>)
         .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
         .setInferShape(rows_left_shape)
@@ -190,8 +174,8 @@ const auto& rows_left_operator =
 
 const auto& keep_rows_operator =
     add_operator("gluon_gc_keep_rows")
-        .setParseAttrs(keep_rows_arity)
-        .setMutateInputs(keep_rows_mutates)
+        .setParseAttrs(fixed_arity<2>)
+        .setMutateInputs(mutates_input<1>)
         .setInferType(output_type<mxnet::ext::kInt64>)
         .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
         .setInferShape(keep_rows_shape)

@@ -101,6 +101,20 @@ inline int dtype_named(const std::string& name) {
   throw std::invalid_argument("dtype must be float16, float32 or float64, got " + name);
 }
 
+// Callbacks of operators with a fixed number of inputs and outputs, or that change a fixed input.
+template <int Inputs, int Outputs = 1>
+MXReturnValue fixed_arity(const Attributes::Map&, int* inputs, int* outputs) {
+  *inputs = Inputs;
+  *outputs = Outputs;
+  return mxnet::ext::MX_SUCCESS;
+}
+
+template <int Input>
+MXReturnValue mutates_input(const Attributes::Map&, std::vector<int>* indices) {
+  indices->push_back(Input);
+  return mxnet::ext::MX_SUCCESS;
+}
+
 // Callbacks of operators whose outputs are always of one type, or always stored in one way.
 template <int Type>
 MXReturnValue output_type(const Attributes::Map&, std::vector<int>*, std::vector<int>* out) {

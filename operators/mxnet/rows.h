@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <vector>
 
+#include "../core/row_format.h"
 #include "message.h"
 
 namespace gluon_gc {
 
 using Ids = std::vector<std::int64_t>;
 using mxnet::ext::MXSparse;
-
-constexpr std::size_t id_bytes = sizeof(std::uint32_t);  // of a row's number where it travels
 
 // The rows of a float32 array.
 struct Rows {
@@ -24,7 +23,7 @@ struct Rows {
   const float* at(std::size_t i) const { return static_cast<const float*>(sparse.data) + i * width; }
 
   // The bytes of so many with their numbers, in the array and in the list.
-  std::size_t traffic(std::size_t rows) const { return rows * (width * sizeof(float) + row_key_bytes + id_bytes); }
+  std::size_t traffic(std::size_t rows) const { return rows * (width * sizeof(float) + row_key_bytes + row_id_bytes); }
 
   const MXSparse& sparse;
   std::size_t width;

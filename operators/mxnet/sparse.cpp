@@ -1,8 +1,7 @@
 // Gradients in rows (row_sparse) as MXNet operators: what travels of one, and what comes back.
 //
-// A list of rows is uint8, shape (4 + 4 R,) for R rows in all: as a uint32 how many bytes of it are in use, and
-// the number of each row as a uint32, which ascend. Where a gradient has no rows, it has one of zeros instead,
-// row 0, since MXNet's engines know no arrays without rows.
+// A list of rows (core/row_format.h) is uint8, with room for all R rows: shape (4 + 4 R,). A gradient without rows has
+// one row of zeros instead, row 0, because MXNet's engines know no arrays without rows.
 //
 // gluon_gc_rows_scaled(gradient, meter, [factor]) -> row_sparse: gradient * `scale`, with `clipped` * factor;
 //     `step`: the meter's
@@ -30,11 +29,11 @@ Ids listed_in(MXTensor& lists) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint8_t* const list = lists.data<std::uint8_t>() + i * bytes;
     std::uint32_t used, id;
-    std::memcpy(&used, list, id_bytes);
-    require(used >= id_bytes && used <= bytes && used % id_bytes == 0, "a list of rows has a wrong length");
-    for (std::size_t at = id_bytes; at < used; at += id_bytes) {
-      std::memcpy(&id, list + at, id_bytes);
-      require(id < bytes / id_bytes - 1, "a list names a row " + std::to_string(id));
+    std::memcpy(&used, list, row_id_bytes);
+    require(used >= row_id_bytes && used <= bytes && used % row_id_bytes == 0, "a list of rows has a wrong length");
+    for (std::size_t at = row_id_bytes; at < used; at += row_id_bytes) {
+      std::memcpy(&id, list + at, row_id_bytes);
+      require(id < bytes / row_id_bytes - 1, "a list names a row " + std::to_string(id));
       ids.push_back(id);
     }
   }
@@ -43,18 +42,6 @@ Ids listed_in(MXTensor& lists) {
 
 MXReturnValue same_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
   out->at(0) = in->at(0);
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue mutates_meter(const Map&, std::vector<int>* indices) {
-  indices->push_back(1);
-  return mxnet::ext::MX_SUCCESS;
-}
-
-template <int Inputs>
-MXReturnValue arity(const Map&, int* inputs, int* outputs) {
-  *inputs = Inputs;
-  *outputs = 1;
   return mxnet::ext::MX_SUCCESS;
 }
 
@@ -80,7 +67,7 @@ MXReturnValue scaled(const Map& map, Tensors* inputs, Tensors*, const OpResource
 }
 
 MXReturnValue list_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
-  out->at(0) = {static_cast<unsigned int>((1 + in->at(0).at(0)) * id_bytes)};
+  out->at(0) = {static_cast<unsigned int>(row_list_bytes(in->at(0).at(0)))};
   return mxnet::ext::MX_SUCCESS;
 }
 
@@ -90,16 +77,16 @@ MXReturnValue list_rows(const Map&, Tensors* inputs, Tensors* outputs, const OpR
     std::uint8_t* at = outputs->at(0).data<std::uint8_t>();
     const auto put = [&](std::size_t number) {
       const auto word = static_cast<std::uint32_t>(number);
-      std::memcpy(at, &word, id_bytes);
-      at += id_bytes;
+      std::memcpy(at, &word, row_id_bytes);
+      at += row_id_bytes;
     };
-    put((1 + rows.count()) * id_bytes);
+    put(row_list_bytes(rows.count()));
     for (std::size_t i = 0; i < rows.count(); ++i) put(static_cast<std::size_t>(rows.sparse.indices[i]));
   });
 }
 
 MXReturnValue ids_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
-  out->at(0) = {static_cast<unsigned int>(in->at(0).at(1) / id_bytes - 1)};
+  out->at(0) = {static_cast<unsigned int>(in->at(0).at(1) / row_id_bytes - 1)};
   return mxnet::ext::MX_SUCCESS;
 }
 
@@ -146,18 +133,18 @@ const auto& scaled_operator = add_operator("gluon_gc_rows_scaled")
                                   .setInferType(output_type<mxnet::ext::kFloat32>)
                                   .setInferSType(output_storage<mxnet::ext::kRowSparseStorage>)
                                   .setInferShape(same_shape)
-                                  .setMutateInputs(mutates_meter)
+                                  .setMutateInputs(mutates_input<1>)
                                   .setForward(scaled, "cpu");
 
 const auto& listed_operator = add_operator("gluon_gc_rows_listed")
-                                  .setParseAttrs(arity<1>)
+                                  .setParseAttrs(fixed_arity<1>)
                                   .setInferType(output_type<mxnet::ext::kUint8>)
                                   .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
                                   .setInferShape(list_shape)
                                   .setForward(list_rows, "cpu");
 
 const auto& any_operator = add_operator("gluon_gc_rows_of_any")
-                               .setParseAttrs(arity<1>)
+                               .setParseAttrs(fixed_arity<1>)
                                .setInferType(output_type<mxnet::ext::kInt64>)
                                .setInferShape(ids_shape)
                                .setForward(rows_of_any, "cpu");
@@ -167,7 +154,7 @@ const auto& received_operator = add_operator("gluon_gc_rows_received")
                                     .setInferType(output_type<mxnet::ext::kFloat32>)
                                     .setInferSType(output_storage<mxnet::ext::kRowSparseStorage>)
                                     .setInferShape(same_shape)
-                                    .setMutateInputs(mutates_meter)
+                                    .setMutateInputs(mutates_input<1>)
                                     .setForward(received, "cpu");
 
 }  // namespace

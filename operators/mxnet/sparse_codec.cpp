@@ -1,8 +1,7 @@
 // Gradients in rows (row_sparse), compressed, as MXNet operators: what travels of one, and what comes back.
 //
-// A message has its length in bytes and its number of rows, each as a uint32; the number of each row as a uint32,
-// which ascend; and then the payload of a codec of all their values, one row after the other. It is framed, or
-// not, as codec.cpp's are.
+// A message (core/row_format.h) has the payload of one codec, of the values of all its rows, one row after the other. It
+// is framed, or not, as the messages of codec.cpp.
 //
 // The attributes are those of chunks.h but for `sizes`, since the number of rows changes from call to call, and
 //   payload_bytes: of a message, at most
@@ -22,10 +21,6 @@ namespace {
 
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
-
-constexpr std::size_t head_bytes = 2 * sizeof(std::uint32_t);
-
-std::size_t payload_begin(std::size_t rows) { return head_bytes + rows * id_bytes; }
 
 Layout layout_of(const Attributes& a) {
   return a.has("row_words") ? Layout({{a.size("payload_bytes"), true, 0}}, a) : Layout();
@@ -85,7 +80,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
     const Rows rows(inputs->at(1 + feedback));
     const Chunk values = values_of(a, rows.count());
     const Layout layout = layout_of(a);
-    const std::size_t most = payload_begin(rows.count()) + values.needs.payload_bytes;
+    const std::size_t most = rows_head_bytes(rows.count()) + values.needs.payload_bytes;
     require(most <= a.size("payload_bytes"), "a message of rows has no room for its payload");
     const std::size_t framed_bytes = a.has("row_words") ? layout.begin() + most : 0;
     const auto& memory = values.needs.memory;
@@ -118,7 +113,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
       check(gluon_gc_residual(&call, 1));
       residual.scatter();
     }
-    const std::size_t length = payload_begin(rows.count()) + status.bytes;
+    const std::size_t length = rows_head_bytes(rows.count()) + status.bytes;
     write_number(length, message);
     const std::size_t sent =
         framed_bytes ? frame_message(layout, framed, layout.begin() + length, a.size("row"), resource) : length;
@@ -129,20 +124,20 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
 // A message that came, which is in memory that stays.
 struct Received {
   Received(const std::uint8_t* message, std::size_t given, std::size_t all_rows) {
-    require(given >= head_bytes, "a message of rows ends within its head");
+    require(given >= rows_head_bytes(0), "a message of rows ends within its head");
     const std::size_t length = read_length(message), count = read_length(message + sizeof(std::uint32_t));
-    require(length <= given && payload_begin(count) <= length, "a message of rows has a wrong length");
+    require(length <= given && rows_head_bytes(count) <= length, "a message of rows has a wrong length");
     for (std::size_t i = 0; i < count; ++i) {
-      const std::int64_t id = read_length(message + payload_begin(i));
+      const std::int64_t id = read_length(message + rows_head_bytes(i));
       require(static_cast<std::size_t>(id) < all_rows && (ids.empty() || id > ids.back()),
               "a message of rows names a row " + std::to_string(id));
       ids.push_back(id);
     }
-    payload = message + payload_begin(count);
-    payload_bytes = length - payload_begin(count);
+    payload = message + rows_head_bytes(count);
+    payload_bytes = length - rows_head_bytes(count);
   }
 
-  std::size_t length() const { return payload_begin(ids.size()) + payload_bytes; }
+  std::size_t length() const { return rows_head_bytes(ids.size()) + payload_bytes; }
 
   Ids ids;
   const std::uint8_t* payload;
@@ -171,17 +166,6 @@ std::vector<Received> received_in(const Attributes& a, const Layout& layout, Ten
     at += layout.rows(length) * layout.row_bytes();
   }
   return all;
-}
-
-MXReturnValue decompress_arity(const Map& map, int* inputs, int* outputs) {
-  return guarded([&] {
-    *inputs = static_cast<int>(Attributes(map).size("arrays") + 1);
-    *outputs = 1;
-  });
-}
-
-MXReturnValue decompress_mutates(const Map& map, std::vector<int>* indices) {
-  return guarded([&] { indices->push_back(static_cast<int>(Attributes(map).size("arrays"))); });
 }
 
 MXReturnValue gradient_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
@@ -262,11 +246,11 @@ const auto& compress_operator = add_operator("gluon_gc_rows_compress")
                                     .setForward(compress, "cpu");
 
 const auto& decompress_operator = add_operator("gluon_gc_rows_decompress")
-                                      .setParseAttrs(decompress_arity)
+                                      .setParseAttrs(reader_arity)
                                       .setInferType(output_type<mxnet::ext::kFloat32>)
                                       .setInferSType(output_storage<mxnet::ext::kRowSparseStorage>)
                                       .setInferShape(gradient_shape)
-                                      .setMutateInputs(decompress_mutates)
+                                      .setMutateInputs(reader_mutates)
                                       .setForward(decompress, "cpu");
 
 }  // namespace

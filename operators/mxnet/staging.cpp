@@ -19,17 +19,6 @@ std::size_t used(const Chunk& chunk, const std::uint8_t* payload) {
   return used;
 }
 
-MXReturnValue pack_arity(const Map&, int* inputs, int* outputs) {
-  *inputs = 2;
-  *outputs = 1;
-  return mxnet::ext::MX_SUCCESS;
-}
-
-MXReturnValue pack_mutates(const Map&, std::vector<int>* indices) {
-  indices->push_back(0);
-  return mxnet::ext::MX_SUCCESS;
-}
-
 MXReturnValue pack(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource& resource) {
   return guarded([&] {
     const double started = Meter::now();
@@ -44,17 +33,6 @@ MXReturnValue pack(const Map& map, Tensors* inputs, Tensors* outputs, const OpRe
     const std::size_t bytes = write_payloads(a, chunks, message, *outputs, resource, copy);
     meter(inputs->at(0)).compressed(started, bytes, a.size("step"));
   });
-}
-
-MXReturnValue unpack_arity(const Map& map, int* inputs, int* outputs) {
-  return guarded([&] {
-    *inputs = static_cast<int>(Attributes(map).size("arrays") + 1);
-    *outputs = 1;
-  });
-}
-
-MXReturnValue unpack_mutates(const Map& map, std::vector<int>* indices) {
-  return guarded([&] { indices->push_back(static_cast<int>(Attributes(map).size("arrays"))); });
 }
 
 MXReturnValue unpack_shape(const Map& map, std::vector<Shape>*, std::vector<Shape>* out) {
@@ -92,19 +70,19 @@ MXReturnValue unpack(const Map& map, Tensors* inputs, Tensors* outputs, const Op
 }
 
 const auto& pack_operator = add_operator("gluon_gc_pack")
-                                .setParseAttrs(pack_arity)
+                                .setParseAttrs(fixed_arity<2>)
                                 .setInferType(message_type)
                                 .setInferSType(message_storage)
                                 .setInferShape(message_shape)
-                                .setMutateInputs(pack_mutates)
+                                .setMutateInputs(mutates_input<0>)
                                 .setForward(pack, "cpu");
 
 const auto& unpack_operator = add_operator("gluon_gc_unpack")
-                                  .setParseAttrs(unpack_arity)
+                                  .setParseAttrs(reader_arity)
                                   .setInferType(output_type<mxnet::ext::kUint8>)
                                   .setInferSType(output_storage<mxnet::ext::kDefaultStorage>)
                                   .setInferShape(unpack_shape)
-                                  .setMutateInputs(unpack_mutates)
+                                  .setMutateInputs(reader_mutates)
                                   .setForward(unpack, "cpu");
 
 }  // namespace

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from gluon_gc.launch.launcher import service
-from gluon_gc.launch.patience import Patience
 from gluon_gc.launch.progress import Progress
+from gluon_gc.launch.stall_watch import StallWatch
 from tests.distributed.cluster import last_line
 
 SOON = 100  # seconds in which all start and end on a busy machine
@@ -83,10 +83,10 @@ def test_a_worker_that_loads_states_alone_is_told_that_all_must(cluster, other, 
 def test_where_no_scheduler_sees_all_workers_the_call_is_named(monkeypatch, logged):
     monkeypatch.setenv("GLUON_GC_STALL_SECONDS", "1")
     progress = Progress()
-    patience = Patience("worker 0", progress)
+    watch = StallWatch("worker 0", progress)
     with progress.waiting("load_states"), logged.at_level("WARNING"):
         time.sleep(2.5)
-    patience.end()
+    watch.end()
     (line, *_) = logged.messages
     assert line.endswith("s: other workers have not come to call load_states")
 

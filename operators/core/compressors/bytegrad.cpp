@@ -17,9 +17,6 @@
 namespace gluon_gc {
 namespace {
 
-template <typename T>
-constexpr std::size_t bytegrad_header_bytes = sizeof(std::uint32_t) + 2 * sizeof(T);
-
 using ElementBlocks = Blocks<16384>;
 
 // Where things are in a payload. `Byte` is const or not.
@@ -31,16 +28,8 @@ struct Payload {
   // The byte of element i.
   Byte* element(std::size_t i) const { return begin + bytegrad_header_bytes<T> + i; }
 
-  static constexpr std::size_t range_at = sizeof(std::uint32_t);
-
   Byte* const begin;
 };
-
-// The length of a payload of n elements.
-template <typename T>
-std::uint32_t payload_bytes(const Range<T>& range, std::size_t n) {
-  return static_cast<std::uint32_t>(bytegrad_header_bytes<T> + (range.has_steps() ? n : 0));
-}
 
 // The second sweep: writes the bytes of p and, if there is a residual, what they lose.
 template <bool with_residual, typename T>
@@ -107,8 +96,8 @@ struct Bytegrad : KeepsResidual {
         call.gradient, call.gradient_scale, state, StoredResidual<T>{state.residual},
         [&](const auto& correct) { return corrected_range<T>(correct, n, state.residual, call.threads); });
     const Payload<T, std::uint8_t> to{call.payload};
-    write(to.begin, payload_bytes(range, n));
-    write(to.begin + to.range_at, range);
+    write(to.begin, bytegrad_payload_bytes(range, n));
+    write(to.begin + range_at, range);
     const Corrected<T> corrected(call.gradient, call.gradient_scale, state);
     if (range.has_steps()) {
       const auto sweep_p = state.residual ? quantise<true, T> : quantise<false, T>;
@@ -125,14 +114,14 @@ struct Bytegrad : KeepsResidual {
 
   template <typename T>
   bool finite(const std::uint8_t* payload) const {
-    return all_finite<T>(payload + sizeof(std::uint32_t), 2);
+    return all_finite<T>(payload + range_at, 2);
   }
 
   template <typename T>
   bool valid(const std::uint8_t* payload, std::size_t capacity) const {
     if (capacity < bytegrad_header_bytes<T>) return false;
     const Payload<T, const std::uint8_t> from{payload};
-    return from.bytes() == payload_bytes(from.range(), n) && from.bytes() <= capacity;
+    return from.bytes() == bytegrad_payload_bytes(from.range(), n) && from.bytes() <= capacity;
   }
 
   template <typename T>

@@ -2,25 +2,12 @@
 // sources only (see isa.h).
 #pragma once
 
+#include "core/compressors/bytegrad_format.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 
 namespace gluon_gc {
 namespace {
-
-template <typename T>
-constexpr T infinity_of = static_cast<T>(__builtin_inf());
-template <typename T>
-constexpr T nan_of = static_cast<T>(__builtin_nan(""));
-
-// The least and the largest of some elements; NaNs if one of them is not finite.
-template <typename T>
-struct Range {
-  // Whether there are elements that differ, which takes a byte each to say.
-  bool has_steps() const { return low < high; }
-
-  T low, high;
-};
 
 // The first lane also in those that are not in memory.
 template <typename T>
@@ -37,7 +24,7 @@ inline Vec<T> repeat_first(const Vec<T>& v, First present) {
 // The least and the largest of what was added, lane by lane, and what is zero unless one was not finite.
 template <typename T>
 struct Extremes {
-  static Extremes none() { return {broadcast(infinity_of<T>), broadcast(-infinity_of<T>), broadcast(T{0})}; }
+  static Extremes none() { return {broadcast(infinity<T>()), broadcast(-infinity<T>()), broadcast(T{0})}; }
 
   void add(const Vec<T>& p) {
     least = lesser(p, least);
@@ -58,7 +45,7 @@ struct Extremes {
     store(zero, zeros, All{});
     Range<T> range = {low[0], high[0]};
     for (std::size_t i = 0; i < lanes; ++i) {
-      if (zeros[i] != 0) return {nan_of<T>, nan_of<T>};
+      if (zeros[i] != 0) return {not_a_number<T>(), not_a_number<T>()};
       if (low[i] < range.low) range.low = low[i];
       if (high[i] > range.high) range.high = high[i];
     }

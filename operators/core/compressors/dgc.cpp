@@ -25,23 +25,13 @@
 namespace gluon_gc {
 namespace {
 
-// The bits of the float16 nearest to x, ties to even, rounded once.
-inline std::uint16_t half_of(float x) { return half_bits(x); }
-inline std::uint16_t half_of(double x) {
-  // A float whose last bit is set wherever it is not exact rounds to the same half as x.
-  const auto nearest = static_cast<float>(x);
-  if (static_cast<double>(nearest) == x) return half_bits(nearest);
-  const bool away = __builtin_fabs(static_cast<double>(nearest)) > __builtin_fabs(x);
-  return half_bits(bits_float((float_bits(nearest) - away) | 1));
-}
-
 // Writes the elements of a payload one after the other.
 template <typename T>
 struct DgcWriter {
   DgcWriter(void* payload, std::size_t count, bool half_values)
       : payload(static_cast<char*>(payload)),
-        indices(this->payload + sizeof(std::uint32_t)),
-        values(indices + count * sizeof(std::uint32_t)),
+        indices(this->payload + dgc_indices_at),
+        values(indices + indices_bytes(count)),
         half_values(half_values),
         left(count) {
     write(payload, static_cast<std::uint32_t>(dgc_payload_bytes<T>(count, half_values)));
@@ -52,12 +42,12 @@ struct DgcWriter {
     write(indices, index_of<T>(element));
     indices += sizeof(std::uint32_t);
     if (half_values) {
-      write(values, half_of(read<T>(&bits)));
-      values += sizeof(std::uint16_t);
+      const T x = from_bits(bits);
+      write(values, half_bits(x, static_cast<float>(x)));
     } else {
       write(values, bits);
-      values += sizeof(bits);
     }
+    values += dgc_value_bytes<T>(half_values);
     --left;
   }
 
@@ -72,9 +62,9 @@ struct DgcWriter {
 template <typename T>
 struct DgcPayload {
   DgcPayload(const void* payload, bool half_values)
-      : indices{static_cast<const char*>(payload) + sizeof(std::uint32_t),
-                (read<std::uint32_t>(payload) - sizeof(std::uint32_t)) / dgc_element_bytes<T>(half_values)},
-        values(indices.begin + indices.count * sizeof(std::uint32_t)),
+      : indices{static_cast<const char*>(payload) + dgc_indices_at,
+                dgc_count<T>(read<std::uint32_t>(payload), half_values)},
+        values(indices.begin + indices_bytes(indices.count)),
         half_values(half_values) {}
 
   T value(std::size_t i) const {
@@ -88,9 +78,8 @@ struct DgcPayload {
 };
 
 bool all_halves_finite(const char* values, std::size_t count) {
-  constexpr std::uint16_t exponent = 0x7c00;
   for (std::size_t i = 0; i < count; ++i) {
-    if ((read<std::uint16_t>(values + i * sizeof(std::uint16_t)) & exponent) == exponent) return false;
+    if (!half_is_finite(read<std::uint16_t>(values + i * sizeof(std::uint16_t)))) return false;
   }
   return true;
 }
@@ -145,7 +134,7 @@ struct Dgc : KeepsResidual {
     const std::size_t bytes = dgc_payload_bytes<T>(1, config.half_values);
     std::memset(payload, 0xff, bytes);  // all bits set are a NaN
     write(payload, static_cast<std::uint32_t>(bytes));
-    write(payload + sizeof(std::uint32_t), std::uint32_t{0});
+    write(payload + dgc_indices_at, std::uint32_t{0});
   }
 
   template <typename T>

@@ -40,10 +40,10 @@ struct Compensation {
     if constexpr (kind == Momentum::none) {
       return v + g;
     } else {
-      const Vec<T> old = load(momentum + i, present);
-      const Vec<T> m = kind == Momentum::nesterov ? (old + g) * mu : mu * old + g;
+      constexpr bool nesterov = kind == Momentum::nesterov;
+      const Vec<T> m = dgc_momentum<nesterov>(mu, load(momentum + i, present), g);
       if constexpr (update) store(m, momentum + i, present);
-      return kind == Momentum::nesterov ? (v + m) + g : v + m;
+      return dgc_velocity<nesterov>(v, m, g);
     }
   }
 
@@ -58,8 +58,7 @@ template <typename T>
 T clipping(const Encoding<T>& call, std::size_t n, T max_norm, double* sums) {
   using Scaled = Correction<T, false, Feedback::none, StoredResidual<T>>;
   const Scaled scaled(call.gradient, call.gradient_scale, {}, {});
-  const T norm = l2_norm(scaled, n, static_cast<T*>(nullptr), sums, call.threads);
-  return norm <= max_norm ? T{1} : max_norm / norm + (norm - norm);
+  return dgc_clipping_factor(l2_norm(scaled, n, static_cast<T*>(nullptr), sums, call.threads), max_norm);
 }
 
 // Returns sweep(compensation), with the Compensation that does what is asked for.

@@ -97,16 +97,5 @@ inline DgcConfig::DgcConfig(const Options& options, std::size_t n)
   top = ceiling(static_cast<double>(samples) * ratio);
 }
 
-template <typename T>
-std::size_t dgc_element_bytes(bool half_values) {
-  return sizeof(std::uint32_t) + (half_values ? sizeof(std::uint16_t) : sizeof(T));
-}
-
-// The length of a payload of so many elements.
-template <typename T>
-std::size_t dgc_payload_bytes(std::size_t count, bool half_values) {
-  return sizeof(std::uint32_t) + count * dgc_element_bytes<T>(half_values);
-}
-
 }  // namespace
 }  // namespace gluon_gc

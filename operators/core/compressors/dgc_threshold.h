@@ -63,8 +63,7 @@ struct Velocity {
   }
 
   bool finite() const {
-    const Bits<T> infinity = read_bits(static_cast<T>(__builtin_inf()));
-    return reaching(infinity, 1) == 0;
+    return reaching(infinity_bits<T>, 1) == 0;
   }
 
   const Corrected<T> p;  // v, for topk's functions
@@ -94,7 +93,7 @@ template <typename T>
 Bits<T> sample_threshold(const Velocity<T>& velocity, const DgcConfig& config, Stream stream,
                          std::uint64_t* sample) {
   const T* const v = velocity.v;
-  const auto magnitude = [=](std::size_t i) { return magnitude_bits<T>(read_bits(v[i])); };
+  const auto magnitude = [=](std::size_t i) { return magnitude_bits(v[i]); };
   const bool whole = config.samples == velocity.n;
   std::size_t count = 0;
   if (whole || config.strided) {
@@ -116,13 +115,6 @@ Bits<T> sample_threshold(const Velocity<T>& velocity, const DgcConfig& config, S
   return static_cast<Bits<T>>(select(sample, count, config.top));
 }
 
-template <typename T>
-Bits<T> times(Bits<T> threshold, double factor) {
-  T x;
-  std::memcpy(&x, &threshold, sizeof(x));
-  return magnitude_bits<T>(read_bits(x * static_cast<T>(factor)));
-}
-
 // The first `count` elements that reach the threshold, or the largest `count`.
 template <typename T>
 struct Choice {
@@ -135,19 +127,17 @@ template <typename T>
 Choice<T> choose_elements(const Velocity<T>& velocity, const DgcConfig& config, Stream stream,
                           std::uint64_t* sample) {
   const std::size_t selects = config.selects;
-  const double upper = static_cast<double>(selects) * config.upper;
-  const double lower = static_cast<double>(selects) * config.lower;
-  const auto too_many = [=](std::size_t count) { return count > selects && static_cast<double>(count) > upper; };
-  const std::size_t enough = too_many(velocity.found.count) ? velocity.found.count : velocity.n + 1;
+  const bool enough_found = too_many(velocity.found.count, selects, config.upper);
+  const std::size_t enough = enough_found ? velocity.found.count : velocity.n + 1;
   Bits<T> threshold = sample_threshold(velocity, config, stream, sample);
   const std::size_t iterations = config.samples == velocity.n ? 0 : config.iterations;
   for (std::size_t i = 0; i < iterations; ++i) {
     const std::size_t count = velocity.reaching(threshold, enough);
-    if (too_many(count)) {
+    if (too_many(count, selects, config.upper)) {
       if (config.resample) return {threshold, true, selects};
-      threshold = times<T>(threshold, config.upper);
-    } else if (count <= selects && static_cast<double>(count) < lower) {
-      threshold = times<T>(threshold, config.lower);
+      threshold = scaled_threshold<T>(threshold, config.upper);
+    } else if (too_few(count, selects, config.lower)) {
+      threshold = scaled_threshold<T>(threshold, config.lower);
     } else {
       break;
     }

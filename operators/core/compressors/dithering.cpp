@@ -19,80 +19,15 @@
 // of float. With feedback it reads gradient once, and residual twice, and writes residual twice, 20 bytes;
 // momentum adds 8, and 4 more without feedback. The second pass is bound by its arithmetic, half of which
 // makes the draws, one for each element.
-#include "core/bytes.h"
 #include "core/codec.h"
 #include "core/compressors/dithering_code.h"
 #include "core/compressors/dithering_levels.h"
+#include "core/compressors/dithering_payload.h"
 #include "core/compressors/norms.h"
 #include "core/stream_lanes.h"
 
 namespace gluon_gc {
 namespace {
-
-enum class Coding : std::uint32_t { fixed, elias };
-
-template <typename T>
-constexpr std::size_t dithering_header_bytes = 2 * sizeof(std::uint32_t) + sizeof(T);
-
-// The length of a payload in fixed width, which no payload exceeds; a multiple of 4.
-template <typename T>
-std::size_t dithering_capacity(std::size_t n, std::size_t levels) {
-  const std::size_t groups = n / 16 + (n % 16 != 0), planes = 1 + dithering_symbol_bits(levels);
-  return (dithering_header_bytes<T> + 2 * groups * planes + 3) / 4 * 4;
-}
-
-// Room in bytes for the Elias code of a block: the worst are elements without a 0 among them.
-std::size_t dithering_scratch_bytes(const DitheringConfig& config) {
-  return config.fixed_width ? 0 : stream_block * (2 + 2 * dithering_symbol_bits(config.levels)) / 8 + 8;
-}
-
-std::size_t dithering_blocks(std::size_t n) { return n / stream_block + (n % stream_block != 0); }
-
-// Uninitialised memory.
-struct Workspace {
-  Workspace(void* memory, std::size_t n, const DitheringConfig& config)
-      : streams(static_cast<Stream*>(memory)),
-        sums(reinterpret_cast<double*>(streams + stream_states(n))),
-        code_bits(reinterpret_cast<std::uint32_t*>(sums + sums_bytes(n) / sizeof(double))),
-        scratch(reinterpret_cast<std::uint8_t*>(code_bits + dithering_blocks(n))),
-        scratch_bytes(dithering_scratch_bytes(config)) {}
-
-  static std::size_t bytes(std::size_t n, const DitheringConfig& config) {
-    const std::size_t of_block = sizeof(std::uint32_t) + dithering_scratch_bytes(config);
-    return stream_states(n) * sizeof(Stream) + sums_bytes(n) + dithering_blocks(n) * of_block;
-  }
-
-  Stream* const streams;           // where each segment's draws begin
-  double* const sums;              // of the norm
-  std::uint32_t* const code_bits;  // of each block
-  std::uint8_t* const scratch;     // scratch_bytes for each block
-  const std::size_t scratch_bytes;
-};
-
-// Where things are in a payload. `Byte` is const or not.
-template <typename T, typename Byte>
-struct Payload {
-  Payload(Byte* begin, std::size_t n, const DitheringConfig& config)
-      : begin(begin),
-        body(begin + dithering_header_bytes<T>),
-        n(n),
-        planes(1 + static_cast<std::size_t>(dithering_symbol_bits(config.levels))) {}
-
-  std::uint32_t bytes() const { return read<std::uint32_t>(begin); }
-  Coding coding() const { return read<Coding>(begin + sizeof(std::uint32_t)); }
-  T norm() const { return read<T>(begin + 2 * sizeof(std::uint32_t)); }
-
-  // The planes of the sixteen elements from i.
-  Byte* group(std::size_t i) const { return body + i / lanes * 2 * planes; }
-
-  Byte* code_bits(std::size_t block) const { return body + block * sizeof(std::uint32_t); }
-
-  Byte* const begin;
-  Byte* const body;
-  const std::size_t n, planes;
-};
-
-std::size_t whole_bytes(std::size_t bits) { return (bits + 7) / 8; }
 
 // Calls body(block, begin, end) for each stream_block elements, on up to `threads` threads.
 template <typename Body>
@@ -149,24 +84,6 @@ void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, nat
   }
 }
 
-// Replaces planes by codes if that is shorter. Returns the length of the payload.
-template <typename T>
-std::size_t choose_coding(const Payload<T, std::uint8_t>& payload, const Workspace& workspace,
-                          std::size_t fixed_bytes) {
-  const std::size_t blocks = dithering_blocks(payload.n);
-  std::size_t bytes = dithering_header_bytes<T> + blocks * sizeof(std::uint32_t);
-  for (std::size_t block = 0; block < blocks; ++block) bytes += whole_bytes(workspace.code_bits[block]);
-  if (bytes >= fixed_bytes) return fixed_bytes;
-  std::uint8_t* to = payload.code_bits(blocks);
-  for (std::size_t block = 0; block < blocks; ++block) {
-    const std::size_t code_bytes = whole_bytes(workspace.code_bits[block]);
-    write(payload.code_bits(block), workspace.code_bits[block]);
-    std::memcpy(to, workspace.scratch + block * workspace.scratch_bytes, code_bytes);
-    to += code_bytes;
-  }
-  return bytes;
-}
-
 // Returns the length of the payload.
 template <bool natural, typename T>
 std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, const DitheringConfig& config,
@@ -185,7 +102,7 @@ std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, co
                                  : encode(payload.group(begin), payload.planes, end - begin, code);
     workspace.code_bits[block] = static_cast<std::uint32_t>(bits);
   });
-  const std::size_t fixed_bytes = dithering_capacity<T>(payload.n, config.levels);
+  const std::size_t fixed_bytes = dithering_capacity<T>(payload.n, config.planes);
   return config.fixed_width ? fixed_bytes : choose_coding(payload, workspace, fixed_bytes);
 }
 
@@ -241,7 +158,8 @@ struct Dithering : KeepsResidual {
 
   Dithering(const Options& options, std::size_t n)
       : KeepsResidual{n},
-        config{static_cast<std::uint32_t>(options.count("k")), options.is("partition", "natural"),
+        config{static_cast<std::uint32_t>(options.count("k")),
+               plane_count(static_cast<std::uint32_t>(options.count("k"))), options.is("partition", "natural"),
                options.is("normalize", "l2"), options.flag("fixed_width")} {
     // The symbols of natural fit into a table; y of linear has a bit after the point in float.
     const std::size_t levels = options.count("k"), most = config.natural ? 31 : (1 << 23) - 1;
@@ -251,7 +169,7 @@ struct Dithering : KeepsResidual {
 
   template <typename T>
   Needs needs() const {
-    return {dithering_capacity<T>(n, config.levels), {n, 0}, Workspace::bytes(n, config), n};
+    return {dithering_capacity<T>(n, config.planes), {n, 0}, Workspace::bytes(n, config), n};
   }
 
   template <typename T>
@@ -266,7 +184,7 @@ struct Dithering : KeepsResidual {
         });
     const Corrected<T> corrected(call.gradient, call.gradient_scale, state);
     const Payload<T, std::uint8_t> to(call.payload, n, config);
-    const std::size_t fixed_bytes = dithering_capacity<T>(n, config.levels);
+    const std::size_t fixed_bytes = dithering_capacity<T>(n, config.planes);
     std::memset(to.begin + fixed_bytes - 2, 0, 2);  // which may be there to make a multiple of 4
     const auto compress_p = config.natural ? compress_body<true, T> : compress_body<false, T>;
     const std::size_t bytes = compress_p(corrected, state.residual, norm, config, workspace, to, call.threads);
@@ -278,7 +196,7 @@ struct Dithering : KeepsResidual {
 
   template <typename T>
   void spoil(std::uint8_t* payload) const {
-    write(payload + norm_at, static_cast<T>(__builtin_nan("")));
+    write(payload + norm_at, not_a_number<T>());
   }
 
   template <typename T>
@@ -291,7 +209,7 @@ struct Dithering : KeepsResidual {
   bool valid(const std::uint8_t* payload, std::size_t capacity) const {
     const Payload<T, const std::uint8_t> from(payload, n, config);
     if (capacity < dithering_header_bytes<T> || from.bytes() > capacity) return false;
-    if (from.coding() == Coding::fixed) return from.bytes() == dithering_capacity<T>(n, config.levels);
+    if (from.coding() == Coding::fixed) return from.bytes() == dithering_capacity<T>(n, config.planes);
     const std::size_t blocks = dithering_blocks(n);
     const std::uint8_t* code = from.code_bits(blocks);
     const std::uint8_t* const end = from.begin + from.bytes();
@@ -318,8 +236,6 @@ struct Dithering : KeepsResidual {
       }
     });
   }
-
-  static constexpr std::size_t norm_at = 2 * sizeof(std::uint32_t);
 
   DitheringConfig config;
 };

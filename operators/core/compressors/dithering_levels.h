@@ -1,34 +1,12 @@
 // How dithering rounds to levels, and what they stand for. For kernel sources only (see isa.h).
 #pragma once
 
+#include "core/compressors/dithering_format.h"
 #include "core/compressors/norms.h"
 #include "core/vec_int.h"
 
 namespace gluon_gc {
 namespace {
-
-struct DitheringConfig {
-  std::uint32_t levels;
-  bool natural;
-  bool l2;
-  bool fixed_width;  // never Elias coding, even if that is smaller
-};
-
-// What a symbol takes without its sign.
-inline int dithering_symbol_bits(std::size_t levels) {
-  int bits = 0;
-  for (; levels != 0; levels >>= 1) ++bits;
-  return bits;
-}
-
-// 2^exponent in T, for exponents of normal numbers.
-template <typename T>
-inline T power_of_two(int exponent) {
-  const Bits<T> bits = bits_of_one<T> + (static_cast<Bits<T>>(exponent) << mantissa_bits<T>);
-  T x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
 
 // What symbols decode to.
 template <typename T>
@@ -42,14 +20,7 @@ struct Levels {
     }
   }
 
-  // A share of the norm, so that nothing overflows and the largest is the norm itself.
-  T level(std::uint32_t symbol) const {
-    if (symbol == 0) return 0;
-    const int below_top = static_cast<int>(symbol) - static_cast<int>(config.levels);
-    const T share = config.natural ? power_of_two<T>(below_top)
-                                   : static_cast<T>(symbol) / static_cast<T>(config.levels);
-    return share * norm;
-  }
+  T level(std::uint32_t symbol) const { return level_of(symbol, norm, config); }
 
   // Where it is called often enough, GCC 12 would make it a function, and pass vectors over the stack.
   [[gnu::always_inline]] Vec<T> operator()(const Ints& symbols) const {
@@ -74,19 +45,18 @@ struct Levels {
 template <typename T, bool natural>
 struct Quantiser {
   Quantiser(T norm, const DitheringConfig& config)
-      : fraction_bits(31 - dithering_symbol_bits(config.levels)),
+      : Quantiser(PlaceScale<T>(norm, config), fraction_bits_of(config)) {}
+
+  Quantiser(const PlaceScale<T>& places, int fraction_bits)
+      : fraction_bits(fraction_bits),
         fraction(ints((1 << fraction_bits) - 1)),
         whole(ints(~((1 << fraction_bits) - 1))),
         one(broadcast(T{1})),
         place_of_one(broadcast(power_of_two<T>(fraction_bits))),
-        extreme(norm < power_of_two<T>(-far) || norm > power_of_two<T>(far)) {
-    const T most = natural ? power_of_two<T>(static_cast<int>(config.levels) - 1)
-                           : static_cast<T>(config.levels) * power_of_two<T>(fraction_bits);
-    const T factor = power_of_two<T>(!extreme ? 0 : norm < 1 ? far : -far);
-    unit = broadcast(factor);
-    scale = broadcast(norm > 0 && is_finite(norm) ? most / (norm * factor) : T{0});
-    top = broadcast(most);
-  }
+        extreme(places.unit != 1),
+        unit(broadcast(places.unit)),
+        scale(broadcast(places.scale)),
+        top(broadcast(places.top)) {}
 
   // The symbols in the bits from fraction_bits on. `upper` has the upper halves of sixteen draws; draw(i)
   // gives one of them whole.
@@ -113,38 +83,16 @@ struct Quantiser {
     store(y, values, All{});
     for (; undecided != 0; undecided &= undecided - 1) {
       const int i = __builtin_ctz(undecided);
-      rounded[i] = exact(values[i], draw(static_cast<std::size_t>(i))) << fraction_bits;
+      rounded[i] = exact_symbol(values[i], draw(static_cast<std::size_t>(i)), natural, fraction_bits) << fraction_bits;
     }
     return load_ints(rounded);
   }
-
-  std::int32_t exact(T y, std::uint64_t draw) const {
-    std::int32_t whole = 0;
-    T probability = y;
-    if constexpr (natural) {
-      if (y >= 1) {
-        const Bits<T> above = read_bits(y) - bits_of_one<T>;
-        const Bits<T> mantissa = above & ((Bits<T>{1} << mantissa_bits<T>) - 1);
-        whole = 1 + static_cast<std::int32_t>(above >> mantissa_bits<T>);
-        probability = static_cast<T>(mantissa) * power_of_two<T>(-mantissa_bits<T>);
-      }
-    } else {
-      whole = static_cast<std::int32_t>(y) >> fraction_bits;
-      probability = y * power_of_two<T>(-fraction_bits) - static_cast<T>(whole);
-    }
-    const T bound = probability * power_of_two<T>(64);  // below 2^64
-    const auto floor = static_cast<std::uint64_t>(bound);
-    return whole + (draw < floor || (draw == floor && static_cast<T>(floor) < bound));
-  }
-
-  static constexpr int far = sizeof(T) == 4 ? 64 : 512;
 
   const int fraction_bits;
   const Ints fraction, whole;  // the bits after and before the point
   const Vec<T> one, place_of_one;
   const bool extreme;
-  Vec<T> unit;  // keeps the scale normal if the norm is extreme
-  Vec<T> scale, top;
+  const Vec<T> unit, scale, top;  // PlaceScale's
 };
 
 }  // namespace

@@ -9,19 +9,6 @@
 namespace gluon_gc {
 namespace {
 
-// x mod n, by a multiplication: the quotient comes out right or one too small.
-struct Modulo {
-  explicit Modulo(std::uint64_t n) : n(n), inverse(~std::uint64_t{0} / n) {}
-
-  std::uint64_t operator()(std::uint64_t x) const {
-    const auto quotient = static_cast<std::uint64_t>(static_cast<unsigned __int128>(x) * inverse >> 64);
-    const std::uint64_t remainder = x - quotient * n;
-    return remainder < n ? remainder : remainder - n;
-  }
-
-  const std::uint64_t n, inverse;
-};
-
 // Calls visit(i, index) for those of k draws from n elements that hit [first, last), and fetch(index) well
 // before.
 template <typename Fetch, typename Visit>

@@ -9,14 +9,6 @@
 namespace gluon_gc {
 namespace {
 
-template <typename T>
-constexpr T largest_finite = static_cast<T>(sizeof(T) == 4 ? __FLT_MAX__ : __DBL_MAX__);
-
-template <typename T>
-inline bool is_finite(T x) {
-  return __builtin_fabs(x) <= largest_finite<T>;
-}
-
 // The largest magnitude, by its bits, so that a NaN is larger than infinity.
 template <typename T>
 struct Largest {
@@ -24,16 +16,14 @@ struct Largest {
     constexpr Bits<T> all = static_cast<Bits<T>>(-1) >> 1;
 #pragma omp simd
     for (std::size_t i = 0; i < lanes; ++i) {
-      const Bits<T> bits = read_bits(v.lane[i]) & all;
+      const Bits<T> bits = bits_of(v.lane[i]) & all;
       lane[i] = bits > lane[i] ? bits : lane[i];
     }
   }
   double total() const {
     Bits<T> largest = 0;
     for (const Bits<T> bits : lane) largest = bits > largest ? bits : largest;
-    T x;
-    std::memcpy(&x, &largest, sizeof(x));
-    return x;
+    return from_bits(largest);
   }
 
   Bits<T> lane[lanes] = {};
@@ -45,10 +35,7 @@ template <>
 struct Largest<float> {
   void add(Vec<float> a) { largest = _mm512_max_epi32(largest, _mm512_castps_si512(_mm512_abs_ps(a.v))); }
   double total() const {
-    const int bits = _mm512_reduce_max_epi32(largest);
-    float x;
-    std::memcpy(&x, &bits, sizeof(x));
-    return x;
+    return from_bits(static_cast<uint32>(_mm512_reduce_max_epi32(largest)));
   }
 
   __m512i largest = _mm512_setzero_si512();
@@ -66,7 +53,7 @@ struct Largest<float> {
   double total() const {
     float lane[lanes / 2], most = 0;
     _mm256_storeu_ps(lane, _mm256_castsi256_ps(largest));
-    for (const float x : lane) most = read_bits(x) > read_bits(most) ? x : most;
+    for (const float x : lane) most = bits_of(x) > bits_of(most) ? x : most;
     return most;
   }
 
@@ -107,13 +94,11 @@ T largest_magnitude(const Correct& correct, std::size_t n, T* residual, int thre
 // The same for the l2 norm, at most the largest T if p is finite; `sums` has room for sums_bytes(n).
 template <typename T, typename Correct>
 T l2_norm(const Correct& correct, std::size_t n, T* residual, double* sums, int threads) {
-  const double total = sum_over<Squares<T>>(n, sums, threads, [=](auto& sum, std::size_t i, auto present) {
+  return norm_of_squares<T>(sum_over<Squares<T>>(n, sums, threads, [=](auto& sum, std::size_t i, auto present) {
     const Vec<T> low = corrected_at(correct, residual, i, present.part(0));
     const Vec<T> high = corrected_at(correct, residual, i + lanes, present.part(1));
     sum.add(low, high);
-  });
-  const double norm = __builtin_sqrt(total);
-  return is_finite(norm) && norm > largest_finite<T> ? largest_finite<T> : static_cast<T>(norm);
+  }));
 }
 
 }  // namespace

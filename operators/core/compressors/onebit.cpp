@@ -11,6 +11,7 @@
 // more for each of the two; decompress reads 1/8 a payload and writes 4. One pass each.
 #include "core/bytes.h"
 #include "core/codec.h"
+#include "core/compressors/onebit_format.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 #include "core/sums.h"
@@ -19,10 +20,7 @@
 namespace gluon_gc {
 namespace {
 
-constexpr std::size_t word_elements = 32;
 using ElementBlocks = Blocks<16384>;
-
-constexpr std::size_t word_count(std::size_t n) { return n / word_elements + (n % word_elements != 0); }
 
 std::uint32_t read_word(const void* words, std::size_t index) {
   return read<std::uint32_t>(static_cast<const char*>(words) + index * sizeof(std::uint32_t));
@@ -34,12 +32,12 @@ void write_word(void* words, std::size_t index, std::uint32_t word) {
 
 template <typename T>
 T read_scale(const void* payload, std::size_t n) {
-  return read<T>(static_cast<const char*>(payload) + word_count(n) * sizeof(std::uint32_t));
+  return read<T>(static_cast<const char*>(payload) + scale_at(n));
 }
 
 template <typename T>
 void write_scale(void* payload, std::size_t n, T scale) {
-  write(static_cast<char*>(payload) + word_count(n) * sizeof(std::uint32_t), scale);
+  write(static_cast<char*>(payload) + scale_at(n), scale);
 }
 
 // The two values that a sign decodes to.
@@ -111,7 +109,7 @@ struct Onebit {
 
   template <typename T>
   Needs needs() const {
-    return {word_count(n) * sizeof(std::uint32_t) + sizeof(T), {n, 1}, sums_bytes(n), 0};
+    return {scale_at(n) + sizeof(T), {n, 1}, sums_bytes(n), 0};
   }
 
   template <typename T>
@@ -123,22 +121,20 @@ struct Onebit {
       return compress_words(correct, n, corrected, call.payload, static_cast<double*>(call.workspace),
                             call.threads);
     });
-    const T mean = n == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(n));
-    const T scale = scaling ? mean : T{1};
+    const T scale = onebit_scale<T>(sum, n, scaling);
     write_scale(call.payload, n, scale);
     if (corrected) *call.memory[1] = scale;
-    return sum - sum == 0;
+    return is_finite(sum);
   }
 
   template <typename T>
   void spoil(std::uint8_t* payload) const {
-    write_scale(payload, n, static_cast<T>(__builtin_nan("")));
+    write_scale(payload, n, not_a_number<T>());
   }
 
   template <typename T>
   bool finite(const std::uint8_t* payload) const {
-    const T scale = read_scale<T>(payload, n);
-    return scale - scale == 0;
+    return is_finite(read_scale<T>(payload, n));
   }
 
   template <typename T>

@@ -11,6 +11,7 @@
 #include "core/bytes.h"
 #include "core/codec.h"
 #include "core/compressors/draws.h"
+#include "core/compressors/randomk_config.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 #include "core/vec.h"
@@ -44,10 +45,7 @@ T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* r
 struct Randomk : KeepsResidual {
   static constexpr Traits traits{true, true, true, false, false};
 
-  Randomk(const Options& options, std::size_t n)
-      : KeepsResidual{n},
-        k(element_count(options.number("k"), n)),
-        scaling(!options.has("scaling") || options.flag("scaling")) {}
+  Randomk(const Options& options, std::size_t n) : KeepsResidual{n}, config(options, n), k(config.k) {}
 
   template <typename T>
   Needs needs() const {
@@ -58,8 +56,7 @@ struct Randomk : KeepsResidual {
   bool compress(const Encoding<T>& call) const {
     const FeedbackState<T> state = call.feedback();
     const Corrected<T> p(call.gradient, call.gradient_scale, state);
-    const bool scaled = scaling && !state.residual && k != 0;
-    const T factor = scaled ? static_cast<T>(n) / static_cast<T>(k) : T{1};
+    const T factor = config.factor<T>(n, state.residual != nullptr);
     const ElementBlocks blocks(n);
     T checks[max_blocks];
     blocks.run_parts(call.threads, [=, &call, &checks](std::size_t part, std::size_t begin, std::size_t end) {
@@ -89,7 +86,7 @@ struct Randomk : KeepsResidual {
 
   template <typename T>
   void spoil(std::uint8_t* payload) const {
-    for (std::size_t i = 0; i < k; ++i) write(payload + i * sizeof(T), static_cast<T>(__builtin_nan("")));
+    for (std::size_t i = 0; i < k; ++i) write(payload + i * sizeof(T), not_a_number<T>());
   }
 
   template <typename T>
@@ -136,8 +133,8 @@ struct Randomk : KeepsResidual {
     for_each_draw(call.stream, n, k, 0, n, fetch, [=](std::size_t i, std::size_t index) { out[index] = sums[i]; });
   }
 
+  RandomkConfig config;
   std::size_t k;
-  bool scaling;
 };
 
 }  // namespace

@@ -19,10 +19,10 @@ namespace {
 template <typename T>
 struct Writer {
   Writer(void* payload, std::size_t k)
-      : indices(static_cast<char*>(payload)), values(indices + k * sizeof(std::uint32_t)), left(k) {}
+      : indices(static_cast<char*>(payload)), values(indices + indices_bytes(k)), left(k) {}
 
   void add(TopkElement<T> element) {
-    const Bits<T> bits = value_bits<T>(element), magnitude = magnitude_bits<T>(bits);
+    const Bits<T> bits = value_bits<T>(element), magnitude = magnitude_bits(from_bits(bits));
     write(indices, index_of<T>(element));
     write(values, bits);
     indices += sizeof(std::uint32_t);
@@ -47,7 +47,7 @@ struct Topk : KeepsResidual {
 
   template <typename T>
   Needs needs() const {
-    return {k * (sizeof(std::uint32_t) + sizeof(T)), {n, 0}, TopkWorkspace<T>::bytes(plan, n), 0};
+    return {topk_payload_bytes<T>(k), {n, 0}, TopkWorkspace<T>::bytes(plan, n), 0};
   }
 
   template <typename T>
@@ -63,8 +63,7 @@ struct Topk : KeepsResidual {
     Writer<T> writer(call.payload, k);
     send_largest(p, found, n, k, plan, workspace, call.threads, writer);
     if (state.residual) indices(call.payload).clear(state.residual, n, call.threads);
-    const T largest = read<T>(&writer.largest);  // not finite if any is not
-    return largest - largest == 0;
+    return is_finite(from_bits(writer.largest));
   }
 
   // What is not finite is largest, and sent.
@@ -73,7 +72,7 @@ struct Topk : KeepsResidual {
 
   template <typename T>
   bool finite(const std::uint8_t* payload) const {
-    return all_finite<T>(payload + k * sizeof(std::uint32_t), k);
+    return all_finite<T>(payload + indices_bytes(k), k);
   }
 
   template <typename T>
@@ -90,7 +89,7 @@ struct Topk : KeepsResidual {
   template <typename T>
   void add(const std::uint8_t* payload, T* out) const {
     const Indices index = indices(payload);
-    const char* const values = index.begin + k * sizeof(std::uint32_t);
+    const char* const values = index.begin + indices_bytes(k);
     for (std::size_t i = 0; i < k; ++i) out[index[i]] = out[index[i]] + read<T>(values + i * sizeof(T));
   }
 

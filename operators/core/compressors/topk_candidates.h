@@ -15,8 +15,8 @@ constexpr std::size_t group_elements = 64;
 
 template <typename T>
 TopkElement<T> element(T x, std::size_t index) {
-  const Bits<T> bits = read_bits(x), magnitude = magnitude_bits<T>(bits);
-  const bool minus = bits >> sign_shift<T> != 0 && x == x;
+  const Bits<T> magnitude = magnitude_bits(x);
+  const bool minus = bits_of(x) >> sign_shift<T> != 0 && x == x;
   const auto inverted = ~static_cast<std::uint32_t>(index);
   return static_cast<TopkElement<T>>(magnitude) << 33 | static_cast<TopkElement<T>>(inverted) << 1 | minus;
 }

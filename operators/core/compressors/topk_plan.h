@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/compressors/sparse_format.h"
+
 namespace gluon_gc {
 namespace {
 
@@ -20,7 +22,6 @@ struct ElementOfSize<8> {
 template <typename T>
 using TopkElement = typename ElementOfSize<sizeof(T)>::type;
 
-constexpr std::size_t topk_sample = 4096;    // elements that the threshold is estimated from
 constexpr std::size_t topk_most_fold = 4;
 constexpr std::size_t topk_segment = 16384;  // elements whose candidates lie side by side
 
@@ -35,7 +36,7 @@ struct TopkPlan {
 // The rank is three and a half standard deviations more than the k are expected to put into the sample, so
 // that the threshold is hardly ever too high; the room is for six more than candidates are expected then.
 inline TopkPlan topk_plan(std::size_t n, std::size_t k) {
-  const std::size_t fold = n > 16 * topk_sample && k <= n / 16 ? topk_most_fold : 1;
+  const std::size_t fold = n > 16 * std::size_t{topk_sample} && k <= n / 16 ? topk_most_fold : 1;
   const std::size_t sample = fold * topk_sample;
   const double expected = n == 0 ? 0 : static_cast<double>(k) / static_cast<double>(n) * sample;
   const auto rank = static_cast<std::size_t>(expected + 3.5 * __builtin_sqrt(expected) + 3);

@@ -2,27 +2,16 @@
 // (see isa.h).
 #pragma once
 
+#include "core/compressors/sparse_format.h"
+#include "core/compressors/topk_plan.h"
 #include "core/correction.h"
 #include "core/parallel.h"
-#include "core/compressors/topk_plan.h"
 #include "core/vec.h"
 
 namespace gluon_gc {
 namespace {
 
 using ElementBlocks = Blocks<16384>;
-
-template <typename T>
-constexpr int sign_shift = 8 * sizeof(T) - 1;
-
-// The bits of |x|, which are in the order of |x|. All NaNs are the same one.
-template <typename T>
-Bits<T> magnitude_bits(Bits<T> bits) {
-  const auto infinity = read_bits(static_cast<T>(__builtin_inf()));
-  const auto nan = infinity | infinity >> 1;
-  const Bits<T> magnitude = bits & ~(Bits<T>{1} << sign_shift<T>);
-  return magnitude > infinity ? nan : magnitude;
-}
 
 // The magnitude that at least `least` elements reach, given how many reach one: its bits from the highest on,
 // just so many that at most `most` reach it, or all of them.
@@ -37,12 +26,11 @@ Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least
     threshold = higher;
     reached = count;
   }
-  return magnitude_bits<T>(threshold);  // the least NaN, if it is one
+  return magnitude_bits(from_bits(threshold));  // the least NaN, if it is one
 }
 
 // A threshold from a sample of p. Of every plan.fold elements only the largest is looked at, as only few of
-// the sample are to reach it. They are sixteen neighbours here and there, at distances that no row length
-// divides.
+// the sample are to reach it. They are sixteen neighbours here and there (sampled_index).
 template <typename T, typename Correct>
 Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan& plan, int threads) {
   constexpr std::size_t groups = topk_sample / lanes;
@@ -50,9 +38,8 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan&
   Vec<T> sample[groups * topk_most_fold];
   ElementBlocks(n).run_parts(threads, [&](std::size_t, std::size_t begin, std::size_t end) {
     for (std::size_t group = (begin + stride - 1) / stride; group < all_groups && group * stride < end; ++group) {
-      const std::uint64_t random = static_cast<std::uint32_t>(group * 2654435761u);
-      const std::size_t jitter = random * (stride - lanes + 1) >> 32;
-      sample[group] = correct.preview(group * stride + jitter, All{});
+      const auto place = static_cast<std::uint32_t>(group);
+      sample[group] = correct.preview(sampled_index(place, stride, lanes), All{});
     }
   });
   for (std::size_t group = groups; group < all_groups; ++group) {
@@ -70,7 +57,7 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan&
 // How many of p are at least the threshold, which is not 0.
 template <typename T>
 std::size_t count_at_least(const Corrected<T>& p, Bits<T> threshold, std::size_t n, int threads) {
-  if (threshold > magnitude_bits<T>(threshold)) return 0;  // the NaNs are all the least one
+  if (threshold > magnitude_bits(from_bits(threshold))) return 0;  // the NaNs are all the least one
   const ElementBlocks blocks(n);
   std::size_t counts[max_blocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {

@@ -1,6 +1,7 @@
-// bytegrad: the kernels of core/compressors/bytegrad.cpp, which says what a payload and the memory are.
+// bytegrad: the kernels of core/compressors/bytegrad.cpp, which describes a payload and the memory.
 //
 // Bytes an element of float: as there. Two launches, since the least and the largest come first.
+#include "core/compressors/bytegrad_format.h"
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"
 #include "cuda/decoding.cuh"
@@ -11,31 +12,16 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-constexpr int step_count = 255;
-
-template <typename T>
-constexpr Size header_bytes = sizeof(uint32) + 2 * sizeof(T);
-
-template <typename T>
-__device__ T infinity();
-template <>
-__device__ inline float infinity() { return __int_as_float(0x7f800000); }
-template <>
-__device__ inline double infinity() { return __longlong_as_double(0x7ff0000000000000); }
-
 // The least and the largest of some elements, and whether all are finite.
 template <typename T>
-struct Range {
-  __device__ void include(T x) { include(Range{x, x, x - x == 0}); }
+struct Extremes {
+  __device__ void include(T x) { include(Extremes{x, x, is_finite(x)}); }
 
-  __device__ void include(const Range& other) {
+  __device__ void include(const Extremes& other) {
     finite = finite && other.finite;
     if (other.low < low) low = other.low;
     if (other.high > high) high = other.high;
   }
-
-  // Whether there are elements that differ, which takes a byte each to say.
-  __device__ bool has_steps() const { return low < high; }
 
   T low = infinity<T>(), high = -infinity<T>();
   bool finite = true;
@@ -43,78 +29,67 @@ struct Range {
 
 template <typename T>
 __device__ inline Range<T> read_range(const uint8* payload) {
-  return {read<T>(payload + sizeof(uint32), 0), read<T>(payload + sizeof(uint32), 1)};
+  return {read<T>(payload + range_at, 0), read<T>(payload + range_at, 1)};
 }
 
-// The range of a warp's ranges, in all lanes.
+// The extremes of a warp's, in all lanes.
 template <typename T>
-__device__ inline Range<T> range_of_warp(Range<T> range) {
+__device__ inline Extremes<T> extremes_of_warp(Extremes<T> extremes) {
   for (int half = warp_lanes / 2; half != 0; half /= 2) {
-    const T low = __shfl_xor_sync(all_lanes, range.low, half), high = __shfl_xor_sync(all_lanes, range.high, half);
-    range.include(Range<T>{low, high, true});
+    const T low = __shfl_xor_sync(all_lanes, extremes.low, half), high = __shfl_xor_sync(all_lanes, extremes.high, half);
+    extremes.include(Extremes<T>{low, high, true});
   }
-  range.finite = __ballot_sync(all_lanes, !range.finite) == 0;
-  return range;
+  extremes.finite = __ballot_sync(all_lanes, !extremes.finite) == 0;
+  return extremes;
 }
 
-// The range of `count` ranges, which other blocks made, in all threads; the last block's threads call it together.
+// The extremes of `count` ranges, which other blocks made, in all threads; the last block's threads call it together.
 template <typename T>
-__device__ inline Range<T> range_of(const T* ranges, Size count) {
+__device__ inline Extremes<T> extremes_of(const T* ranges, Size count) {
   __shared__ T lows[warps], highs[warps];
   __shared__ bool finites[warps];
-  Range<T> range;
+  Extremes<T> extremes;
 #pragma unroll 4
   for (Size i = threadIdx.x; i < count; i += block_threads) {
-    range.include(published(ranges + 2 * i));
-    range.include(published(ranges + 2 * i + 1));
+    extremes.include(published(ranges + 2 * i));
+    extremes.include(published(ranges + 2 * i + 1));
   }
-  range = range_of_warp(range);
+  extremes = extremes_of_warp(extremes);
   if (lane() == 0) {
-    lows[warp()] = range.low;
-    highs[warp()] = range.high;
-    finites[warp()] = range.finite;
+    lows[warp()] = extremes.low;
+    highs[warp()] = extremes.high;
+    finites[warp()] = extremes.finite;
   }
   __syncthreads();
-  for (int i = 0; i < warps; ++i) range.include(Range<T>{lows[i], highs[i], finites[i]});
-  return range;
+  for (int i = 0; i < warps; ++i) extremes.include(Extremes<T>{lows[i], highs[i], finites[i]});
+  return extremes;
 }
 
-// As Steps of core/compressors/bytegrad_steps.h.
+// Numbers elements by steps, and back, as Steps of core/compressors/bytegrad_steps.h.
 template <typename T>
-struct Steps {
-  __device__ explicit Steps(const Range<T>& range) : low(range.low), high(range.high) {
-    constexpr T far = static_cast<T>(sizeof(T) == 4 ? 0x1p64 : 0x1p512);
-    const T width = high - low;
-    unit = width > far ? 1 / far : width < 1 / far ? far : T{1};
-    inverse_unit = 1 / unit;
-    low_in_units = low * unit;
-    const T scaled_width = high * unit - low_in_units;
-    steps_per_unit = step_count / scaled_width;
-    step = scaled_width / step_count;
-  }
+struct Steps : StepSizes<T> {
+  __device__ explicit Steps(const Range<T>& range) : StepSizes<T>(range), low(range.low), high(range.high) {}
 
   // The number of the step nearest to p, ties to even, plus `whole`: its lowest byte.
-  __device__ T nearest(T p) const { return (p * unit - low_in_units) * steps_per_unit + whole; }
+  __device__ T nearest(T p) const { return (p * this->unit - this->low_in_units) * this->steps_per_unit + this->whole; }
 
-  // What a number stands for: so many steps from the nearer end, which is thus exact.
+  // The element that a number stands for: some steps from the nearer end, which is thus exact.
   __device__ T operator()(T number) const {
-    const bool lower = number - static_cast<T>(step_count) / 2 < 0;
+    const bool lower = number < this->first_upper;
     const T from_end = lower ? number : number - step_count;
-    return (lower ? low : high) + from_end * step * inverse_unit;
+    return (lower ? low : high) + from_end * this->step * this->inverse_unit;
   }
 
-  static constexpr T whole = static_cast<T>(sizeof(T) == 4 ? 0x1p23 : 0x1p52);
-
-  T low, high, unit, inverse_unit, low_in_units, steps_per_unit, step;
+  T low, high;
 };
 
 __device__ inline uint8 lowest_byte(float x) { return static_cast<uint8>(__float_as_int(x)); }
 __device__ inline uint8 lowest_byte(double x) { return static_cast<uint8>(__double_as_longlong(x)); }
 
-// Of a payload, of which its length says how much is in use.
+// The bytes of a payload of this length that are not in use.
 template <typename T>
 __device__ inline Size unused(Size n, Size length) {
-  return header_bytes<T> + n - length;
+  return bytegrad_header_bytes<T> + n - length;
 }
 
 // The first sweep: momentum and feedback, and the range of what comes out of them, in front of the payload.
@@ -123,7 +98,7 @@ __device__ void find_range(const Encoding<T>& call) {
   T* const kept = call.memory[0];
   const T ratio = ratio_of(call);
   T* const ranges = static_cast<T*>(call.workspace);  // of warps
-  Range<T> range;
+  Extremes<T> extremes;
   for_each_tile(call.n, [&](Size t) {
 #pragma unroll 1
     for (int row = 0; row < rows; row += rows_ahead<T>) {
@@ -134,29 +109,30 @@ __device__ void find_range(const Encoding<T>& call) {
         const T p = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
         if (!column.has(r)) continue;
         if (kept != nullptr) kept[column[r]] = p;
-        range.include(p);
+        extremes.include(p);
       }
     }
   });
-  range = range_of_warp(range);
+  extremes = extremes_of_warp(extremes);
   const Size number = Size{blockIdx.x} * warps + warp();
   if (lane() == 0 && number < tiles_of(call.n)) {  // it had a tile
-    ranges[2 * number] = range.finite ? range.low : not_a_number<T>();
-    ranges[2 * number + 1] = range.high;
+    ranges[2 * number] = extremes.finite ? extremes.low : not_a_number<T>();
+    ranges[2 * number + 1] = extremes.high;
   }
 
   if (!last_block(call.ticket)) return;
   const Size all_warps = Size{gridDim.x} * warps, tiles = tiles_of(call.n);
-  range = range_of(ranges, tiles < all_warps ? tiles : all_warps);
-  if (call.n == 0) range = {0, 0, true};
-  if (!range.finite) range.low = range.high = not_a_number<T>();
-  const Size length = header_bytes<T> + (range.has_steps() ? call.n : 0);
+  extremes = extremes_of(ranges, tiles < all_warps ? tiles : all_warps);
+  Range<T> range = {extremes.low + T{0}, extremes.high + T{0}};  // so that zeros have no sign
+  if (call.n == 0) range = {0, 0};
+  if (!extremes.finite) range = {not_a_number<T>(), not_a_number<T>()};
+  const Size length = bytegrad_payload_bytes(range, call.n);
   if (threadIdx.x == 0) {
     write(call.payload, 0, static_cast<uint32>(length));
-    write(call.payload + sizeof(uint32), 0, range.finite ? range.low + T{0} : range.low);  // so that zeros have no sign
-    write(call.payload + sizeof(uint32), 1, range.finite ? range.high + T{0} : range.high);
+    write(call.payload + range_at, 0, range.low);
+    write(call.payload + range_at, 1, range.high);
   }
-  settle(call, call.bytes - unused<T>(call.n, length), range.finite);
+  settle(call, call.bytes - unused<T>(call.n, length), call.n == 0 || extremes.finite);
 }
 
 // The second sweep: writes the bytes of p and, if there is a residual, what they lose.
@@ -170,7 +146,7 @@ __device__ void quantise(const Encoding<T>& call) {
   }
   const Steps<T> steps(range);
   const T scale = scale_of(call);
-  uint8* const bytes = call.payload + header_bytes<T>;
+  uint8* const bytes = call.payload + bytegrad_header_bytes<T>;
   for_each_tile(call.n, [&](Size t) {
 #pragma unroll 1
     for (int row = 0; row < rows; row += rows_ahead<T>) {
@@ -199,13 +175,13 @@ __device__ void decompress(const Decoding<T>& call) {
 #pragma unroll
     for (int r = 0; r < rows_ahead<T>; ++r) {
       if (!column.has(r)) continue;
-      sum[r] = sum[r] + (has_steps ? steps(payload[header_bytes<T> + column[r]]) : range.low);
+      sum[r] = sum[r] + (has_steps ? steps(payload[bytegrad_header_bytes<T> + column[r]]) : range.low);
     }
   });
   say_status(call, [&](const uint8* payload, Status& status) {
     const Range<T> range = read_range<T>(payload);
     status.bytes -= unused<T>(call.n, read<uint32>(payload));
-    if (range.low - range.low != 0 || range.high - range.high != 0) status.finite = 0;
+    if (!is_finite(range.low) || !is_finite(range.high)) status.finite = 0;
   });
 }
 

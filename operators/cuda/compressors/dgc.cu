@@ -1,4 +1,4 @@
-// dgc: the kernels of core/compressors/dgc.cpp, which says what a payload and the memory are.
+// dgc: the kernels of core/compressors/dgc.cpp, which describes a payload and the memory.
 //
 // Bytes an element of float: as there. A strided sample is looked at once for each digit of its threshold, a sector of
 // 32 bytes an element. Candidates are listed as topk does, and looked at once for each time that the threshold is
@@ -12,11 +12,6 @@
 namespace gluon_gc {
 namespace cuda {
 namespace {
-
-template <typename T>
-__device__ inline uint32 element_bytes(bool half_values) {
-  return sizeof(uint32) + (half_values ? sizeof(Half) : sizeof(T));
-}
 
 template <typename T>
 __device__ void begin(const DgcEncoding<T>& call) {
@@ -71,10 +66,10 @@ __device__ void count(const DgcEncoding<T>& call) {
 // One element that is NaN.
 template <typename T>
 __device__ inline void spoil(const DgcEncoding<T>& call) {
-  uint8* const values = call.payload + 2 * sizeof(uint32);
-  const Size value_bytes = element_bytes<T>(call.plan.half_values) - sizeof(uint32);
-  write(call.payload, 1, uint32{0});
-  for (Size i = 0; i < value_bytes; ++i) values[i] = 0xff;
+  uint8* const index = call.payload + dgc_indices_at;
+  uint8* const value = index + indices_bytes(1);
+  write(index, 0, uint32{0});
+  for (Size i = 0; i < dgc_value_bytes<T>(call.plan.half_values); ++i) value[i] = 0xff;
 }
 
 template <typename T>
@@ -83,8 +78,8 @@ __device__ void send(const DgcEncoding<T>& call) {
   T* const v = call.memory[0];
   const bool finite = memory.state->finite != 0, half_values = call.plan.half_values;
   const uint32 count = finite ? memory.state->sent : 1;
-  uint8* const indices = call.payload + sizeof(uint32);
-  uint8* const values = indices + count * Size{sizeof(uint32)};
+  uint8* const indices = call.payload + dgc_indices_at;
+  uint8* const values = indices + indices_bytes(count);
   if (finite) {
     for_each_sent(call.search, memory, call.n, equal_sent(memory), [=](Size i) { return v[i]; },
                   [&](uint32 place, uint32 index, T x) {
@@ -99,7 +94,7 @@ __device__ void send(const DgcEncoding<T>& call) {
                   });
   }
   if (!last_block(call.ticket)) return;
-  const uint32 length = sizeof(uint32) + count * element_bytes<T>(half_values);
+  const auto length = static_cast<uint32>(dgc_payload_bytes<T>(count, half_values));
   if (threadIdx.x == 0) {
     write(call.payload, 0, length);
     if (!finite) spoil(call);
@@ -121,9 +116,9 @@ __device__ void add(const DgcDecoding<T>& call, Size number) {
   if (number >= call.count) return;
   const uint8* const payload = call.payloads + number * call.stride;
   const bool half_values = call.half_values;
-  const uint32 count = (read<uint32>(payload) - sizeof(uint32)) / element_bytes<T>(half_values);
-  const uint8* const indices = payload + sizeof(uint32);
-  const uint8* const values = indices + count * Size{sizeof(uint32)};
+  const auto count = static_cast<uint32>(dgc_count<T>(read<uint32>(payload), half_values));
+  const uint8* const indices = payload + dgc_indices_at;
+  const uint8* const values = indices + indices_bytes(count);
   add_elements(call, indices, count, [&](Size i) {
     return half_values ? static_cast<T>(to_float(read<Half>(values, i))) : read<T>(values, i);
   });
@@ -133,6 +128,7 @@ __device__ void add(const DgcDecoding<T>& call, Size number) {
 }  // namespace cuda
 }  // namespace gluon_gc
 
+using namespace gluon_gc;
 using namespace gluon_gc::cuda;
 
 GLUON_GC_KERNEL dgc_clip_float32(Batch<DgcEncoding<float>> calls) { clip(mine(calls)); }

@@ -26,16 +26,6 @@ struct DgcMemory : SearchMemory<T> {
   T* sample;
 };
 
-// What the gradient is multiplied by so that its norm, of which this is the square, is at most `most`. NaN if the norm
-// is not finite.
-template <typename T>
-__device__ inline T clipping(double square, T most) {
-  const T largest = of_bits(static_cast<Bits<T>>(infinity_bits<T> - 1));
-  const double root = sqrt(square);
-  const T norm = root - root == 0 && root > largest ? largest : static_cast<T>(root);
-  return norm <= most ? T{1} : most / norm + (norm - norm);
-}
-
 // Finds how much the gradient is clipped.
 template <typename T>
 __device__ void clip(const DgcEncoding<T>& call) {
@@ -59,7 +49,9 @@ __device__ void clip(const DgcEncoding<T>& call) {
   });
   if (!last_block(call.ticket)) return;
   const double sum = sum_tiles(memory.sums, tiles_of(call.n));
-  if (threadIdx.x == 0) memory.dgc->shortening = clipping(sum, static_cast<T>(call.plan.max_norm));
+  if (threadIdx.x == 0) {
+    memory.dgc->shortening = dgc_clipping_factor(norm_of_squares<T>(sum), static_cast<T>(call.plan.max_norm));
+  }
 }
 
 // Velocity and momentum of an element, from those before and a gradient that is scaled; `momentum` is not looked at if
@@ -68,8 +60,8 @@ template <typename T>
 __device__ inline T compensate(const DgcEncoding<T>& call, T shortening, T gradient, T& momentum, T velocity) {
   const T g = gradient * shortening;
   if (call.momentum == nullptr) return velocity + g;
-  momentum = call.plan.nesterov ? (momentum + g) * call.mu : call.mu * momentum + g;
-  return call.plan.nesterov ? (velocity + momentum) + g : velocity + momentum;
+  momentum = call.plan.nesterov ? dgc_momentum<true>(call.mu, momentum, g) : dgc_momentum<false>(call.mu, momentum, g);
+  return call.plan.nesterov ? dgc_velocity<true>(velocity, momentum, g) : dgc_velocity<false>(velocity, momentum, g);
 }
 
 template <typename T>
@@ -131,11 +123,6 @@ __device__ uint32 reaching(const DgcEncoding<T>& call, const DgcMemory<T>& memor
   return sum;
 }
 
-template <typename T>
-__device__ inline Bits<T> times(Bits<T> threshold, double factor) {
-  return magnitude_bits(of_bits(threshold) * static_cast<T>(factor));
-}
-
 // Once: adapts the threshold to how many reach it, as choose_elements of core/compressors/dgc_threshold.h.
 template <typename T>
 __device__ void adapt(const DgcEncoding<T>& call) {
@@ -148,18 +135,17 @@ __device__ void adapt(const DgcEncoding<T>& call) {
   if (threadIdx.x == 0) atomicAdd(&dgc.reaching, sum);
   if (!last_block(call.ticket) || threadIdx.x != 0) return;
   const uint32 count = published(&dgc.reaching);
-  const double selects = plan.selects;
   dgc.reaching = 0;
-  if (count > plan.selects && count > selects * plan.upper) {
+  if (too_many(count, plan.selects, plan.upper)) {
     if (plan.resample) {
       dgc.settled = dgc.largest = 1;
       state.limit = 0;
       state.rank = plan.selects;
     } else {
-      state.limit = times<T>(state.limit, plan.upper);
+      state.limit = scaled_threshold<T>(state.limit, plan.upper);
     }
-  } else if (count <= plan.selects && count < selects * plan.lower) {
-    state.limit = times<T>(state.limit, plan.lower);
+  } else if (too_few(count, plan.selects, plan.lower)) {
+    state.limit = scaled_threshold<T>(state.limit, plan.lower);
   } else {
     dgc.settled = 1;
   }

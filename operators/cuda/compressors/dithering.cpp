@@ -19,12 +19,11 @@ struct Dithering : Launcher {
   Dithering(const Options& options, std::size_t n)
       : n(n),
         segment(segment_of(n)),
-        config{static_cast<uint32>(options.count("k")), 1, options.is("partition", "natural"),
-               options.is("normalize", "l2")} {
-    if (!options.flag("fixed_width")) {
+        config{static_cast<uint32>(options.count("k")), plane_count(static_cast<uint32>(options.count("k"))),
+               options.is("partition", "natural"), options.is("normalize", "l2"), options.flag("fixed_width")} {
+    if (!config.fixed_width) {
       refuse("dithering for CUDA has payloads of fixed width only: all nodes must have fixed_width=True");
     }
-    for (uint32 levels = config.levels; levels != 0; levels >>= 1) ++config.planes;
   }
 
   template <typename T>

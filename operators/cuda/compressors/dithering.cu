@@ -1,4 +1,4 @@
-// dithering: the kernels of core/compressors/dithering.cpp, which says what a payload and the memory are. Payloads
+// dithering: the kernels of core/compressors/dithering.cpp, which describes a payload and the memory. Payloads
 // are of fixed width: an Elias code is read from its beginning on.
 //
 // Bytes an element of float: as there. Two launches, since the norm comes first; the first one also finds where in
@@ -18,11 +18,7 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-using uint16 = unsigned short;
-constexpr int group_elements = 16;
-constexpr Size norm_at = 2 * sizeof(uint32);
-
-constexpr Size groups_of(Size n) { return n / group_elements + (n % group_elements != 0); }
+constexpr int group_elements = plane_group;
 
 template <typename T>
 __device__ inline T read_norm(const uint8* payload) {
@@ -32,7 +28,7 @@ __device__ inline T read_norm(const uint8* payload) {
 // Where the planes of a group of sixteen elements are in a payload.
 template <typename T>
 __device__ inline Size group_at(Size group, const DitheringConfig& config) {
-  return norm_at + sizeof(T) + group * config.planes * sizeof(uint16);
+  return planes_at<T>(group, config.planes);
 }
 
 // A warp writes the planes of two groups, a segment apart: those of its lower and its upper lanes' elements.
@@ -87,15 +83,7 @@ __device__ inline double largest_of(const double* magnitudes, Size count) {
   for (int i = 0; i < warps; ++i) {
     if (of_warps[i] > largest) largest = of_warps[i];
   }
-  return of_bits(largest);
-}
-
-// At most the largest T, if the sum is finite.
-template <typename T>
-__device__ inline T l2_norm(double sum_of_squares) {
-  const double norm = sqrt(sum_of_squares);
-  const T most = sizeof(T) == 4 ? static_cast<T>(0x1.fffffep127) : static_cast<T>(0x1.fffffffffffffp1023);
-  return norm - norm == 0 && norm > most ? most : static_cast<T>(norm);
+  return from_bits(largest);
 }
 
 // The first sweep: momentum and feedback, and the norm of what comes out of them, in front of the payload.
@@ -129,19 +117,19 @@ __device__ void find_norm(const DitheringEncoding<T>& call) {
         }
       }
     }
-    norm = l2 ? butterfly(norm) : of_bits(largest_of_warp(bits_of(norm)));
+    norm = l2 ? butterfly(norm) : from_bits(largest_of_warp(bits_of(norm)));
     if (lane() == 0) call.sums[t] = norm;
   });
 
   if (!last_block(call.ticket)) return;
   const Size tiles = tiles_of(call.n);
-  const T norm = l2 ? l2_norm<T>(sum_tiles(call.sums, tiles)) : static_cast<T>(largest_of(call.sums, tiles));
+  const T norm = l2 ? norm_of_squares<T>(sum_tiles(call.sums, tiles)) : static_cast<T>(largest_of(call.sums, tiles));
   if (threadIdx.x != 0) return;
-  const Size bytes = call.bytes - (call.payload - call.message), end = group_at<T>(groups_of(call.n), call.config);
+  const Size bytes = call.bytes - (call.payload - call.message), end = group_at<T>(plane_groups(call.n), call.config);
   if (end != bytes) write(call.payload + end, 0, uint16{0});
   write(call.payload, 0, static_cast<uint32>(bytes));
   write(call.payload, 1, uint32{0});  // fixed width
-  write(call.payload + norm_at, 0, norm - norm == 0 ? norm : not_a_number<T>());
+  write(call.payload + norm_at, 0, is_finite(norm) ? norm : not_a_number<T>());
 }
 
 // Elements of a lane that are loaded before any is used: a sweep that computes much has fewer than rows_ahead.
@@ -169,7 +157,7 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
     for (uint32 offset = 0; offset < call.segment; offset += group_elements) {
       streams[warp()][lane()] = stream;
 #pragma unroll 4
-      for (int i = 0; i < group_elements; ++i) draws[warp()][lane()][i] = static_cast<uint32>(draw(stream) >> 32);
+      for (int i = 0; i < group_elements; ++i) draws[warp()][lane()][i] = static_cast<uint32>(stream() >> 32);
       __syncwarp();
 #pragma unroll 1
       for (int segment = 0; segment < warp_lanes; segment += 2 * few_ahead<T>) {
@@ -185,8 +173,8 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
           const int mine = segment + 2 * r + half;
           const uint32 symbol = quantiser(p[r], draws[warp()][mine][place], [&] {
             RandomStream from = streams[warp()][mine];
-            for (int i = 0; i < place; ++i) draw(from);
-            return draw(from);
+            for (int i = 0; i < place; ++i) from();
+            return from();
           });
           const bool negative = p[r] < 0 && symbol != 0;
           write_planes<T>(call, first + 2 * r * call.segment, negative, symbol);
@@ -200,7 +188,7 @@ __device__ void quantise(const DitheringEncoding<T>& call) {
     }
   });
 
-  if (last_block(call.ticket)) settle(call, call.bytes, norm - norm == 0);
+  if (last_block(call.ticket)) settle(call, call.bytes, is_finite(norm));
 }
 
 template <typename T>
@@ -216,8 +204,7 @@ __device__ void decompress(const Decoding<T>& call, const DitheringConfig& confi
     }
   });
   say_status(call, [](const uint8* payload, Status& status) {
-    const T norm = read_norm<T>(payload);
-    if (norm - norm != 0) status.finite = 0;
+    if (!is_finite(read_norm<T>(payload))) status.finite = 0;
   });
 }
 
@@ -225,6 +212,7 @@ __device__ void decompress(const Decoding<T>& call, const DitheringConfig& confi
 }  // namespace cuda
 }  // namespace gluon_gc
 
+using namespace gluon_gc;
 using namespace gluon_gc::cuda;
 
 GLUON_GC_KERNEL dithering_norm_float32(Batch<DitheringEncoding<float>> calls) { find_norm(mine(calls)); }

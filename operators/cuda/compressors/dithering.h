@@ -1,16 +1,11 @@
 // What dithering's kernels are given.
 #pragma once
 
+#include "core/compressors/dithering_format.h"
 #include "cuda/call.h"
 
 namespace gluon_gc {
 namespace cuda {
-
-struct DitheringConfig {
-  uint32 levels;
-  int planes;  // of a payload: signs, and bits of the symbols
-  bool natural, l2;
-};
 
 // Elements of a warp, of whose lanes each draws for a segment, and of how many warps n elements are.
 constexpr Size chunk_of(uint32 segment) { return Size{32} * segment; }

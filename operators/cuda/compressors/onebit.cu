@@ -1,6 +1,7 @@
-// onebit: the kernels of core/compressors/onebit.cpp, which says what a payload and the memory are.
+// onebit: the kernels of core/compressors/onebit.cpp, which describes a payload and the memory.
 //
 // Bytes an element of float: as there. One launch each; a warp has 32 words of the payload at a time, one a lane.
+#include "core/compressors/onebit_format.h"
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"
 #include "cuda/decoding.cuh"
@@ -12,13 +13,9 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-constexpr int word_elements = 32;
-
-constexpr Size word_count(Size n) { return n / word_elements + (n % word_elements != 0); }
-
 template <typename T>
 __device__ inline T read_scale(const uint8* payload, Size n) {
-  return read<T>(payload + word_count(n) * sizeof(uint32));
+  return read<T>(payload + scale_at(n));
 }
 
 // e = p - D(p), of the p that was kept and the scale that it decodes with.
@@ -59,11 +56,10 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
 
   if (!last_block(call.ticket)) return;
   const double sum = sum_tiles(static_cast<double*>(call.workspace), tiles_of(call.n));
-  const bool finite = sum - sum == 0;
-  const T mean = call.n == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(call.n));
-  const T scale = scaling ? mean : T{1};
+  const bool finite = is_finite(sum);
+  const T scale = onebit_scale<T>(sum, call.n, scaling);
   if (threadIdx.x == 0) {
-    write(call.payload + word_count(call.n) * sizeof(uint32), 0, finite ? scale : not_a_number<T>());
+    write(call.payload + scale_at(call.n), 0, finite ? scale : not_a_number<T>());
     if (feedback && finite) *call.memory[1] = scale;
   }
   settle(call, call.bytes, finite);
@@ -82,8 +78,7 @@ __device__ void decompress(const Decoding<T>& call) {
     }
   });
   say_status(call, [&](const uint8* payload, Status& status) {
-    const T scale = read_scale<T>(payload, call.n);
-    if (scale - scale != 0) status.finite = 0;
+    if (!is_finite(read_scale<T>(payload, call.n))) status.finite = 0;
   });
 }
 

@@ -1,6 +1,7 @@
 // randomk: how its kernels are launched.
 #include "cuda/compressors/randomk.h"
 
+#include "core/compressors/randomk_config.h"
 #include "cuda/codec.h"
 
 namespace gluon_gc {
@@ -8,8 +9,7 @@ namespace cuda {
 namespace {
 
 struct Randomk : Launcher {
-  Randomk(const Options& options, std::size_t n)
-      : k(element_count(options.number("k"), n)), scaling(!options.has("scaling") || options.flag("scaling")) {}
+  Randomk(const Options& options, std::size_t n) : config(options, n), k(config.k) {}
 
   template <typename T>
   std::size_t workspace_bytes() const {
@@ -18,9 +18,8 @@ struct Randomk : Launcher {
 
   template <typename T>
   RandomkEncoding<T> given(const Encoding<T>& call) const {
-    const bool feedback = call.memory[0] != nullptr, scaled = scaling && !feedback && k != 0;
-    return {call, k, scaled ? static_cast<T>(call.n) / static_cast<T>(k) : T{1},
-            feedback ? static_cast<Size*>(call.workspace) : nullptr};
+    const bool feedback = call.memory[0] != nullptr;
+    return {call, k, config.factor<T>(call.n, feedback), feedback ? static_cast<Size*>(call.workspace) : nullptr};
   }
 
   template <typename T>
@@ -44,8 +43,8 @@ struct Randomk : Launcher {
     if (any(calls, [](const Decoding<T>& call) { return call.add; })) queue.launch<T>("randomk_store", calls);
   }
 
+  RandomkConfig config;
   Size k;
-  bool scaling;
 };
 
 }  // namespace

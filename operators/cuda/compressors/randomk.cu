@@ -1,4 +1,4 @@
-// randomk: the kernels of core/compressors/randomk.cpp, which says what a payload and the memory are.
+// randomk: the kernels of core/compressors/randomk.cpp, which describes a payload and the memory.
 //
 // Bytes an element of float: as there, and for each element that is sent about 80, since values here and there take
 // a sector of memory each, and their indices are kept until all are read. Compress takes a launch to send, one before
@@ -35,7 +35,7 @@ __device__ void correct_all(const RandomkEncoding<T>& call) {
       for (int r = 0; r < rows_ahead<T>; ++r) {
         const T p = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
         if (kept != nullptr && column.has(r)) kept[column[r]] = p;
-        finite = finite && p - p == 0;
+        finite = finite && is_finite(p);
       }
     }
   });
@@ -56,7 +56,7 @@ __device__ void send(const RandomkEncoding<T>& call) {
     }
 #pragma unroll
     for (int j = 0; j < draws_ahead; ++j) {
-      finite = finite && values[j] - values[j] == 0;
+      finite = finite && is_finite(values[j]);
       if (first + j >= call.k) continue;
       write(call.payload, first + j, values[j]);
       if (call.indices != nullptr) call.indices[first + j] = indices[j];
@@ -97,7 +97,7 @@ __device__ void decompress(const RandomkDecoding<T>& call) {
     }
 #pragma unroll
     for (int j = 0; j < draws_ahead; ++j) {
-      finite = finite && values[j] - values[j] == 0;
+      finite = finite && is_finite(values[j]);
       if (first + j >= call.k) continue;
       if (call.add) {
         call.indices[first + j] = indices[j];

@@ -22,7 +22,7 @@ __device__ void add_elements(const Decoding<T>& call, const uint8* indices, Size
     T& sum = call.out[read<uint32>(indices, i)];
     const T x = value(i);
     sum = sum + x;
-    if (call.status != nullptr && x - x != 0) call.status->finite = 0;
+    if (call.status != nullptr && !is_finite(x)) call.status->finite = 0;
   });
 }
 

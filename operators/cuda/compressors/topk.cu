@@ -1,4 +1,4 @@
-// topk: the kernels of core/compressors/topk.cpp, which says what a payload and the memory are.
+// topk: the kernels of core/compressors/topk.cpp, which describes a payload and the memory.
 //
 // Bytes an element of float: as there, if a sample told which elements are candidates. They are in a list then, that
 // is looked at once for each digit, and twice to be sent. If it told too little, each of these is a sweep over p.
@@ -52,7 +52,7 @@ template <typename T>
 __device__ void send(const TopkEncoding<T>& topk) {
   const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
   const T scale = scale_of(topk);
-  uint8* const values = topk.payload + topk.search.k * sizeof(uint32);
+  uint8* const values = topk.payload + indices_bytes(topk.search.k);
   for_each_sent(topk.search, memory, topk.n, memory.state->rank, [&](Size i) { return corrected(topk, scale, i); },
                 [&](uint32 place, uint32 index, T x) {
                   write(topk.payload, place, index);
@@ -71,7 +71,7 @@ template <typename T>
 __device__ void add(const TopkDecoding<T>& call, Size number) {
   if (number >= call.count) return;
   const uint8* const payload = call.payloads + number * call.stride;
-  const uint8* const values = payload + call.k * sizeof(uint32);
+  const uint8* const values = payload + indices_bytes(call.k);
   add_elements(call, payload, call.k, [&](Size i) { return read<T>(values, i); });
 }
 
@@ -79,6 +79,7 @@ __device__ void add(const TopkDecoding<T>& call, Size number) {
 }  // namespace cuda
 }  // namespace gluon_gc
 
+using namespace gluon_gc;
 using namespace gluon_gc::cuda;
 
 GLUON_GC_KERNEL topk_begin_float32(Batch<TopkEncoding<float>> calls) { begin(mine(calls)); }

@@ -12,8 +12,6 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-static_assert(sample_size == topk_sample, "the ranks of a plan are those in such a sample");
-
 // For k of n elements.
 inline Search search_for(std::size_t n, std::size_t k) {
   const TopkPlan plan = topk_plan(n, k);

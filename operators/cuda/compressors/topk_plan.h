@@ -1,7 +1,8 @@
 // How the k largest of n elements are looked for on the GPU, and the memory that this takes. For host and device.
 #pragma once
 
-#include "cuda/bits.h"
+#include "core/compressors/sparse_format.h"
+#include "cuda/call.h"
 
 namespace gluon_gc {
 namespace cuda {
@@ -13,10 +14,10 @@ template <typename T>
 constexpr int magnitude_width = 8 * sizeof(T) - 1;
 
 template <typename T>
-constexpr int digit_count = (magnitude_width<T> + digit_bits - 1) / digit_bits;
+constexpr int digit_count = (sign_shift<T> + digit_bits - 1) / digit_bits;
 
-// Elements that the threshold is estimated from: so many places with some neighbours each.
-constexpr uint32 sample_size = 4096, sample_neighbours = 8;
+// Elements that lie side by side in the sample that the threshold is estimated from.
+constexpr uint32 sample_neighbours = 8;
 
 // What TopkPlan of core/compressors/topk_plan.h is, with k: fewer than 2^32 each.
 struct Search {
@@ -68,7 +69,7 @@ struct SearchLayout {
       : parts(histogram + digit_values * sizeof(uint32)),
         segments(parts + Parts(n).count * sizeof(uint64)),
         sample(segments + (search.rank == 0 ? 0 : tiles_of(n)) * sizeof(uint64)),
-        values(sample + (search.rank == 0 ? 0 : sample_size) * sizeof(T)),
+        values(sample + (search.rank == 0 ? 0 : topk_sample) * sizeof(T)),
         indices(values + search.capacity * sizeof(T)),
         bytes((indices + search.capacity * sizeof(uint32) + 63) / 64 * 64) {}
 

@@ -1,7 +1,6 @@
 // Magnitudes as integers, the one that is number k, and a threshold from a sample.
 #pragma once
 
-#include "cuda/bits.cuh"
 #include "cuda/compressors/topk_plan.h"
 #include "cuda/grid.cuh"
 #include "cuda/scan.cuh"
@@ -9,17 +8,6 @@
 namespace gluon_gc {
 namespace cuda {
 namespace {
-
-template <typename T>
-constexpr Bits<T> infinity_bits = static_cast<Bits<T>>(sizeof(T) == 4 ? 0x7f800000 : 0x7ff0000000000000);
-
-// The bits of |x|, which are in the order of |x|. All NaNs are the same one.
-template <typename T>
-__device__ inline Bits<T> magnitude_bits(T x) {
-  constexpr Bits<T> infinity = infinity_bits<T>;
-  const Bits<T> magnitude = bits_of(x) & ~(Bits<T>{1} << magnitude_width<T>);
-  return magnitude > infinity ? infinity | infinity >> 1 : magnitude;
-}
 
 // A search's memory.
 template <typename T>
@@ -47,7 +35,7 @@ struct SearchMemory {
 // Digit `number` of magnitudes, from the highest on.
 template <typename T>
 struct Digit {
-  __device__ explicit Digit(int number) : top(magnitude_width<T> - number * digit_bits) {
+  __device__ explicit Digit(int number) : top(sign_shift<T> - number * digit_bits) {
     shift = top < digit_bits ? 0 : top - digit_bits;
   }
 
@@ -123,13 +111,10 @@ __device__ void narrow(SearchState<T>& state, int number, Size count, uint32* hi
   if (last_block(ticket)) choose(state, digit, histogram);
 }
 
-// The element that is number `i` of a sample of `size`: at distances that no row length divides.
+// The element that is number `i` of a sample of `size`.
 __device__ inline Size sample_index(uint32 i, uint32 size, Size n) {
-  const uint32 place = i / sample_neighbours;
   const uint32 distance = static_cast<uint32>(n) / (size / sample_neighbours);
-  const uint64 random = place * 2654435761u;
-  const uint64 jitter = random * (distance - sample_neighbours + 1) >> 32;
-  return Size{place} * distance + jitter + i % sample_neighbours;
+  return sampled_index(i / sample_neighbours, distance, sample_neighbours) + i % sample_neighbours;
 }
 
 // Begins a search: estimates from a sample a threshold that hardly more than k elements reach, if it needs one.
@@ -138,11 +123,11 @@ template <typename T, typename Preview>
 __device__ void begin_search(const Search& search, const SearchMemory<T>& memory, Size n, uint32* ticket,
                              Preview preview) {
   constexpr int digits = 2;  // that a guess has
-  for_each_element(search.rank == 0 ? 0 : sample_size, [&](Size i) {
+  for_each_element(search.rank == 0 ? 0 : topk_sample, [&](Size i) {
     Bits<T> largest = 0;
     for (uint32 fold = 0; fold < search.fold; ++fold) {
-      const uint32 number = fold * sample_size + static_cast<uint32>(i);
-      const Bits<T> magnitude = magnitude_bits(preview(sample_index(number, search.fold * sample_size, n)));
+      const uint32 number = fold * topk_sample + static_cast<uint32>(i);
+      const Bits<T> magnitude = magnitude_bits(preview(sample_index(number, search.fold * topk_sample, n)));
       if (magnitude > largest) largest = magnitude;
     }
     memory.sample[i] = largest;
@@ -155,7 +140,7 @@ __device__ void begin_search(const Search& search, const SearchMemory<T>& memory
   for (int number = 0; number < digits && search.rank != 0; ++number) {
     const Digit<T> digit(number);
     const Bits<T> limit = published(&state.limit);
-    for (uint32 i = threadIdx.x; i < sample_size; i += block_threads) {
+    for (uint32 i = threadIdx.x; i < topk_sample; i += block_threads) {
       digit.count(published(memory.sample + i), limit, memory.histogram);
     }
     __syncthreads();

@@ -26,8 +26,8 @@ from ....auto.choice import Topology
 from ....checkpoint import Place
 from ....env import Cluster
 from ....launch.leaving import ending
-from ....launch.patience import Patience
 from ....launch.progress import Progress
+from ....launch.stall_watch import StallWatch
 from ....plan import Slice
 from ...channel import Channel
 from ...gradient import Gradient
@@ -87,7 +87,7 @@ class Horovod(HierarchicalExchange):
         self._groups: Dict[ProcessSet, KnownGroups] = {}
         self._broadcasts = itertools.count()
         self._progress = Progress()
-        self._patience = Patience(f"worker {self.rank}", self._progress)
+        self._stall_watch = StallWatch(f"worker {self.rank}", self._progress)
         Horovod.connected = self
         self.agree("init")
 
@@ -99,14 +99,14 @@ class Horovod(HierarchicalExchange):
             self._close_shared()
             with self._progress.waiting():
                 self._hvd.shutdown()
-            self._patience.end()
+            self._stall_watch.end()
             ending().concerns(None)
 
     def abandon(self, why: str) -> None:
         """Leave without the others, whom horovodrun ends once this process has ended."""
         if self.connected is self:
             Horovod.connected = None
-            self._patience.end()
+            self._stall_watch.end()
             ending().abandoned()
 
     def topology(self) -> Optional[Topology]:

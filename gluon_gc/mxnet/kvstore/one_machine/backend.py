@@ -15,8 +15,8 @@ from ....agreement import Message
 from ....launch.leaving import ending
 from ....launch.machine import Machine
 from ....launch.neighbours import Neighbours
-from ....launch.patience import Patience
 from ....launch.progress import Progress
+from ....launch.stall_watch import StallWatch
 from ....plan import Chunk
 from ...channel import Channel
 from ...exchange import Exchange
@@ -54,7 +54,7 @@ class OneMachine(Exchange):
             self._machine = Machine(env.machine(), env.get("GLUON_GC_CONNECT_TIMEOUT"))
             self._neighbours = Neighbours(self._machine)
             self._memory = SharedMemory(self._machine)
-        self._patience = Patience(f"worker {self.rank}", self._progress)
+        self._stall_watch = StallWatch(f"worker {self.rank}", self._progress)
         self._shared: Dict[Channel, SharedMessage] = {}
         OneMachine.connected = self
         self.agree("init")
@@ -67,7 +67,7 @@ class OneMachine(Exchange):
         OneMachine.connected = None
         self._neighbours.leave()
         self._gather(b"")
-        self._patience.end()
+        self._stall_watch.end()
         self._memory.close()
         ending().concerns(None)
 

@@ -99,7 +99,7 @@ class ParameterServer(HierarchicalExchange):
 
     def _warn_of_raised_bound(self) -> None:
         """Say that MXNet is to spread no array over servers, though the user wants it."""
-        given, raised = env.get("MXNET_KVSTORE_BIGARRAY_BOUND"), env.bigarray_bound()
+        given, raised = env.get("MXNET_KVSTORE_BIGARRAY_BOUND"), env.BIGARRAY_BOUND
         if given < raised and self.rank == 0:
             logger.warning(
                 "MXNET_KVSTORE_BIGARRAY_BOUND is raised from %d to %d while gluon_gc connects: it "

@@ -1,4 +1,4 @@
-"""Signs of life of this process on its connection to the scheduler."""
+"""The heartbeats of this process on its connection to the scheduler."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ import socket
 
 from ..kernels import library
 
-_start, _end = library.gluon_gc_pulse, library.gluon_gc_pulse_end
+_start, _end = library.gluon_gc_heartbeat, library.gluon_gc_heartbeat_end
 _start.restype, _start.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_int)
 _end.restype, _end.argtypes = None, (ctypes.c_void_p,)
 
 
-class Pulse:
-    """Sends an empty line every so often, whatever Python does: a thread of the library sends it.
+class Heartbeat:
+    """Sends an empty line at regular intervals, from a thread of the library.
+
+    A thread of Python would be silent while another one holds the interpreter's lock.
 
     Parameters
     ----------
     link : socket
     seconds : float
+        The interval.
     """
 
     def __init__(self, link: socket.socket, seconds: float) -> None:
         self._thread = _start(link.fileno(), int(1000 * seconds))
 
     def end(self) -> None:
-        """Send no more; the socket can be closed then."""
+        """Stop sending. The socket can be closed afterwards."""
         if self._thread:
             _end(self._thread)
             self._thread = None

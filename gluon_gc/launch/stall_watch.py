@@ -1,4 +1,4 @@
-"""How a worker finds a stall by itself, where no scheduler sees all workers: on Horovod."""
+"""Finds a stall from within a worker, where no scheduler sees all workers, as on Horovod."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .stall import Stalls
 _TICK = 1.0  # seconds between two looks at the progress
 
 
-class Patience(Stalls):
-    """A thread that warns when this worker waits in vain, and then ends the process.
+class StallWatch(Stalls):
+    """A thread that warns when this worker waits too long, and then ends the process.
 
     Parameters
     ----------
     name : str
-        The worker's.
+        The worker's name.
     progress : Progress
-        Its own. Who has not come is not known; they are those that do not wait.
+        The worker's own. The thread cannot know which other workers are late.
     """
 
     def __init__(self, name: str, progress: Progress) -> None:
@@ -29,10 +29,10 @@ class Patience(Stalls):
         self.expect([name])
         self._name, self._progress = name, progress
         self._ended = threading.Event()
-        threading.Thread(target=self._run, name="gluon_gc patience", daemon=True).start()
+        threading.Thread(target=self._run, name="gluon_gc stall watch", daemon=True).start()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._ended.set()
 
     def _run(self) -> None:

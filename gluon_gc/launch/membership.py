@@ -1,8 +1,8 @@
-"""How the nodes of a cluster meet at the scheduler's port, before ps-lite takes it.
+"""Admits the nodes of a cluster at the scheduler's port, before ps-lite takes the port.
 
-ps-lite must know how many worker processes there are, and only machines with workers know how many
-of them they run. So every node tells the scheduler what it is (`joining`). The scheduler answers
-when all have come, and leaves the port to ps-lite; the connections stay (`nodes`).
+ps-lite must know the number of worker processes, and only a machine knows how many it runs. So
+every node sends the scheduler a hello (`joining`). The scheduler answers when all nodes have come,
+and leaves the port to ps-lite. The connections stay open (`nodes`).
 """
 
 from __future__ import annotations
@@ -18,51 +18,41 @@ from typing import Any, Dict, List, Optional
 from .. import env
 from ..env import Cluster
 from ..log import logger
-from ..version import __version__
+from .hello import FRAMEWORKS, ZEROMQ, check, must_be_alike, restarts
 from .leaving import ALONE
 from .listening import listen
 from .nodes import Node, Nodes
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, parsed, unsealed
 
-_REMIND = 30  # seconds after which the scheduler says who is missing
-_PATIENCE = 10  # seconds in which a node says what it is, once it is connected
-_UNKNOWN = 64  # connections that have not; then the oldest is closed for a new one
-_MOST = 65536  # workers and workers a machine; more are a stranger's
-FRAMEWORKS = {"mxnet": "MXNet", "torch": "PyTorch"}
-"""What workers train with, which is the same for all."""
-ZEROMQ = b"\xff"
-"""How ZeroMQ begins: MXNet's own nodes, and a scheduler once ps-lite has its port."""
+_REMINDER_SECONDS = 30  # between two warnings that name the missing nodes
+_HELLO_SECONDS = 10  # for a hello, from a node that has connected
+_UNKNOWN = 64  # connections without a hello; a new one then replaces the oldest
 
 
-def must_be_alike() -> Dict[str, Any]:
-    """What all nodes must have alike."""
-    return {"version of gluon_gc": __version__, **env.alike()}
-
-
-class _Census(Nodes):
-    """What the scheduler knows so far."""
+class _Members(Nodes):
+    """The nodes that have come so far."""
 
     def __init__(self, cluster: Cluster, without_mxnet: str) -> None:
         super().__init__(cluster)
         self._without_mxnet = without_mxnet
         self.all_here = asyncio.Event()
-        self._all_came = asyncio.Event()  # as many as are expected, whether they fit or not
+        self._all_came = asyncio.Event()  # as many nodes as expected, whether they fit or not
         self._servers = 0
         self._first_worker = ""
-        self._unknown: Dict[asyncio.StreamWriter, None] = {}  # in the order in which they came
-        self._refused: Dict[str, None] = {}  # who was not let in, and why
-        self.port = 0  # to which nodes come back
+        self._unknown: Dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._refused: Dict[str, None] = {}  # messages about nodes that were not admitted
+        self.port = 0  # at which nodes reconnect
         self._waited = 0  # seconds since the last node came
-        self._store: Optional[List[Any]] = None  # where worker 0 listens, for PyTorch's
+        self._store: Optional[List[Any]] = None  # the address of PyTorch's store, at worker 0
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take in whoever connects; one who does not speak as our nodes do is shut out."""
+        """Admit the node that has connected, or close the connection of a stranger."""
         if len(self._unknown) >= _UNKNOWN:
             next(iter(self._unknown)).transport.abort()
         self._unknown[writer] = None
         node = None
         with suppress(OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
-            node = await asyncio.wait_for(self._admitted(reader, writer), _PATIENCE)
+            node = await asyncio.wait_for(self._admitted(reader, writer), _HELLO_SECONDS)
         self._unknown.pop(writer, None)
         if node is None:
             writer.close()
@@ -74,7 +64,7 @@ class _Census(Nodes):
     async def _admitted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Optional[Node]:
-        """Who it is; None or an error if it is none of ours, or has another secret."""
+        """The node; None or an error if it is none of ours, or has another secret."""
         host = writer.get_extra_info("peername")[0]
         first = await reader.read(1)
         if first == ZEROMQ:
@@ -94,11 +84,11 @@ class _Census(Nodes):
             hello = session.open(line)
         except OtherSecretError as error:
             hello = unsealed(line)
-            _check(hello)
+            check(hello)
             name = "a server" if hello["role"] == "server" else f"worker {hello['rank']}"
             self._refuse(f"{name} at {host} has {error} GLUON_GC_SECRET, and is not let in")
             return None
-        _check(hello)
+        check(hello)
         if self.all_here.is_set() and restarts() is None:
             problem = (
                 f"the cluster is complete: all of its {self.cluster.total_workers} workers and "
@@ -117,7 +107,7 @@ class _Census(Nodes):
             logger.warning("scheduler: %s", who)
 
     def _enter(self, hello: Dict[str, Any], session: Session, *streams: Any) -> Node:
-        """Count a node in."""
+        """Add a node."""
         rank = hello["rank"]
         if hello["role"] == "server":
             rank, self._servers = self._servers, self._servers + 1
@@ -168,7 +158,10 @@ class _Census(Nodes):
         return ""
 
     def missing(self) -> List[str]:
-        """The nodes that have not come yet; of each machine only the first, if none came at all."""
+        """The names of the nodes that have not come yet.
+
+        Before any worker has come, these are the first worker of each machine.
+        """
         expected = [f"server {i}" for i in range(self.cluster.num_server)]
         expected += [f"worker {i}" for i in range(self.cluster.total_workers)]
         return [name for name in expected if name not in self.nodes]
@@ -190,109 +183,82 @@ class _Census(Nodes):
 
     @property
     def _ends_to_restart(self) -> bool:
-        """Whether who comes now is for the scheduler that comes after this one."""
+        """Whether nodes that come now belong to the scheduler that follows this one."""
         return bool(self.problem) and restarts() is not None
 
     async def remind(self) -> None:
-        """Say from time to time who is missing, and give up in the end."""
-        patience = env.get("GLUON_GC_CONNECT_TIMEOUT" if restarts() else "GLUON_GC_TIMEOUT")
+        """Warn of missing nodes from time to time, and give up after the time-out."""
+        timeout = env.get("GLUON_GC_CONNECT_TIMEOUT" if restarts() else "GLUON_GC_TIMEOUT")
         while not self.problem:
             await asyncio.sleep(1)
             self._waited += 1
             missing = ", ".join(self.missing())
-            if patience and self._waited >= patience and restarts():
-                self.fail(f"{missing} did not come back within {patience} s", ALONE)
-            elif patience and self._waited >= patience:
-                self.fail(f"{missing} did not come within {patience} s (GLUON_GC_TIMEOUT)")
-            elif self._waited % _REMIND == 0:
+            if timeout and self._waited >= timeout and restarts():
+                self.fail(f"{missing} did not come back within {timeout} s", ALONE)
+            elif timeout and self._waited >= timeout:
+                self.fail(f"{missing} did not come within {timeout} s (GLUON_GC_TIMEOUT)")
+            elif self._waited % _REMINDER_SECONDS == 0:
                 logger.warning("scheduler: waits for %s", missing)
                 for who in self._refused:
                     logger.warning("scheduler: %s", who)
 
     async def aftermath(self) -> None:
-        """Tell those who come late, as long as they look for it; not if the scheduler restarts."""
+        """Stay to tell late nodes the problem, unless the scheduler restarts."""
         if self._ends_to_restart or self._all_came.is_set():
             return
-        patience, late = env.get("GLUON_GC_CONNECT_TIMEOUT"), ", ".join(self.missing())
+        timeout, late = env.get("GLUON_GC_CONNECT_TIMEOUT"), ", ".join(self.missing())
         logger.warning(
-            "scheduler: %s; stays for %d s, or until it has told %s", self.problem, patience, late
+            "scheduler: %s; stays for %d s, or until it has told %s", self.problem, timeout, late
         )
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_came.wait(), patience)
+            await asyncio.wait_for(self._all_came.wait(), timeout)
 
 
-def restarts() -> Optional[int]:
-    """How often this node was restarted; None where nobody would."""
-    return env.get("GLUON_GC_RESTARTS")
-
-
-def _check(hello: Dict[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError unless a node says this."""
-    rank, local_size = hello["rank"], hello["local_size"]
-    if hello["role"] not in ("worker", "server") or not isinstance(hello["alike"], dict):
-        raise ValueError
-    if hello["role"] == "worker":
-        if type(rank) is not int or type(local_size) is not int:
-            raise TypeError
-        _check_framework(hello["framework"], hello["store"])
-        if not 0 <= rank < _MOST or not 0 < local_size < _MOST:
-            raise ValueError
-
-
-def _check_framework(framework: Any, store: Any) -> None:
-    if framework not in FRAMEWORKS:
-        raise ValueError
-    if store is not None:
-        host, port = store
-        if type(host) is not str or type(port) is not int:
-            raise TypeError
-
-
-async def _hold(
-    cluster: Cluster, without_mxnet: str, listener: socket.socket, held: Future
+async def _admit_all(
+    cluster: Cluster, without_mxnet: str, listener: socket.socket, admitted: Future
 ) -> None:
-    census = _Census(cluster, without_mxnet)
-    census.port = await census.door.open(cluster.root_uri)
-    server = await asyncio.start_server(census.meet, sock=listener, limit=LINE_BYTES)
-    reminder = asyncio.ensure_future(census.remind())
-    watch = asyncio.ensure_future(census.watch())
-    await census.all_here.wait()
+    members = _Members(cluster, without_mxnet)
+    members.port = await members.door.open(cluster.root_uri)
+    server = await asyncio.start_server(members.meet, sock=listener, limit=LINE_BYTES)
+    reminder = asyncio.ensure_future(members.remind())
+    watch = asyncio.ensure_future(members.watch())
+    await members.all_here.wait()
     reminder.cancel()
-    if census.framework == "mxnet":
+    if members.framework == "mxnet":
         server.close()  # ps-lite takes the port
-    held.set_result(census)
+    admitted.set_result(members)
     await watch
-    await asyncio.Event().wait()  # `census` ends this process
+    await asyncio.Event().wait()  # `members` ends this process
 
 
-def hold(cluster: Cluster, without_mxnet: str = "") -> Nodes:
-    """The scheduler's part: wait for all nodes.
+def admit(cluster: Cluster, without_mxnet: str = "") -> Nodes:
+    """Wait for all nodes, as the scheduler.
 
-    Ends the process if a node leaves before that, or if two do not fit together: they say they are
-    the same, or differ in what must be alike. All who came hear of it.
+    The process ends if a node leaves before all have come, if two nodes claim the same rank, or if
+    nodes differ in a value that must be the same on all. The nodes that came are told so.
 
     Parameters
     ----------
     without_mxnet : str
-        Why this process cannot serve MXNet's workers; empty if it can.
+        The reason why this process cannot serve MXNet's workers; empty if it can.
 
     Returns
     -------
     Nodes
-        The connections to the nodes. Its `cluster` has the workers a machine, and the number of
-        this address.
+        The connections to the nodes. Its `cluster` has the number of workers a machine, and this
+        scheduler's IP address.
 
     Raises
     ------
     ConfigurationError
         It cannot listen at its address.
     """
-    held: Future = Future()
+    admitted: Future = Future()
     listener = listen(cluster.root_uri, cluster.root_port)
     cluster = replace(cluster, root_uri=listener.getsockname()[0])  # ps-lite takes no host name
     threading.Thread(
-        target=lambda: asyncio.run(_hold(cluster, without_mxnet, listener, held)),
-        name="gluon_gc census",
+        target=lambda: asyncio.run(_admit_all(cluster, without_mxnet, listener, admitted)),
+        name="gluon_gc membership",
         daemon=True,
     ).start()
-    return held.result()
+    return admitted.result()

@@ -1,0 +1,76 @@
+"""Reads the environment: no other package does.
+
+`gluon_gc.variables` and `gluon_gc.variables_of_launchers` have the tables.
+This package imports no MXNet, so that the launcher starts fast and can run before a role is taken.
+An empty variable counts as one that is not set.
+"""
+
+from ..variables import BIGARRAY_BOUND
+from .exports import (
+    export_for_ps_lite,
+    export_local,
+    exported_for_ps_lite,
+    for_child,
+    for_service,
+    prepare_engine,
+    prepare_exchanges,
+    prepare_gloo,
+    prepare_horovod,
+    resize,
+)
+from .placement import (
+    Cluster,
+    cluster,
+    distributed,
+    heartbeat_timeout,
+    is_silent,
+    is_worker,
+    machine,
+    of_torchrun,
+    one_machine,
+    several_on_some_nodes,
+    shares_machine,
+    under_horovod,
+)
+from .reading import (
+    ConfigurationError,
+    alike,
+    get,
+    is_set,
+    misspelt,
+    server_threads,
+    traced_steps,
+)
+
+__all__ = [
+    "BIGARRAY_BOUND",
+    "Cluster",
+    "ConfigurationError",
+    "alike",
+    "cluster",
+    "distributed",
+    "export_for_ps_lite",
+    "export_local",
+    "exported_for_ps_lite",
+    "for_child",
+    "for_service",
+    "get",
+    "heartbeat_timeout",
+    "is_set",
+    "is_silent",
+    "is_worker",
+    "machine",
+    "misspelt",
+    "of_torchrun",
+    "one_machine",
+    "prepare_engine",
+    "prepare_exchanges",
+    "prepare_gloo",
+    "prepare_horovod",
+    "resize",
+    "server_threads",
+    "several_on_some_nodes",
+    "shares_machine",
+    "traced_steps",
+    "under_horovod",
+]

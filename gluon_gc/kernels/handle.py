@@ -1,0 +1,168 @@
+"""A codec of the library: its sizes, and how its arguments are checked."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Mapping, Optional
+
+import numpy as np
+
+from .library import CUDA, Needs, address_of, check, compressors, isa_number, library
+from .state import Layout, State, as_text
+
+_ITEMSIZES = {"float32": 4, "float64": 8}
+
+
+class CodecHandle:
+    """A codec of the library, and the sizes of the memory that it needs.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+    options : mapping
+        The compressor's own, and "ef" and "mu" (`gluon_gc.compression`).
+    n : int
+        Number of elements.
+    dtype : "float32" or "float64"
+        T.
+    isa : str, optional
+        One of `isas`; by default the best. Or "cuda", for a GPU that reaches all memory of this
+        process: it queues calls, and checks no payloads.
+    stream : int, optional
+        The CUstream for queued calls; by default the default stream.
+
+    Attributes
+    ----------
+    isa : str or None
+    traits : Traits
+    payload_bytes : int
+        The most bytes of a payload.
+    memory : tuple of int
+        The number of elements of each array that error feedback keeps.
+    momentum : int
+        The number of elements of the array that momentum keeps, or 0.
+    draws : int
+        The number of draws from the random stream in each compression.
+    length_at : int or None
+        The offset of the length in a payload of varying length: a uint32 that counts the bytes from
+        this offset on.
+
+    Raises
+    ------
+    ValueError
+        There is no such compressor, or its options do not fit n elements.
+    TypeError
+        The dtype is neither float32 nor float64.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        n: int,
+        dtype: Any = "float32",
+        isa: Optional[str] = None,
+        stream: Optional[int] = None,
+    ) -> None:
+        self.n, self.dtype = n, np.dtype(dtype)
+        if self.dtype.name not in _ITEMSIZES:
+            raise TypeError(f"dtype must be float32 or float64, got {self.dtype}")
+        handle = ctypes.c_void_p()
+        text = as_text(options).encode()
+        size = _ITEMSIZES[self.dtype.name]
+        number = CUDA if isa == "cuda" else isa_number(isa)
+        check(library.gluon_gc_new(name.encode(), text, n, size, number, ctypes.byref(handle)))
+        self._handle, self._stream, self.isa = handle, stream, isa
+        needs = Needs()
+        library.gluon_gc_need(handle, ctypes.byref(needs))
+        self.traits = compressors()[name]
+        self.payload_bytes = needs.payload_bytes
+        arrays = 2 if needs.memory[1] else 1 if needs.memory[0] else 0
+        self.memory = tuple(needs.memory[:arrays])
+        self.momentum = needs.momentum
+        self.draws = needs.draws
+        self.length_at = needs.length_at if needs.length_at >= 0 else None
+        self.workspace_bytes = needs.workspace_bytes
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            library.gluon_gc_free(self._handle)
+
+    def state(self) -> State:
+        """The state before the first call."""
+        momentum = np.zeros(self.momentum, self.dtype) if self.momentum else None
+        return State(momentum, tuple(np.zeros(size, self.dtype) for size in self.memory))
+
+    def saved_layout(self) -> Layout:
+        """Shape and dtype of each array that a checkpoint has for this codec, by name.
+
+        The names are "stream" for the state of the random stream, "residual" for that of error
+        feedback, and "momentum", as far as the codec has each.
+        """
+        layout: Layout = {}
+        if self.traits.draws:
+            layout["stream"] = (2,), "uint64"
+        if self.memory:
+            layout["residual"] = (self.n,), self.dtype.name
+        if self.momentum:
+            layout["momentum"] = (self.momentum,), self.dtype.name
+        return layout
+
+    def used(self, payload: np.ndarray) -> int:
+        """The number of bytes in use of a payload, which an array of uint8 begins with.
+
+        Raises
+        ------
+        ValueError
+            The payload says that it is longer than the array.
+        """
+        address = address_of("payload", payload, payload.size, np.uint8)
+        used = library.gluon_gc_used(self._handle, address, payload.size)
+        if used > payload.size:
+            raise ValueError(f"a payload of at most {payload.size} bytes says it has {used}")
+        return used
+
+    def valid(self, payload: np.ndarray) -> bool:
+        """Whether an array of uint8 begins with a payload that can be decoded."""
+        address = address_of("payload", payload, payload.size, np.uint8)
+        return bool(library.gluon_gc_valid(self._handle, address, payload.size))
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The library's pointer to the codec."""
+        return self._handle
+
+    def rows(self, payloads: np.ndarray) -> Dict[str, int]:
+        """The fields of a `Call` that reads payloads.
+
+        Parameters
+        ----------
+        payloads : array of uint8, shape (bytes,) or (count, bytes)
+            Each row contiguous.
+        """
+        rows = payloads if payloads.ndim == 2 else payloads[None]
+        count, size = rows.shape
+        if size < self.payload_bytes:
+            raise ValueError(
+                f"payloads must have at least {self.payload_bytes} bytes each, got {size}"
+            )
+        address = address_of("payloads", rows[0], size, np.uint8) if count else 0
+        return {"payloads": address, "stride": rows.strides[0], "count": count}
+
+    def kept(self, state: State) -> Dict[str, Any]:
+        """The fields of a `Call` that updates a state.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The state has other arrays than this codec keeps.
+        """
+        count, needed = len(state.memory), len(self.memory)
+        if count != needed:
+            raise ValueError(f"memory must be {needed} arrays, got {count}")
+        memory = (ctypes.c_void_p * 2)()
+        for i, (array, size) in enumerate(zip(state.memory, self.memory)):
+            memory[i] = address_of("memory", array, size, self.dtype, writes=True)
+        momentum = address_of("momentum", state.momentum, self.momentum, self.dtype, writes=True)
+        return {"momentum": momentum, "memory": memory}

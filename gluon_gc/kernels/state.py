@@ -1,0 +1,44 @@
+"""The arrays that a codec keeps from call to call, and the options that it is made with."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .library import Position
+
+Layout = Dict[str, Tuple[Tuple[int, ...], str]]
+"""Shape and dtype of arrays, by name."""
+
+
+class State(NamedTuple):
+    """The arrays that a codec keeps from call to call. They begin as zeros; calls update them.
+
+    Parameters
+    ----------
+    momentum : array of T, shape (n,), or None
+        With the option "mu".
+    memory : tuple of arrays of T
+        With error feedback, of the sizes in `Codec.memory`.
+    """
+
+    momentum: Optional[np.ndarray] = None
+    memory: Tuple[np.ndarray, ...] = ()
+
+
+def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
+    """The place in the random stream that is `draws` draws after a state of two words."""
+    return Position((ctypes.c_uint64 * 2)(*map(int, state)), draws)
+
+
+def as_text(options: Mapping[str, Any]) -> str:
+    """Options in the form that the library reads."""
+    return "".join(f"{name}={_value(value)}\n" for name, value in options.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "".join(f"{float(element)!r}," for element in value)
+    return str(value) if isinstance(value, str) else repr(value)

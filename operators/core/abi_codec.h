@@ -1,0 +1,193 @@
+// The codec of the C interface: a compressor with its options, for n elements of a dtype.
+//
+// With feedback that is corrected the ratio of learning rates travels in front of a payload that is aggregated, so that
+// the aggregator corrects with the same ratio as the workers. It must be the same in all payloads that are decoded
+// together.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "core/abi.h"
+#include "core/codec.h"
+#include "core/plan.h"
+#include "cuda/codec.h"
+
+namespace gluon_gc {
+
+template <typename T>
+const Functions<T>& functions_of(const Compressor& compressor);
+template <>
+inline const Functions<float>& functions_of(const Compressor& compressor) { return compressor.of_float; }
+template <>
+inline const Functions<double>& functions_of(const Compressor& compressor) { return compressor.of_double; }
+
+inline const Registered& registered(const char* name) {
+  const Registered* entry = registry;
+  while (entry->name != nullptr && std::strcmp(entry->name, name) != 0) ++entry;
+  if (entry->name == nullptr) refuse("there is no compressor '%s'", name);
+  return *entry;
+}
+
+// Where the kernels of the CPU run; a codec of the GPU has the same sizes on each.
+inline Isa isa_numbered(int isa) { return isa < 0 || isa == gluon_gc_cuda ? best_isa() : static_cast<Isa>(isa); }
+
+inline Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_gc_dtype dtype) {
+  const bool corrected = options.is("ef", "corrected") || options.is("ef", "sparse");
+  return {n,
+          static_cast<std::size_t>(dtype),
+          options.has("ef") || traits.accumulates,
+          options.number("mu", 0),
+          corrected,
+          corrected && !traits.summable ? sizeof(double) : 0,
+          {}};
+}
+
+inline const cuda::Compressor& on_gpu(const char* name) {
+  const cuda::Compressor* const compressor = registered(name).cuda;
+  if (compressor == nullptr) refuse("%s has no kernels for CUDA", name);
+  return *compressor;
+}
+
+struct Codec : Plan {
+  Codec(const char* name, const char* options, std::size_t n, gluon_gc_dtype dtype, int isa)
+      : Codec(registered(name), options, n, dtype, isa) {}
+
+  Codec(const Registered& entry, const char* text, std::size_t n, gluon_gc_dtype dtype, int isa)
+      : Codec(*entry.compressor[static_cast<int>(isa_numbered(isa))], Options(text), n, dtype) {
+    name = entry.name;
+    options = text;
+    if (isa == gluon_gc_cuda) gpu = std::make_unique<const cuda::Codec>(on_gpu(name), Options(text), *this);
+  }
+
+  Codec(const Compressor& compressor, const Options& options, std::size_t n, gluon_gc_dtype dtype)
+      : Plan(plan_of(compressor.traits, options, n, dtype)), compressor(compressor) {
+    compressor.make(self, options, n);
+    with_dtype([&](auto zero) { needs = of<decltype(zero)>().needs(self); });
+    if (!feedback) needs.memory[0] = needs.memory[1] = 0;
+  }
+
+  // Whether another codec differs in n alone.
+  bool is_like(const Codec& other) const {
+    return &compressor == &other.compressor && itemsize == other.itemsize && !gpu == !other.gpu &&
+           options == other.options;
+  }
+
+  // Such as "onebit of float32 with scaling=True ef=vanilla".
+  std::string called() const {
+    std::string with = options;
+    std::replace(with.begin(), with.end(), '\n', ' ');
+    return std::string(name) + (itemsize == sizeof(float) ? " of float32" : " of float64") +
+           (gpu ? " on the GPU" : "") + (with.empty() ? "" : " with ") + with.substr(0, with.find_last_not_of(' ') + 1);
+  }
+
+  template <typename Body>
+  void with_dtype(Body body) const {
+    itemsize == sizeof(float) ? body(float{}) : body(double{});
+  }
+
+  template <typename T>
+  const Functions<T>& of() const {
+    return functions_of<T>(compressor);
+  }
+
+  // The bytes of a message that are in use, by the length that it says.
+  std::size_t used(const std::uint8_t* message) const {
+    if (!compressor.traits.variable) return payload_bytes();
+    std::uint32_t length;
+    std::memcpy(&length, message + header, sizeof(length));
+    return header + length;
+  }
+
+  template <typename T>
+  void compress(const gluon_gc_call& call, const T* values, double ratio, void* workspace) const {
+    std::memcpy(call.payload, &ratio, header);
+    Encoding<T> encoding{values,
+                         static_cast<T>(call.factor != nullptr ? call.scale * *call.factor : call.scale),
+                         mu != 0 ? static_cast<T*>(call.momentum) : nullptr,
+                         static_cast<T>(mu),
+                         {},
+                         static_cast<T>(corrected ? ratio : 1),
+                         stream(call.position),
+                         call.payload + header,
+                         workspace,
+                         call.threads};
+    for (std::size_t i = 0; i < max_memory && feedback; ++i) encoding.memory[i] = static_cast<T*>(call.memory[i]);
+    const bool finite = of<T>().compress(self, encoding);
+    if (!finite) {
+      of<T>().spoil(self, encoding.payload);
+      forget(call);
+    }
+    if (call.status != nullptr) *call.status = {used(call.payload), finite};
+  }
+
+  void forget(const gluon_gc_call& call) const {
+    if (mu != 0) std::memset(call.momentum, 0, n * itemsize);
+    for (std::size_t i = 0; i < max_memory; ++i) {
+      if (needs.memory[i] != 0) std::memset(call.memory[i], 0, needs.memory[i] * itemsize);
+    }
+  }
+
+  template <typename T>
+  void check_payloads(const gluon_gc_call& call) const {
+    if (call.count > 1 && call.stride < payload_bytes()) {
+      refuse("payloads of %zu elements take %zu bytes, not %zu", n, payload_bytes(), call.stride);
+    }
+    for (std::size_t i = 0; i < call.count; ++i) {
+      const std::uint8_t* const payload = call.payloads + i * call.stride;
+      if (!of<T>().valid(self, payload + header, needs.payload_bytes)) {
+        refuse("payload %zu is not one of %zu elements", i, n);
+      }
+      if (std::memcmp(payload, call.payloads, header) != 0) {
+        refuse("the learning rates of workers differ: the previous one over the current one is %g for payload %zu, "
+               "but %g for payload 0",
+               ratio_of(payload), i, ratio_of(call.payloads));
+      }
+    }
+  }
+
+  // The ratio of learning rates in front of a payload; 1 if none is.
+  double ratio_of(const std::uint8_t* payload) const {
+    double ratio = 1;
+    std::memcpy(&ratio, payload, header);
+    return ratio;
+  }
+
+  template <typename T>
+  void decompress(const gluon_gc_call& call, T* out, bool add, void* workspace) const {
+    check_payloads<T>(call);
+    of<T>().decompress(self, {call.payloads + header, call.stride, call.count, stream(call.position), out, add,
+                              workspace, call.threads});
+  }
+
+  template <typename T>
+  gluon_gc_status status(const gluon_gc_call& call) const {
+    gluon_gc_status status{0, 1};
+    for (std::size_t i = 0; i < call.count; ++i) {
+      const std::uint8_t* const message = call.payloads + i * call.stride;
+      status.bytes += used(message);
+      if (!of<T>().finite(self, message + header)) status.finite = 0;
+    }
+    return status;
+  }
+
+  static Stream stream(const gluon_gc_position& position) {
+    Stream stream{{position.state[0], position.state[1]}};
+    jump(stream, position.draws);
+    return stream;
+  }
+
+  const Compressor& compressor;
+  const char* name;     // as gluon_gc_new was given it, with the options
+  std::string options;
+  std::unique_ptr<const cuda::Codec> gpu;  // null: it runs on the CPU
+  alignas(16) unsigned char self[max_compressor_bytes] = {};
+};
+
+}  // namespace gluon_gc
+
+struct gluon_gc_codec : gluon_gc::Codec {
+  using Codec::Codec;
+};

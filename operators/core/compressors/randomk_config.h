@@ -1,0 +1,24 @@
+// What randomk is to send, on the CPU and on the GPU. For kernel sources only (see isa.h).
+#pragma once
+
+#include "core/options.h"
+
+namespace gluon_gc {
+namespace {
+
+struct RandomkConfig {
+  RandomkConfig(const Options& options, std::size_t n)
+      : k(element_count(options.number("k"), n)), scaling(!options.has("scaling") || options.flag("scaling")) {}
+
+  // What values are multiplied by.
+  template <typename T>
+  T factor(std::size_t n, bool feedback) const {
+    return scaling && !feedback && k != 0 ? static_cast<T>(n) / static_cast<T>(k) : T{1};
+  }
+
+  std::size_t k;
+  bool scaling;
+};
+
+}  // namespace
+}  // namespace gluon_gc
