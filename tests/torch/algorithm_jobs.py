@@ -7,9 +7,12 @@ With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emula
 
 import copy
 import io
+import os
 import pickle
+import signal
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 RANDOMK = {"compressor": "randomk", "k": 0.2, "seed": 5, "ef": "corrected"}
 AVERAGING = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
 SHAPES = {"w": (60, 20), "b": (5,)}
+OF_PROCESSES = {"plain": None, "onebit": ONEBIT, "topk": TOPK}
 
 
 def distributed(net, algorithm, params=None, optimizer=torch.optim.SGD, **more):
@@ -91,16 +95,22 @@ def local_steps_is_its_replay_bit_for_bit():
 
 
 def replayed_mean(params):
-    """The mean of a round in NumPy, of all workers' vectors."""
+    """The mean of a round in NumPy, of all workers' vectors, chunk by chunk."""
     workers, parsed = dist.get_world_size(), parse(params)
+    chunk = int(os.environ.get("BYTEPS_PARTITION_BYTES", 10**9)) // 4
+    parts = {name: replay.chunks(int(np.prod(shape)), chunk) for name, shape in SHAPES.items()}
     exchanges = {
-        name: replay.Exchange(workers, parsed, int(np.prod(shape)), index, np.float32)
-        for index, (name, shape) in enumerate(SHAPES.items())
+        name: [replay.Exchange(workers, parsed, p.stop - p.start, i, np.float32) for p in of_name]
+        for i, (name, of_name) in enumerate(parts.items())
     }
 
     def mean(kind, name, vectors):
         scaled = [vector.ravel() * np.float32(1 / workers) for vector in vectors]
-        return exchanges[name].step(scaled, 1.0, range(workers)).reshape(SHAPES[name])
+        means = [
+            exchange.step([vector[part] for vector in scaled], 1.0, range(workers))
+            for exchange, part in zip(exchanges[name], parts[name])
+        ]
+        return np.concatenate(means).reshape(SHAPES[name])
 
     return mean
 
@@ -140,6 +150,25 @@ def rounds_travel_as_asked_and_are_counted():
     box, said = loaded(saved(state)), "nothing can be averaged after"
     raised(RuntimeError, said, lambda: train(net, optimizer, [12]))
     raised(RuntimeError, said, lambda: state.load_state_dict(box))
+
+
+def workers_average_within_their_process_group():
+    """Each worker is a group of its own, and then both are one."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    weights = []
+    for group in (groups[dist.get_rank()], dist.new_group()):
+        net = Net()
+        optimizer = distributed(net, every(3), ONEBIT, process_group=group)
+        weights.append(train(net, optimizer, range(6)))
+        optimizer.compression_state.close()
+    assert_alike(weights[1])
+    everybody = [torch.empty_like(weights[0]) for _ in groups]
+    dist.all_gather(everybody, weights[0])
+    assert not torch.equal(*everybody)
+    plain = Net()
+    expected = distributed(plain, every(3), ONEBIT)
+    assert torch.equal(train(plain, expected, range(6)), weights[1])
+    expected.compression_state.close()
 
 
 # Loops
@@ -295,6 +324,33 @@ def what_is_resumed_goes_on_bit_for_bit():
         if dist.get_world_size() > 1 and begin == 8:
             whole = flat(net).numel() * 4
             assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10  # no weights of its own
+
+
+def first_processes(folder):
+    """Save in the middle of H, make two more steps, and are killed."""
+    for name, params in OF_PROCESSES.items():
+        net = Net()
+        optimizer = distributed(net, every(7), params, torch.optim.AdamW)
+        train(net, optimizer, range(10))
+        Path(folder, f"{name}{dist.get_rank()}").write_bytes(saved(optimizer.compression_state))
+        train(net, optimizer, range(10, 12))
+    dist.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def new_processes(folder):
+    """Go on from what the killed processes have saved, as a run that nobody killed."""
+    for name, params in OF_PROCESSES.items():
+        weights = []
+        for begin in (0, 10):
+            net = Net()
+            optimizer = distributed(net, every(7), params, torch.optim.AdamW)
+            if begin:
+                box = Path(folder, f"{name}{dist.get_rank()}").read_bytes()
+                optimizer.compression_state.load_state_dict(loaded(box))
+            weights.append(train(net, optimizer, range(begin, 17)))
+            optimizer.compression_state.close()
+        assert torch.equal(*weights), name
 
 
 def a_checkpoint_keeps_the_sign_of_a_zero():

@@ -20,6 +20,7 @@ ALONE = (
     "what_is_not_finite_in_a_round_is_named_by_all",
 )
 TOGETHER = (
+    "workers_average_within_their_process_group",
     "a_step_that_one_workers_scaler_leaves_out_is_a_step",
     "workers_that_differ_are_told_in_words",
     "algorithms_that_ask_for_different_rounds_raise",
@@ -36,3 +37,15 @@ def test_two_workers_in_a_tree_that_has_the_algorithm_of_the_docs(tmp_path):
 
 def test_one_worker_alone():
     test_workers.run(",".join(ALONE), workers=1, file=JOBS)
+
+
+def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(tmp_path):
+    with pytest.raises(AssertionError):
+        test_workers.run("first_processes", tmp_path, file=JOBS)
+    assert len(list(tmp_path.iterdir())) == 6  # three of each worker
+    test_workers.run("new_processes", tmp_path, file=JOBS)
+
+
+def test_vectors_that_are_cut_into_chunks_give_the_replays_weights():
+    jobs = "local_steps_is_its_replay_bit_for_bit"
+    test_workers.run(jobs, file=JOBS, BYTEPS_PARTITION_BYTES="1200")
