@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..learning_rates import LearningRates
 from ..log import logger
-from . import header, staging
+from . import closing, header, staging
 from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
 from .left_out import LeftOut
@@ -44,6 +44,8 @@ class GradientSteps:
     rates : LearningRates
         By the parameter's name.
     left_out : LeftOut
+    closed : str
+        If it is closed or suspended, the error of the next step.
     when_made, when_stepping : callable
         Called with each parameter after backward has added to its gradient, and before the
         optimizer steps.
@@ -76,6 +78,8 @@ class GradientSteps:
         ]
         if optimizer is not None:
             self._handles.append(before_step(optimizer, self._before_step))
+        self.closed = ""
+        closing.opened(self)  # the hooks keep this object alive, and nothing else may be left
 
     def _note(self, parameter: torch.Tensor) -> None:
         self._made.add(self._names[parameter])
@@ -199,9 +203,25 @@ class GradientSteps:
         self.count -= 1
         self.rates.take_back()
 
-    def close(self) -> None:
-        """Remove the hooks, and close the exchange."""
-        for handle in self._handles:
-            handle.remove()
-        self.left_out.close()
+    def suspend(self, why: str) -> None:
+        """End the threads, until `resume`; `why` is an error's message until then."""
+        self.closed = why
         self.compression.exchange.close()
+
+    def resume(self) -> None:
+        """Average over the workers that are there now, from residuals and momentum of zero."""
+        self.closed = ""
+        closing.opened(self)
+        self.compression.open()
+        self.left_out.loaded()
+
+    def close(self) -> None:
+        """Remove the hooks, give the optimizer its momentum back, and close the exchange."""
+        if not self.closed:
+            self.closed = "this CompressionState is closed"
+            for handle in self._handles:
+                handle.remove()
+            if self._momentum is not None:
+                self._momentum.give_back()
+            self.left_out.close()
+            self.compression.exchange.close()

@@ -21,12 +21,17 @@ from torch.optim import Optimizer
 
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
-from . import closing, saving, stats
+from . import saving, stats
 from .exchange import Exchange
 from .gradient_compression import GradientCompression
 from .gradient_steps import GradientSteps
 from .momentum import Momentum, momentum_of
 from .settings import chosen_params, named, require_frozen, require_optimizer
+
+_A_COPY = (
+    "this is a copy of a CompressionState, which averages nothing: make a new one, and have it "
+    "load what the copy's state_dict() returns"
+)
 
 
 class CompressionState:
@@ -97,7 +102,7 @@ class CompressionState:
         require_optimizer(asked.values(), optimizer)
         applied = any(params.mu is not None for params in asked.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applied else None
-        self._closed, self._copied, self._group = "", None, process_group
+        self._copied, self._group = None, process_group
         planned = on_nonfinite if grad_scaler is None else "skip"
         try:
             compression = GradientCompression(self.parameters, asked, planned, process_group)
@@ -109,7 +114,6 @@ class CompressionState:
         self.gradients = GradientSteps(
             self.parameters, compression, optimizer, self.momentum, on_nonfinite, grad_scaler
         )
-        closing.opened(self)
 
     @property
     def exchange(self) -> Exchange:
@@ -200,8 +204,9 @@ class CompressionState:
         self.gradients.begin()
 
     def _require_usable(self) -> None:
-        if self._closed:
-            raise RuntimeError(self._closed)
+        closed = self.gradients.closed if self._copied is None else _A_COPY
+        if closed:
+            raise RuntimeError(closed)
         require_frozen(self._frozen)
 
     # Checkpoints
@@ -249,8 +254,6 @@ class CompressionState:
             "params": self.params,
             "_names": self._names,
             "_copied": self.state_dict(),
-            "_closed": "this is a copy of a CompressionState, which averages nothing: make a new "
-            "one, and have it load what the copy's state_dict() returns",
         }
 
     # Statistics, and the end
@@ -266,27 +269,20 @@ class CompressionState:
     @property
     def can_resume(self) -> bool:
         """Whether `resume` can follow `suspend`. A process group would not outlive it."""
-        return not self._closed and self._group is None
+        return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:
         """End the threads, until `resume`; `why` is an error's message until then."""
-        self._closed = why
-        self.exchange.close()
+        self.gradients.suspend(why)
 
     def resume(self) -> None:
         """Average over the workers that are there now, from residuals and momentum of zero."""
-        self._closed = ""
-        closing.opened(self)
-        self.gradients.compression.open()
-        self.gradients.left_out.loaded()
+        self.gradients.resume()
 
     def close(self) -> None:
         """End the threads, and let the optimizer apply its own momentum again.
 
         Nothing can be averaged afterwards.
         """
-        if not self._closed:
-            self._closed = "this CompressionState is closed"
-            if self.momentum is not None:
-                self.momentum.give_back()
+        if self._copied is None:
             self.gradients.close()
