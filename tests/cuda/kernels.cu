@@ -1,6 +1,7 @@
 // Kernels that do what a GPU does not allow, or show what it leaves open: test_emulator.py.
 #include "cuda/grid.cuh"
 
+using namespace gluon_gc;
 using namespace gluon_gc::cuda;
 
 GLUON_GC_KERNEL two_barriers(uint32*) {

@@ -93,7 +93,7 @@ MUTANTS = {
     "the state is kept": Mutant("settle.cuh", "if (!finite) {", "if (false) {", "another state"),
     "unaligned words": Mutant("bytes.cuh", "if (aligned<Value>(to))", "if (true)", "SIGILL"),
     "a value that is not finite counts": Mutant(
-        "compressors/bytegrad.cu", "{x, x, x - x == 0}", "{x, x, true}", "another payload"
+        "compressors/bytegrad.cu", "{x, x, is_finite(x)}", "{x, x, true}", "another payload"
     ),
     "warps without a tile": Mutant(
         "compressors/bytegrad.cu",
@@ -237,7 +237,11 @@ MUTANTS = {
     ),
     "half a jump": Mutant("stream.cuh", "word < 2", "word < 1", "another payload", "randomk"),
     "a remainder that is no remainder": Mutant(
-        "stream.cuh", "remainder < n ? remainder : remainder - n", "remainder", "", "randomk"
+        "../core/generator.h",
+        "remainder < n ? remainder : remainder - n",
+        "remainder",
+        "",
+        "randomk",
     ),
     "what was not finite is remembered": Mutant(
         "settle.cuh", "if (threadIdx.x == 0) ticket[1] = 0;", "", "another payload", "randomk"

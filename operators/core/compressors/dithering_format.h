@@ -27,10 +27,13 @@ constexpr Size norm_at = 2 * sizeof(uint32);
 template <typename T>
 constexpr Size dithering_header_bytes = norm_at + sizeof(T);
 
+// The bytes of the planes of some groups.
+constexpr Size planes_bytes(Size groups, Size planes) { return groups * planes * sizeof(uint16); }
+
 // Where the planes of a group are.
 template <typename T>
 constexpr Size planes_at(Size group, Size planes) {
-  return dithering_header_bytes<T> + group * planes * sizeof(uint16);
+  return dithering_header_bytes<T> + planes_bytes(group, planes);
 }
 
 constexpr Size plane_groups(Size n) { return n / plane_group + (n % plane_group != 0); }

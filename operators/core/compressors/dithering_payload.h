@@ -53,7 +53,7 @@ struct Payload {
   T norm() const { return read<T>(begin + norm_at); }
 
   // The planes of the sixteen elements from i.
-  Byte* group(std::size_t i) const { return begin + planes_at<T>(i / plane_group, planes); }
+  Byte* group(std::size_t i) const { return body + planes_bytes(i / plane_group, planes); }
 
   Byte* code_bits(std::size_t block) const { return body + block * sizeof(std::uint32_t); }
 
