@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
-from gluon_gc.mxnet.runtime import create_exchange
 from tests.distributed.standing import run
 
 SHAPES = [(3, 4), (5,)]
@@ -94,7 +93,7 @@ def test_checkpoints(numpy_mode, tmp_path):
 
 
 def test_a_plain_trainer_with_our_store(numpy_mode):
-    store = create_exchange("local")
+    store = mx.kv.create("GluonGCLocal")
     store.set_gradient_compression({"compressor": "topk", "k": 100})
     params = parameters(contexts=2)
     trainer = mx.gluon.Trainer(params, "sgd", {"learning_rate": 1.0}, kvstore=store)

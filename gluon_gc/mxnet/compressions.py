@@ -8,7 +8,7 @@ from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
 from ..algorithms.requirements import require_fitting_compression
-from ..compression import CompressionParams, byteps, warn_of_ignored
+from ..compression import CompressionParams, byteps
 from ..compression.momentum import has_nesterov, require_linear
 from .momentum import LINEAR, Momentum
 
@@ -30,6 +30,11 @@ class Compressions:
     algorithm : str, optional
         The name of the trainer's algorithm.
 
+    Attributes
+    ----------
+    written : list of (mapping or None)
+        The compression_params of the trainer and of single parameters, as users wrote them.
+
     Raises
     ------
     ValueError, TypeError, KeyError
@@ -46,12 +51,11 @@ class Compressions:
     ) -> None:
         spelled = {i: byteps.of_parameter(param, given) for i, param in enumerate(params)}
         own = {i: found for i, found in spelled.items() if found is not None}
-        written = [found.params for found in own.values()]
+        self.written = [given, *(found.params for found in own.values())]
         if algorithm is not None:
-            require_fitting_compression(algorithm, *written)
+            require_fitting_compression(algorithm, *self.written)
         self.default, self._of_optimizer = default, of_optimizer
         self._parsed = {i: found.parse(*of_optimizer) for i, found in own.items()}
-        warn_of_ignored(given, *written)
 
     def momentum(self, optimizer: Optimizer) -> Optional[Momentum]:
         """The momentum to apply outside the optimizer, if the compressor of any parameter does.

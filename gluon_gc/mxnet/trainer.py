@@ -9,7 +9,7 @@ from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
 from .. import env
-from ..compression import parse
+from ..compression import parse, warn_of_ignored
 from ..log import logger
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
@@ -112,6 +112,7 @@ class DistributedTrainer(HookedTrainer):
         self._compressions = Compressions(
             compression_params, default, self._params, of_optimizer, parsed and parsed.name
         )
+        warn_of_ignored(*self._compressions.written)
         self._momentum = self._compressions.momentum(optimizer)
         common = dict(
             name=self._name,
