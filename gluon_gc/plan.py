@@ -41,7 +41,7 @@ class Tensor:
         What a NaN or an infinity of a floating tensor does: "raise" an error, be counted ("skip"),
         or "propagate".
     rows : int
-        The number of rows of a row-sparse tensor, of which only some travel; 0: it is dense.
+        The number of rows of a row-sparse tensor, which sends only some of them; 0: dense.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Chunk:
     message_bytes : int
         The bytes that one worker sends in one direction, at most.
     rows : int
-        The number of rows of a row-sparse tensor, of which only some travel; 0: it is dense.
+        The number of rows of a row-sparse tensor, which sends only some of them; 0: dense.
     """
 
     slices: Tuple[Slice, ...]

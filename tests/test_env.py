@@ -188,7 +188,7 @@ def test_a_server_without_its_role_in_the_environment_exports_the_role_it_was_gi
 
 def test_what_nodes_tell_each_other_is_what_must_be_alike(environ):
     environ.update(WORKER, PS_HEARTBEAT_TIMEOUT="7")
-    assert env.alike() == {
+    assert env.shared_settings() == {
         "DMLC_NUM_WORKER": 2,
         "DMLC_NUM_SERVER": 1,
         "GLUON_GC_STALL_SECONDS": 60,

@@ -59,7 +59,7 @@ class CompressionParams:
 
     @property
     def of_rows(self) -> CompressionParams:
-        """The params for a row-sparse gradient, of which each worker may have other rows.
+        """The params for a row-sparse gradient. Each worker may have other rows.
 
         An aggregator cannot keep a residual of rows that change, so all workers get all payloads.
         Momentum needs values of all rows in every step, so it is not applied.

@@ -34,11 +34,11 @@ from .placement import (
 )
 from .reading import (
     ConfigurationError,
-    alike,
     get,
     is_set,
     misspelt,
     server_threads,
+    shared_settings,
     traced_steps,
 )
 
@@ -46,7 +46,6 @@ __all__ = [
     "BIGARRAY_BOUND",
     "Cluster",
     "ConfigurationError",
-    "alike",
     "cluster",
     "distributed",
     "export_for_ps_lite",
@@ -69,6 +68,7 @@ __all__ = [
     "prepare_horovod",
     "resize",
     "server_threads",
+    "shared_settings",
     "several_on_some_nodes",
     "shares_machine",
     "traced_steps",

@@ -62,7 +62,7 @@ def is_set(name: str) -> bool:
     return bool(_text(_VARIABLES[name])[1])
 
 
-def alike() -> dict[str, Any]:
+def shared_settings() -> dict[str, Any]:
     """The values that must be the same on all nodes of a cluster, by variable."""
     return {variable.name: get(variable.name) for variable in TABLE if variable.alike}
 

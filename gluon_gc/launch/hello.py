@@ -14,9 +14,9 @@ ZEROMQ = b"\xff"
 """The first byte of ZeroMQ, which MXNet's own nodes speak, and so does ps-lite's scheduler."""
 
 
-def must_be_alike() -> Dict[str, Any]:
+def required_settings() -> Dict[str, Any]:
     """The values that must be the same on all nodes, by name."""
-    return {"version of gluon_gc": __version__, **env.alike()}
+    return {"version of gluon_gc": __version__, **env.shared_settings()}
 
 
 def restarts() -> Optional[int]:

@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional, Tuple
 from .. import env
 from ..env import Cluster, ConfigurationError
 from .connection import Connection, SilentError
-from .hello import ZEROMQ, must_be_alike, restarts
+from .hello import ZEROMQ, required_settings, restarts
 from .leaving import ALONE, AloneError, NotNeededError
 from .lifeline import Lifeline
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
@@ -170,4 +170,4 @@ def _first_line(link: socket.socket) -> bytes:
 
 def _hello(cluster: Cluster) -> Dict[str, Any]:
     hello = {name: getattr(cluster, name) for name in ("role", "rank", "local_size")}
-    return {**hello, "alike": must_be_alike()}
+    return {**hello, "alike": required_settings()}

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional
 from .. import env
 from ..env import Cluster
 from ..log import logger
-from .hello import FRAMEWORKS, ZEROMQ, check, must_be_alike, restarts
+from .hello import FRAMEWORKS, ZEROMQ, check, required_settings, restarts
 from .leaving import ALONE
 from .listening import listen
 from .nodes import Node, Nodes
@@ -130,7 +130,7 @@ class _Members(Nodes):
         return node
 
     def _difference(self, name: str, hello: Dict[str, Any]) -> str:
-        for variable, value in must_be_alike().items():
+        for variable, value in required_settings().items():
             other = hello["alike"].get(variable)
             if other != value:
                 return f"{name} has {variable} {other}, but the scheduler has {value}"

@@ -151,7 +151,7 @@ class _Supervisor:
         return 1
 
     def _forget(self) -> None:
-        """Drop the children, all of which have ended."""
+        """Drop the children after all of them have ended."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._selector.unregister(key.fileobj)

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
-import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
@@ -87,12 +86,9 @@ def _of_root(exchange: Exchange, value: Any) -> Any:
     """What rank 0 has, made of plain values."""
     if exchange.num_workers == 1:
         return value
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    size = mx.nd.array([data.size], dtype="int64")
-    exchange.broadcast([size], root_rank=0)
-    room = mx.nd.array(np.resize(data, int(size.asscalar())), dtype="uint8")
-    exchange.broadcast([room], root_rank=0)
-    return json.loads(room.asnumpy().tobytes())
+    data = json.dumps(value).encode()
+    (size,) = np.frombuffer(exchange.bytes_of_root(np.int64(len(data)).tobytes()), np.int64)
+    return json.loads(exchange.bytes_of_root(data[:size].ljust(size)))
 
 
 def _choose(

@@ -182,7 +182,8 @@ class Averaging(ABC):
 
     def names(self, indices: Optional[Collection[int]] = None) -> Set[str]:
         """The names of the tensors of these parameters, or of all."""
-        return {t.name for (i, _), t in self.tensors.items() if indices is None or i in indices}
+        wanted = None if indices is None else set(indices)
+        return {t.name for (i, _), t in self.tensors.items() if wanted is None or i in wanted}
 
     def with_gradients(self) -> List[int]:
         """The numbers of the parameters that have gradients, in the order of backward."""

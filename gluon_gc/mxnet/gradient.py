@@ -58,9 +58,7 @@ class Gradient:
     ) -> None:
         given = arrays
         both = (*arrays, *targets)
-        legacy_of = dict(
-            zip(map(id, both), legacy(both))
-        )  # one object for an array that is in both
+        legacy_of = dict(zip(map(id, both), legacy(both)))  # an array in both becomes one object
         self._arrays = [legacy_of[id(array)] for array in arrays]
         self._targets = [legacy_of[id(target)] for target in targets]
         self._stype = stype

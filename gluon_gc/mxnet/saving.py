@@ -51,10 +51,11 @@ class Saved:
         places = tensor_states.places(exchange)
         senders = dict.fromkeys(range(len(self.params)), 0)
         identities: Dict[int, Any] = {}
+        with_gradients = set(self.indices)
         for (i, _), tensor in averaging.tensors.items():
             if tensor.name in places:
                 senders[i] = places[tensor.name][1]
-            if i in self.indices:
+            if i in with_gradients:
                 identities[i] = tensor.params.identity()
         return {
             "world_size": exchange.num_workers,

@@ -136,6 +136,11 @@ class Cluster:
                 preexec_fn=die_with_parent,
             )
 
+    def leave_out_dmlc(self) -> None:
+        """Start processes without the variables of a scheduler and servers."""
+        for name in [n for n in self.environment if n.startswith("DMLC_")]:
+            del self.environment[name]
+
     def result_file(self, rank: int) -> Path:
         return self.folder / f"result{rank}.npz"
 
@@ -273,8 +278,7 @@ def start_horovod(
 ) -> Cluster:
     """Start a function of jobs.py on workers of horovodrun."""
     cluster = Cluster(folder, workers, 0, **(variables or {}))
-    for name in [n for n in cluster.environment if n.startswith("DMLC_")]:
-        del cluster.environment[name]
+    cluster.leave_out_dmlc()
     horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers)]
     horovodrun += ["-H", hosts] if hosts else []
     results = str(folder / "resultRANK.npz")
@@ -288,8 +292,7 @@ def start_local(
 ) -> Cluster:
     """Start a function of jobs.py in one process without a cluster."""
     cluster = Cluster(folder, 1, 0, **(variables or {}))
-    for name in [n for n in cluster.environment if n.startswith("DMLC_")]:
-        del cluster.environment[name]
+    cluster.leave_out_dmlc()
     del cluster.environment["BYTEPS_FORCE_DISTRIBUTED"]
     command = [sys.executable, str(JOBS), job, str(cluster.result_file(0)), json.dumps(arguments)]
     cluster.start("worker0", command)

@@ -34,8 +34,7 @@ class HorovodWorkers(Cluster):
         from horovod.runner.http.http_server import RendezvousServer
 
         super().__init__(folder, workers, 0, **variables)
-        for name in [n for n in self.environment if n.startswith("DMLC_")]:
-            del self.environment[name]
+        self.leave_out_dmlc()
         slots = get_host_assignments(parse_hosts(hosts), workers)
         self._rendezvous = RendezvousServer()
         self.environment.update(

@@ -54,7 +54,7 @@ GLUON_GC_HOST_DEVICE T level_of(uint32 symbol, T norm, const DitheringConfig& co
   return share * norm;
 }
 
-// Bits after the point in the place of an element between symbols.
+// The fractional bits of an element's position between two symbols.
 constexpr int fraction_bits_of(const DitheringConfig& config) { return 32 - config.planes; }
 
 // The scale that takes magnitudes, in multiples of a unit, to places from 0 to `top`. The unit keeps the scale normal

@@ -51,7 +51,7 @@ GLUON_GC_HOST_DEVICE Size sampled_index(uint32 place, Size distance, Size neighb
   return place * distance + (random * (distance - neighbours + 1) >> 32);
 }
 
-// Whether so many elements reach the threshold of dgc, which is to select another number, that it must change.
+// Whether the threshold of dgc must change: `count` elements reach it, but it is to select `selects`.
 GLUON_GC_HOST_DEVICE bool too_many(Size count, Size selects, double upper) {
   return count > selects && static_cast<double>(count) > static_cast<double>(selects) * upper;
 }
