@@ -1,7 +1,9 @@
 """How tests start processes."""
 
 import os
+import random
 import signal
+import socket
 
 from gluon_gc.variables import TABLE
 from gluon_gc.variables_of_launchers import OF_LAUNCHERS
@@ -17,3 +19,19 @@ def clean_environ():
 def heed_interrupts():
     """A preexec_fn: a shell's background job ignores SIGINT, and so would what it starts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def free_port():
+    """A port of 127.0.0.1 that nothing listens at.
+
+    The kernel gives ports from 32768 on to connections. A worker that waits for a listener there
+    may take the listener's port for its own end, and meet itself.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

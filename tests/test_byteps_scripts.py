@@ -16,8 +16,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import BPSLAUNCH, free_port
-from tests.processes import clean_environ
+from tests.distributed.cluster import BPSLAUNCH
+from tests.processes import clean_environ, free_port
 
 SCRIPTS = Path(__file__).with_name("byteps_scripts")
 # As the guide's worker.sh has them; networks are small here, and so is what is worth compressing.

@@ -15,8 +15,7 @@ from packaging.requirements import Requirement
 
 import gluon_gc
 from gluon_gc import kernels
-from tests.distributed.cluster import free_port
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_PINS = (ROOT / "requirements" / "torch.txt").read_text()

@@ -14,7 +14,7 @@ from gluon_gc.launch import launcher, tasks
 from gluon_gc.launch.leaving import ALONE
 from gluon_gc.launch.prefixed_output import LineSplitter, PrefixedOutput
 from gluon_gc.version import __version__
-from tests.processes import clean_environ, heed_interrupts
+from tests.processes import clean_environ, free_port, heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = {
@@ -213,9 +213,7 @@ def test_a_scheduler_whose_port_is_taken_says_which_port(launch):
 @pytest.mark.parametrize("role", ["server", "scheduler"])
 def test_a_service_starts_without_its_role_in_the_environment(launch, stand_in, role):
     stand_in("sys.exit(7)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
     code, out, _ = finish(launch(**environ))
     assert (code, out) == (7, f"{role} {sorted(CLUSTER)}\n")
@@ -704,9 +702,7 @@ def test_what_fails_each_time_ends_with_its_code_after_the_last_restart(launch):
 @pytest.mark.parametrize("role", ["server", "scheduler"])
 def test_a_service_of_its_own_is_restarted(launch, stand_in, role):
     stand_in("if os.environ['GLUON_GC_RESTARTS'] == '0': sys.exit(7)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
     code, out, err = finish(launch(*restarting(1), **environ))
     assert (code, err) == (0, f"bpslaunch: {role} exited with code 7; restart 1 of 1\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import numpy as np
 
 from gluon_gc.launch.launcher import service
 from tests.distributed.nursery import Forked, Nursery, die_with_parent
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 
 BPSLAUNCH = Path(__file__).resolve().parents[2] / "bpslaunch.py"
 JOBS = Path(__file__).with_name("jobs.py")
@@ -46,12 +45,6 @@ def _of_no_cluster() -> Dict[str, str]:
 @lru_cache(maxsize=None)
 def _nursery() -> Nursery:
     return Nursery(_of_no_cluster())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def last_line(text: str) -> str:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Dict, List, Mapping
 from unittest import mock
 
-from tests.distributed.cluster import free_port
 from tests.distributed.nursery import die_with_parent
+from tests.processes import free_port
 
 IMPORTED = ["gluon_gc.torch", "tests.torch.loops", "tests.torch.crossing"]
 

@@ -5,7 +5,6 @@ The launchers of others are not needed: each worker gets the variables that they
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gluon_gc.launch import ps_lite
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 
 torch = pytest.importorskip("torch")
 
@@ -71,12 +70,6 @@ def processes():
         process.communicate()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def srun(rank):
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost,other[1-2]"}
     return {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
@@ -98,7 +91,7 @@ def by_hand(rank):
     [(srun, None, 1), (open_mpi, "MASTER_PORT", 2), (by_hand, "DMLC_PS_ROOT_PORT", 1)],
 )
 def test_two_workers_find_each_other_by_the_variables_of(processes, launcher, port, local):
-    common = {port: free_port()} if port else {"SLURM_JOB_ID": str(time.time_ns() % 10**6)}
+    common = {port: str(free_port())} if port else {"SLURM_JOB_ID": str(time.time_ns() % 10**6)}
     pair = [processes.start(*SCRIPT, SUM, **{**launcher(r), **common}) for r in (0, 1)]
     for rank, process in enumerate(pair):
         said = processes.ends(process)
@@ -106,7 +99,7 @@ def test_two_workers_find_each_other_by_the_variables_of(processes, launcher, po
 
 
 def test_a_worker_that_does_not_come_is_named(processes):
-    common = {"DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_PORT": free_port()}
+    common = {"DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_PORT": str(free_port())}
     common["GLUON_GC_CONNECT_TIMEOUT"] = "8"
     pair = [processes.start(*SCRIPT, SUM, **{**by_hand(rank), **common}) for rank in (0, 1)]
     for process in pair:
@@ -178,7 +171,7 @@ def test_a_script_may_make_the_process_group_itself(processes):
 
 
 def test_machines_without_servers_meet_at_worker_0(processes):
-    cluster = {"DMLC_PS_ROOT_PORT": free_port(), "BYTEPS_LOCAL_SIZE": "2"}
+    cluster = {"DMLC_PS_ROOT_PORT": str(free_port()), "BYTEPS_LOCAL_SIZE": "2"}
     machines = [
         processes.start(*BPSLAUNCH, *SCRIPT, SUM, **{**by_hand(machine), **cluster})
         for machine in (1, 0)
@@ -211,7 +204,7 @@ time.sleep(1000)
 
 
 def test_a_cluster_restarts_after_a_death_and_names_who_has_failed(processes):
-    cluster = {**by_hand(0), "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_PORT": free_port()}
+    cluster = {**by_hand(0), "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_PORT": str(free_port())}
     restarting = [*BPSLAUNCH, "--max-restarts", "1"]
     services = [
         processes.start(*restarting, **{**cluster, "DMLC_ROLE": role})

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 from tests.torch import forked
 
 HERE = Path(__file__).parent
@@ -141,9 +140,7 @@ def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
 
 
 def test_two_machines_of_two_workers_each_train_alike(tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     there, here = (
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
