@@ -8,7 +8,7 @@
 //
 // Payload, little-endian:
 //   [signs: ceil(n / 32) words, uint32] [scale: T]
-// Bit i % 32 of word i / 32 is set if element i is negative. It is clear for 0, -0.0 and NaN, and unused bits are clear.
+// Bit i % 32 of word i / 32 is set if element i is negative. It is clear for 0, -0.0 and NaN. Unused bits are clear.
 // The scale is 0 if n is 0.
 //
 // Memory: p of the last call (n elements) and its scale (1 element). The residual e = p - D(payload) is computed when

@@ -44,7 +44,7 @@ GLUON_GC_HOST_DEVICE Bits<T> magnitude_bits(T x) {
 // The number of elements in the sample for the threshold of topk.
 constexpr uint32 topk_sample = 4096;
 
-// The index of the first of `neighbours` elements in the sample: a pseudo-random place among the `distance` elements from
+// The index of the first of `neighbours` elements in the sample: a pseudo-random one of the `distance` elements from
 // place * distance on. A fixed distance might be a multiple of a tensor's row length, and sample one column only.
 GLUON_GC_HOST_DEVICE Size sampled_index(uint32 place, Size distance, Size neighbours) {
   const uint64 random = place * 2654435761u;

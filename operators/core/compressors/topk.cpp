@@ -15,8 +15,8 @@
 //
 // Bytes an element of float, one pass: reads 4; momentum and residual each read 4 and write 4 more. The sample and the
 // selection take about 20 us for k = 1,000, which bounds the speed for short tensors. The sample misleads if too many
-// elements are equal, or if the large elements are just where it looks. Then the search needs two more passes over p, at
-// worst one for each bit of T.
+// elements are equal, or if the large elements are just where it looks. Then the search needs two more passes over p,
+// at worst one for each bit of T.
 #include "core/codec.h"
 #include "core/compressors/indices.h"
 #include "core/compressors/topk_send.h"

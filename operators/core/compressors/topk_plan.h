@@ -1,4 +1,4 @@
-// How topk searches for the k largest of n elements, and the memory for the search. For kernel sources only (see isa.h).
+// The parameters and the memory of topk's search for the k largest of n elements. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct TopkPlan {
   std::size_t capacity;  // the most candidates
 };
 
-// About expected = k / n * sample of the k largest are in the sample. The rank is 3.5 standard deviations higher, so the
+// About k / n * sample of the k largest elements are in the sample. The rank is 3.5 standard deviations higher, so the
 // threshold is hardly ever too high. The capacity is 6 standard deviations above the expected number of candidates.
 inline TopkPlan topk_plan(std::size_t n, std::size_t k) {
   const std::size_t fold = n > 16 * std::size_t{topk_sample} && k <= n / 16 ? topk_most_fold : 1;

@@ -29,8 +29,8 @@ Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least
   return magnitude_bits(from_bits(threshold));  // all NaNs count as nan_bits
 }
 
-// A threshold from a sample of p: groups of sixteen neighbours at the places of sampled_index. Only the largest of every
-// plan.fold elements counts, because few elements of the sample are to reach the threshold.
+// A threshold from a sample of p: groups of sixteen neighbours at the places of sampled_index. Only the largest of
+// every plan.fold elements counts, because few elements of the sample are to reach the threshold.
 template <typename T, typename Correct>
 Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan& plan, int threads) {
   constexpr std::size_t groups = topk_sample / lanes;
@@ -57,7 +57,7 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan&
 // The number of elements of p that reach the threshold, which must not be 0.
 template <typename T>
 std::size_t count_at_least(const Corrected<T>& p, Bits<T> threshold, std::size_t n, int threads) {
-  if (threshold > magnitude_bits(from_bits(threshold))) return 0;  // above nan_bits, which no element exceeds
+  if (threshold > magnitude_bits(from_bits(threshold))) return 0;  // above nan_bits, which stands for all NaNs
   const ElementBlocks blocks(n);
   std::size_t counts[max_blocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {
