@@ -8,7 +8,7 @@
      each worker       gluon_gc_decompress    gradient = D(payload)
 
    The aggregator is a parameter server, or the worker that owns the chunk. Without an aggregator, each worker receives
-   all payloads, and gluon_gc_decompress sums them. The caller sends and receives the payloads.
+   all payloads by an all-gather, and gluon_gc_decompress sums them. The caller sends and receives the payloads.
 
    Memory: the caller allocates everything: tensors, payloads, momentum, residuals and workspace. Calls of codecs
    allocate nothing.
@@ -52,10 +52,10 @@ enum { gluon_gc_ticket_bytes = 64 }; /* size of the memory through which the thr
 
 /* Properties that all codecs of one compressor share; each is 0 or 1. */
 typedef struct {
-  int draws;       /* It draws from the random stream. */
+  int draws;       /* It draws from the random stream, so its calls need a position. */
   int draws_alike; /* All workers and servers draw the same numbers. decompress needs the position that compress had. */
-  int summable;    /* A payload is an array of the codec's dtype, and D(a + b) = D(a) + D(b). So a plain
-                      all-reduce of payloads takes the place of gluon_gc_aggregate, which refuses them. */
+  int summable;    /* A payload is an array of the codec's dtype, and D(a + b) = D(a) + D(b). A plain
+                      all-reduce sums such payloads; gluon_gc_aggregate refuses them. */
   int accumulates; /* It applies momentum itself, and accumulates the elements that it does not send (DGC). */
   int cuda;        /* It has CUDA kernels. */
 } gluon_gc_traits;
@@ -89,7 +89,7 @@ typedef struct {
 typedef struct {
   const gluon_gc_codec* codec;
   void* values;         /* n elements: input of compress and restore, output of decompress and residual */
-  double scale;         /* compress and aggregate multiply their input by it first */
+  double scale;         /* compress multiplies `values` by it first, aggregate the sum; 1 / workers gives the average */
   const double* factor; /* a second scale, which is read when the call runs, such as a clipping factor; NULL: 1 */
   double ratio;         /* previous over current learning rate; for compress with "corrected" or "sparse" feedback */
   void* momentum;       /* gluon_gc_needs.momentum elements; compress updates them */
@@ -123,6 +123,8 @@ typedef struct {
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
+
+/* Writes the sizes that the calls of a codec need. */
 GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* needs);
 
 /* Returns the name of compressor number `i`, and writes its traits. Returns NULL after the last compressor. */
@@ -157,8 +159,8 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
    With "corrected" or "sparse" feedback, a payload carries the ratio to the aggregator. DGC has its own rules
    (compressors/dgc.cpp).
 
-   If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, and momentum and memory become
-   zeros. */
+   If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, so that every worker notices.
+   Momentum and memory then become zeros. */
 GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t count);
 
 /* Sums payloads and compresses the sum: the same as compress with values = D(payload 0) + D(payload 1) + ..., added in
@@ -228,6 +230,8 @@ GLUON_GC_API const char* gluon_gc_clip(const gluon_gc_values* arrays, size_t cou
 GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* draws);
 GLUON_GC_API void gluon_gc_jump(uint64_t state[2], uint64_t draws);
 GLUON_GC_API void gluon_gc_jump_to_worker(uint64_t state[2], uint64_t worker);
+
+/* The functions below run on the CPU. Their `isa` is 0, 1 or 2, as for gluon_gc_new. */
 
 /* Returns the sum of squares of n elements, accumulated in float64. The order of the additions depends on n only, so
    the result does not depend on `threads` and `isa`. itemsize is 4 or 8. */

@@ -1,8 +1,8 @@
 // The interface that a compressor implements.
 //
 // A compressor turns n elements of type T, float or double, into a payload: the bytes that are sent. It is one source
-// file in compressors/ with its kernels and a class of this form, where C(p) is a payload and D(payload) its decoded
-// elements:
+// file in compressors/, with its CPU kernels and a class of the form below. C(p) is the payload of elements p, and
+// D(payload) are the decoded elements.
 //
 //   struct NAME {
 //     static constexpr Traits traits;
@@ -51,7 +51,7 @@
 
 namespace gluon_gc {
 
-// The number of arrays in which error feedback can keep its state.
+// The most arrays in which a compressor stores the residual of error feedback, in a form of its choice.
 constexpr std::size_t max_memory = 2;
 
 // Properties of a compressor.
@@ -75,7 +75,8 @@ struct Needs {
 //   g = gradient * gradient_scale
 //   m = mu m + g,  g = g + mu m      if `momentum` is not null
 //   p = g + ratio e                  if `memory` is not null; e is the residual
-// Afterwards e = p - D(payload). correction.h computes p inside a sweep.
+// Afterwards e = p - D(payload). correction.h computes p inside a sweep. A compressor with Traits::accumulates has its
+// own formulas instead.
 template <typename T>
 struct Encoding {
   [[gnu::always_inline]] FeedbackState<T> feedback() const { return {momentum, mu, memory[0], ratio}; }

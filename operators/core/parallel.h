@@ -33,8 +33,8 @@ struct Blocks {
     });
   }
 
-  // Calls body(part, begin, end) for each of parts(threads) parts. A part is the range that `run` gives to one thread,
-  // because memory that another core has written is slow to read.
+  // Calls body(part, begin, end) for each of parts(threads) parts. A part is the range that `run` gives to one thread.
+  // That matters because memory that another core has written is slow to read.
   template <typename Body>
   void run_parts(int threads, Body body) const {
     share(threads, [=](std::size_t part, std::size_t first, std::size_t last) {

@@ -12,7 +12,7 @@ constexpr int step_count = 255;
 // The least and the largest element. Both are NaN if an element is NaN or infinite.
 template <typename T>
 struct Range {
-  // Whether the payload has a byte for each element. It has none if all elements are equal.
+  // Whether the payload has a byte for each element. It has none if all elements are equal, or if one is not finite.
   GLUON_GC_HOST_DEVICE bool has_steps() const { return low < high; }
 
   T low, high;

@@ -17,7 +17,8 @@
 // Coding::fixed: for every 16 elements bit planes of uint16: the signs, then the bits of the symbols, the lowest first.
 // Coding::elias: for each block of stream_block elements a uint32, the number of bits of its code; then the codes of
 //   the blocks, each of whole bytes. For each element with q > 0, the code of a block has: its distance from the last
-//   such element (or from the element before the block), its sign, and q. Distance and q are Elias-delta codes (elias.h).
+//   such element (or from the element before the block), its sign, and q. Distance and q are Elias-delta codes
+//   (elias.h).
 // compress chooses the smaller of the two. With the option fixed_width it always writes Coding::fixed, and valid
 // refuses Coding::elias, because a GPU cannot decode Elias codes in parallel. The rest of the payload's memory is
 // undefined. n must be below 2^30.

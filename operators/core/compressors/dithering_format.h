@@ -58,8 +58,8 @@ GLUON_GC_HOST_DEVICE T level_of(uint32 symbol, T norm, const DitheringConfig& co
 // The number of fractional bits in the position of an element between two symbols (Quantiser).
 constexpr int fraction_bits_of(const DitheringConfig& config) { return 32 - config.planes; }
 
-// The position of x between symbols, from 0 to `top`, is |x| * unit * scale. `unit` is 1, or a power of two that keeps
-// `scale` a normal number if the norm is very large or very small.
+// y = |x| * unit * scale, from 0 to `top`. For linear, y is in units of 2^-fraction_bits. `unit` is 1, or a power of
+// two that keeps `scale` a normal number if the norm is very large or very small.
 template <typename T>
 struct PlaceScale {
   GLUON_GC_HOST_DEVICE PlaceScale(T norm, const DitheringConfig& config) {
@@ -74,7 +74,7 @@ struct PlaceScale {
   T top, unit, scale;
 };
 
-// The symbol of an element with position y, from all 64 bits of the draw.
+// The symbol of an element with this y (PlaceScale), from all 64 bits of the draw.
 template <typename T>
 GLUON_GC_HOST_DEVICE int exact_symbol(T y, uint64 draw, bool natural, int fraction_bits) {
   int whole = 0;

@@ -2,7 +2,7 @@
 //
 //   D(payload)[i] = p[i] if i is one of these k indices, else 0
 //
-// Aji and Heafield 2017; with error feedback: Lin et al. 2018 (DGC) and Stich et al. 2018 (Sparsified SGD with Memory).
+// Aji and Heafield 2017 and Lin et al. 2018 (DGC) select elements by a sampled threshold. This selection is exact.
 //
 // Payload, little-endian:
 //   [indices, ascending: k uint32] [values: k T]
