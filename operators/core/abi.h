@@ -11,7 +11,7 @@
    all payloads by an all-gather, and gluon_gc_decompress sums them. The caller sends and receives the payloads.
 
    Memory: the caller allocates everything: tensors, payloads, momentum, residuals and workspace. Calls of codecs
-   allocate nothing.
+   allocate no buffers.
    Order: the caller orders the calls. It can queue the next call without reading a result of the last one, so calls
    can be queued in a CUDA stream.
    Random numbers: some compressors draw from a random stream. The caller keeps the position in it, and advances the
