@@ -8,10 +8,10 @@
 //     `metered`, the meter counts the call as part of `step`.
 //
 // gluon_gc_defuse(values, gradient, ...) -> meter
-//     Writes the values to the gradients. The caller passes the meter as `out`. `checked` is a list: 1 for each slice in
-//     which to look for NaNs and infinities. If there are any, the meter counts the message, and the operator fails if
-//     `refused` has a line with a name for the slice. With `metered=0`, the output is int64: 1 for each slice that has
-//     any, else 0.
+//     Writes the values to the gradients. The caller passes the meter as `out`. `checked` lists 1 for each slice that
+//     is searched for NaNs and infinities, else 0. If there are any, the meter counts the message, and the operator
+//     fails if `refused` has a line with a name for the slice. With `metered=0`, the output is int64: 1 for each slice
+//     with NaNs or infinities, else 0.
 //
 // On a GPU there is no meter, and arrays are float16, float32 or float64.
 #include "../core/finite.h"
