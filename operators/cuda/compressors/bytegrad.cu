@@ -88,7 +88,7 @@ struct Steps : StepSizes<T> {
 __device__ inline uint8 lowest_byte(float x) { return static_cast<uint8>(__float_as_int(x)); }
 __device__ inline uint8 lowest_byte(double x) { return static_cast<uint8>(__double_as_longlong(x)); }
 
-// The bytes that a payload of this length leaves unused of the maximum.
+// The difference between a payload's maximum length and this length.
 template <typename T>
 __device__ inline Size unused(Size n, Size length) {
   return bytegrad_header_bytes<T> + n - length;

@@ -52,7 +52,7 @@ __device__ void narrow(const DgcEncoding<T>& call, int digit) {
                     [=](Size i) { return v[i]; });
 }
 
-// The most elements with a magnitude equal to the limit that are sent.
+// The maximum number of sent elements whose magnitude equals the limit.
 template <typename T>
 __device__ inline uint32 equal_sent(const DgcMemory<T>& memory) {
   return memory.dgc->largest ? memory.state->rank : 0xffffffff;

@@ -1,6 +1,6 @@
 // dithering on the GPU: rounds y = |p| / norm * s at random to one of the two nearest levels, so that the mean is y.
 //
-// s levels: QSGD, Alistarh et al. 2017. Natural dithering (levels are powers of two): Horvath et al. 2019.
+// QSGD (s even levels): Alistarh et al. 2017; natural dithering (levels are powers of two): Horvath et al. 2019.
 // core/compressors/dithering.cpp describes the payload, the memory and the bytes an element. Payloads have a fixed
 // width, because an Elias code can only be read serially. compress is two launches: the first finds the norm, and the
 // state of the random stream at the start of each chunk.

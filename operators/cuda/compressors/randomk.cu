@@ -1,4 +1,4 @@
-// randomk on the GPU: sends p at k random indices, draw mod n. Without feedback the values are multiplied by n / k.
+// randomk on the GPU: sends p at k random indices, draw mod n. With `scaling` and without feedback, times n / k.
 //
 // Random-k: Stich et al. 2018 (Sparsified SGD with memory). core/compressors/randomk.cpp describes the payload, the
 // memory and the bytes an element. Each element that is sent takes about 80 bytes more: random accesses take a whole
