@@ -82,8 +82,8 @@ def test_nothing_goes_to_every_place_of_no_channels():
         (19, [28], "says that it is 19 bytes long"),
         (7, [15], "messages end within a part"),
         (7, [9], "a message ends within a part"),
-        (7, [18], "1 bytes more than messages have"),
-        (7, [29], "said to have 29 bytes, with room for 28"),
+        (7, [18], "1 bytes are left after the last message"),
+        (7, [29], "at most 28 bytes, got 29"),
         (7, [-1], "said to have -1 bytes"),
     ],
 )

@@ -435,14 +435,14 @@ def failing(why: str) -> Iterator[None]:
 def test_payloads_of_another_length_are_an_error(name):
     codec, message = example(name).codec(), example(name)
     sent = compressed(codec, message)
-    with failing("not of the length that their chunks need"):
+    with failing("not have the length that their chunks need"):
         decompressed(codec, [mx.nd.concat(sent, sent, dim=0)], message)
 
 
 @each_framed
 def test_payloads_of_fewer_nodes_are_an_error(name):
     codec, message = example(name).codec(), example(name)
-    with failing("not of the length that their chunks need"):
+    with failing("not have the length that their chunks need"):
         codec.aggregate(compressed(codec, message), 2).wait_to_read()
 
 
@@ -485,13 +485,13 @@ def test_rows_that_are_missing_or_no_messages_are_an_error_that_says_whose(name)
 @pytest.mark.parametrize("dtype, given", [("float32", "float64"), ("float64", "float16")])
 def test_a_gradient_of_another_dtype_is_an_error(dtype, given):
     message = example("onebit", dtype=dtype)
-    with failing("a gradient has another dtype than its chunks"):
+    with failing("a gradient and its chunks have different dtypes"):
         compressed(message.codec(), message._replace(dtype=given)).wait_to_read()
 
 
 def test_a_chunk_that_ends_behind_its_gradient_is_an_error():
     message = example("onebit", sizes=(100,))
-    with failing("a chunk ends behind its gradient"):
+    with failing("a chunk ends after its gradient"):
         message.codec().compress([mx.nd.ones(100)], ((0, 1),)).wait_to_read()
 
 

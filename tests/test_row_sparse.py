@@ -124,9 +124,9 @@ def test_messages_of_rows_that_do_not_fit_are_refused():
         ([28, 2, 4, 9], "payload of message 0 is not one of 6 elements"),
         ([2000, 2, 4, 9], "wrong length"),
         ([24, 200, 4, 9], "wrong length"),
-        ([24, 2, 4, 10], "names a row 10"),
-        ([24, 2, 9, 4], "names a row 4"),
-        ([24, 2, 4, 4], "names a row 4"),
+        ([24, 2, 4, 10], "row 10 of a message"),
+        ([24, 2, 9, 4], "row 4 of a message"),
+        ([24, 2, 4, 4], "row 4 of a message"),
     ]:
         with pytest.raises(mx.MXNetError, match=why):
             decoded(codec, words, payload)

@@ -116,7 +116,7 @@ def test_kernels_are_queued_in_the_stream_of_mxnet():
 def test_gradients_of_another_dtype_are_refused():
     message = next(messages("onebit"))
     gradients = [one.astype("float64") for one in message.gradients(0)]
-    with failing("a gradient has another dtype than its chunks"):
+    with failing("a gradient and its chunks have different dtypes"):
         node_of(message, mx.gpu()).compress(gradients).wait_to_read()
 
 
@@ -136,7 +136,7 @@ def test_meters_and_framed_messages_are_refused_on_a_gpu():
 def test_payloads_of_another_length_are_refused():
     message = next(messages("onebit"))
     node = node_of(message, mx.gpu())
-    with failing("the payloads are not of the length that their chunks need"):
+    with failing("the payloads do not have the length that their chunks need"):
         node.decompress(np.zeros(node.count + 1, np.uint8), 1)
 
 

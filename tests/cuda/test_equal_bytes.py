@@ -93,7 +93,7 @@ def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
 
 def test_calls_that_are_made_together_are_queued_in_one_stream():
     codecs = [kernels.Codec("onebit", {}, 5, isa="cuda", stream=stream) for stream in (7, 8)]
-    with pytest.raises(ValueError, match="queued together must be given one stream"):
+    with pytest.raises(ValueError, match="queued together must have one stream"):
         with together("compress"):
             for codec in codecs:
                 codec.compress(np.ones(5, np.float32))
