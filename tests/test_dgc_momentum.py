@@ -206,7 +206,7 @@ def test_without_momentum_dgc_accumulates_only(optimizer):
 )
 @pytest.mark.parametrize("compression", [DGC_NESTEROV, ONEBIT_NESTEROV])
 def test_momentum_is_refused_where_the_optimizer_has_none(optimizer, name, compression):
-    said = f"needs the momentum of an optimizer, .*; got None of {name}. Leave it out with"
+    said = f"needs an optimizer with momentum > 0, .*; got momentum None of {name}. Leave the key"
     for where in (
         {"compression": compression},
         {"compression": None, "overrides": {0: compression}},
