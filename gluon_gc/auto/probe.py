@@ -90,6 +90,7 @@ def link(workers: Workers, topology: Topology) -> Link:
         sent.append([_Sent(*each) for each in zip(loads, seconds)])
     (of_payload,) = speeds(workers, {"payload": _kinds()["payload", 1]}).values()
     *plain, payloads = zip(*sent)
+    # The model counts compression apart, so it is subtracted from the time of payloads.
     compressing = topology.compressing(of_payload)
     elements = (_MESSAGES * min(size, _MOST_ELEMENTS) for size in _SIZES)
     travels = [each.without(count * compressing) for each, count in zip(payloads, elements)]
