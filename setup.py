@@ -47,7 +47,8 @@ def with_cuda() -> bool:
     user = runs_on_gpus()
     if user and not package("nvidia.cuda_nvrtc"):
         print(
-            f"{user} is installed, but NVRTC, which compiles kernels for GPUs, is not: pip install {NVRTC}"
+            f"{user} is installed, but NVRTC, which compiles kernels for GPUs, is not: "
+            f"pip install {NVRTC}"
         )
         return False
     return user is not None

@@ -1,21 +1,23 @@
-"""Decides which tensors are compressed, how they are cut, and which server sums which part.
+"""Plans an exchange: which gradients are compressed, how they are cut, and which server sums what.
 
-A tensor here is a gradient, or another array that is averaged over the workers. DDP packs gradients
-into buckets. `cut` packs tensors into chunks in a similar way. A chunk is compressed and sent as
-one unit:
+In each step the workers average their gradients. With a parameter server, workers send gradients to
+servers, and each server sums its part over the workers and sends the sum back. On engines without
+servers, such as Horovod, the workers share this job.
 
-    tensor                            chunks
-    compressed, large                 several of nearly equal size
-    compressed, small                 one
-    compressed, row-sparse            one
-    uncompressed, large               several of nearly equal size
-    uncompressed, several small       one for all of them, like a DDP bucket
+`cut` divides gradients into chunks, much as DDP groups gradients into buckets. A chunk is
+compressed as a unit and summed by one server. A compressor writes one payload for each chunk.
 
-A server sums a chunk over all workers. Engines without servers, such as Horovod, give this job to
-one of the workers. `spread` divides the chunks among the servers or workers by their bytes.
+    gradient                         chunks
+    compressed, large                several of nearly equal size
+    compressed, small                one
+    compressed, row-sparse           one
+    uncompressed, large              several of nearly equal size
+    uncompressed, several small      one for all of them, like a bucket of DDP
 
-The plan depends only on names, sizes, dtypes and compression_params. Each worker computes the plan
-itself. `facts` lists these inputs, and the workers compare them before the first exchange.
+`spread` assigns chunks to servers, so that each server gets about the same number of bytes.
+
+Each worker computes the plan itself, from names, sizes, dtypes and compression_params only. `facts`
+lists these inputs. The workers compare them before the first exchange, so all plans are equal.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def require_on_nonfinite(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Tensor:
-    """The description of a gradient, or of another array that workers average. It holds no values.
+    """Describes a gradient, or another array that the workers average. It holds no values.
 
     Parameters
     ----------
@@ -60,8 +62,8 @@ class Tensor:
     called : str
         The name of the tensor in error messages.
     on_nonfinite : str
-        What to do if a floating-point gradient has a NaN or an infinity. "raise": raise an error.
-        "skip": count it, so that the trainer can leave out the step. "propagate": nothing.
+        What to do if the tensor has a NaN or an infinity. "raise": raise an error. "skip": count
+        it, so that the trainer can skip the step. "propagate": nothing.
     rows : int
         The number of rows of a row-sparse tensor, such as the gradient of an embedding. Only the
         rows with a gradient are sent. 0 if the tensor is dense.
@@ -123,7 +125,7 @@ class Chunk:
     params : CompressionParams, optional
         The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The most bytes that one worker sends for this chunk in one step.
+        The maximum number of bytes that one worker sends for this chunk in a step.
     rows : int
         The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """
@@ -155,8 +157,8 @@ class Chunk:
     def _has_payloads(self) -> bool:
         """Whether payloads must be decoded before they can be summed.
 
-        Uncompressed chunks have no payloads. The payloads of a summable compressor, such as
-        randomk, are arrays of values. An ordinary all-reduce sums them without decoding.
+        Uncompressed chunks have no payloads. Payloads of a summable compressor, such as randomk,
+        are arrays of values, which are summed without decoding.
         """
         if self.params is None:
             return False
@@ -202,7 +204,7 @@ def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
         payload = rows_head_bytes(tensor.rows)
         payload += tensor.params.codec(tensor.size, dtype).payload_bytes
         whole = Slice(tensor.name, 0, tensor.size)
-        return [Chunk((whole,), dtype, tensor.params, 4 * frame_words(payload), tensor.rows)]
+        return [Chunk((whole,), dtype, tensor.params, _framed_bytes(payload), tensor.rows)]
     chunks = _equal_chunks(tensor, dtype, partition_bytes)
     total = sum(chunk.message_bytes for chunk in chunks)
     if total > _LARGE_BYTES * len(chunks):
@@ -212,6 +214,11 @@ def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
     return chunks
 
 
+def _framed_bytes(payload_bytes: int) -> int:
+    """The bytes of a framed payload: 32-bit words, 128 for each 127 (see kernels/framing.py)."""
+    return 4 * frame_words(payload_bytes)
+
+
 def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chunk]:
     """One compressed chunk for each of a tensor's `_slices`."""
     slices = list(_slices(tensor, partition_bytes))
@@ -219,7 +226,7 @@ def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chun
     for size in {piece.size for piece in slices}:  # at most two sizes: the last may be shorter
         payload = tensor.params.codec(size, dtype).payload_bytes
         summable = tensor.params.compressor.traits.summable
-        message_bytes[size] = payload if summable else 4 * frame_words(payload)
+        message_bytes[size] = payload if summable else _framed_bytes(payload)
     return [Chunk((piece,), dtype, tensor.params, message_bytes[piece.size]) for piece in slices]
 
 
@@ -234,7 +241,7 @@ def _uncompressed_chunks(
     max_elements = min(partition_bytes, SMALL_BYTES) // itemsize
     groups: List[List[Slice]] = []
     shared: List[Slice] = []
-    elements = max_elements  # of `shared`: the first small slice begins a new group
+    elements = max_elements  # so that the first small slice begins a group
     for tensor in tensors:
         for piece in _slices(tensor, partition_bytes):
             if piece.size > max_elements:
@@ -260,9 +267,10 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     Parameters
     ----------
     tensors : sequence of Tensor
+        Row-sparse tensors must be compressed: uncompressed ones are not exchanged in chunks.
     partition_bytes : int
-        The most bytes of uncompressed values in one chunk (BYTEPS_PARTITION_BYTES). A compressed
-        row-sparse tensor is always one chunk.
+        The maximum size of a chunk before compression (BYTEPS_PARTITION_BYTES). Row-sparse tensors
+        are not cut.
     min_compress_bytes : int
         Tensors with fewer bytes are sent uncompressed (BYTEPS_MIN_COMPRESS_BYTES).
 
