@@ -1,4 +1,4 @@
-"""Plans an exchange: which gradients are compressed, how they are cut, and which server sums what.
+"""Plans the exchange of gradients: cuts them into chunks, and assigns the chunks to servers.
 
 In each step the workers average their gradients. With a parameter server, workers send gradients to
 servers, and each server sums its part over the workers and sends the sum back. On engines without
@@ -88,7 +88,7 @@ class Tensor:
 
     @property
     def checked(self) -> bool:
-        """Whether the tensor is checked for NaNs and infinities when it is sent uncompressed."""
+        """Whether an uncompressed tensor is checked for NaNs and infinities."""
         return self.floating and self.on_nonfinite != "propagate"
 
     @property
@@ -261,8 +261,8 @@ def _uncompressed_chunks(
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
     """Cut tensors into chunks.
 
-    Small uncompressed tensors of one dtype share chunks. Large ones do not, because a chunk goes to
-    one server as a whole, and none of its tensors is ready before all of them have been summed.
+    Small uncompressed tensors of one dtype share chunks. Large ones do not: a chunk is summed by
+    one server, and none of its tensors is ready before the whole chunk has been summed.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from .speed import Speed
 
 _MESSAGES = 16  # tensors in one exchange
 _ROUNDS = 2, 7  # the least and the most exchanges of each size; the fastest one counts
-_SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes of a tensor when it is sent
+_SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes that are sent for one tensor
 _MOST_ELEMENTS = 250_000  # elements of a tensor: 1,000,000 bytes of float32 are one partition
 _LONGEST = 0.3  # seconds: larger exchanges are skipped, and repetitions together stay below
 _LEAST = 0.1  # the smallest share of an exchange's time that is left after a subtraction
@@ -90,7 +90,7 @@ def link(workers: Workers, topology: Topology) -> Link:
         sent.append([_Sent(*each) for each in zip(loads, seconds)])
     (of_payload,) = speeds(workers, {"payload": _kinds()["payload", 1]}).values()
     *plain, payloads = zip(*sent)
-    # The model counts compression apart, so it is subtracted from the time of payloads.
+    # The model adds the time of compression separately, so it is subtracted here.
     compressing = topology.compressing(of_payload)
     elements = (_MESSAGES * min(size, _MOST_ELEMENTS) for size in _SIZES)
     travels = [each.without(count * compressing) for each, count in zip(payloads, elements)]

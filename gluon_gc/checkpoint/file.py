@@ -11,11 +11,11 @@ The file has, in this order:
 The keys of the header:
 
 - ``world_size``, ``rank``, ``momentum``, ``algorithm``: they must fit the trainer that loads it;
-- ``parameters``: ``name``, ``shape``, ``dtype`` and ``compression`` of each parameter, which must
-  fit too, ``senders``, the number of nodes that kept a residual, and ``learning_rate``, the rate
+- ``parameters``: the ``name``, ``shape``, ``dtype`` and ``compression`` of each, which must fit
+  too. Further ``senders``, the number of nodes that kept a residual, and ``learning_rate``, the rate
   when the gradient was last exchanged;
-- ``steps``, the number of steps so far, and ``optimizer_bytes``, the length of that part;
-- ``arrays``: the fields of a `Place` with the parameter's number, then dtype and shape.
+- ``steps``: the number of steps so far; ``optimizer_bytes``: the length of the optimizer's states;
+- ``arrays``: for each array the fields of its `Place`, the dtype and the shape.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _MAX_LEVELS = {"linear": 2**23 - 1, "natural": 31}
 @register
 @dataclass(frozen=True)
 class Dithering(Compressor):
-    """Round each element at random to one of two neighbouring levels, so that it is unbiased.
+    """Round each element at random to one of the two nearest levels, without bias.
 
     For a chunk x, with norm = max(abs(x)) or the l2 norm of x:
 

@@ -22,8 +22,8 @@ class RandomK(Compressor):
         f = n / k without error feedback and with `scaling`, else 1
 
     The payload has the values only, because every node draws the same indices. An element that is
-    drawn twice counts once, so the mean of a decoded element is x (n / k) (1 - (1 - 1/n)^k) with
-    f = n / k: nearly unbiased for small k / n.
+    drawn twice counts once. So with f = n / k, the mean of a decoded element is
+    x (n / k) (1 - (1 - 1/n)^k), which is close to x if k is much smaller than n.
 
     References
     ----------

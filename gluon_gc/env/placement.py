@@ -80,7 +80,7 @@ def cluster(role: Optional[str] = None, servers_needed: bool = True) -> Cluster:
         A variable is missing, is wrong, or contradicts another one.
     """
     role = role or get("DMLC_ROLE")
-    get("DMLC_PS_VAN_TYPE")  # an error here is better than one after the node has waited
+    get("DMLC_PS_VAN_TYPE")  # a wrong value is an error now, not after the node has waited
     if servers_needed and not get("DMLC_NUM_SERVER"):
         raise ConfigurationError(f"DMLC_NUM_SERVER must be {KINDS['positive'][0]}, got 0")
     return Cluster(

@@ -2,7 +2,7 @@
 
 MXNet's parameter server adds 0.0 to each value that it merges. This would change payload bits that
 are a NaN, a denormal or -0.0 if they are read as a float. Framing puts a header word before each
-127 words, and changes their exponents by exclusive or with its value, so that all are normal floats.
+127 words. An exclusive or with its value changes their exponents so that all are normal floats.
 """
 
 from __future__ import annotations
