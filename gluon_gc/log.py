@@ -21,6 +21,6 @@ if not logger.handlers:
 @functools.lru_cache(maxsize=None)  # one warning per process
 def warn_of_misspelt() -> None:
     """Warn of variables that look like gluon_gc's but are not read."""
-    for name, near in env.misspelt().items():
-        question = f"; did you mean {near}?" if near else ""
+    for name, suggestion in env.misspelt().items():
+        question = f"; did you mean {suggestion}?" if suggestion else ""
         logger.warning("nothing reads the variable %s%s", name, question)

@@ -58,7 +58,9 @@ def report(
     """
     zeros = dict.fromkeys(FIELDS, 0.0)
     fields = {name: measured.get(name, zeros) for name in sizes}
-    total = {field: sum(of_tensor[field] for of_tensor in fields.values()) for field in FIELDS}
+    total = {
+        field: sum(tensor_fields[field] for tensor_fields in fields.values()) for field in FIELDS
+    }
     whole = Size(
         sum(size.raw_bytes for size in sizes.values()),
         sum(size.elements for size in sizes.values()),

@@ -234,11 +234,11 @@ def choose(
         return _exposed([tensor_costs[name] for tensor_costs, name in zip(costs, chosen)], ready)
 
     plain = exposed([PLAIN] * len(tensors))
-    most = exposed(names) * (1 + _MAY_COST)
+    limit = exposed(names) * (1 + _MAY_COST)
     gains = [tensor_costs[PLAIN] - tensor_costs[name] for tensor_costs, name in zip(costs, names)]
     for i in sorted(range(len(tensors)), key=gains.__getitem__):
         with_plain = [*names[:i], PLAIN, *names[i + 1 :]]
-        if names[i] != PLAIN and exposed(with_plain) <= most:
+        if names[i] != PLAIN and exposed(with_plain) <= limit:
             names = with_plain
     if exposed(names) > min(plain * (1 - _MUST_GAIN_IN_ALL), plain - _MUST_GAIN_SECONDS):
         names = [PLAIN] * len(tensors)

@@ -88,10 +88,10 @@ def link(workers: Workers, topology: Topology) -> Link:
         ]
         seconds = [_seconds(workers, tensors_of_kind) for tensors_of_kind in kinds]
         sent.append([_Sent(*each) for each in zip(loads, seconds)])
-    (of_payload,) = speeds(workers, {"payload": _kinds()["payload", 1]}).values()
+    (payload_speed,) = speeds(workers, {"payload": _kinds()["payload", 1]}).values()
     *plain, payloads = zip(*sent)
     # The model adds the time of compression separately, so it is subtracted here.
-    compressing = topology.compressing(of_payload)
+    compressing = topology.compressing(payload_speed)
     elements = (_MESSAGES * min(size, _MOST_ELEMENTS) for size in _SIZES)
     travels = [each.without(count * compressing) for each, count in zip(payloads, elements)]
     kinds_of_exchanges = (*plain, travels)
@@ -127,14 +127,14 @@ def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
         return time.perf_counter() - start
 
     timed()  # allocates buffers
-    (second,) = workers.slowest([timed()])
-    least, most = _ROUNDS
-    rounds = max(least, min(most, int(_LONGEST / second)))
-    quickest = min([second, *(timed() for _ in range(rounds - 1))])
-    return workers.slowest([quickest])[0]
+    (duration,) = workers.slowest([timed()])
+    min_rounds, max_rounds = _ROUNDS
+    rounds = max(min_rounds, min(max_rounds, int(_LONGEST / duration)))
+    fastest = min([duration, *(timed() for _ in range(rounds - 1))])
+    return workers.slowest([fastest])[0]
 
 
-def _expected(less: _Sent, more: _Sent, times: float) -> float:
+def _expected(smaller: _Sent, larger: _Sent, times: float) -> float:
     """The expected seconds for `times` the bytes of the larger exchange, by extrapolation."""
-    slope = max(0.0, more.seconds - less.seconds) / (more.load.bytes - less.load.bytes)
-    return more.seconds + slope * more.load.bytes * (times - 1)
+    slope = max(0.0, larger.seconds - smaller.seconds) / (larger.load.bytes - smaller.load.bytes)
+    return larger.seconds + slope * larger.load.bytes * (times - 1)

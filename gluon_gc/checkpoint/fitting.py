@@ -81,8 +81,8 @@ def numbers_of_parameters(
         if key in numbers_by_name[1]
     ]
     if not len(matching) == len(there) == len(here):
-        alike = [[(p["shape"], p["dtype"]) for p in ps] for ps in (there, here)]
-        if alike[0] == alike[1]:
+        signatures = [[(p["shape"], p["dtype"]) for p in ps] for ps in (there, here)]
+        if signatures[0] == signatures[1]:
             logger.warning(
                 "'%s': its parameters have other names, and are matched by their order", name
             )
@@ -91,15 +91,15 @@ def numbers_of_parameters(
             check(name, "number of parameters", len(there), len(here))
             check(name, "set of parameters", *(sorted(names) for names in numbers_by_name))
         else:
-            gone, new = (
+            missing, added = (
                 sorted(a.keys() - b.keys()) for a, b in (numbers_by_name, numbers_by_name[::-1])
             )
             logger.warning(
                 "'%s': the states of %s are ignored, because the trainer has no such parameters; "
                 "the states of %s start from zero, because the file does not have them",
                 name,
-                gone,
-                new,
+                missing,
+                added,
             )
     for a, b in matching:
         called = f"{b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
@@ -160,22 +160,22 @@ def in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, St
     if not files:
         raise ValueError("a list of files must have one file for each rank, got none")
     (first, states), *_ = files
-    of_first, by_rank = states.header, {}
+    first_header, by_rank = states.header, {}
     for name, states in files:
         for key in ("world_size", "steps"):
-            if states.header[key] != of_first[key]:
+            if states.header[key] != first_header[key]:
                 raise ValueError(
                     f"'{name}' and '{first}' were not saved together: the {key} is "
-                    f"{states.header[key]} in one and {of_first[key]} in the other"
+                    f"{states.header[key]} in one and {first_header[key]} in the other"
                 )
         rank = states.header["rank"]
         if rank in by_rank:
             raise ValueError(f"'{by_rank[rank][0]}' and '{name}' are both of rank {rank}")
         by_rank[rank] = name, states
-    missing = [rank for rank in range(of_first["world_size"]) if rank not in by_rank]
+    missing = [rank for rank in range(first_header["world_size"]) if rank not in by_rank]
     if missing:
         raise ValueError(
-            f"the files of all {of_first['world_size']} workers are needed, but those of ranks "
+            f"the files of all {first_header['world_size']} workers are needed, but those of ranks "
             f"{missing} are missing"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]

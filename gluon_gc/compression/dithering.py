@@ -67,10 +67,10 @@ class Dithering(Compressor):
         return replace(self, fixed_width=True)
 
     def __post_init__(self) -> None:
-        most = _MAX_LEVELS[self.partition]
-        if self.k > most:
+        max_levels = _MAX_LEVELS[self.partition]
+        if self.k > max_levels:
             raise ValueError(
-                f"compression_params['k'] must be a whole number from 1 to {most} for "
+                f"compression_params['k'] must be a whole number from 1 to {max_levels} for "
                 f"{self.partition} dithering, got {self.k!r}"
             )
         object.__setattr__(self, "k", int(self.k))

@@ -14,12 +14,12 @@ def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
     BytePS's example scripts pass all keys, with a default value where they do not use one. Keys
     with such a value (`Option.unused`) are left out.
     """
-    on = keys_that_are_on(params or {})
-    name = on.get("compressor")
+    enabled = keys_that_are_on(params or {})
+    name = enabled.get("compressor")
     known = keys()
     return {
         key: value
-        for key, value in on.items()
+        for key, value in enabled.items()
         if not is_for(key, name) and value and value != known[key].unused
     }
 

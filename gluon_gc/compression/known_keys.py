@@ -100,7 +100,7 @@ def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
         There is no such key.
     """
     known = keys()
-    on = {}
+    enabled = {}
     for key, value in params.items():
         if key not in known:
             if key in _OF_MXNET:
@@ -113,9 +113,9 @@ def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
                 f"compression_params has no key {key!r}; did you mean '{nearest(key, known)}'? "
                 f"The keys are {', '.join(known)}"
             )
-        off = value is None or (isinstance(value, str) and not value)
+        disabled = value is None or (isinstance(value, str) and not value)
         if isinstance(value, (bool, np.bool_)) and not value:
-            off = bool not in known[key].types
-        if not off:
-            on[key] = value
-    return on
+            disabled = bool not in known[key].types
+        if not disabled:
+            enabled[key] = value
+    return enabled

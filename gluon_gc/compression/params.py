@@ -175,25 +175,29 @@ def parse(
         return CompressionParams()
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(params).__name__}")
-    on = keys_that_are_on(params)
+    enabled = keys_that_are_on(params)
     shared = common()
-    name = on.pop("compressor", None)
+    name = enabled.pop("compressor", None)
     if name is not None:
         shared["compressor"].check("compressor", name)
     kind = registry.get(name)
-    if on.get("ef") == "sparse" and name is not None and not (kind and kind.traits.draws_alike):
-        alike = ", ".join(other for other in registry if registry[other].traits.draws_alike)
+    if (
+        enabled.get("ef") == "sparse"
+        and name is not None
+        and not (kind and kind.traits.draws_alike)
+    ):
+        supporting = ", ".join(other for other in registry if registry[other].traits.draws_alike)
         raise ValueError(
-            f"compression_params['ef'] 'sparse' is for {alike}, not for {name}; "
+            f"compression_params['ef'] 'sparse' is for {supporting}, not for {name}; "
             "'vanilla' and 'corrected' are for any compressor that does not accumulate"
         )
-    values = {key: value for key, value in on.items() if is_for(key, name)}
+    values = {key: value for key, value in enabled.items() if is_for(key, name)}
     for key, value in values.items():
         (shared.get(key) or kind.keys()[key]).check(key, value)
     fp16, hierarchical = values.pop("fp16", False), values.pop("hierarchical", True)
-    for_all = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
+    common_values = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
     if name is None:
-        return CompressionParams(**for_all)
+        return CompressionParams(**common_values)
     has_momentum = values.pop("momentum", None) is not None
     if has_momentum and not mu:
         whose = f" of {optimizer}" if optimizer else ""
@@ -205,7 +209,7 @@ def parse(
     if kind is None:
         momentum, ef = (float(mu) if has_momentum else None), values.get("ef", "vanilla")
         accuracy = values.get("accuracy", "safe")
-        return CompressionParams(mu=momentum, ef=ef, accuracy=accuracy, **for_all)
+        return CompressionParams(mu=momentum, ef=ef, accuracy=accuracy, **common_values)
     accumulates = kind.traits.accumulates
     exchange = values.pop("exchange", "gather" if accumulates else "two_way")
     if accumulates and exchange != "gather":
@@ -213,7 +217,7 @@ def parse(
     return CompressionParams(
         ef=values.pop("ef", None),
         mu=float(mu) if mu and (has_momentum or accumulates) else None,
-        **for_all,
+        **common_values,
         nesterov=has_momentum or nesterov or not accumulates,
         exchange=exchange,
         compressor=_compressor(kind, values),
@@ -222,14 +226,14 @@ def parse(
 
 def _compressor(kind: Type[Compressor], values: Mapping[str, Any]) -> Compressor:
     """Make a compressor, with NumPy scalars as Python numbers. KeyError if a key is missing."""
-    own = {
+    options = {
         key: value.item() if isinstance(value, np.generic) else value
         for key, value in values.items()
     }
     for field in fields(kind):
-        if field.default is MISSING and field.name not in own:
+        if field.default is MISSING and field.name not in options:
             raise KeyError(
                 f"compression_params['{field.name}'] is missing; {kind.name} needs "
                 f"{kind.keys()[field.name].allowed}"
             )
-    return kind(**own)
+    return kind(**options)

@@ -53,8 +53,8 @@ class Batch:
         self._calls, self.statuses = (Call * count)(), (Status * count)()
         workspace = None
         if workspaces is None:
-            most = max((codec.workspace_bytes for codec in codecs), default=0)
-            workspace = np.empty(most + 64, np.uint8)
+            size = max((codec.workspace_bytes for codec in codecs), default=0)
+            workspace = np.empty(size + 64, np.uint8)
             start = workspace.ctypes.data
             workspaces = [start + -start % 64] * count
         self._kept = [
