@@ -5,7 +5,7 @@ servers, and each server sums its part over the workers and sends the sum back. 
 servers, such as Horovod, the workers share this job.
 
 `cut` divides gradients into chunks, much as DDP groups gradients into buckets. A chunk is
-compressed as a unit and summed by one server. A compressor writes one payload for each chunk.
+compressed as a unit and summed by one server. The compressed bytes of a chunk are its payload.
 
     gradient                         chunks
     compressed, large                several of nearly equal size
@@ -50,7 +50,7 @@ class Tensor:
     Parameters
     ----------
     name : str
-        The unique name of the tensor.
+        A unique name, the same on all workers.
     size : int
         Number of elements.
     dtype : str
@@ -168,7 +168,7 @@ class Chunk:
 def _slices(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
     """Cut a tensor into slices of nearly equal size, each of at most `partition_bytes`.
 
-    A step ends when its largest message has arrived, so no slice should be larger than the others.
+    An exchange lasts as long as its largest message, so no slice should be larger than the others.
     """
     max_elements = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
     count = max(1, -(-tensor.size // max_elements))
@@ -195,8 +195,8 @@ def _wire_dtype(tensor: Tensor) -> str:
 def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
     """The chunks of a compressed tensor.
 
-    If messages are larger than `_LARGE_BYTES` on average, chunks are made smaller. A server answers
-    only when it has a whole message, so with smaller messages both directions of the link are busy
+    If messages are larger than `_LARGE_BYTES` on average, chunks are made smaller. A server sends
+    the sum back only after it has received a whole message, so with smaller messages it begins
     earlier. Chunks stay large if smaller ones would need at least 1 % more bytes in total.
     """
     dtype = working_dtype(tensor.dtype)
@@ -215,7 +215,10 @@ def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
 
 
 def _framed_bytes(payload_bytes: int) -> int:
-    """The bytes of a framed payload: 32-bit words, 128 for each 127 (see kernels/framing.py)."""
+    """The bytes of a payload after framing, which adds a 32-bit word to each 127 words.
+
+    Framed payloads pass through MXNet's parameter server unchanged: see kernels/framing.py.
+    """
     return 4 * frame_words(payload_bytes)
 
 
@@ -235,7 +238,7 @@ def _uncompressed_chunks(
 ) -> List[Chunk]:
     """The chunks of uncompressed tensors that are sent in the same dtype.
 
-    Slices of up to `SMALL_BYTES` share chunks, in the order of the tensors.
+    Consecutive slices share a chunk if they have at most `SMALL_BYTES` together.
     """
     itemsize = np.dtype(dtype).itemsize
     max_elements = min(partition_bytes, SMALL_BYTES) // itemsize
@@ -267,7 +270,7 @@ def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int
     Parameters
     ----------
     tensors : sequence of Tensor
-        Row-sparse tensors must be compressed: uncompressed ones are not exchanged in chunks.
+        Without uncompressed row-sparse tensors, which are exchanged in another way.
     partition_bytes : int
         The maximum size of a chunk before compression (BYTEPS_PARTITION_BYTES). Row-sparse tensors
         are not cut.
