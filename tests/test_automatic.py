@@ -37,9 +37,9 @@ def train(trainer, params, steps):
 
 
 def test_a_single_tensor_and_a_plain_trainers_store_need_a_compressor_by_name():
-    with pytest.raises(ValueError, match="'auto' is for what knows"):
+    with pytest.raises(ValueError, match="'auto' must know all gradients"):
         bps.byteps_declare_tensor("t", compressor="auto")
-    with pytest.raises(ValueError, match="'auto' is for what knows"):
+    with pytest.raises(ValueError, match="'auto' must know all gradients"):
         mx.kv.create("GluonGCLocal").set_gradient_compression({"compressor": "auto"})
 
 

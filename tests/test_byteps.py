@@ -159,17 +159,17 @@ def test_momentum_may_be_told_twice_if_it_is_the_same():
     [
         (
             {"byteps_compresor_type": "onebit"},
-            "'byteps_compresor_type' is no name .*; did you mean 'byteps_compressor_type'?",
+            "'byteps_compresor_type' is not an .*; did you mean 'byteps_compressor_type'?",
         ),
         ({"byteps_momentum": "nesterov"}, "did you mean 'byteps_momentum_mu'?"),
         (
             {"byteps_compressor_type": "randomk", "byteps_compressor_onebit_scaling": "true"},
-            "'byteps_compressor_onebit_scaling' is for the compressor 'onebit', which is 'randomk'",
+            "onebit_scaling' is an option of 'onebit', but the compressor is 'randomk'",
         ),
-        ({"byteps_compressor_onebit_scaling": True}, "'onebit', which is None here"),
+        ({"byteps_compressor_onebit_scaling": True}, "'onebit', but the compressor is None"),
         (
             {"byteps_compressor_type": "topk", "byteps_compressor_k": 1, "byteps_topk_k": 2},
-            "'byteps_compressor_k' and 'byteps_topk_k' are the same; give one of them",
+            "'byteps_compressor_k' and 'byteps_topk_k' mean the same; give one of them",
         ),
         (
             {"byteps_compressor_type": "onebits"},
@@ -198,7 +198,7 @@ def test_momentum_may_be_told_twice_if_it_is_the_same():
         ),
         (
             {"byteps_compressor_type": "onebit", "byteps_momentum_type": "nesterov"},
-            r"\['momentum'\] needs the momentum of an optimizer, .*'byteps_momentum_mu'",
+            r"\['momentum'\] needs an optimizer with momentum > 0, .*'byteps_momentum_mu'",
         ),
     ],
 )

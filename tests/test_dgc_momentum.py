@@ -155,7 +155,7 @@ def test_a_parameter_with_momentum_after_the_exchange_has_its_own_or_the_trainer
 @pytest.mark.parametrize("name", ["lars", "lbsgd", "signum", "dcasgd"])
 def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum(name, compression):
     optimizer = mx.optimizer.create(name, learning_rate=LR, momentum=MU)
-    said = f"right for SGD and NAG, but not for {type(optimizer).__name__}"
+    said = f"momentum of SGD and NAG, but not that of {type(optimizer).__name__}"
     for where in (
         {"compression": compression},
         {"compression": None, "overrides": {0: compression}},
@@ -206,7 +206,7 @@ def test_without_momentum_dgc_accumulates_only(optimizer):
 )
 @pytest.mark.parametrize("compression", [DGC_NESTEROV, ONEBIT_NESTEROV])
 def test_momentum_is_refused_where_the_optimizer_has_none(optimizer, name, compression):
-    said = f"needs the momentum of an optimizer, .*; got None of {name}. Leave it out with"
+    said = f"needs an optimizer with momentum > 0, .*; got momentum None of {name}. Leave the key"
     for where in (
         {"compression": compression},
         {"compression": None, "overrides": {0: compression}},

@@ -217,7 +217,7 @@ def test_parameters_of_other_names_load_in_their_order(tmp_path, logged):
     trainers[0].save_states(str(tmp_path / "states"))
     assert contents(trainers[1]) != contents(trainers[0])
     trainers[1].load_states(str(tmp_path / "states"))
-    assert "its parameters have other names, and are taken in order" in logged.text
+    assert "its parameters have other names, and are matched by their order" in logged.text
     assert contents(trainers[1])[1] == contents(trainers[0])[1]
 
 

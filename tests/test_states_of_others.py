@@ -83,7 +83,7 @@ def test_as_many_workers_take_their_own(tmp_path):
 
 def test_a_rank_that_is_missing_or_there_twice_is_named(three):
     assert_refused(three[1:], r"all 3 workers are needed, but those of ranks \[0\] are missing")
-    assert_refused([], "must have that of each rank, got none")
+    assert_refused([], "must have one file for each rank, got none")
     rewrite(three[2], rank=1)
     assert_refused(three, f"'{three[1]}' and '{three[2]}' are both of rank 1")
 

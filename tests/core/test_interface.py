@@ -61,7 +61,7 @@ def test_a_library_with_another_interface_is_refused_with_both_versions(stand_in
 
 def test_a_library_from_before_versions_is_refused(stand_in):
     said = imported_with(stand_in("int gluon_gc_best_isa(void) { return 0; }"))
-    assert "version=0, from before this was said" in said and OURS in said
+    assert "The library's: version=0; " in said and OURS in said
 
 
 def test_this_library_is_taken():

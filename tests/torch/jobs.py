@@ -488,7 +488,11 @@ def wrong_settings():
     named, state = list(net.named_parameters()), bps.CompressionState
     raised(ValueError, "did you mean 'scaling'", lambda: state(named, {**TOPK, "scalin": 1}))
     raised(ValueError, "'first.bias'", lambda: state(named, TOPK, overrides={"first.bia": None}))
-    raised(ValueError, "'auto' is for", lambda: bps.declare("alone", compressor="auto"))
+    raised(
+        ValueError,
+        "'auto' must know all gradients",
+        lambda: bps.declare("alone", compressor="auto"),
+    )
     raised(ValueError, "twice", lambda: state([*named, named[0]], TOPK))
     raised(ValueError, "needs the optimizer", lambda: state(named, TOPK, on_nonfinite="skip"))
     raised(ValueError, "needs the optimizer", lambda: state(named, DITHERING))

@@ -73,7 +73,7 @@ def test_a_parameter_has_its_own_kind_of_momentum_or_that_of_all(
 def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum():
     named = parameters()
     optimizer = torch.optim.RMSprop(named.values(), momentum=MU)
-    with pytest.raises(ValueError, match="right for SGD, but not for RMSprop, whose update is"):
+    with pytest.raises(ValueError, match="momentum of SGD, but not that of RMSprop, whose"):
         Momentum(optimizer, MU, dict.fromkeys(named, True))
 
 
