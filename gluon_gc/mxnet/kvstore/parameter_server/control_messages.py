@@ -1,4 +1,4 @@
-"""Messages beside the gradients: bytes, in a key that each server has for them."""
+"""Control messages: short byte strings that workers and servers exchange under separate keys."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from ...operators import MessageRows
 _LENGTH_BYTES = 4
 _MOST = kernels.frame_bytes(64 * 256) - _LENGTH_BYTES
 MAX_BYTES = _MOST - _LENGTH_BYTES
+"""The most bytes of a message."""
 ROWS = MessageRows(((_MOST, 0),))
 
 
 def pack(data: bytes) -> NDArray:
-    """At most MAX_BYTES bytes as a message, uint8, shape (its most bytes,)."""
+    """Pack at most MAX_BYTES bytes into a message of fixed length: length, data, padding.
+
+    Raises
+    ------
+    ValueError
+        There are more than MAX_BYTES bytes.
+    """
     if len(data) > MAX_BYTES:
         raise ValueError(f"a message of {len(data)} bytes is over {MAX_BYTES}: {data[:200]!r}...")
     length = np.uint32(_LENGTH_BYTES + len(data)).tobytes()
@@ -25,7 +32,7 @@ def pack(data: bytes) -> NDArray:
 
 
 def unpack(message: NDArray) -> bytes:
-    """The bytes of a message."""
+    """The bytes in a message. The reverse of `pack`."""
     data = message.asnumpy().ravel()
     (length,) = data[:_LENGTH_BYTES].view(np.uint32)
     return data[_LENGTH_BYTES:length].tobytes()

@@ -1,4 +1,4 @@
-"""The routes of a message through MXNet's server: payloads, summed values, a machine's sums."""
+"""The routes of a message through MXNet's server, one class for each kind of message."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .rows import Rows
 
 
 class Route:
-    """One channel's. Everything is queued on MXNet's engine, and returns at once.
+    """The route of one channel. All methods queue work on MXNet's engine and return at once.
 
     Attributes
     ----------
     key : int
-        The KVStore's.
+        The key of the KVStore.
     first : NDArray
-        What the server is to store first.
+        The initial value of the key.
     holds : bool
-        Whether `travel` queues operators that need what comes back. They would hold up others, that
-        make what is pushed: operators wait for MXNet's resources in the order of the queue.
+        Whether `travel` queues operators that read the answer. Such an operator holds a resource
+        of MXNet while it waits. So it must be queued after the operators that encode messages.
     """
 
     key: int
@@ -37,20 +37,28 @@ class Route:
     holds: bool
 
     def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        """Make what travels, of the gradients, or of values that have scale and factor already."""
+        """Make the message.
+
+        Parameters
+        ----------
+        job : Job
+            The gradients, and their scale and factor.
+        values : NDArray, optional
+            Values to send instead of the gradients. Scale and factor are applied already.
+        """
         raise NotImplementedError
 
     def travel(self, priority: int) -> None:
-        """Push it, and pull what comes back."""
+        """Push the message, and pull the answer."""
         raise NotImplementedError
 
     def deliver(self, gradients: Gradients) -> None:
-        """Write what has come back to the gradients."""
+        """Write the answer to the gradients."""
         raise NotImplementedError
 
 
 class InRows(Route):
-    """In the rows of a row_sparse array.
+    """The route of a message in the rows of a row_sparse array.
 
     Parameters
     ----------
@@ -58,8 +66,9 @@ class InRows(Route):
     key : int
     channel : Channel
     layout : MessageRows
+        The layout of the message in rows.
     lane, place : optional
-        As `Rows` has them.
+        As in `Rows`.
     """
 
     def __init__(
@@ -76,12 +85,15 @@ class InRows(Route):
         self.first = self.rows.first()
 
     def copy(self, to: NDArray) -> None:
-        """Write what has come back there, as `Channel.deliver` takes it."""
+        """Copy the answer to this array, in the form that `Channel.deliver` takes."""
         raise NotImplementedError
 
 
 class Payloads(InRows):
-    """Payloads, which our server aggregates or keeps; the parameters are those of `InRows`."""
+    """The route of payloads, which gluon_gc's server aggregates or stores side by side.
+
+    The parameters are those of `InRows`, without the layout.
+    """
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, channel, channel.codec.rows(), **of_rows)
@@ -105,7 +117,10 @@ class Payloads(InRows):
 
 
 class SummedRows(InRows):
-    """Values as bytes, which our server sums; the parameters are those of `InRows`."""
+    """The route of uncompressed values, which travel as bytes and are summed by gluon_gc's server.
+
+    The parameters are those of `InRows`, without the layout.
+    """
 
     holds = True
 
@@ -128,7 +143,10 @@ class SummedRows(InRows):
 
 
 class Dense(Route):
-    """Values that MXNet's server sums by itself. A key has an array of its own, as in `Rows`."""
+    """The route of dense uncompressed values, which MXNet's server sums itself.
+
+    A key always uses the same array, for the reason that `Rows` gives.
+    """
 
     holds = False
 
@@ -148,13 +166,15 @@ class Dense(Route):
 
 
 class OfMachine(Route):
-    """What the workers of a machine make together: its owner sends it, and the others no rows.
+    """The route of a message that the workers of a machine share.
+
+    The owner sends the machine's sum. The other workers push no rows.
 
     Parameters
     ----------
     shared : SharedMessage
     route : Payloads or SummedRows
-        The owner's.
+        The route by which the owner sends.
     """
 
     def __init__(self, shared: SharedMessage, route: InRows) -> None:
