@@ -108,9 +108,11 @@ TABLE = (
     Variable("DMLC_ROLE", REQUIRED, "role", "worker, server or scheduler"),
     Variable("DMLC_PS_ROOT_URI", REQUIRED, "text", "the address of the scheduler"),
     Variable("DMLC_PS_ROOT_PORT", REQUIRED, "port", "the port of the scheduler"),
-    Variable("DMLC_NUM_WORKER", REQUIRED, "positive", "number of worker machines", alike=True),
-    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "number of servers", alike=True),
-    Variable("DMLC_WORKER_ID", REQUIRED, "count", "number of this worker machine, counted from 0"),
+    Variable("DMLC_NUM_WORKER", REQUIRED, "positive", "the number of worker machines", alike=True),
+    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "the number of servers", alike=True),
+    Variable(
+        "DMLC_WORKER_ID", REQUIRED, "count", "the number of this worker machine, counted from 0"
+    ),
     Variable(
         "DMLC_INTERFACE",
         None,

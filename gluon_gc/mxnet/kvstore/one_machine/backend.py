@@ -50,7 +50,7 @@ class OneMachine(Exchange):
     def __init__(self) -> None:
         super().__init__()
         if self.connected is not None:
-            raise RuntimeError("this process is connected to its machine's workers already")
+            raise RuntimeError("this process is already connected to its machine's workers")
         ending().concerns(self)
         self.rank, self.num_workers = self.local_rank, self.local_size
         self._progress = Progress()

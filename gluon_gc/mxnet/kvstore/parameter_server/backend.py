@@ -71,7 +71,7 @@ class ParameterServer(HierarchicalExchange):
     def __init__(self) -> None:
         super().__init__()
         if self.connected is not None:
-            raise RuntimeError("this process is connected to its parameter server already")
+            raise RuntimeError("this process is already connected to a parameter server")
         ending().concerns(self)
         cluster = env.cluster()
         self.rank = cluster.rank

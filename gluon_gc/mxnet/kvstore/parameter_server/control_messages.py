@@ -25,7 +25,9 @@ def pack(data: bytes) -> NDArray:
         There are more than MAX_BYTES bytes.
     """
     if len(data) > MAX_BYTES:
-        raise ValueError(f"a message of {len(data)} bytes is over {MAX_BYTES}: {data[:200]!r}...")
+        raise ValueError(
+            f"a message must have at most {MAX_BYTES} bytes, got {len(data)}: {data[:200]!r}..."
+        )
     length = np.uint32(_LENGTH_BYTES + len(data)).tobytes()
     padded = (length + data).ljust(_MOST, b"\0")
     return mx.nd.array(np.frombuffer(padded, np.uint8), dtype="uint8")
