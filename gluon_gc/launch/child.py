@@ -51,7 +51,7 @@ class Child:
     ----------
     task : Task
     output : PrefixedOutput
-        Its output goes here, unless the task is bare.
+        The destination of its output, unless the task is bare.
 
     Attributes
     ----------

@@ -34,7 +34,7 @@ class Machine:
     Parameters
     ----------
     cluster : Cluster
-        Its `local_rank` and `local_size` are this worker's rank here and the number of workers.
+        Its `local_rank` and `local_size` are this worker's local rank and the number of workers.
     timeout : float
         Seconds in which all workers must connect.
 
@@ -64,11 +64,11 @@ class Machine:
             (link,) = self.links.values()
             _send(link, data)
             return [_receive(link) for _ in range(self.size)]
-        everything = [data, *map(_receive, self.links.values())]
+        gathered = [data, *map(_receive, self.links.values())]
         for link in self.links.values():
-            for one in everything:
-                _send(link, one)
-        return everything
+            for piece in gathered:
+                _send(link, piece)
+        return gathered
 
     def share(self, num_bytes: int) -> np.ndarray:
         """Allocate memory that all workers can read and write. Blocks until all have called it.

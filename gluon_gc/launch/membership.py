@@ -102,13 +102,14 @@ class _Members(Nodes):
         del self._unknown[writer]
         return self._enter(hello, session, reader, writer)
 
-    def _refuse(self, who: str) -> None:
-        if who not in self._refused and len(self._refused) < _UNKNOWN:
-            self._refused[who] = None
-            logger.warning("scheduler: %s", who)
+    def _refuse(self, message: str) -> None:
+        """Log why a node is refused, once for each message."""
+        if message not in self._refused and len(self._refused) < _UNKNOWN:
+            self._refused[message] = None
+            logger.warning("scheduler: %s", message)
 
     def _enter(self, hello: Dict[str, Any], session: Session, *streams: Any) -> Node:
-        """Add a node."""
+        """Add a node. It may complete the cluster, or end it by a setting that differs."""
         rank = hello["rank"]
         if hello["role"] == "server":
             rank, self._servers = self._servers, self._servers + 1
@@ -200,8 +201,8 @@ class _Members(Nodes):
                 self.fail(f"{missing} did not come within {timeout} s (GLUON_GC_TIMEOUT)")
             elif self._waited % _REMINDER_SECONDS == 0:
                 logger.warning("scheduler: waits for %s", missing)
-                for who in self._refused:
-                    logger.warning("scheduler: %s", who)
+                for message in self._refused:
+                    logger.warning("scheduler: %s", message)
 
     async def aftermath(self) -> None:
         """Wait for late nodes and tell them the problem, unless the scheduler restarts."""

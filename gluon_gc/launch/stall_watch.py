@@ -14,7 +14,7 @@ _TICK = 1.0  # seconds between two looks at the progress
 
 
 class StallWatch(Stalls):
-    """A thread that warns if this worker waits too long, and ends the process if it goes on.
+    """A thread that warns if this worker waits too long, and then ends the process.
 
     It cannot know which other workers are late.
 

@@ -37,7 +37,7 @@ class Cutter:
     """
 
     def __init__(self, states: Iterator[States]) -> None:
-        self._arrays = (array for one in states for state in one for array in state.values())
+        self._arrays = (array for chunks in states for state in chunks for array in state.values())
         self._left = np.empty(0, np.uint8)
 
     def page(self, most: int) -> np.ndarray:

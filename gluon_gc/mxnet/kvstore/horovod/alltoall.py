@@ -31,7 +31,7 @@ class Alltoall:
     def __init__(self, process_set: ProcessSet, room: int, name: str) -> None:
         self._process_set, self._name = process_set, name
         data = mx.nd.empty(max(1, room), dtype="uint8")
-        self._came = Packed(data, mx.nd.empty(process_set.size, dtype="int32"))
+        self._received = Packed(data, mx.nd.empty(process_set.size, dtype="int32"))
 
     def __call__(self, packed: Packed) -> Packed:
         """Queue the exchange, and return at once.
@@ -46,8 +46,8 @@ class Alltoall:
         Packed
             The bytes from each member, valid until the next call.
         """
-        self._process_set.exchange(packed, self._came, self._name)
-        return self._came
+        self._process_set.exchange(packed, self._received, self._name)
+        return self._received
 
 
 class Allgather:
@@ -69,7 +69,7 @@ class Allgather:
     def __init__(self, process_set: ProcessSet, sizes: Sequence[int], name: str) -> None:
         self._process_set, self._name = process_set, name
         data = mx.nd.empty(sum(sizes), dtype="uint8")
-        self._came = Packed(data, mx.nd.array(sizes, dtype="int32"))
+        self._received = Packed(data, mx.nd.array(sizes, dtype="int32"))
 
     def __call__(self, packed: Packed) -> Packed:
         """Queue the exchange, and return at once.
@@ -84,8 +84,8 @@ class Allgather:
         Packed
             The bytes of each member, valid until the next call.
         """
-        self._process_set.spread(packed.data, self._came.data, self._name)
-        return self._came
+        self._process_set.spread(packed.data, self._received.data, self._name)
+        return self._received
 
 
 class Spread:

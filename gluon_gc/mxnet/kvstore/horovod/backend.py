@@ -125,8 +125,8 @@ class Horovod(HierarchicalExchange):
     def _compared(self, message: Message, call: str) -> Message:
         line = json.dumps(message).encode() + b"\n"
         with self._progress.waiting(call):
-            everybody = self._everybody.gather(line, "hello").splitlines()
-        return agreement.compare([json.loads(line) for line in everybody])
+            lines = self._everybody.gather(line, "hello").splitlines()
+        return agreement.compare([json.loads(line) for line in lines])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         self._open_shared(channels)

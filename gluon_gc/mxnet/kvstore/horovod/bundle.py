@@ -25,15 +25,15 @@ def groups(channels: Sequence[Channel]) -> Iterator[List[Channel]]:
     A group has at most _VALUES bytes of values, or more if it would send less than _LEAST bytes.
     """
     group: List[Channel] = []
-    values = travels = 0
+    values = sent_bytes = 0
     for channel in channels:
         size = channel.size * np.dtype(channel.dtype).itemsize
-        if group and values + size > _VALUES and travels >= _LEAST:
+        if group and values + size > _VALUES and sent_bytes >= _LEAST:
             yield group
-            group, values, travels = [], 0, 0
+            group, values, sent_bytes = [], 0, 0
         group.append(channel)
         values += size
-        travels += channel.message_bytes
+        sent_bytes += channel.message_bytes
     if group:
         yield group
 

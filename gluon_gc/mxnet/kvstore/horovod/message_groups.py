@@ -56,25 +56,25 @@ class TwoWay:
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
         bundles = [Bundle(part) for part in owned]
-        self._mine = bundles[process_set.place]
+        self._owned = bundles[process_set.place]
         self._aggregators = [aggregators[channel] for channel in owned[process_set.place]]
-        room = self._size * self._mine.room
+        room = self._size * self._owned.room
         self._to_owners = Alltoall(process_set, room, f"to_owners.{name}")
         self._to_all = Spread(process_set, bundles, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
         """Send the messages to their owners."""
         sent = [messages[channel] for channel in self._all.channels]
-        self._came = self._to_owners(self._all.pack(sent, self._shares))
+        self._received = self._to_owners(self._all.pack(sent, self._shares))
 
     def answer(self) -> None:
         """Aggregate the messages that this worker owns, and send the results to all members."""
-        rows = self._mine.unpack(self._came, self._size)
+        rows = self._owned.unpack(self._received, self._size)
         sums = [
             aggregator.aggregate(messages, self._size, self._threads)
             for aggregator, messages in zip(self._aggregators, rows)
         ]
-        self._answers = self._to_all(self._mine.pack(sums, [len(sums)]))
+        self._answers = self._to_all(self._owned.pack(sums, [len(sums)]))
 
     def receive(self) -> Messages:
         """The aggregated message of each channel."""
@@ -100,14 +100,14 @@ class Gathered:
     def send(self, messages: Messages) -> None:
         """Send the messages to all members."""
         sent = [messages[channel] for channel in self._bundle.channels]
-        self._came = self._to_all(self._bundle.pack(sent, [len(sent)]))
+        self._received = self._to_all(self._bundle.pack(sent, [len(sent)]))
 
     def answer(self) -> None:
         """Do nothing: all members have all messages after `send`."""
 
     def receive(self) -> Messages:
         """For each channel, the messages of all members, in the order of their places."""
-        rows = self._bundle.unpack(self._came, self._size)
+        rows = self._bundle.unpack(self._received, self._size)
         return dict(zip(self._bundle.channels, rows))
 
 

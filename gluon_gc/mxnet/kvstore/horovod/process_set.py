@@ -39,8 +39,8 @@ class ProcessSet:
 
     def __init__(self, hvd: Any, ranks: Sequence[int]) -> None:
         self._hvd = hvd
-        everybody = len(ranks) == hvd.size()
-        self._set = hvd.global_process_set if everybody else hvd.add_process_set(list(ranks))
+        has_all = len(ranks) == hvd.size()
+        self._set = hvd.global_process_set if has_all else hvd.add_process_set(list(ranks))
         self.ranks = list(ranks)
         self.size = len(ranks)
         self.place = self.ranks.index(hvd.rank()) if hvd.rank() in ranks else -1
@@ -71,33 +71,33 @@ class ProcessSet:
         )
         return _bytes(received)
 
-    def exchange(self, packed: Packed, came: Packed, name: str) -> None:
-        """Queue an alltoall of `packed` into `came`, and return at once.
+    def exchange(self, packed: Packed, received: Packed, name: str) -> None:
+        """Queue an alltoall of `packed` into `received`, and return at once.
 
-        Horovod's Python function waits for the output's size. Here `came` has the largest size, so
-        no wait is needed. Horovod resizes its output array to the received size, on its own
-        thread. A new handle for each call keeps the shape of `came` unchanged.
+        Horovod's Python function waits for the output's size. Here `received` has the largest
+        size, so no wait is needed. Horovod gives its output array the actual size, on its own
+        thread. A new handle for each call keeps the shape of `received` unchanged.
         """
-        filled = engine.second_handle(came.data)
+        filled = engine.second_handle(received.data)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async(
                 packed.data.handle,
                 filled,
                 _full(name).encode(),
                 packed.splits.handle,
-                came.splits.handle,
+                received.splits.handle,
                 ctypes.c_int(0),
                 ctypes.c_int(self._set.process_set_id),
             )
         )
-        engine.free_when_done(filled, came.data)
+        engine.free_when_done(filled, received.data)
 
-    def spread(self, data: NDArray, came: NDArray, name: str) -> None:
-        """Queue an allgather of uint8 `data` into `came`, which has the exact size; do not wait."""
-        given, filled = data.handle, engine.second_handle(came)
+    def spread(self, data: NDArray, received: NDArray, name: str) -> None:
+        """Queue an allgather of uint8 `data` into `received`, which has its exact size."""
+        sent, filled = data.handle, engine.second_handle(received)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_allgather_async(
-                ctypes.byref(given),
+                ctypes.byref(sent),
                 ctypes.byref(filled),
                 _full(name).encode(),
                 ctypes.c_int(0),
@@ -105,7 +105,7 @@ class ProcessSet:
                 ctypes.c_int(1),
             )
         )
-        engine.free_when_done(filled, came)
+        engine.free_when_done(filled, received)
 
     def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
         """Overwrite arrays with their sums over all members. Does not block."""

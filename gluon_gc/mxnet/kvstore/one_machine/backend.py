@@ -87,8 +87,8 @@ class OneMachine(Exchange):
             return self._machine.gather(data)
 
     def _compared(self, message: Message, call: str) -> Message:
-        everybody = self._gather(json.dumps(message).encode(), call)
-        return agreement.compare([json.loads(one) for one in everybody])
+        messages = self._gather(json.dumps(message).encode(), call)
+        return agreement.compare([json.loads(text) for text in messages])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         if not channels:
@@ -138,5 +138,5 @@ class OneMachine(Exchange):
         for array in arrays:
             own = array.asnumpy()
             data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]
-            theirs = np.frombuffer(data, own.dtype).reshape(own.shape)
-            array[:] = mx.nd.array(theirs, dtype=own.dtype)
+            root_array = np.frombuffer(data, own.dtype).reshape(own.shape)
+            array[:] = mx.nd.array(root_array, dtype=own.dtype)

@@ -81,5 +81,5 @@ class Pages:
         self._kv.row_sparse_pull(self.key, out=self._pulled, row_ids=self._all_rows)
 
     def answer(self) -> np.ndarray:
-        """The page that `ask` pulls. Blocks until it is here."""
+        """The page that `ask` pulls. Blocks until it has arrived."""
         return unframed(self._pulled)
