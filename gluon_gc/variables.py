@@ -98,10 +98,7 @@ KINDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "van": ("zmq", _one_of("zmq")),
     "level": ("one of " + ", ".join(_LEVELS), lambda text: _one_of(*_LEVELS)(text.upper())),
 }
-"""For each kind, the rule as errors print it, and the function that parses the text.
-
-The function raises ValueError if the text breaks the rule.
-"""
+"""For each kind, the rule as errors print it, and the parser. It raises ValueError."""
 
 TABLE = (
     # The cluster, with the names of MXNet and BytePS.
@@ -110,24 +107,10 @@ TABLE = (
     Variable("DMLC_PS_ROOT_PORT", REQUIRED, "port", "the port of the scheduler"),
     Variable("DMLC_NUM_WORKER", REQUIRED, "positive", "the number of worker machines", alike=True),
     Variable("DMLC_NUM_SERVER", REQUIRED, "count", "the number of servers", alike=True),
-    Variable(
-        "DMLC_WORKER_ID", REQUIRED, "count", "the number of this worker machine, counted from 0"
-    ),
-    Variable(
-        "DMLC_INTERFACE",
-        None,
-        "text",
-        "network interface to use. By default, the first interface that is up",
-    ),
-    Variable(
-        "DMLC_NODE_HOST", None, "text", "address of this node. By default, the interface's address"
-    ),
-    Variable(
-        "BYTEPS_LOCAL_RANK",
-        0,
-        "count",
-        "number of this worker on its machine, counted from 0. bpslaunch sets it",
-    ),
+    Variable("DMLC_WORKER_ID", REQUIRED, "count", "the number of this worker machine, from 0"),
+    Variable("DMLC_INTERFACE", None, "text", "network interface. By default, the first that is up"),
+    Variable("DMLC_NODE_HOST", None, "text", "address of this node, instead of the interface's"),
+    Variable("BYTEPS_LOCAL_RANK", 0, "count", "local rank of this worker. bpslaunch sets it"),
     Variable(
         "BYTEPS_LOCAL_SIZE",
         1,
@@ -141,12 +124,7 @@ TABLE = (
         "flag",
         "1: use the scheduler and the servers even if DMLC_NUM_WORKER is 1",
     ),
-    Variable(
-        "NVIDIA_VISIBLE_DEVICES",
-        None,
-        "text",
-        "list of devices. bpslaunch starts one worker for each device",
-    ),
+    Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "devices. bpslaunch starts a worker for each"),
     # Chunks, threads, logs and traces.
     Variable("BYTEPS_PARTITION_BYTES", 1024000, "size", "largest chunk, in bytes of float data"),
     Variable(
@@ -168,8 +146,7 @@ TABLE = (
         "BYTEPS_TRACE_ON",
         False,
         "flag",
-        "1: workers and servers write a Chrome trace of the steps from BYTEPS_TRACE_START_STEP to "
-        "BYTEPS_TRACE_END_STEP",
+        "1: workers and servers write a Chrome trace of some steps",
     ),
     Variable("BYTEPS_TRACE_START_STEP", 10, "positive", "first traced step, counted from 1"),
     Variable("BYTEPS_TRACE_END_STEP", 20, "positive", "last traced step"),
@@ -187,12 +164,7 @@ TABLE = (
         "divides the cores among the workers",
     ),
     # Faults.
-    Variable(
-        "GLUON_GC_CONNECT_TIMEOUT",
-        60,
-        "positive",
-        "seconds to wait for the scheduler, and for the other workers of a machine",
-    ),
+    Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds in which nodes must connect"),
     Variable(
         "GLUON_GC_STALL_SECONDS",
         60,
@@ -208,18 +180,8 @@ TABLE = (
         "0: no limit",
         alike=True,
     ),
-    Variable(
-        "GLUON_GC_SECRET",
-        None,
-        "text",
-        "secret that all nodes of a cluster share. Nodes with another secret are refused",
-    ),
-    Variable(
-        "GLUON_GC_RESTARTS",
-        None,
-        "count",
-        "number of restarts of this node so far. bpslaunch --max-restarts sets it",
-    ),
+    Variable("GLUON_GC_SECRET", None, "text", "secret of the cluster. All nodes must have it"),
+    Variable("GLUON_GC_RESTARTS", None, "count", "restarts of this node so far. bpslaunch sets it"),
     Variable(
         "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between heartbeats. 0: none", alike=True
     ),
@@ -253,12 +215,7 @@ TABLE = (
         "transport of ps-lite. Its other transport, p3, cannot carry gluon_gc's messages",
     ),
     # For development, and variables that gluon_gc sets for MXNet.
-    Variable(
-        "GLUON_GC_LIBRARY",
-        None,
-        "text",
-        "path of a libgluon_gc.so to load in place of the package's",
-    ),
+    Variable("GLUON_GC_LIBRARY", None, "text", "path of another libgluon_gc.so to load"),
     Variable(
         "GLUON_GC_WITH_CUDA",
         False,
@@ -266,12 +223,7 @@ TABLE = (
         "read when gluon_gc is built. 1: compile the GPU kernels. 0: leave them out. Not set: "
         "compile them if mxnet-cu112 or a CUDA build of PyTorch is installed",
     ),
-    Variable(
-        "MXNET_CPU_WORKER_NTHREADS",
-        None,
-        "positive",
-        "number of MXNet's worker threads. gluon_gc sets it to BYTEPS_THREADPOOL_SIZE",
-    ),
+    Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
     Variable(
         "MXNET_CPU_PARALLEL_RAND_COPY",
         8,

@@ -140,13 +140,7 @@ def _introduced(
 def _reached(
     cluster: Cluster, address: str, timeout: float, deadline: float, own: str
 ) -> Tuple[socket.socket, bytes]:
-    """Connect, as soon as the scheduler listens, and send a nonce.
-
-    Returns
-    -------
-    socket, bytes
-        The connection, and the scheduler's first line.
-    """
+    """Wait for the scheduler, connect, and send a nonce. Returns the connection and the answer."""
     while True:
         try:
             left = max(1.0, deadline - time.monotonic())

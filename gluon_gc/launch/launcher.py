@@ -183,18 +183,7 @@ def _refuse_without_role(command: Sequence[str]) -> NoReturn:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run bpslaunch.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments. By default, those of the command line.
-
-    Returns
-    -------
-    int
-        The exit code: 2 after a configuration error.
-    """
+    """Run bpslaunch with these arguments, or the command line's. Returns the exit code."""
     open_closed()
     try:
         return _start(_parse(sys.argv[1:] if argv is None else argv))

@@ -58,8 +58,7 @@ def end(code: int) -> NoReturn:
 def failure(error: Optional[BaseException]) -> str:
     """Describe the exception that ended a script, for the other nodes.
 
-    The result is "" for a script that ended well: without an exception, or by SystemExit with
-    code 0.
+    It is "" for a script that ended well: without an exception, or by SystemExit with code 0.
     """
     if error is None:
         return ""
@@ -108,13 +107,7 @@ class Ending:
         self._store = store
 
     def stays(self, stay: Callable[[], None]) -> None:
-        """Keep the process connected until it exits.
-
-        Parameters
-        ----------
-        stay : callable
-            Called at exit. It returns when the process may end.
-        """
+        """Keep the process connected until it exits. Then `stay` returns when it may end."""
         self._store, self._stay = None, stay
 
     def abandoned(self) -> None:

@@ -35,11 +35,7 @@ class Progress:
     def watch(self, server: int, messages: Callable[[], Tuple[int, bool]]) -> None:
         """Count the messages to a server.
 
-        Parameters
-        ----------
-        server : int
-        messages : callable
-            Returns the number of messages so far, and whether the answer to the last is missing.
+        `messages` returns their number so far, and whether the last one is not answered yet.
         """
         self._watched.append((server, messages))
 

@@ -64,16 +64,8 @@ def serve(
     """Serve until `wait` returns. Then the process must end by `leaving.end`.
 
     ps-lite's own shutdown is not used: it waits for all nodes, even for those that are gone, and
-    counts some nodes twice if PS_RESEND is set. So a thread remains inside ps-lite.
-
-    Parameters
-    ----------
-    node : c_void_p
-        The handle of a server or the scheduler.
-    control : callable
-        Receives the commands of workers: number, body, and the handle that ps-lite passes.
-    wait : callable
-        Returns when the node may end.
+    counts some nodes twice if PS_RESEND is set. So a thread remains inside ps-lite. `control`
+    receives the commands that workers send.
     """
     controller = _CONTROLLER_TYPE(control)
 

@@ -33,18 +33,7 @@ _Result = TypeVar("_Result")
 def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[socket.socket, int]:
     """Reconnect a node to the scheduler.
 
-    Parameters
-    ----------
-    address : tuple of (str, int)
-        The scheduler's address, and its port for reconnecting.
-    name : str
-        The name of the node.
-    session : Session
-
-    Returns
-    -------
-    socket, int
-        The new connection, and the number of the node's lines that the scheduler has received.
+    Returns the new connection, and the number of the node's lines that the scheduler has received.
 
     Raises
     ------

@@ -34,17 +34,9 @@ class Alltoall:
         self._received = Packed(data, mx.nd.empty(process_set.size, dtype="int32"))
 
     def __call__(self, packed: Packed) -> Packed:
-        """Queue the exchange, and return at once.
+        """Queue the exchange of the bytes for each member.
 
-        Parameters
-        ----------
-        packed : Packed
-            The bytes for each member.
-
-        Returns
-        -------
-        Packed
-            The bytes from each member, valid until the next call.
+        Returns the bytes from each member, valid until the next call.
         """
         self._process_set.exchange(packed, self._received, self._name)
         return self._received
@@ -72,17 +64,9 @@ class Allgather:
         self._received = Packed(data, mx.nd.array(sizes, dtype="int32"))
 
     def __call__(self, packed: Packed) -> Packed:
-        """Queue the exchange, and return at once.
+        """Queue the exchange of this member's bytes.
 
-        Parameters
-        ----------
-        packed : Packed
-            The bytes of this member.
-
-        Returns
-        -------
-        Packed
-            The bytes of each member, valid until the next call.
+        Returns the bytes of each member, valid until the next call.
         """
         self._process_set.spread(packed.data, self._received.data, self._name)
         return self._received

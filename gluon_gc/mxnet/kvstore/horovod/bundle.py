@@ -65,9 +65,7 @@ def nothing(places: int) -> Packed:
 
 
 class Bundle:
-    """Packs the messages of channels. Only the used bytes of a message travel.
-
-    Payloads that are nearly always full are an exception: they travel at their full length.
+    """Packs the messages of channels. Only used bytes travel, if payloads are often not full.
 
     Parameters
     ----------
@@ -100,14 +98,9 @@ class Bundle:
         return Packed(*operators.call("bundle", messages, **self._layout, shares=shared))
 
     def unpack(self, packed: Packed, count: int) -> List[NDArray]:
-        """The messages of each channel, uint8, shape (count, payload_bytes).
+        """The `count` messages of each channel, uint8, shape (count, payload_bytes).
 
-        Parameters
-        ----------
-        packed : Packed
-            The first message of each channel, then the second of each, and so on.
-        count : int
-            The number of messages of each channel.
+        `packed` has the first message of each channel, then the second of each, and so on.
         """
         if not self.channels:
             return []
@@ -116,10 +109,7 @@ class Bundle:
 
 
 def _parts(channel: Channel) -> Parts:
-    """The parts of a channel's messages, without length fields if payloads are nearly always full.
-
-    A part without a length field travels at its full length.
-    """
+    """The parts of a channel's messages. Payloads that are nearly always full travel whole."""
     rows = channel.codec.rows()
     return tuple((most, None) for most, _ in rows.parts) if rows.in_one else rows.parts
 

@@ -51,18 +51,9 @@ class ProcessSet:
         return _bytes(gathered)
 
     def alltoall(self, data: Sequence[bytes], name: str) -> bytes:
-        """Send bytes to each member, and receive bytes from each. Blocks.
+        """Send bytes to each member. Blocks.
 
-        Parameters
-        ----------
-        data : sequence of bytes
-            The bytes for each member.
-        name : str
-
-        Returns
-        -------
-        bytes
-            The bytes for this member, concatenated in the order of the senders' ranks.
+        Returns the bytes for this member, concatenated in the order of the senders' ranks.
         """
         splits = mx.nd.array([len(piece) for piece in data], dtype="int32")
         whole = _array(b"".join(data))

@@ -90,25 +90,12 @@ class SharedMessage:
         return operators.sum_rows(self._slots, self._channel.dtype)
 
     def answer(self, copy: Callable[[NDArray], None]) -> None:
-        """Publish the result of the exchange. Only the owner calls it.
-
-        Parameters
-        ----------
-        copy : callable
-            Writes the result to the array that it is given.
-        """
+        """Publish the result, which `copy` writes to its argument. Only the owner calls it."""
         copy(self._answer)
         self._answered.advance(read=[self._answer])
 
     def deliver(self, gradients: Gradients, also: Sequence[NDArray] = ()) -> None:
-        """Write the answer to the gradients.
-
-        Parameters
-        ----------
-        gradients : Gradients
-        also : sequence of NDArray
-            Arrays whose later operations wait for the answer as well.
-        """
+        """Write the answer to the gradients. Later operations on `also` wait for it as well."""
         kept = [array for codec in self._codecs for array in codec.memory.arrays]
         self._answered.wait([self._answer, self._own, *kept, *also])
         self._channel.deliver([self._answer], gradients, self._count)
@@ -120,7 +107,6 @@ class SharedMemory:
     Parameters
     ----------
     machine : Machine
-        The connections to the other workers.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -134,9 +120,7 @@ class SharedMemory:
         answers: Sequence[int],
         aggregators: Mapping[Channel, MessageCodec],
     ) -> List[SharedMessage]:
-        """Allocate the messages of these channels. All workers make the same call.
-
-        Owners are chosen so that the workers own about the same number of bytes.
+        """Allocate a message for each channel. All workers make the same call.
 
         Parameters
         ----------
@@ -145,11 +129,6 @@ class SharedMemory:
             For each channel, the number of payloads in an answer.
         aggregators : mapping
             The aggregators that run on this machine, by channel.
-
-        Returns
-        -------
-        list of SharedMessage
-            One for each channel.
         """
         workers, rank = self._machine.size, self._machine.rank
         codecs = [

@@ -17,13 +17,7 @@ ROWS = MessageRows(((_MOST, 0),))
 
 
 def pack(data: bytes) -> NDArray:
-    """Pack at most MAX_BYTES bytes into a message of fixed length: length, data, padding.
-
-    Raises
-    ------
-    ValueError
-        There are more than MAX_BYTES bytes.
-    """
+    """Pack at most MAX_BYTES bytes into a message of fixed length: length, data, padding."""
     if len(data) > MAX_BYTES:
         raise ValueError(
             f"a message must have at most {MAX_BYTES} bytes, got {len(data)}: {data[:200]!r}..."

@@ -24,16 +24,5 @@ def unpack(packed: NDArray) -> Message:
 
 
 def answer(packed: NDArray) -> NDArray:
-    """A server's answer to all workers' messages.
-
-    Parameters
-    ----------
-    packed : NDArray
-        The packed messages, uint8, shape (workers, bytes of a control message).
-
-    Returns
-    -------
-    NDArray
-        The packed answer of `agreement.compare`.
-    """
+    """A server's answer to all workers' messages, shape (workers, bytes of a control message)."""
     return pack(compare([unpack(row) for row in packed]))

@@ -4,12 +4,7 @@ _HASH = 9973  # MXNet sends a key to server (key * 9973) mod servers
 
 
 class KeyAllocator:
-    """Hands out unused KVStore keys for a given server.
-
-    Parameters
-    ----------
-    num_servers : int
-    """
+    """Hands out unused KVStore keys for a given server."""
 
     def __init__(self, num_servers: int) -> None:
         self._next = [0] * num_servers

@@ -22,15 +22,7 @@ PAGE_BYTES = _ROWS * _ROW_BYTES
 
 
 def framed(page: np.ndarray, rows: Optional[int] = None) -> RowSparseNDArray:
-    """A page in the rows of an array.
-
-    Parameters
-    ----------
-    page : ndarray
-        uint8, at most PAGE_BYTES.
-    rows : int, optional
-        The number of rows. By default, as many as the page needs.
-    """
+    """A page, uint8, in this number of rows; by default, in as many as it needs."""
     if rows is None:
         rows = -(-page.size // _ROW_BYTES)
     whole = np.zeros(rows * _ROW_BYTES, np.uint8)
@@ -57,7 +49,6 @@ class Pages:
     ----------
     kv : KVStore
     key : int
-        A key of that server.
     """
 
     def __init__(self, kv: KVStore, key: int) -> None:

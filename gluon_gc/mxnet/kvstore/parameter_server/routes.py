@@ -37,15 +37,7 @@ class Route:
     holds: bool
 
     def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        """Make the message.
-
-        Parameters
-        ----------
-        job : Job
-            The gradients, and their scale and factor.
-        values : NDArray, optional
-            Values to send instead of the gradients. Scale and factor are applied already.
-        """
+        """Make the message of the gradients, or of values that are already scaled."""
         raise NotImplementedError
 
     def travel(self, priority: int) -> None:
@@ -58,7 +50,7 @@ class Route:
 
 
 class InRows(Route):
-    """The route of a message in the rows of a row_sparse array.
+    """A message in the rows of a row_sparse array.
 
     Parameters
     ----------
@@ -90,10 +82,7 @@ class InRows(Route):
 
 
 class Payloads(InRows):
-    """The route of payloads, which gluon_gc's server aggregates or stores side by side.
-
-    The parameters are those of `InRows`, without the layout.
-    """
+    """Payloads, which gluon_gc's server aggregates or stores. Parameters as in `InRows`."""
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, channel, channel.codec.rows(), **of_rows)
@@ -117,10 +106,7 @@ class Payloads(InRows):
 
 
 class SummedRows(InRows):
-    """The route of uncompressed values, which travel as bytes and are summed by gluon_gc's server.
-
-    The parameters are those of `InRows`, without the layout.
-    """
+    """Values as bytes, which gluon_gc's server sums. Parameters as in `InRows`."""
 
     holds = True
 
@@ -143,10 +129,7 @@ class SummedRows(InRows):
 
 
 class Dense(Route):
-    """The route of dense uncompressed values, which MXNet's server sums itself.
-
-    A key always uses the same array, for the reason that `Rows` gives.
-    """
+    """Dense values, which MXNet's server sums. A key keeps its array, for the reason in `Rows`."""
 
     holds = False
 
@@ -166,15 +149,13 @@ class Dense(Route):
 
 
 class OfMachine(Route):
-    """The route of a message that the workers of a machine share.
-
-    The owner sends the machine's sum. The other workers push no rows.
+    """A message that the workers of a machine share: the owner sends the sum, the others no rows.
 
     Parameters
     ----------
     shared : SharedMessage
     route : Payloads or SummedRows
-        The route by which the owner sends.
+        The owner's route.
     """
 
     def __init__(self, shared: SharedMessage, route: InRows) -> None:

@@ -66,18 +66,9 @@ class Rows:
         self._kv.push(self.key, self.sent, priority)
 
     def pull(self, answers: int = 1, priority: int = 0) -> List[RowSparseNDArray]:
-        """Pull the first messages that the server stores.
+        """Pull the first message that the server stores, or one from each sender.
 
-        Parameters
-        ----------
-        answers : int
-            The number of messages: 1, or one from each sender.
-        priority : int
-
-        Returns
-        -------
-        list of RowSparseNDArray
-            The rows of the messages, in one or two arrays.
+        Its rows are in one or two arrays.
         """
         wanted = self._row0 if answers == 1 else self._first_rows
         for array in self._pulled:  # the first row of a message holds the number of further rows
@@ -89,23 +80,11 @@ class Rows:
         return self._pulled
 
     def exchange(self, parts: Sequence[NDArray], priority: int = 0) -> List[NDArray]:
-        """Push a message, and pull the answer.
-
-        Parameters
-        ----------
-        parts : sequence of NDArray
-            The parts of the message, uint8.
-        priority : int
-
-        Returns
-        -------
-        list of NDArray
-            The parts of the answer, uint8, shape (1, bytes) each.
-        """
+        """Push a message of these parts (uint8), and pull the answer, as `answer` does."""
         operators.frame(parts, self.layout, self.place, self.places, out=self.sent)
         self.push(priority)
         return self.answer(priority)
 
     def answer(self, priority: int = 0) -> List[NDArray]:
-        """Pull the parts of the server's answer, as `exchange` returns them."""
+        """Pull the server's answer: its parts, uint8, shape (1, bytes) each."""
         return operators.unframe(self.pull(1, priority), self.layout)

@@ -1,7 +1,4 @@
-"""Moves the states of the servers' aggregators to and from a checkpoint, in pages.
-
-States are residuals and random streams.
-"""
+"""Moves the states of the servers' aggregators to and from a checkpoint, in pages."""
 
 from __future__ import annotations
 
@@ -60,14 +57,8 @@ class ServerStates:
     ) -> None:
         """Send states to the servers, which continue from them. All workers call it.
 
-        Parameters
-        ----------
-        keys : sequence of int
-        layouts : Layouts
-            The layouts of the states.
-        states : list of iterable of States, or None
-            For each server, the states of its keys in their order. One worker has them; the others
-            pass None.
+        `states` has the states of each server's keys, in their order. One worker has it; the others
+        pass None.
         """
         cutters = [archive.Cutter(iter(of_server)) for of_server in states or []]
         if cutters:

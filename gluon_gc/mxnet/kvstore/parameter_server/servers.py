@@ -66,21 +66,9 @@ class Servers:
         self.kv._send_command_to_servers(_CONTROLLER, body)
 
     def compared(self, message: Message, call: str) -> Message:
-        """Let the servers compare all workers' messages. Collective.
+        """Let the servers compare all workers' messages, and return the answer. Collective.
 
-        Only gluon_gc's servers give an answer; MXNet's own do not.
-
-        Parameters
-        ----------
-        message : Message
-            This worker's message.
-        call : str
-            The user's call that a report of a stall names.
-
-        Returns
-        -------
-        Message
-            The answer of `agreement.compare`, the same on all workers.
+        Only gluon_gc's servers give an answer. `call` is named if this worker waits too long.
         """
         packed = handshake.pack(message)
         with self._progress.waiting(call):

@@ -16,10 +16,7 @@ from .rows import Rows
 
 
 class SparseRows:
-    """The worker's end of a channel, with two keys.
-
-    The first key carries each worker's list of row numbers. The second key carries the rows, and
-    the server adds up rows of the same number.
+    """The worker's end of a channel. One key carries the lists of row numbers, one the rows.
 
     Parameters
     ----------
@@ -40,19 +37,7 @@ class SparseRows:
         return [self._lists.first(), mx.nd.sparse.row_sparse_array(rows, shape)]
 
     def exchange(self, listed: NDArray, priority: int) -> Tuple[RowSparseNDArray, NDArray]:
-        """Push `channel.sent`, and pull the sums.
-
-        Parameters
-        ----------
-        listed : NDArray
-            The list of this worker's rows, of `SparseChannel.listed`.
-        priority : int
-
-        Returns
-        -------
-        RowSparseNDArray, NDArray
-            The sums of all rows that any worker has, and the lists of all workers.
-        """
+        """Push `channel.sent` and the list of its rows. Returns the sums and all workers' lists."""
         kv, workers, layout = self._kv, self._kv.num_workers, self._channel.layout
         operators.frame([listed], layout, kv.rank, workers, out=self._lists.sent)
         self._lists.push(priority)
