@@ -1,4 +1,4 @@
-"""Keeps bpslaunch running when its stdin, stdout or stderr is closed or has no reader."""
+"""Handles closed standard streams of bpslaunch, and streams that nobody reads any more."""
 
 from __future__ import annotations
 
