@@ -128,7 +128,7 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
         (
             ["true", "x"],
             {},
-            "DMLC_ROLE is not set: worker, server or scheduler; --local needs none",
+            "DMLC_ROLE is not set: set it to worker, server or scheduler, or use --local",
         ),
         (["true", "x"], {"DMLC_ROLE": "boss"}, "DMLC_ROLE must be one of"),
         ([], {**CLUSTER, "DMLC_ROLE": "worker"}, "a worker needs a COMMAND to run"),
@@ -150,9 +150,9 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
         ([], {**CLUSTER, **P3, "DMLC_ROLE": "server"}, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
         (["--local", "-n", "0", "true"], {}, "-n must be a positive whole number, got 0"),
         (["--local", "-s", "-1", "true"], {}, "-s must be a whole number >= 0, got -1"),
-        (["-n", "2", "true"], {}, "-n goes with --local"),
-        (["--backend", "horovod", "true"], {}, "--backend goes with --local"),
-        (["--local", "--backend", "horovod", "-s", "1", "true"], {}, "-s does not go with"),
+        (["-n", "2", "true"], {}, "-n needs --local"),
+        (["--backend", "horovod", "true"], {}, "--backend needs --local"),
+        (["--local", "--backend", "horovod", "-s", "1", "true"], {}, "-s must be left out with"),
         (["--local", "--backend", "mpi", "true"], {}, "argument --backend: invalid choice: 'mpi'"),
         (["--local", "-n", "two", "true"], {}, "argument -n/-np: invalid int value: 'two'"),
         (["--local", "-np", "0", "true"], {}, "-n must be a positive whole number, got 0"),
@@ -396,7 +396,7 @@ def test_a_service_that_one_machine_does_not_need_says_so_and_ends(launch, stand
     environ = {"DMLC_ROLE": role, "DMLC_NUM_WORKER": "1", **address}
     code, out, err = finish(launch(**environ))
     assert (code, out, err.count("\n")) == (0, "", 1)
-    assert err.startswith(f"bpslaunch: no {role} is needed where DMLC_NUM_WORKER is 1: ")
+    assert err.startswith(f"bpslaunch: no {role} is needed if DMLC_NUM_WORKER is 1, because ")
 
 
 def test_one_machine_uses_servers_where_it_is_forced_to(launch, stand_in):
@@ -414,7 +414,8 @@ def test_one_machine_uses_servers_where_it_is_forced_to(launch, stand_in):
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_a_service_of_a_cluster_without_servers_says_so_and_ends(launch, stand_in, role):
     code, out, err = finish(launch(**{**CLUSTER, "DMLC_ROLE": role, "DMLC_NUM_SERVER": "0"}))
-    said = f"bpslaunch: no {role} is needed where DMLC_NUM_SERVER is 0: the workers are PyTorch's\n"
+    said = f"bpslaunch: no {role} is needed if DMLC_NUM_SERVER is 0: "
+    said += "PyTorch's workers use no servers\n"
     assert (code, out, err) == (0, "", said)
 
 

@@ -193,7 +193,7 @@ def test_worker_0_listens_where_variables_say(environ, variables, address):
     ],
 )
 def test_an_address_that_is_not_known_is_asked_for(environ, variables, said):
-    said = f"^{said}, but it is not known where worker 0 listens: set MASTER_ADDR and MASTER_PORT"
+    said = f"^{said}, but the address of worker 0 is not known: set MASTER_ADDR and MASTER_PORT"
     with pytest.raises(env.ConfigurationError, match=said):
         places.address(found(variables))
 
@@ -226,8 +226,8 @@ def test_what_is_no_list_of_hosts_is_refused(environ, nodes):
     "variables, said",
     [
         ({"DMLC_NUM_WORKER": "2"}, "DMLC_NUM_WORKER is 2, but DMLC_ROLE is not set: start each"),
-        ({"DMLC_ROLE": "server"}, "DMLC_ROLE must be worker where a script trains, got 'server'"),
-        ({"DMLC_ROLE": "scheduler"}, "DMLC_ROLE must be worker where a script trains, got"),
+        ({"DMLC_ROLE": "server"}, "DMLC_ROLE must be worker for a training script, got 'server'"),
+        ({"DMLC_ROLE": "scheduler"}, "DMLC_ROLE must be worker for a training script, got"),
     ],
 )
 def test_a_script_does_not_train_alone_among_variables_of_a_cluster(environ, variables, said):

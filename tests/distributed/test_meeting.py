@@ -181,7 +181,7 @@ def test_a_stock_mxnet_server_is_not_let_in_and_the_scheduler_says_so(cluster):
     nodes.start("scheduler", service("scheduler"))
     nodes.start("server0", STOCK_SERVER, DMLC_ROLE="server")
     nodes.start_worker(0, "push_pull")
-    nodes.wait_for_line("scheduler", "a node at 127.0.0.1 is not gluon_gc's but MXNet's own")
+    nodes.wait_for_line("scheduler", "a node at 127.0.0.1 runs MXNet's own parameter server")
     nodes.processes["server0"].kill()
     nodes.processes["server0"].wait()
     nodes.start("server0", service("server"))
@@ -220,10 +220,10 @@ def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
 @pytest.mark.parametrize(
     "framework, said",
     [
-        ("mxnet", "takes no more nodes: either its cluster is complete, and this node is too many"),
+        ("mxnet", "accepts no more nodes: either its cluster is complete, and this node is"),
         (
             "torch",
-            "the cluster is complete: all of its 1 workers and 1 servers are there, and",
+            "the cluster is complete: all of its 1 workers and 1 servers have joined, so",
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_scheduler_that_lost_a_node_says_how_long_it_stays_and_for_whom(cluste
     nodes.wait_for_line("scheduler", "server 0 has come")
     nodes.processes["server0"].kill()
     gone = "server 0 at 127.0.0.1 is gone"
-    stays = f"{gone}; stays for 60 s, or until it has told worker 0, worker 1"
+    stays = f"{gone}; waits up to 60 s to tell worker 0, worker 1"
     nodes.wait_for_line("scheduler", stays)
     for rank in (0, 1):
         nodes.start_node("worker", rank)
@@ -266,7 +266,7 @@ def test_servers_that_pytorchs_workers_do_not_need_end_with_them(cluster):
     for rank in (0, 1):
         assert nodes.log(f"worker{rank}") == "joined ['host', 1]\n"
         assert nodes.log(f"server{rank}") == ""
-    needless = "the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is 2)"
+    needless = "the workers train with PyTorch and need no servers (DMLC_NUM_SERVER is 2)"
     assert nodes.log("scheduler") == f"gluon_gc: scheduler: {needless}\n"
 
 

@@ -124,7 +124,7 @@ def _scheduler_of(secret, listener):
         ("right", "wrong", "this one has another, the scheduler at .* one"),
         ("right", "", "this one has one, the scheduler at .* none"),
         ("", "wrong", "this one has none, the scheduler at .* one"),
-        ("", None, "what listens at .* is no scheduler of gluon_gc"),
+        ("", None, "the program that listens at .* is not gluon_gc's scheduler"),
     ],
 )
 def test_a_false_scheduler_is_refused(cluster, own, secret, said):

@@ -64,7 +64,7 @@ _TRAINING = (
     [
         (
             "while True: step()",
-            "s, since all workers must call the same functions: worker 0 at 127.0.0.1 waits in "
+            "s, because the workers are in different calls: worker 0 at 127.0.0.1 waits in "
             "load_states, worker 1 at 127.0.0.1 waits in an exchange of tensors",
         ),
         ("time.sleep(1000)", "s: all wait for worker 1 at 127.0.0.1 to call load_states"),
@@ -88,7 +88,7 @@ def test_where_no_scheduler_sees_all_workers_the_call_is_named(monkeypatch, logg
         time.sleep(2.5)
     watch.end()
     (line, *_) = logged.messages
-    assert line.endswith("s: other workers have not come to call load_states")
+    assert line.endswith("s: waiting for other workers to call load_states")
 
 
 def test_who_is_missing_is_warned_of_and_in_the_end_all_give_up(cluster):
@@ -167,7 +167,7 @@ def test_a_server_that_does_not_answer_is_named(cluster):
     for rank in range(2):
         nodes.start_script(rank, script)
     for rank in range(2):
-        said = "sent theirs: no answer from server "
+        said = "sent their messages: no answer from server "
         nodes.wait_for_line(f"worker{rank}", said)
         assert re.search(f"{said}[01] at 127.0.0.1\n", nodes.log(f"worker{rank}"))
 

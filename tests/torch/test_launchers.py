@@ -114,7 +114,7 @@ def test_a_worker_that_does_not_come_is_named(processes):
     [
         (
             open_mpi(1),
-            "mpirun has started worker 1 of 2, but it is not known where worker 0 listen",
+            "mpirun has started worker 1 of 2, but the address of worker 0 is not known",
         ),
         (
             {"WORLD_SIZE": "2"},
@@ -156,7 +156,7 @@ def test_a_local_job_of_pytorch_needs_no_servers_and_says_so_where_they_are_aske
     ]
     assert len(re.findall(r"\] sum 3$", said, re.M)) == 6
     assert ("-s 2 is ignored" in said) == (options == ["-s", "2"] and not ps_lite.is_installed())
-    assert "still there" not in said and time.monotonic() - begun < 60
+    assert "still running" not in said and time.monotonic() - begun < 60
 
 
 def _has_mxnet():
@@ -182,7 +182,7 @@ def test_machines_without_servers_meet_at_worker_0(processes):
         assert f"[worker {rank}] place {rank % 2} of 2" in said
     service = {**by_hand(0), **cluster, "DMLC_ROLE": "scheduler"}
     said = processes.ends(processes.start(*BPSLAUNCH, **service))
-    assert said.startswith("bpslaunch: no scheduler is needed where DMLC_NUM_SERVER is 0")
+    assert said.startswith("bpslaunch: no scheduler is needed if DMLC_NUM_SERVER is 0")
     elsewhere = {**by_hand(0), **cluster, "DMLC_PS_ROOT_URI": "192.0.2.1"}
     said = processes.ends(processes.start(*BPSLAUNCH, *SCRIPT, SUM, **elsewhere), code=2)
     assert "DMLC_PS_ROOT_URI must be an address of worker 0's machine, got '192.0.2.1'" in said
@@ -215,7 +215,7 @@ def test_a_cluster_restarts_after_a_death_and_names_who_has_failed(processes):
         for rank in (0, 1)
     ]
     scheduler, server, first, second = (processes.ends(p, code=1) for p in (*services, *workers))
-    needless = "the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is 1)"
+    needless = "the workers train with PyTorch and need no servers (DMLC_NUM_SERVER is 1)"
     assert scheduler.count(needless) == 2
     died = "worker 1 at 127.0.0.1 is gone"
     failed = "worker 1 at 127.0.0.1 has failed: ValueError: no data"
