@@ -98,15 +98,15 @@ def _scaled(optimizer: Stepping, arguments: Any) -> Any:
     if vars(optimizer).get("_step_supports_amp_scaling", own):
         return optimizer._update(*arguments)
     attributes = vars(optimizer)
-    given = {key: attributes.pop(key) for key in ("found_inf", "grad_scale") if key in attributes}
+    taken = {key: attributes.pop(key) for key in ("found_inf", "grad_scale") if key in attributes}
     try:
-        if given.get("found_inf"):
+        if taken.get("found_inf"):
             return None
-        if given.get("grad_scale") is not None:
-            _multiply_gradients(optimizer, 1.0 / float(given["grad_scale"]))
+        if taken.get("grad_scale") is not None:
+            _multiply_gradients(optimizer, 1.0 / float(taken["grad_scale"]))
         return optimizer._update(*arguments)
     finally:
-        attributes.update(given)  # the scaler deletes them
+        attributes.update(taken)  # the scaler deletes them
 
 
 def _multiply_gradients(optimizer: Optimizer, factor: float) -> None:

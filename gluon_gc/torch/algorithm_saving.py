@@ -115,7 +115,7 @@ def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
     fitting.check(NOUN, "set of kinds of state", sorted(given["state"]), sorted(begun))
     for kind, arrays in begun.items():
         for name in arrays.keys() & given["state"][kind].keys():
-            shapes = [list(one[name].shape) for one in (given["state"][kind], arrays)]
+            shapes = [list(side[name].shape) for side in (given["state"][kind], arrays)]
             fitting.check(NOUN, f"shape of the {kind} of parameter '{name}'", *shapes)
 
 

@@ -38,8 +38,8 @@ def broadcast_parameters(
         The workers' parameters differ. Nothing was changed.
     """
     _check_root(root_rank)
-    given = enumerate(params.items() if isinstance(params, Mapping) else params)
-    pairs = [item if isinstance(item, tuple) else (number, item) for number, item in given]
+    numbered = enumerate(params.items() if isinstance(params, Mapping) else params)
+    pairs = [item if isinstance(item, tuple) else (number, item) for number, item in numbered]
     named = [(name, tensor) for name, tensor in pairs if tensor is not None]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
@@ -50,10 +50,10 @@ def broadcast_parameters(
     ]
     _agree([("broadcast_parameters", {"root_rank": root_rank}), *facts], "broadcast_parameters")
     for _, tensor in named:
-        whole = tensor.data.contiguous()
-        dist.broadcast(whole.reshape(-1).view(torch.uint8), root_rank)
-        if whole.data_ptr() != tensor.data_ptr():
-            tensor.data.copy_(whole)
+        contiguous = tensor.data.contiguous()
+        dist.broadcast(contiguous.reshape(-1).view(torch.uint8), root_rank)
+        if contiguous.data_ptr() != tensor.data_ptr():
+            tensor.data.copy_(contiguous)
 
 
 def broadcast_optimizer_state(

@@ -16,13 +16,13 @@ class Closable(Protocol):
 _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
-def opened(one: Closable) -> None:
+def opened(closable: Closable) -> None:
     """Close this object at shutdown, unless it is closed earlier."""
-    _open.add(one)
+    _open.add(closable)
 
 
 def close_all() -> None:
     """Close all open objects."""
-    for one in list(_open):
-        one.close()
+    for closable in list(_open):
+        closable.close()
     _open.clear()

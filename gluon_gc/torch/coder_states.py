@@ -63,13 +63,13 @@ def packed(chunks: Iterable[ExchangedChunk]) -> Tensors:
     streams: Dict[Tuple[str, str], List[List[int]]] = {}
     for node, chunk, coder in coders(chunks):
         piece = chunk.piece
-        of_tensor = tensors.setdefault(piece.tensor, {})
+        tensor_states = tensors.setdefault(piece.tensor, {})
         for kind, values in coder.state().items():
             if kind == STREAM:
                 row = [piece.begin, piece.end, *values.tolist()]
                 streams.setdefault((piece.tensor, f"{node}.{STREAM}.0"), []).append(row)
             else:
-                of_tensor[f"{node}.{kind}.{piece.begin}"] = torch.from_numpy(values)
+                tensor_states[f"{node}.{kind}.{piece.begin}"] = torch.from_numpy(values)
     for (name, key), rows in streams.items():
         tensors[name][key] = torch.from_numpy(np.array(rows, np.uint64).view(np.int64))
     return tensors
@@ -78,8 +78,8 @@ def packed(chunks: Iterable[ExchangedChunk]) -> Tensors:
 def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
     """Invert `packed`."""
     arrays: Arrays = {}
-    for name, of_tensor in tensors.items():
-        for key, tensor in of_tensor.items():
+    for name, tensor_states in tensors.items():
+        for key, tensor in tensor_states.items():
             node, kind, begin = key.split(".")
             array = tensor.detach().cpu().numpy()
             array = array.view(np.uint64) if kind == STREAM else array
@@ -94,9 +94,9 @@ def worker_layout(chunks: Iterable[ExchangedChunk]) -> Layout:
         if chunk.coder is None:
             continue
         piece, plan = chunk.piece, chunk.plan
-        for kind, of_array in plan.params.state_layout(plan.size, plan.dtype).items():
+        for kind, array_layout in plan.params.state_layout(plan.size, plan.dtype).items():
             begin = 0 if kind == STREAM else piece.begin
-            layout[Place(piece.tensor, "worker", kind, begin)] = of_array
+            layout[Place(piece.tensor, "worker", kind, begin)] = array_layout
     return layout
 
 
@@ -137,8 +137,8 @@ def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
 def with_aggregators(arrays: Arrays, all_workers: Sequence[Arrays]) -> Arrays:
     """Add the aggregator arrays of all workers to one worker's arrays."""
     joined = {place: a for place, a in arrays.items() if place[1:3] != ("aggregator", STREAM)}
-    for of_worker in all_workers:
-        for place, array in of_worker.items():
+    for worker_arrays in all_workers:
+        for place, array in worker_arrays.items():
             if place[1:3] == ("aggregator", STREAM):
                 rows = [joined[place], array] if place in joined else [array]
                 joined[place] = np.concatenate(rows)

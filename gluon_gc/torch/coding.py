@@ -149,7 +149,7 @@ class PayloadCoding(Coding):
 
     def answer(self) -> None:
         if self._aggregators:
-            drawn = [one.take_draws() for one in self._aggregators] if self._draws else None
+            drawn = [coder.take_draws() for coder in self._aggregators] if self._draws else None
             self._aggregate(positions=drawn)
 
     def deliver(self, job: Job) -> List[str]:

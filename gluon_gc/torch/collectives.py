@@ -136,8 +136,8 @@ class ToOwners:
         self.rows = [memory[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
         self._incoming = {worker: _Message(mine, memory[worker]) for worker in self._others}
         self._outgoing = [
-            _Message(of_owner, memory[rank] if owner == rank else None)
-            for owner, of_owner in enumerate(sizes)
+            _Message(owner_sizes, memory[rank] if owner == rank else None)
+            for owner, owner_sizes in enumerate(sizes)
         ]
         self.rooms = [room for message in self._outgoing for room in message.rooms]
         self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._incoming))
@@ -189,7 +189,7 @@ class ToAll:
         self, group: dist.ProcessGroup, tag: int, gathered: WireSizes, sizes: Sequence[WireSizes]
     ) -> None:
         rank, workers = dist.get_rank(group), len(sizes)
-        self._all = [_Message([*gathered, *of_owner]) for of_owner in sizes]
+        self._all = [_Message([*gathered, *owner_sizes]) for owner_sizes in sizes]
         self._outgoing = self._all[rank]
         self._incoming = {worker: self._all[worker] for worker in _others(rank, workers)}
         self._gathered = [np.zeros((workers, size.most), np.uint8) for size in gathered]

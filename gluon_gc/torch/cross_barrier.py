@@ -99,7 +99,7 @@ class _Late:
         _finish(self)
         make, arguments, *others = super().__reduce_ex__(protocol)
         kind = next(c for c in type(self).__mro__ if not issubclass(c, _Late))
-        arguments = tuple(kind if one is type(self) else one for one in arguments)
+        arguments = tuple(kind if argument is type(self) else argument for argument in arguments)
         if others and isinstance(others[0], dict):
             others[0] = {k: v for k, v in others[0].items() if k != _CROSSINGS}
         return (_new if make is copyreg.__newobj__ else make, arguments, *others)

@@ -93,7 +93,7 @@ class CrossingAverager(Averager):
         on_host = all(gpu.in_host_memory(p.device) for p in self.state.parameters.values())
         own = self._pace.share() if on_host else 1.0
         shares = self.state.exchange.gather_objects(own, "begin a step")
-        share = max((one for one in shares if one is not None), default=1.0)
+        share = max((measured for measured in shares if measured is not None), default=1.0)
         sizes = [sum(p.numel() * p.itemsize for p in bucket) for bucket in self._buckets]
         self._buckets, self._reordered = reordered(self._buckets, sizes, share), True
 
@@ -173,8 +173,8 @@ class CrossingAverager(Averager):
         for parameter in parameters:
             update = self._updates.get(parameter)
             if update is not None:
-                for one in update.under_way.bucket:
-                    del self._updates[one]
+                for updated in update.under_way.bucket:
+                    del self._updates[updated]
                 with _alone(update.under_way.bucket):
                     self._apply(update)
 
@@ -199,11 +199,11 @@ class CrossingAverager(Averager):
     def _as_it_was(self, groups: List[Dict[str, Any]]) -> Iterator[None]:
         """Return a context in which the optimizer has these parameter groups."""
         contents = vars(self._optimizer)
-        now, contents["param_groups"] = contents["param_groups"], groups
+        current, contents["param_groups"] = contents["param_groups"], groups
         try:
             yield
         finally:
-            contents["param_groups"] = now
+            contents["param_groups"] = current
 
 
 def _frozen(group: Dict[str, Any]) -> Dict[str, Any]:

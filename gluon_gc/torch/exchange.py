@@ -171,11 +171,11 @@ class Exchange:
         self.require_open()
         names = tuple(job.staged.values)
         for name in names:
-            before = self._tensors[name].device
-            if before != job.staged.device:
+            declared_device = self._tensors[name].device
+            if declared_device != job.staged.device:
                 raise ValueError(
-                    f"tensor '{name}' is on {job.staged.device}, but was on {before} when its "
-                    "compression was set up"
+                    f"tensor '{name}' is on {job.staged.device}, but was on {declared_device} "
+                    "when its compression was set up"
                 )
         transfers = self.transfers.of(names)
         job.transfers = len(transfers)

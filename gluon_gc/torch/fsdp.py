@@ -31,7 +31,7 @@ class ShardedCompression:
 
         No backward may be running.
         """
-        arrays = {key: tensors for one in self._sums for key, tensors in one.carried().items()}
+        arrays = {k: v for scatter in self._sums for k, v in scatter.carried().items()}
         return {"format": state_dicts.FORMAT, **self._described(), "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -46,8 +46,8 @@ class ShardedCompression:
             The state_dict of another worker does not fit. Nothing was changed.
         """
         state_dicts.if_all_fit(gather, lambda: self._check(state))
-        for one in self._sums:
-            one.load(state["arrays"])
+        for scatter in self._sums:
+            scatter.load(state["arrays"])
 
     def _check(self, state: Mapping[str, Any]) -> None:
         state_dicts.require_format(state, "shards", "compress_reduce_scatter")
@@ -55,15 +55,15 @@ class ShardedCompression:
         for key in ("rank", "world_size"):
             fitting.check(state_dicts.NOUN, key, state[key], here[key])
         state_dicts.check_parameters(state["shards"], here["shards"], strict=True)
-        for one in self._sums:
-            one.check(state["arrays"])
+        for scatter in self._sums:
+            scatter.check(state["arrays"])
 
     def _described(self) -> Dict[str, Any]:
         """Return the values that a state_dict and the loading state must share."""
         return {
             "rank": dist.get_rank(),
             "world_size": dist.get_world_size(),
-            "shards": [shard for one in self._sums for shard in one.describe()],
+            "shards": [shard for scatter in self._sums for shard in scatter.describe()],
         }
 
 
@@ -112,7 +112,7 @@ def compress_reduce_scatter(
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
     parameters, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
-    require_optimizer((one.require_chosen() for one in params.values()), None)
+    require_optimizer((p.require_chosen() for p in params.values()), None)
     names = {parameter: name for name, parameter in parameters.items()}
     modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
     if not modules:
@@ -120,12 +120,12 @@ def compress_reduce_scatter(
     sums = []
     for module in modules:
         for sharded in _sharded(module):
-            trained = [one for one in sharded if one.sharded_param in names]
-            sizes = [one.padded_sharded_param_size.numel() for one in trained]
-            of_module = {names[one.sharded_param]: one.sharded_param for one in trained}
-            if of_module:
+            trained = [p for p in sharded if p.sharded_param in names]
+            sizes = [p.padded_sharded_param_size.numel() for p in trained]
+            module_params = {names[p.sharded_param]: p.sharded_param for p in trained}
+            if module_params:
                 checked = on_nonfinite == "raise"
-                sums.append(ReduceScatter(of_module, sizes, params, checked))
+                sums.append(ReduceScatter(module_params, sizes, params, checked))
                 module.set_custom_reduce_scatter(sums[-1])
     return ShardedCompression(sums)
 

@@ -28,20 +28,20 @@ def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> 
     group : ProcessGroup, optional
         Default: all workers.
     """
-    everybody: List[Any] = [None] * dist.get_world_size(group)
+    gathered: List[Any] = [None] * dist.get_world_size(group)
     with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
-        dist.all_gather_object(everybody, mine, group=group)
-    return everybody
+        dist.all_gather_object(gathered, mine, group=group)
+    return gathered
 
 
 def gather_numbers(
     mine: Sequence[int], doing: str, group: Optional[dist.ProcessGroup] = None
 ) -> List[Tuple[int, ...]]:
     """Like `gather`, for int64 numbers. Each worker passes equally many."""
-    everybody = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64)
+    gathered = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64)
     with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
-        dist.all_gather(list(everybody), torch.tensor(mine), group=group)
-    return list(map(tuple, everybody.tolist()))
+        dist.all_gather(list(gathered), torch.tensor(mine), group=group)
+    return list(map(tuple, gathered.tolist()))
 
 
 def agree(gather: Gather, facts: Facts, doing: str) -> None:

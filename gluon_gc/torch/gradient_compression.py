@@ -49,7 +49,7 @@ class GradientCompression:
         on_nonfinite: str,
         group: Optional[dist.ProcessGroup],
     ) -> None:
-        self._parameters, self._asked = parameters, params
+        self._parameters, self._requested = parameters, params
         self._on_nonfinite, self._group = on_nonfinite, group
         undecided = [tensor.plan for tensor in self._declared(self._undecided())]
         self._chosen = automatic.chosen(undecided, group) if undecided else {}
@@ -57,9 +57,9 @@ class GradientCompression:
 
     def open(self) -> None:
         """Create the exchange, or a new one after the first was closed."""
-        self.params: Dict[str, CompressionParams] = dict(self._asked)
+        self.params: Dict[str, CompressionParams] = dict(self._requested)
         for name, choice in self._chosen.items():
-            self.params[name] = candidates(self._asked[name])[choice]
+            self.params[name] = candidates(self._requested[name])[choice]
         tensors = self._declared(self.params)
         self.exchange = Exchange(self._group)
         self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
@@ -70,13 +70,7 @@ class GradientCompression:
         }
 
     def recall(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Repeat the choices of "auto" that a checkpoint has for its parameters.
-
-        Parameters
-        ----------
-        saved : sequence of mapping
-            The descriptions of the checkpoint's parameters.
-        """
+        """Repeat the choices of "auto" in a checkpoint, given its descriptions of parameters."""
         chosen = {**self._chosen, **automatic.recalled(self._undecided(), saved)}
         if chosen != self._chosen:
             self._chosen = chosen
@@ -85,8 +79,8 @@ class GradientCompression:
 
     def _undecided(self) -> Dict[str, CompressionParams]:
         """Return the parameters with the compressor "auto"."""
-        asked = self._asked.items()
-        return {name: params for name, params in asked if params.accuracy is not None}
+        requested = self._requested.items()
+        return {name: params for name, params in requested if params.accuracy is not None}
 
     def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
         """Return the gradients of these parameters, in the order in which backward computes them.

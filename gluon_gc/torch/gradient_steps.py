@@ -153,7 +153,7 @@ class GradientSteps:
         compression, parameter, step = self.compression, self._parameters[name], self.count
         if name not in compression.without_momentum:
             if compression.params[name].compressor is not None:
-                logger.info("the gradient of %s is sparse, and travels uncompressed", name)
+                logger.info("the gradient of %s is sparse, so it is sent uncompressed", name)
             compression.without_momentum.add(name)
 
         def result(job: SparseJob) -> Optional[torch.Tensor]:
@@ -182,7 +182,7 @@ class GradientSteps:
         self.when_stepping()
         if self._nonfinite and self._on_nonfinite == "skip":
             logger.warning(
-                "step %d is left out: the gradient of parameter %s has a NaN or an infinity",
+                "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",
                 self.count,
                 self._nonfinite[0],
             )

@@ -72,9 +72,9 @@ def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
     if group is not None or size == 1:
         return None
     mine = (local_size, env.of_torchrun("LOCAL_RANK") or 0)
-    everybody: List[Any] = [None] * size
-    dist.all_gather_object(everybody, mine)
-    even = all(one == (local_size, rank % local_size) for rank, one in enumerate(everybody))
+    places: List[Any] = [None] * size
+    dist.all_gather_object(places, mine)
+    even = all(place == (local_size, rank % local_size) for rank, place in enumerate(places))
     whole = size % local_size == 0  # false if only some workers have resumed
     return Machines(local_size) if even and whole and 1 < local_size < size else None
 

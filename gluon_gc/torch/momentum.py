@@ -157,6 +157,6 @@ class Momentum:
             return
         w = self._of("weight_decay", name, parameter.detach())
         nesterov = self._has_nesterov[name]
-        before = None if nesterov else w.clone()
+        previous = None if nesterov else w.clone()
         w.add_(parameter.detach(), alpha=decay).mul_(self.mu)
-        parameter.grad.add_(w if nesterov else before)
+        parameter.grad.add_(w if nesterov else previous)

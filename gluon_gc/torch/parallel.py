@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional, Sequence, Union
 
 import torch
-from torch.nn.parallel import DistributedDataParallel as _OfPyTorch
+from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
 from . import gpu
 from .compression import Compression, params_of
@@ -13,7 +13,7 @@ from .hook import compression_hook
 from .state import CompressionState
 
 
-class DistributedDataParallel(_OfPyTorch):
+class DistributedDataParallel(_TorchDDP):
     """A module whose gradients are averages over all workers when backward returns.
 
     It is a subclass of PyTorch's class of the same name, and has its methods `no_sync`,

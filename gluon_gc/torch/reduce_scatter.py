@@ -185,8 +185,8 @@ class ReduceScatter:
         group = groups.new_group(ranks)
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
-        self.chunks = [chunk for of_owner in owned for chunk in of_owner]
-        sizes = [[chunk.wire_size for chunk in of_owner] for of_owner in owned]
+        self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
+        sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]
         self._to_owners = ToOwners(group, 0, sizes)
         received = dict(zip(owned[rank], self._to_owners.rows))
         sums = {c: rows[0].copy() for c, rows in received.items() if c.kind in (PLAIN, SUMMED)}

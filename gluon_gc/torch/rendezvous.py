@@ -111,8 +111,8 @@ def join_scheduler() -> None:
 
 
 def _has_scheduler() -> bool:
-    of_torchrun = env.is_set("TORCHELASTIC_RUN_ID")
-    return env.distributed() and not of_torchrun and env.get("DMLC_NUM_SERVER") > 0
+    under_torchrun = env.is_set("TORCHELASTIC_RUN_ID")
+    return env.distributed() and not under_torchrun and env.get("DMLC_NUM_SERVER") > 0
 
 
 def _met(timeout: timedelta) -> Meeting:

@@ -109,7 +109,7 @@ class Rounds:
         by_device: Dict[torch.device, Tensors] = defaultdict(dict)
         for name, vector in vectors.items():
             by_device[vector.device][name] = vector
-        futures = [_averaged(exchange, of_device) for of_device in by_device.values()]
+        futures = [_averaged(exchange, device_vectors) for device_vectors in by_device.values()]
         nonfinite = [name for future in futures for name in future.wait()]
         if nonfinite:
             raise RuntimeError(
@@ -124,8 +124,8 @@ class Rounds:
         kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
         doing = "make a round of the algorithm"
-        everybody = self.meeting.gather_numbers([self._step(), kind, names], doing)
-        if len(set(everybody)) > 1:
+        requests = self.meeting.gather_numbers([self._step(), kind, names], doing)
+        if len(set(requests)) > 1:
             facts = {"step": self._step(), "round": request.kind, "a declared round": declared}
             vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
             self.meeting.agree([("the algorithm", facts), *vectors], doing)

@@ -141,7 +141,7 @@ def _check(state: CompressionState, states: States, strict: bool) -> None:
     names = state_dicts.check_parameters(there, here["parameters"], strict)
     found = {place: a for place, a in states.arrays.items() if place.node == "worker"}
     layout = coder_states.worker_layout(state.exchange.chunks)
-    expected = {place: of_array for place, of_array in layout.items() if place.tensor in names}
+    expected = {place: entry for place, entry in layout.items() if place.tensor in names}
     fitting.check_arrays(NOUN, found, expected, names, strict)
 
 
@@ -153,9 +153,9 @@ def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
     )
     rank, params = state.exchange.rank, state.gradients.compression.params
     shares = {
-        name: fitting.Share(before, now, rank, of_tensor.compressor.traits.draws_alike)
-        for name, of_tensor in params.items()
-        if of_tensor.compressor is not None
+        name: fitting.Share(before, now, rank, tensor_params.compressor.traits.draws_alike)
+        for name, tensor_params in params.items()
+        if tensor_params.compressor is not None
     }
     return fitting.shared_out(arrays, shares, leads=True)
 

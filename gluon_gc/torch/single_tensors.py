@@ -150,14 +150,14 @@ class SingleTensors:
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
         params, index = self.params[name], list(self.params).index(name)
-        now, known = declared(name, tensor, params, index), self._expected.get(name)
-        if known is None:
-            self._exchange.declare([now])
-            self._expected[name] = now.plan
-        elif (known.size, known.dtype) != (now.plan.size, now.plan.dtype):
+        current, first = declared(name, tensor, params, index), self._expected.get(name)
+        if first is None:
+            self._exchange.declare([current])
+            self._expected[name] = current.plan
+        elif (first.size, first.dtype) != (current.plan.size, current.plan.dtype):
             raise ValueError(
-                f"tensor '{name}' must have {known.size} elements of {known.dtype}, as when it was "
-                f"first summed; got {now.plan.size} of {now.plan.dtype}"
+                f"tensor '{name}' must have {first.size} elements of {first.dtype}, as when it was "
+                f"first summed; got {current.plan.size} of {current.plan.dtype}"
             )
 
 

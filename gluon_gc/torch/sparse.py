@@ -100,20 +100,20 @@ class SparseSum(Stages[SparseJob]):
     def _gather(self, rows: torch.Tensor) -> Tuple[dist.Work, List[torch.Tensor]]:
         padded = torch.zeros((max(1, *self._counts), *rows.shape[1:]), dtype=rows.dtype)
         padded[: len(rows)] = rows
-        everybody = [torch.empty_like(padded) for _ in range(self._workers)]
-        pieces = [as_real(piece) for piece in everybody]
+        gathered = [torch.empty_like(padded) for _ in range(self._workers)]
+        pieces = [as_real(piece) for piece in gathered]
         work = dist.all_gather(pieces, as_real(padded), group=self._groups[1], async_op=True)
-        return work, everybody
+        return work, gathered
 
     def deliver(self, job: SparseJob) -> None:
         """Add up the rows of all workers."""
-        of_all: List[torch.Tensor] = []
-        for work, everybody in self._gathers:
+        joined: List[torch.Tensor] = []
+        for work, gathered in self._gathers:
             with self.meter.timing("wait_seconds"):
                 work.wait()
-            self.meter.pulled_bytes += sum(rows.nbytes for rows in everybody)
-            of_all.append(torch.cat([rows[:n] for rows, n in zip(everybody, self._counts)]))
-        indices, values = of_all
+            self.meter.pulled_bytes += sum(rows.nbytes for rows in gathered)
+            joined.append(torch.cat([rows[:n] for rows, n in zip(gathered, self._counts)]))
+        indices, values = joined
         average = values / self._workers
         total = torch.sparse_coo_tensor(
             indices.T, average, job.values.shape, check_invariants=False

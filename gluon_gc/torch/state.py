@@ -105,16 +105,16 @@ class CompressionState:
         self.parameters, self._frozen = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
-        asked, has_nesterov = chosen_params(
+        requested, has_nesterov = chosen_params(
             self.parameters, compression_params, overrides, mu, nesterov, optimizer
         )
-        require_optimizer(asked.values(), optimizer)
-        applied = any(params.mu is not None for params in asked.values())
-        self.momentum = Momentum(optimizer, mu, has_nesterov) if applied else None
+        require_optimizer(requested.values(), optimizer)
+        applies_momentum = any(params.mu is not None for params in requested.values())
+        self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
-        planned = on_nonfinite if grad_scaler is None else "skip"
+        action = on_nonfinite if grad_scaler is None else "skip"
         try:
-            compression = GradientCompression(self.parameters, asked, planned, process_group)
+            compression = GradientCompression(self.parameters, requested, action, process_group)
         except BaseException:
             if self.momentum is not None:
                 self.momentum.give_back()

@@ -79,5 +79,5 @@ def of_step(
 
 def shares_of(chunks: Sequence[ExchangedChunk]) -> Iterator[Tuple[str, float]]:
     """Return, for each chunk, its tensor and its share of the bytes of all these chunks."""
-    whole = sum(chunk.num_bytes for chunk in chunks)
-    return ((chunk.piece.tensor, chunk.num_bytes / whole) for chunk in chunks)
+    total = sum(chunk.num_bytes for chunk in chunks)
+    return ((chunk.piece.tensor, chunk.num_bytes / total) for chunk in chunks)

@@ -146,8 +146,8 @@ def resume(
         ) from error
     _suspended = None
     all_are_there = all(gather(here == meeting, "call resume"))
-    for one in kept:
-        one.give_back(all_are_there)
+    for compression_state in kept:
+        compression_state.give_back(all_are_there)
     functions.declare_again(declared)
 
 

@@ -45,7 +45,7 @@ class Transfer(Stages[Job]):
             [c for c in chunks if c.kind != GATHERED and c.owner == worker]
             for worker in range(workers)
         ]
-        others = [chunk for of_owner in owned for chunk in of_owner]
+        others = [chunk for owner_chunks in owned for chunk in owner_chunks]
         self.chunks, self.meter = [*gathered, *others], Meter()
         gathered_sizes, *sizes = map(wire_sizes, (gathered, *owned))
         self._num_gathered = len(gathered_sizes)
@@ -56,10 +56,10 @@ class Transfer(Stages[Job]):
         self._gathered = Section(gathered, rooms, sent)
         self._answer = Section(owned[rank], rooms, answer)
         self._gathered_rows = Section(gathered, rows, answers, ranks)
-        self._answers = [Section(of_owner, rows, answers) for of_owner in owned]
+        self._answers = [Section(owner_chunks, rows, answers) for owner_chunks in owned]
         if self._to_owners is not None:
             rooms = iter(self._to_owners.rooms)
-            self._sent = [Section(of_owner, rooms, sent) for of_owner in owned]
+            self._sent = [Section(owner_chunks, rooms, sent) for owner_chunks in owned]
             self._received = Section(owned[rank], iter(self._to_owners.rows), received, ranks)
         buffers = Buffers(sent, received, answer, answers)
         self._of_gathered = codings(gathered, buffers)

@@ -47,8 +47,8 @@ class Transfers:
         """Return the transfers of dense tensors that are exchanged in one job."""
         key = tuple(names)
         if key not in self._dense:
-            for former in [former for former in self._dense if not set(key).isdisjoint(former)]:
-                del self._dense[former]
+            for old_key in [old_key for old_key in self._dense if not set(key).isdisjoint(old_key)]:
+                del self._dense[old_key]
             self._dense[key] = list(self._made([c for name in key for c in self._chunks_of(name)]))
         return self._dense[key]
 
@@ -69,12 +69,12 @@ class Transfers:
         """Yield new transfers for chunks; the ones with the most stages come first."""
         in_place = [chunk for chunk in chunks if sums_in_place(chunk)]
         others = [chunk for chunk in chunks if not sums_in_place(chunk)]
-        for together in _batches([chunk for chunk in others if chunk.local is not None]):
-            yield MachineTransfer(together, self._machines, next(self._tags))
-        for together in _batches([chunk for chunk in others if chunk.local is None]):
-            yield Transfer(together, self._groups, next(self._tags))
-        for _, of_tensor in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
-            yield Allreduce(list(of_tensor), self._groups[0])
+        for batch in _batches([chunk for chunk in others if chunk.local is not None]):
+            yield MachineTransfer(batch, self._machines, next(self._tags))
+        for batch in _batches([chunk for chunk in others if chunk.local is None]):
+            yield Transfer(batch, self._groups, next(self._tags))
+        for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
+            yield Allreduce(list(tensor_chunks), self._groups[0])
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
