@@ -209,7 +209,7 @@ class Exchange:
                     coder.take_back()
 
     def close(self) -> None:
-        """Stop the threads, and return the process groups."""
+        """Stop the threads, and release the process groups."""
         if not self._closed:
             self._closed = True
             self._pipeline.close()

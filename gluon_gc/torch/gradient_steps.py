@@ -40,7 +40,7 @@ class GradientSteps:
     ----------
     compression : GradientCompression
     count : int
-        The number of steps so far. Steps that were undone do not count.
+        The number of steps so far, except undone ones, whose gradients no optimizer has used.
     rates : LearningRates
         The learning rates, by parameter name.
     left_out : LeftOut
@@ -205,7 +205,7 @@ class GradientSteps:
         self.rates.take_back()
 
     def suspend(self, why: str) -> None:
-        """Stop the threads until `resume`. Until then, a step is an error that says `why`."""
+        """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
         self.closed = why
         self.compression.exchange.close()
 

@@ -56,7 +56,7 @@ class Machines:
         self.across = groups.take(range(self.local_rank, size, local_size))
 
     def close(self) -> None:
-        """Return the process groups."""
+        """Release the process groups."""
         groups.give_back(self.inside)
         groups.give_back(self.across)
 
@@ -64,7 +64,7 @@ class Machines:
 def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
     """Return the machines of the job as the launcher describes them.
 
-    The result is None if there is nothing to sum first: one worker a machine, a single machine,
+    The result is None if machines do not sum first: with one worker a machine, a single machine,
     unequal machines, or a process group of the user.
     """
     local_size = env.of_torchrun("LOCAL_WORLD_SIZE") or 1

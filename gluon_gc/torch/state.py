@@ -46,10 +46,10 @@ class CompressionState:
     optimizer : Optimizer, optional
         The optimizer of these parameters. Three options need it:
 
-        - "momentum" takes over the optimizer's momentum, and sets it to 0 in the parameter groups.
-          The compressor "dgc" does the same if the optimizer has momentum.
-        - Error feedback ("ef") of the kinds "corrected" and "sparse" reads the learning rate.
-        - on_nonfinite="skip" skips the optimizer's step.
+        - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
+          is set to 0 in the parameter groups. (If there is one, the compressor "dgc" does so, too.)
+        - "ef" (error feedback) "corrected" or "sparse": it depends on the learning rate.
+        - on_nonfinite="skip": the optimizer's step is skipped.
     process_group : ProcessGroup, optional
         The workers whose gradients are averaged. Default: all workers.
     overrides : mapping of str to (dict or None), optional
@@ -74,7 +74,7 @@ class CompressionState:
     momentum : Momentum, optional
         The momentum that is applied instead of the optimizer's.
     gradients : GradientSteps
-        The steps in which gradients are averaged.
+        It averages the gradients, step by step.
 
     Raises
     ------
@@ -112,7 +112,7 @@ class CompressionState:
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
-        action = on_nonfinite if grad_scaler is None else "skip"
+        action = on_nonfinite if grad_scaler is None else "skip"  # the scaler skips the steps
         try:
             compression = GradientCompression(self.parameters, requested, action, process_group)
         except BaseException:
@@ -131,7 +131,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far. Steps that were undone do not count."""
+        """The number of steps so far, except undone ones, whose gradients no optimizer has used."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -148,7 +148,7 @@ class CompressionState:
         return self._names[parameter]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, for compressors with a warm-up. All workers call this.
+        """Set the epoch, from 0, for compressors with a warm-up such as dgc. All workers call this.
 
         Without a call, compressors work as after their warm-up.
         """
@@ -216,9 +216,9 @@ class CompressionState:
         self.gradients.begin()
 
     def _require_usable(self) -> None:
-        closed = self.gradients.closed if self._copied is None else _A_COPY
-        if closed:
-            raise RuntimeError(closed)
+        error = self.gradients.closed if self._copied is None else _A_COPY
+        if error:
+            raise RuntimeError(error)
         require_frozen(self._frozen)
 
     # Checkpoints
@@ -242,7 +242,7 @@ class CompressionState:
             The state_dict of this worker; or, if the number of workers has changed, those of all
             former workers. In that case, residuals and momentum are summed over the former workers
             and divided equally among the current ones, with a warning. Before the first step,
-            parameters with the compressor "auto" get the compressor that is saved here.
+            parameters with the compressor "auto" get the compressor that is saved in it.
         strict : bool
             Whether the state_dict must have exactly the parameters of this state. If not,
             parameters that it lacks start from zero, and additional ones are ignored.
@@ -260,7 +260,7 @@ class CompressionState:
         self.gradients.left_out.loaded()
 
     def __getstate__(self) -> Dict[str, Any]:
-        """Return the contents of a copy: its `state_dict`, but nothing that exchanges gradients."""
+        """Return what a copy or a pickle contains: the `state_dict`, without the exchange."""
         return {
             "parameters": self.parameters,
             "params": self.params,
@@ -273,18 +273,18 @@ class CompressionState:
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """Return the average bytes and seconds of a step, for each parameter and in total.
 
-        The keys are those of `gluon_gc.DistributedTrainer.compression_stats`. With `reset`, the
-        next call only averages over later steps.
+        The result is a dict of "tensors" (by name) and "total"; `gluon_gc.stats.FIELDS` lists the
+        measurements. With `reset`, the next call only averages over later steps.
         """
         return stats.of_step([self.exchange], self.parameters, reset)
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can follow `suspend`. A process_group would be destroyed by it."""
+        """Whether `resume` can follow `suspend`, which destroys every process_group."""
         return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:
-        """Stop the threads until `resume`. Until then, a step is a RuntimeError that says `why`."""
+        """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
         self.gradients.suspend(why)
 
     def resume(self) -> None:
