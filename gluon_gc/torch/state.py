@@ -47,8 +47,8 @@ class CompressionState:
         The optimizer of these parameters. Three options need it:
 
         - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
-          is set to 0 in the parameter groups. (If there is one, the compressor "dgc" does so, too.)
-        - "ef" (error feedback) "corrected" or "sparse": it depends on the learning rate.
+          is set to 0 in the parameter groups. The compressor "dgc" does so without this option.
+        - "ef" (error feedback) "corrected" or "sparse": the residual follows the learning rate.
         - on_nonfinite="skip": the optimizer's step is skipped.
     process_group : ProcessGroup, optional
         The workers whose gradients are averaged. Default: all workers.
