@@ -1,4 +1,4 @@
-# A server or the scheduler of a cluster: docs/cluster.md says how to run it.
+# A server or the scheduler of a cluster: docs/tutorials/cluster.md says how to run it.
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ make
 WORKDIR /gluon_gc

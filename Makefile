@@ -21,8 +21,7 @@ SANITIZE := build/sanitize
 PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
 
-API := gluon_gc gluon_gc.compression gluon_gc.kernels gluon_gc.mxnet.kvstore
-API_PAGES := build/docs
+SITE := build/docs
 
 CORE_VENV := .venv-core
 CORE_PY := $(CORE_VENV)/bin/python
@@ -74,7 +73,7 @@ help:
 	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
 	@echo "make fuzz      fuzz decoders and messages for SECONDS=n; needs clang"
 	@echo "make wheel     make the wheel for any Python in dist/"
-	@echo "make docs      make the reference of the Python names in $(API_PAGES)"
+	@echo "make docs      build the site of the documentation in $(SITE)"
 	@echo "make clean     remove what these made"
 
 demo: $(VENV)/.built
@@ -101,7 +100,7 @@ test-core: $(CORE_VENV)/.installed
 	@echo "== Running the tests that need no framework"
 	GLUON_GC_LIBRARY="$(CURDIR)/$(CORE)/libgluon_gc.so" $(CORE_PY) -m pytest -q $(CORE_TESTS)
 
-# A GPU's machine may have neither network nor this make: docs/gpu.md says what to carry there.
+# A GPU's machine may have neither network nor this make: docs/guides/gpu.md says what to carry there.
 test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
 	@echo "== Building the library with code for GPUs, without MXNet's operators"
 	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda.txt
@@ -143,11 +142,10 @@ wheel: $(VENV)/.installed
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --plat $(PLATFORM) --only-plat \
 	  --exclude libgomp.so.1 --wheel-dir dist $(UNAUDITED)/*.whl
 
-docs: $(VENV)/.built
-	@echo "== Making the reference of the Python names"
-	$(PY) -m pdoc --docformat numpy --no-include-undocumented --no-show-source \
-	  --output-directory $(API_PAGES) $(API)
-	@echo "== It begins at $(API_PAGES)/gluon_gc.html"
+docs: $(VENV)/.installed
+	@echo "== Building the site of the documentation"
+	$(PY) -m mkdocs build --quiet --site-dir $(abspath $(SITE))
+	@echo "== It begins at $(SITE)/index.html"
 
 clean:
 	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) $(TORCH_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so

@@ -6,7 +6,7 @@ as a share of what the copy reaches (bytes read and written).
 
     python benchmark/gpu.py [--json FILE] [--rounds N] [--sizes N ...]
 
-It needs NumPy, a GPU with its driver, and a library with code for GPUs: docs/gpu.md.
+It needs NumPy, a GPU with its driver, and a library with code for GPUs: docs/guides/gpu.md.
 """
 
 from __future__ import annotations

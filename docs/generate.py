@@ -1,4 +1,4 @@
-"""Writes reference.md beside it: compression_params, algorithms, and environment variables."""
+"""Writes reference/keys-and-variables.md: compressors, algorithms, and environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gluon_gc import algorithms, compression
 from gluon_gc.variables import KINDS, REQUIRED, TABLE, Variable
 from gluon_gc.variables_of_launchers import OF_LAUNCHERS
 
-PAGE = Path(__file__).with_name("reference.md")
+PAGE = Path(__file__).with_name("reference") / "keys-and-variables.md"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
@@ -60,7 +60,7 @@ def _names(variable: Variable) -> str:
 
 
 def page() -> str:
-    """The text of reference.md."""
+    """The text of the page."""
     compressors = (
         (f"`{name}`", compressor.description) for name, compressor in compression.registry.items()
     )
@@ -73,7 +73,7 @@ def page() -> str:
         for variable in OF_LAUNCHERS
     )
     lines = [
-        "# Reference",
+        "# Keys and variables",
         "",
         "Made by `python docs/generate.py` from the tables that the code itself reads.",
         "",

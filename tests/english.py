@@ -10,7 +10,9 @@ from pathlib import Path
 LONGEST = 40  # words of a sentence
 PHRASES = ("of which", "of whom", "for whom", "alike", "so many", "in the place of", "what is")
 
-ITEM = re.compile(r"\s*([-*•] |\d+\. |[\w*., ]+ : |(Parameters|Returns|Raises|Attributes)$|[-=]{3,}$)")
+ITEM = re.compile(
+    r"\s*([-*•] |\d+\. |[\w*., ]+ : |(Parameters|Returns|Raises|Attributes)$|[-=]{3,}$)"
+)
 
 
 def paragraphs(text):

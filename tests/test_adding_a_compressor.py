@@ -1,4 +1,4 @@
-"""The compressor of docs/adding-a-compressor.md needs three new files, and no edit of another."""
+"""The compressor of docs/design/adding-a-compressor.md needs three new files and no edit."""
 
 import os
 import shutil
@@ -59,9 +59,8 @@ def run(tmp_path_factory):
     for folder in ("operators", "gluon_gc", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=left_out)
     shutil.copy(ROOT / "bpslaunch.py", tree)
-    files = {
-        file: code for _, code, file in Page(ROOT / "docs/adding-a-compressor.md").blocks if file
-    }
+    page = Page(ROOT / "docs/design/adding-a-compressor.md")
+    files = {file: code for _, code, file in page.blocks if file}
     assert files.keys() == FILES
     for file, code in files.items():
         assert not (tree / file).exists()

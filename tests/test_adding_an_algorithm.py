@@ -1,4 +1,4 @@
-"""The algorithm of docs/adding-an-algorithm.md needs two new files, and no edit of another."""
+"""The algorithm of docs/design/adding-an-algorithm.md needs two new files and no edit."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ def copy_with_the_algorithm(tree):
     """Copy what Python needs to an empty folder, built library included, with the page's files."""
     for folder in ("gluon_gc", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    page = Page(ROOT / "docs/adding-an-algorithm.md")
+    page = Page(ROOT / "docs/design/adding-an-algorithm.md")
     files = {file: code for _, code, file in page.blocks if file}
     assert files.keys() == FILES
     for file, code in files.items():

@@ -1,4 +1,4 @@
-"""The code of docs/amp.md trains, and the trainer does what that page says."""
+"""The code of docs/guides/amp.md trains, and the trainer does what that page says."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_docs import ROOT, Page
 
-((_, CODE, _),) = Page(ROOT / "docs" / "amp.md").blocks
+((_, CODE, _),) = Page(ROOT / "docs" / "guides" / "amp.md").blocks
 
 # A network that a CPU computes under AMP. The second batch has an infinity.
 BEFORE = """

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has what the code says, and all that it says."""
+"""docs/reference/troubleshooting.md has what the code says, and all that it says."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_docs import ROOT
 
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs" / "reference" / "troubleshooting.md"
 OF_PYTHON = [
     ROOT / "setup.py",
     *sorted(ROOT.glob("gluon_gc/**/*.py")),

@@ -375,7 +375,7 @@ def test_horovod_that_is_missing_is_named_with_the_page_that_says_how(tmp_path):
     assert code == 1 and err.count("Traceback") == 1
     line = err.splitlines()[-1]
     assert line.startswith("ImportError: the horovod backend needs Horovod built for this MXNet (")
-    assert line.endswith("docs/horovod.md says how")
+    assert line.endswith("docs/guides/horovod.md says how")
 
 
 def test_a_cluster_without_an_engine_says_so_in_a_line(environment, tmp_path):

@@ -1,4 +1,4 @@
-"""Train the digits with every compressor, and write how they converge into docs/convergence.md.
+"""Train the digits with every compressor; write docs/benchmarks/convergence.md.
 
 Each setting is trained by a scheduler, 2 servers and 4 workers on this machine, once for each of
 three seeds; what is the same for all of them is in COMMON. Fails if a setting ends more than a
@@ -12,8 +12,8 @@ from typing import Dict, List
 from picture import draw_accuracy
 from runs import ROOT, Cluster, Run, summary, train
 
-PAGE = ROOT / "docs" / "convergence.md"
-PICTURE = ROOT / "docs" / "convergence.svg"
+PAGE = ROOT / "docs" / "benchmarks" / "convergence.md"
+PICTURE = ROOT / "docs" / "benchmarks" / "convergence.svg"
 BEGIN, END = "<!-- begin: written by compare.py -->", "<!-- end -->"
 OUTPUT = ROOT / "build" / "compare"
 CLUSTER = Cluster(workers=4, servers=2)

@@ -1,4 +1,4 @@
-"""Train the digits with PyTorch and several compressors, and write the table in docs/torch.md.
+"""Train the digits with PyTorch and several compressors, and write a table of the docs.
 
 Each setting is trained by 4 workers on this machine, once for each of three seeds; what is the same
 for all of them is in COMMON. Fails if a setting ends more than half a point below plain
@@ -10,7 +10,7 @@ from typing import Dict, List
 
 from runs import ROOT, Run, summary, train
 
-PAGE = ROOT / "docs" / "torch.md"
+PAGE = ROOT / "docs" / "guides" / "torch.md"
 BEGIN, END = "<!-- begin: written by compare.py -->", "<!-- end -->"
 OUTPUT = ROOT / "build" / "compare-torch"
 WORKERS = 4

@@ -97,7 +97,7 @@ def horovod_command(command: Sequence[str], workers: int) -> List[str]:
     beside_python = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     horovodrun = beside_python or shutil.which("horovodrun")
     if horovodrun is None:
-        raise env.ConfigurationError("--backend horovod needs horovodrun: docs/horovod.md")
+        raise env.ConfigurationError("--backend horovod needs horovodrun: docs/guides/horovod.md")
     return [horovodrun, "--gloo", "-np", str(workers), *runnable(command)]
 
 

@@ -506,7 +506,7 @@ def algorithms_that_ask_for_different_rounds_raise():
 
 
 def an_algorithm_that_was_added_trains():
-    """That of docs/adding-an-algorithm.md."""
+    """That of docs/design/adding-an-algorithm.md."""
     first = float(loss_of(Net(), 0))
     net = Net()
     optimizer = distributed(net, {"name": "elastic", "every": 2}, ONEBIT)

@@ -1,4 +1,4 @@
-"""docs/first-torch-script.md: its script trains and goes on, under each launcher that it names."""
+"""docs/tutorials/pytorch.md: its script trains and goes on, under each launcher that it names."""
 
 import os
 import re
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn", reason="the page's data are scikit-learn's")
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "first-torch-script.md"
+PAGE = ROOT / "docs" / "tutorials" / "pytorch.md"
 (SCRIPT,) = re.findall(r"^`train.py`:\n\n```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
 LAUNCHERS = {
     "python": [],

@@ -23,7 +23,7 @@ def load() -> Any:
     except ImportError as error:
         raise ImportError(
             f"the horovod backend needs Horovod built for this MXNet ({error}); "
-            "docs/horovod.md says how"
+            "docs/guides/horovod.md says how"
         ) from None
     theirs = hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async
     within, push = (ctypes.cast(f, ctypes.c_void_p) for f in (theirs, _LIB.MXEnginePushAsync))
