@@ -252,7 +252,7 @@ def the_first_drop_after_a_step_is_told_and_later_ones_undone():
             loss_of(model, 50).backward()
             optimizer.zero_grad()
             loss_of(model, 2).backward()
-        assert any("Their residual and momentum keep this one" in line for line in lines), lines
+        assert any("Residual and momentum keep this exchange" in line for line in lines), lines
         optimizer.step()
         optimizer.zero_grad()
         kept = copy.deepcopy(state.state_dict()["arrays"])
@@ -597,7 +597,7 @@ def workers_that_would_drift_apart_are_refused():
     for step in (2, 3):
         optimizer.zero_grad()
         if step == 3:
-            said = "worker 1 has left out other steps than other workers"
+            said = "worker 1 has skipped other steps than other workers"
             raised(RuntimeError, said, lambda: loss_of(model, 3).backward())
         else:
             loss_of(model, step).backward()
@@ -840,7 +840,7 @@ def a_worker_that_does_not_come_is_given_up():
     if dist.get_rank() == 1:
         time.sleep(6)
     else:
-        said = "gradients could not be exchanged; a worker may have ended, or does something else: "
-        said += "worker 0 waits for worker 1: "
+        said = "gradients could not be exchanged: another worker may have ended, or made a "
+        said += "different call: worker 0 waits for worker 1: "
         raised(RuntimeError, said, lambda: train(net, optimizer, ddp, [2]))
     os._exit(0)

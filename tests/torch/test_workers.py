@@ -131,7 +131,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
     run("saved", tmp_path)
     run("resumed", tmp_path)
     said = run("resumed_by_fewer", tmp_path, workers=1)
-    assert "what 2 workers carried over is shared out to 1" in said
+    assert "the residuals of 2 workers are divided among 1" in said
 
 
 def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
