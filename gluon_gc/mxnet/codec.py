@@ -42,12 +42,15 @@ class MessageCodec:
 
     With gradient g (times the scale), momentum m, residual e, compressor C and decompressor D::
 
-        m = mu m + g;  g = g + mu m         Nesterov momentum: Zheng et al. 2019
-        p = g + r e;   e = p - D(C(p))      error feedback: Seide et al. 2014, Karimireddy et al.
-        2019
+        m = mu m + g;  g = g + mu m       Nesterov momentum
+        p = g + r e;   e = p - D(C(p))    error feedback
 
-    The payload is C(p). r is the learning-rate ratio, or 1 for "vanilla" feedback. DGC has formulas
-    of its own. All calls are queued on MXNet's engine and return at once.
+    The payload is C(p). r is previous / current learning rate, or 1 for "vanilla" feedback. DGC has
+    formulas of its own. All calls are queued on MXNet's engine and return at once.
+
+    Momentum before compression is from Zheng et al. 2019 ("Communication-Efficient Distributed
+    Blockwise Momentum SGD with Error-Feedback"). Error feedback is from Seide et al. 2014 ("1-Bit
+    Stochastic Gradient Descent") and Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD").
 
     Parameters
     ----------
