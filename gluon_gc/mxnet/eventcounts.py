@@ -1,4 +1,4 @@
-"""Counters in memory that processes share. MXNet's engine advances them and waits for them.
+"""Eventcounts (Reed and Kanodia 1979): shared counters that MXNet's engine advances and awaits.
 
 operators/mxnet/eventcounts.cpp implements them. Waiting occupies no thread of the engine, and no
 Python thread.

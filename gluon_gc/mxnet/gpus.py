@@ -1,4 +1,4 @@
-"""Which GPU compresses which message, where gradients have copies on several GPUs."""
+"""Chooses the GPU that compresses each message, if gradients have copies on several GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import plan
 from .channel import Channel
 from .gradient import Gradients
 
-_KNOWN = 64  # sets of channels whose shares are kept
+_CACHED = 64  # sets of channels whose shares are cached
 
 
 class GpuShares:
@@ -21,17 +21,17 @@ class GpuShares:
     Parameters
     ----------
     able : callable
-        Whether a GPU can compress a channel. It is asked only where there are gradients on GPUs.
+        Whether a GPU can compress a channel. It is called only if there are gradients on GPUs.
     """
 
     def __init__(self, able: Callable[[Channel], bool]) -> None:
         self._able = able
-        self._known: Dict[Any, Dict[Channel, int]] = {}  # numbers of GPUs
+        self._known: Dict[Any, Dict[Channel, int]] = {}  # indices of GPUs
 
     def of(self, channels: Sequence[Channel], gradients: Gradients) -> List[Optional[mx.Context]]:
         """The GPU that compresses each channel's gradients; None: the CPU does.
 
-        GPUs do it if the copies of all gradients that they could compress are on the same GPUs.
+        GPUs compress only if all gradients that they can compress have copies on the same GPUs.
         """
         if not any(gradient.from_gpus for gradient in gradients.values()):
             return [None] * len(channels)
@@ -47,7 +47,7 @@ class GpuShares:
     def _shares(self, channels: Sequence[Channel], gpus: int) -> Dict[Channel, int]:
         key = (gpus, *channels)
         if key not in self._known:
-            if len(self._known) == _KNOWN:
+            if len(self._known) == _CACHED:
                 self._known.clear()
             owners = plan.spread([channel.size for channel in channels], gpus)
             self._known[key] = dict(zip(channels, owners))
