@@ -59,17 +59,17 @@ class AlgorithmAveraging(Averaging):
 
     def require_every_step(self, call: str) -> None:
         raise RuntimeError(
-            f"{call} is for averages of gradients in every step, which algorithm "
-            f"{self._algorithm.name} does not make: call trainer.step(batch_size), before which "
-            "gradients may be changed, or leave out algorithm"
+            f"{call} does not work with algorithm {self._algorithm.name}, which does not average "
+            "gradients in every step: change gradients before trainer.step(batch_size), or leave "
+            "out algorithm"
         )
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         if self._begun and not goes_on:
             raise RuntimeError(
-                f"algorithm {self._algorithm.name} goes on after bps.resume only with the workers "
-                "that were there, with their ranks: save_states before bps.suspend, and "
-                "load_states(files, strict=False) into a new trainer"
+                f"algorithm {self._algorithm.name} goes on after bps.resume only with the same "
+                "workers and ranks: call save_states before bps.suspend, and "
+                "load_states(files, strict=False) of a new trainer"
             )
         self.exchange, self._declared = exchange, False
         return not self._begun

@@ -29,7 +29,7 @@ def checked(
     if on_nonfinite == "skip":
         raise ValueError(
             f"on_nonfinite must be 'raise' or 'propagate' with algorithm {parsed.name}, got "
-            "'skip': the workers do not meet in every step, and cannot leave one out together"
+            "'skip': the workers do not communicate in every step, so they cannot skip one together"
         )
     if max_grad_norm is not None:
         raise ValueError(

@@ -38,8 +38,8 @@ def require_fresh(params: Iterable[Parameter]) -> None:
     for param, context in _stale(params):
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {context} has not been updated by "
-            "backward since last `step`. If some steps are meant not to use it, all workers call "
-            "step with ignore_stale_grad=True"
+            "backward since last `step`. If this is intended, call step with "
+            "ignore_stale_grad=True on all workers"
         )
 
 

@@ -211,8 +211,8 @@ class GradientAveraging(Averaging):
         if kept:
             self._warned = True
             logger.warning(
-                "allreduce_grads() is called again, but update() was not: the residual or momentum "
-                "of %s has a gradient that no update has used. Decide before allreduce_grads() "
+                "allreduce_grads() was called twice without update(): the residual or momentum of "
+                "%s contains a gradient that no update has used. Decide before allreduce_grads() "
                 "whether to leave a step out, or pass on_nonfinite='skip' to the trainer",
                 self._params[kept[0]].name,
             )

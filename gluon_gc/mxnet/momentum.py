@@ -99,7 +99,7 @@ class Momentum:
             if fresh[context] and (wd or place in self._state):
                 w = self._of(place, x)
                 if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
-                    # An SGD update computes both formulas, with w as its momentum and x as its gradient.
+                    # SGD's update computes both formulas: w is its momentum, x its gradient.
                     rate = -self.mu * wd
                     mx.nd.sgd_mom_update(gradient, x, w, lr=rate, momentum=self.mu, out=gradient)
                     continue
