@@ -51,11 +51,11 @@ class AlgorithmStates:
 
         If not strict, arrays may be missing. Arrays of other nodes are ignored.
         """
-        for place, here in self.arrays().items():
-            there = arrays.get(place)
-            found = "missing" if there is None else f"{there.shape} of {there.dtype.name}"
-            expected = f"{here.shape} of {np.dtype(here.dtype).name}"
-            if found != expected and (strict or there is not None):
+        for place, own in self.arrays().items():
+            saved = arrays.get(place)
+            found = "missing" if saved is None else f"{saved.shape} of {saved.dtype.name}"
+            expected = f"{own.shape} of {np.dtype(own.dtype).name}"
+            if found != expected and (strict or saved is not None):
                 name = self._params[place.tensor].name
                 raise ValueError(
                     f"'{file}' does not fit: the {place.what} of '{name}' is {found} there, but "
@@ -71,8 +71,8 @@ class AlgorithmStates:
             place: mx.nd.array(a, ctx=first_copy(self._params[place.tensor]).context, dtype=a.dtype)
             for place, a in arrays.items()
         }
-        own = [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]
-        for place in own:
+        own_places = [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]
+        for place in own_places:
             values.pop(place).copyto(first_copy(self._params[place.tensor]))
         spread(self._params.values())
         state = self._algorithm.begin(

@@ -47,8 +47,8 @@ class AgreedLossScaler:
         for gradient in gradients:
             finite = mx.nd.multi_all_finite(gradient, num_arrays=1).as_in_context(overflow.context)
             overflow += 1 - finite
-        found = self._total(overflow, about).asscalar()
-        self._overflow = self._scaler.has_overflow([_Verdict(found == 0)])
+        overflows = self._total(overflow, about).asscalar()
+        self._overflow = self._scaler.has_overflow([_Verdict(overflows == 0)])
         return self._overflow
 
     def has_overflow(self, params: Sequence[Parameter]) -> bool:

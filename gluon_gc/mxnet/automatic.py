@@ -44,8 +44,8 @@ class Automatic:
         undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
         if not undecided:
             return list(tensors)
-        known = [self._chosen.get(tensor.index) for tensor in undecided]
-        names = _of_root(exchange, known)
+        previous = [self._chosen.get(tensor.index) for tensor in undecided]
+        names = _of_root(exchange, previous)
         if None in names:
             chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
             names = _of_root(exchange, [old or new for old, new in zip(names, chosen)])
@@ -108,7 +108,8 @@ def _choose(
 def _ready(gradients: Iterable[NDArray]) -> List[float]:
     """For each gradient, the seconds from the first gradient until it is ready.
 
-    The call waits for the first backward. Later ones are assumed to be twice as fast.
+    The call waits for the first backward. Later ones are assumed to be twice as fast, so its times
+    are halved.
     """
     times = []
     for gradient in gradients:

@@ -59,7 +59,7 @@ class Averaging(ABC):
     Attributes
     ----------
     noun : str
-        How the log calls the averaged vectors: "gradient" or "vector".
+        The log's word for the averaged vectors: "gradient" or "vector".
     steps : int
         The number of steps so far.
     tensors : dict
@@ -183,8 +183,8 @@ class Averaging(ABC):
 
     def names(self, indices: Optional[Collection[int]] = None) -> Set[str]:
         """The names of the tensors of these parameters; None: of all parameters."""
-        wanted = None if indices is None else set(indices)
-        return {t.name for (i, _), t in self.tensors.items() if wanted is None or i in wanted}
+        selected = None if indices is None else set(indices)
+        return {t.name for (i, _), t in self.tensors.items() if selected is None or i in selected}
 
     def with_gradients(self) -> List[int]:
         """The indices of the parameters that have gradients, in the order of backward."""

@@ -269,7 +269,7 @@ class MessageCodec:
         return states
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restore what `state` returned."""
+        """Restore a result of `state`."""
         self.memory.load(self.codecs, states)
         if self._params.compressor.traits.draws:
             for stream, state in zip(self._streams, states):

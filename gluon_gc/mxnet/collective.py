@@ -59,46 +59,46 @@ def allreduce(value: Value, average: bool = True) -> Value:
     RuntimeError
         `init` was not called; or another worker has another shape, or makes another call.
     """
-    given = _as_numpy(value)
+    array = _as_numpy(value)
     exchange = default_exchange()
-    parts = _summands(given)
+    parts = _summands(array)
     facts = {
-        "shape": list(given.shape),
+        "shape": list(array.shape),
         "average": bool(average),
         "64-bit integers": len(parts) > 1,
     }
     exchange.agree("allreduce", [("", facts)])
-    sums = total_of_parts(exchange, f"metrics.{given.size}.{len(parts)}", parts, "allreduce")
+    sums = total_of_parts(exchange, f"metrics.{array.size}.{len(parts)}", parts, "allreduce")
     floats = integers.as_floats(sums)
     if average:
         floats = floats / exchange.num_workers
-    whole = given.dtype.kind != "f" and not average and bool((floats % 1 == 0).all())
+    whole = array.dtype.kind != "f" and not average and bool((floats % 1 == 0).all())
     if whole:
-        return _like(value, integers.total(sums, given.dtype, "the values"))
-    return _like(value, floats.astype(given.dtype if given.dtype.kind == "f" else np.float64))
+        return _like(value, integers.total(sums, array.dtype, "the values"))
+    return _like(value, floats.astype(array.dtype if array.dtype.kind == "f" else np.float64))
 
 
-def _summands(given: np.ndarray) -> List[np.ndarray]:
+def _summands(array: np.ndarray) -> List[np.ndarray]:
     """The float64 arrays that are summed.
 
     All single numbers have the same number of summands, so one worker may have the integer 0 where
     others have floats.
     """
-    if given.dtype.kind != "f":
-        given = given if given.ndim else given.astype(np.int64)
-        return integers.summands(given)
-    values = given.astype(np.float64)
-    return [values] if given.ndim else [np.zeros_like(values), values]
+    if array.dtype.kind != "f":
+        array = array if array.ndim else array.astype(np.int64)
+        return integers.summands(array)
+    values = array.astype(np.float64)
+    return [values] if array.ndim else [np.zeros_like(values), values]
 
 
 def _as_numpy(value: Value) -> np.ndarray:
     if not isinstance(value, (numbers.Real, np.ndarray, NDArray)):
         kind = type(value).__name__
         raise TypeError(f"value must be a number, an ndarray or an NDArray, got {value!r} ({kind})")
-    given = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
-    if given.dtype.kind not in "iuf":
-        raise TypeError(f"value must have integers or floats, got {value!r} ({given.dtype})")
-    return given
+    array = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"value must have integers or floats, got {value!r} ({array.dtype})")
+    return array
 
 
 def _like(value: Value, result: np.ndarray) -> Value:

@@ -86,11 +86,12 @@ class Exchange(WorkerGroup):
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, Optional[NDArray]]:
-        """Sum `channel.sent` over all workers; return the sum, and the lists of its rows.
+        """Sum `channel.sent` over all workers; `SparseChannel.encode` has already written it.
 
-        `SparseChannel.encode` has already written `channel.sent`. Each worker's list says which
-        rows it has; the lists are stacked, one below the other. They are None if the sum has no
-        other rows.
+        Returns
+        -------
+        The rows of the sum, and the row lists of all workers, one below the other, for
+        `SparseChannel.deliver`. The lists are None if every row of the sum is in one of them.
         """
         raise NotImplementedError
 
@@ -103,7 +104,7 @@ class Exchange(WorkerGroup):
         self._aggregators.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
-        """This worker's number among the workers that exchange a chunk, and their number."""
+        """This worker's rank among the workers that exchange a chunk, and how many they are."""
         return self.rank, self.num_workers
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
@@ -150,15 +151,15 @@ class Exchange(WorkerGroup):
         self.channels.require_new(tensors)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
-        others = [tensor for tensor in tensors if tensor not in sparse]
-        chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
+        dense = [tensor for tensor in tensors if tensor not in sparse]
+        chunks = plan.cut(dense, env.get("BYTEPS_PARTITION_BYTES"), minimum)
         self.agree(call, [*about, *plan.facts(tensors)])
         self._streams.draw(chunks)
-        known = self.channels.tensors
-        known.update((tensor.name, tensor) for tensor in tensors)
+        declared_tensors = self.channels.tensors
+        declared_tensors.update((tensor.name, tensor) for tensor in tensors)
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
-            Channel(message, known, [self._start(c, self.place(c)[0]) for c in message])
+            Channel(message, declared_tensors, [self._start(c, self.place(c)[0]) for c in message])
             for message in in_messages(chunks, owners, bundled)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
@@ -178,8 +179,8 @@ class Exchange(WorkerGroup):
         """
         for channel in self.channels.hide(names):
             self._forget(channel)
-        known = self.channels.tensors
-        return [known.pop(name) for name in list(known) if name in names]
+        declared_tensors = self.channels.tensors
+        return [declared_tensors.pop(name) for name in list(declared_tensors) if name in names]
 
     # Exchanges
 

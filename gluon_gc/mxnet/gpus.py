@@ -35,13 +35,13 @@ class GpuShares:
         """
         if not any(gradient.from_gpus for gradient in gradients.values()):
             return [None] * len(channels)
-        able = [channel for channel in channels if self._able(channel)]
-        names = {name for channel in able for name in channel.tensors if name in gradients}
+        compressible = [channel for channel in channels if self._able(channel)]
+        names = {name for channel in compressible for name in channel.tensors if name in gradients}
         contexts = {gradients[name].gpus for name in names}
         (gpus,) = contexts if len(contexts) == 1 else ((),)
         if not gpus:
             return [None] * len(channels)
-        number_of = self._shares(able, len(gpus))
+        number_of = self._shares(compressible, len(gpus))
         return [gpus[number_of[c]] if c in number_of else None for c in channels]
 
     def _shares(self, channels: Sequence[Channel], gpus: int) -> Dict[Channel, int]:

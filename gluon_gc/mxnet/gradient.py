@@ -58,7 +58,6 @@ class Gradient:
     def __init__(
         self, arrays: Sequence[NDArray], targets: Sequence[NDArray], stype: str = "default"
     ) -> None:
-        given = arrays
         both = (*arrays, *targets)
         legacy_of = dict(zip(map(id, both), legacy(both)))  # the same array stays one object
         self._arrays = [legacy_of[id(array)] for array in arrays]
@@ -71,7 +70,7 @@ class Gradient:
         (first, *others), (context, *_) = self._arrays, self.contexts
         in_place = any(target is first for target in self._targets)
         alone = not others and context.device_type == "cpu" and first.stype == stype
-        self._only = given[0] if alone and in_place else None
+        self._only = arrays[0] if alone and in_place else None
 
     def is_of(self, arrays: Sequence[NDArray]) -> bool:
         """Whether this array is the only copy and the only target."""

@@ -65,7 +65,7 @@ class MessageMemory:
     def load(
         self, codecs: Sequence[kernels.Codec], states: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Restore what `saved` returned."""
+        """Restore a result of `saved`."""
         arrays = self._as_numpy()
         for codec, kept, state in zip(codecs, self._of_chunks(codecs, arrays), states):
             if codec.memory:

@@ -2,8 +2,9 @@
 
 If the compressor of any parameter applies momentum to the gradient, the optimizer applies none.
 This module then applies the rest: the momentum of uncompressed gradients, and the part of weight
-decay in the optimizer's momentum. The method is from Zheng et al. 2019 ("Communication-Efficient
-Distributed Blockwise Momentum SGD with Error-Feedback"), as BytePS implements it.
+decay in the optimizer's momentum. Momentum before compression is from Zheng et al. 2019
+("Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback"). The part of
+weight decay follows BytePS.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ class Momentum:
         self.mu, self._nesterov = mu, nesterov
         self._state: Dict[Tuple[int, ...], NDArray] = {}
 
-    def _of(self, place: Tuple[int, ...], like: NDArray) -> NDArray:
-        """The state of this place, on the context of `like`; initially zeros."""
-        if place not in self._state:
+    def _of(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+        """The state with this key, on the context of `like`; initially zeros."""
+        if key not in self._state:
             dtype = working_dtype(np.dtype(like.dtype).name)
-            self._state[place] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
-        self._state[place] = self._state[place].as_in_context(like.context)
-        return self._state[place]
+            self._state[key] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
+        self._state[key] = self._state[key].as_in_context(like.context)
+        return self._state[key]
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
         """m = mu m + g, then g = g + mu m (Nesterov) or g = m (classic).
@@ -85,7 +86,7 @@ class Momentum:
         """w = mu (w + wd x), then g = g + w / rescale: the optimizer will multiply g by `rescale`.
 
         Classic momentum adds the w of the step before. Weights with a stale gradient are left
-        alone, as by the optimizer.
+        alone, because the optimizer does not update them.
         """
         for index, param in enumerate(params):
             if param.grad_req != "null":
@@ -118,7 +119,7 @@ class Momentum:
         return {place: array.asnumpy() for place, array in self._state.items()}
 
     def load_state(self, state: Mapping[Tuple[int, ...], np.ndarray]) -> None:
-        """Restore what `state` returned."""
+        """Restore a result of `state`."""
         self._state = {place: mx.nd.array(a, dtype=a.dtype) for place, a in state.items()}
 
 

@@ -32,7 +32,7 @@ class OptimizerStates:
         return self._updaters[0].get_states(dump_optimizer=True)
 
     def load(self, pickled: bytes, numbers: Dict[int, int]) -> None:
-        """Restore what `pickled` returned, on all contexts.
+        """Restore a result of `pickled`, on all contexts.
 
         Parameters
         ----------
@@ -86,8 +86,8 @@ def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes,
                 f"{parameters} parameters here"
             )
     if mu is not None:
-        theirs, _ = momentum_of(optimizer)
-        fitting.check(fname, "momentum", theirs, mu)
+        saved_momentum, _ = momentum_of(optimizer)
+        fitting.check(fname, "momentum", saved_momentum, mu)
     return data, {i: i for i in range(parameters)}
 
 

@@ -149,7 +149,7 @@ class RowsCodec:
         return [state]
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restore what `state` returned."""
+        """Restore a result of `state`."""
         (state,) = states
         if self._params.compressor.traits.draws:
             self._stream.load_state(state["stream"])

@@ -53,8 +53,8 @@ def average_statistics(
     exchange.agree("average_statistics", facts)
     if not statistics:
         return
-    own = np.concatenate([_mean(copies) for copies in arrays])
-    (sums,) = total_of_parts(exchange, f"statistics.{own.size}", [own], "average_statistics")
+    means = np.concatenate([_mean(copies) for copies in arrays])
+    (sums,) = total_of_parts(exchange, f"statistics.{means.size}", [means], "average_statistics")
     ends = np.cumsum([copies[0].size for copies in arrays])[:-1]
     for copies, values in zip(arrays, np.split(sums / exchange.num_workers, ends)):
         for array in copies:

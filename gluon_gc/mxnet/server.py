@@ -52,9 +52,7 @@ class Server:
         self._loaded = archive.Joiner({})
         self._serving = False
         self._trace: Optional[trace.Trace] = None
-        self._updates: Counter = (
-            Counter()
-        )  # by key of payloads: the most updated one tells the step
+        self._updates: Counter = Counter()  # of each key of payloads; the maximum is the step
 
     def control(self, command: int, body: bytes, _: object) -> None:
         """Handle a request in JSON. Anything else, such as a pickled optimizer, is refused."""

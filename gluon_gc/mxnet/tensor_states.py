@@ -80,7 +80,7 @@ def layout(exchange: Exchange, names: Collection[str]) -> Layout:
 
 
 def load(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
-    """Restore what `state` returned; all workers call it, each with its own arrays.
+    """Restore a result of `state`; all workers call it, each with its own arrays.
 
     State that is in no array starts from zero, with a new random stream. The arrays of servers are
     in rank 0's checkpoint. An aggregator on a worker may find its arrays in the checkpoint of any
@@ -96,14 +96,14 @@ def load(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
 
 
 def load_workers(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
-    """Restore this worker's part of what `state` returned, without aggregators."""
+    """Restore this worker's part of a result of `state`, without aggregators."""
     saved = Saved(arrays)
     for channel in _compressed(exchange, names):
         channel.codec.load_state(_cut(exchange, channel, "worker", saved))
 
 
 def places(exchange: Exchange) -> Dict[str, Tuple[int, int]]:
-    """For each compressed tensor, the number of this worker's residual, and how many there are."""
+    """For each compressed tensor, the index of this worker's residual, and their number."""
     compressed = (channel for channel in exchange.channels if channel.codec is not None)
     return {
         piece.tensor: exchange.place(chunk)

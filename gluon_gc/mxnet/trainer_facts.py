@@ -33,7 +33,7 @@ def of_optimizer(optimizer: Optimizer, indices: Sequence[int] = ()) -> Facts:
     ----------
     optimizer : Optimizer
     indices : sequence of int
-        The parameters that the next update will change. Its learning rate is compared.
+        The parameters that the next update will change. That update's learning rate is compared.
     """
     scheduler = optimizer.lr_scheduler
     values = {
