@@ -33,12 +33,13 @@ class DistributedTrainer(HookedTrainer):
     """Averages compressed gradients over all workers, then updates the parameters.
 
     It is used like gluon.Trainer. Each worker is a process that trains on one or more contexts
-    (devices). Without an algorithm, a step has these stages:
+    (devices). Without the argument `algorithm`, a step has these stages:
 
     1. Each worker sums the gradient of a parameter over its contexts.
     2. It compresses the sum. The compressed bytes are the payload.
-    3. The backend sends the payloads to an aggregator (a server, or one of the workers). The
-       aggregator sums them, compresses the sum again, and sends it to all workers.
+    3. The backend sends the payloads of all workers to an aggregator, which is a server or one of
+       the workers. The aggregator sums them, compresses the sum again, and sends it to all workers.
+       (With the compressor dgc, each worker gets all payloads and sums them itself.)
     4. Each worker decompresses the average into the gradient: the same bits on all workers.
     5. Each worker runs the optimizer.
 
