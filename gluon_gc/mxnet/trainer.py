@@ -87,8 +87,8 @@ class DistributedTrainer(HookedTrainer):
         Clips this worker's own gradient before momentum and compression. If the l2 norm over all
         parameters is larger than this number, the gradient is scaled down to it. The norm is taken
         after the gradient is summed over the contexts and divided by the batch size. The norm of
-        the average over all workers is then at most this number. `allreduce_grads` clips gradients
-        that are not yet divided by the batch size, because `update` divides them.
+        the average over all workers is then at most this number. `allreduce_grads` clips before the
+        gradients are divided by the batch size, because `update` divides them later.
     update_on_kvstore : None or False
         For compatibility with gluon.Trainer. The optimizer always runs on the workers.
     algorithm : None, str or dict, optional
@@ -313,8 +313,8 @@ class DistributedTrainer(HookedTrainer):
           more than the duration of a step.
 
         "total" also has exposed_seconds: the time from the start of the last gradient's compression
-        (or copy) to the last average, over at most the last 64 steps. Backward overlaps with
-        everything before. With `max_grad_norm`, compression starts when all gradients exist. On a
+        (or copy) to the last average, averaged over at most the last 64 steps. Backward overlaps
+        with everything before. With `max_grad_norm`, compression starts when all gradients exist. On a
         machine with several workers, it starts when they have summed the gradient. exposed_seconds
         does not include the clipping and that sum.
 
