@@ -313,10 +313,10 @@ class DistributedTrainer(HookedTrainer):
           more than the duration of a step.
 
         "total" also has exposed_seconds: the time from the start of the last gradient's compression
-        (or copy) to the last average, averaged over at most the last 64 steps. Backward overlaps
-        with everything before. With `max_grad_norm`, compression starts when all gradients exist. On a
-        machine with several workers, it starts when they have summed the gradient. exposed_seconds
-        does not include the clipping and that sum.
+        (or copy) to the last average, on average over at most the last 64 steps. Backward overlaps
+        with everything before. With `max_grad_norm`, compression starts when all gradients exist.
+        On a machine with several workers, it starts when they have summed the gradient.
+        exposed_seconds does not include the clipping and that sum.
 
         Parameters
         ----------
