@@ -183,9 +183,9 @@ class DistributedTrainer(HookedTrainer):
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over all workers and update the parameters.
 
-        The call queues its work on MXNet's engine and returns at once. It waits for other workers
-        only in the first step, and if ignore_stale_grad, on_nonfinite="skip" or AMP needs their
-        answer.
+        The call queues its work on MXNet's engine and normally returns at once. It waits for other
+        workers in the first step, for uncompressed row-sparse gradients on Horovod, and if
+        ignore_stale_grad, on_nonfinite="skip" or AMP needs the workers' answers.
 
         With an algorithm, the optimizer applies this worker's own gradients, divided by batch_size.
         The algorithm decides whether the workers average vectors in this step.
