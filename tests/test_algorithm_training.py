@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused_by_name():
         lambda: trainer.update(1),
         lambda: setattr(trainer, "_amp_loss_scaler", object()),
     ):
-        with pytest.raises(RuntimeError, match="is for averages of gradients in every step"):
+        with pytest.raises(RuntimeError, match="does not average gradients in every step"):
             call()
     params[1].grad_req = "null"
     backward(params[:1], gradients(1, SHAPES))
