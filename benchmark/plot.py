@@ -1,4 +1,4 @@
-"""Draws what benchmark/cluster.py measured."""
+"""Draws the results of benchmark/cluster.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES: Dict[str, Dict[str, str]] = {
 
 
 def draw(table: Sequence[Mapping[str, Any]], path: str) -> None:
-    """One panel a rate: a dot a method, at its seconds a step on a logarithmic axis."""
+    """Draw one panel per rate. Each method is a dot at its seconds per step, on a log axis."""
     rates = sorted({row["Mbit/s"] for row in table})
     names = list(dict.fromkeys(row["method"] for row in table))
     size = (5.5 * len(rates) + 1, 0.27 * len(names) + 1.5)
@@ -42,7 +42,7 @@ def draw(table: Sequence[Mapping[str, Any]], path: str) -> None:
                 )
         panel.set(
             xscale="log",
-            xlabel="seconds a step, and how many times as fast as MXNet fp32",
+            xlabel="seconds per step, and speed-up over MXNet fp32",
             title=f"links of {rate:g} Mbit/s",
         )
         panel.set_yticks(range(len(names)), names)
@@ -52,19 +52,19 @@ def draw(table: Sequence[Mapping[str, Any]], path: str) -> None:
     panels[0][0].invert_yaxis()
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(STYLES))
     figure.tight_layout(rect=(0, 0.05, 1, 1))
-    # Text as text, and nothing that differs from run to run: the file is kept in the repository.
+    # The file is in the repository, so text stays text and nothing may differ from run to run.
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "network"}):
         figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def _group(method: str) -> str:
-    """Which of STYLES a method belongs to; gluon_gc's have a comma in their name."""
+    """Return a method's key in STYLES. Names of gluon_gc's methods have a comma."""
     _, comma, backend = method.partition(", ")
     others, server, horovod = STYLES
     return others if not comma else server if backend == "server" else horovod
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """Seconds, and how many times as fast as MXNet uncompressed."""
+    """Return a row's seconds and its speed-up over uncompressed MXNet."""
     speed_up = row["x MXNet fp32"]
     return f"{row['seconds']:.3g} s" + (f", {speed_up:.3g}×" if speed_up else "")
