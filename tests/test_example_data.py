@@ -70,7 +70,7 @@ def test_missing_data_is_named_with_where_to_get_it(read, tmp_path):
 def test_a_cut_file_is_refused(data, tmp_path):
     content = (data / "cifar100" / "train.bin").read_bytes()
     (tmp_path / "train.bin").write_bytes(content[:-1])
-    with pytest.raises(ValueError, match="must have 3074 bytes an image"):
+    with pytest.raises(ValueError, match="must have a multiple of 3074 bytes"):
         cifar100(str(tmp_path), train=True)
 
 

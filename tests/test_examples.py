@@ -202,7 +202,7 @@ def test_the_mode_decides_whether_the_network_is_compiled(mode, hybrid):
 def test_decay_epochs_that_do_not_ascend_are_refused(capsys):
     with pytest.raises(SystemExit):
         train_mnist.parse_arguments(["--lr-decay-epoch", "80,50"])
-    assert "must be positive and ascend, got '80,50'" in capsys.readouterr().err
+    assert "must be positive and ascending, got '80,50'" in capsys.readouterr().err
 
 
 # Learning rates
@@ -437,9 +437,9 @@ def test_the_last_checkpoint_is_one_that_is_whole(alone, data, tmp_path, capsys)
     states.write_bytes(states.read_bytes()[:-1])
     assert epoch() == 2
     (tmp_path / "mnist-2.params").write_bytes(b"not whole")
-    assert epoch() == 1 and f"goes on from {tmp_path}/mnist-1.params" in capsys.readouterr().out
+    assert epoch() == 1 and f"resumes from {tmp_path}/mnist-1.params" in capsys.readouterr().out
     (tmp_path / "mnist-1.states.0").unlink()
-    assert epoch() == 0 and "starts afresh" in capsys.readouterr().out
+    assert epoch() == 0 and "starts from the beginning" in capsys.readouterr().out
 
 
 def processes_of(launcher, words):
@@ -474,7 +474,8 @@ def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data
                 os.kill(next(processes_of(launcher.pid, victims.pop(int(epoch[1])))), 9)
     said = "".join(said)
     assert launcher.returncode == 0 and said.count("; restart ") == 2, said
-    assert "starts afresh" in said and re.search(r"goes on from \S+/0/mnist-(4|6).params", said)
+    assert "starts from the beginning" in said
+    assert re.search(r"resumes from \S+/0/mnist-(4|6).params", said)
     assert dict(CHECKSUM.findall(said)) == sums
 
 

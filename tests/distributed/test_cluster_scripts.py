@@ -154,7 +154,7 @@ def test_the_environment_wins_over_the_settings(started, role):
             {"CLUSTER_HOSTS": "a b"},
             "CLUSTER_HOSTS must name 8 machines or more, got 2",
         ),
-        ("run.sh vgg16 onebit", {"CLUSTER_HOSTS": " "}, "CLUSTER_HOSTS must name machines, got"),
+        ("run.sh vgg16 onebit", {"CLUSTER_HOSTS": " "}, "CLUSTER_HOSTS must list machines, got"),
         (
             "server.sh",
             {"DMLC_NUM_WORKER": "two"},
@@ -374,7 +374,7 @@ def test_a_job_goes_on_after_a_worker_has_died(cluster):
     said = "".join(said)
     assert run.wait(timeout=60) == 0, said
     assert said.count("; restart 1 of 1") == 5
-    assert re.search(r"\[worker 0\] goes on from params/cifar100-onebit/.*-[123].params", said)
+    assert re.search(r"\[worker 0\] resumes from params/cifar100-onebit/.*-[123].params", said)
     assert len(set(re.findall(r"checksum of the parameters (\w+)", said))) == 1
 
 
