@@ -5,7 +5,7 @@ from tests.distributed.cluster import Cluster
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Makes a `Cluster`, and ends it after the test."""
+    """Creates a `Cluster`, and ends it after the test."""
     clusters = []
 
     def make(workers, servers, **variables):

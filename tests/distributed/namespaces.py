@@ -1,4 +1,4 @@
-"""Network namespaces for tests: whether they can be made, and which there are."""
+"""Network namespaces for tests: whether they can be created, and which exist."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import pytest
 
 
 def namespaces():
-    """The list of those that exist."""
+    """Return the list of existing namespaces."""
     return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
 
 

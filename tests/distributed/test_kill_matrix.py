@@ -1,4 +1,4 @@
-"""Some cells of the kill matrix, whose whole is in docs/faults.md, and a short soak."""
+"""Some cells of the kill matrix, and a short soak test; docs/faults.md has the whole matrix."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def sums(tmp_path_factory):
 )
 def test_training_survives(sums, tmp_path, cell):
     outcome = run(tmp_path, cell)
-    # On a busy machine an end may look like a reset, after which a node could come back.
+    # Under load, an end may look like a connection reset. The others then wait for a heartbeat.
     assert outcome.faults(sums, soon=2 * HEARTBEAT) == []
     assert max(outcome.restarts.values()) == (0 if cell.stopped else 1)
 

@@ -1,4 +1,4 @@
-"""PyTorch over Gloo agrees with a NumPy replay, and bit for bit with MXNet over Horovod."""
+"""PyTorch over Gloo matches a NumPy replay, and MXNet over Horovod bit for bit."""
 
 import itertools
 import json
@@ -31,11 +31,11 @@ pytestmark = [
         not TORCH.exists(), reason="make .venv-torch/.built makes PyTorch's environment"
     ),
 ]
-PARTITION = {"BYTEPS_PARTITION_BYTES": "1000"}  # so that a tensor has several owners
+PARTITION = {"BYTEPS_PARTITION_BYTES": "1000"}  # a tensor then has several owners
 
 
 def run_torch(folder, ways, workers=2, **variables):
-    """What the workers of torchrun have, by rank."""
+    """Return the results of torchrun's workers by rank."""
     (folder / "ways.json").write_text(json.dumps(ways))
     torchrun = [
         TORCH,
