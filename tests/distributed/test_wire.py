@@ -19,7 +19,7 @@ DITHERING = {"compressor": "dithering", "k": 2}  # its messages vary in length
 
 
 def counted(folder, params, steps):
-    """Return the bytes sent to servers and workers, and the bytes per step of compression_stats()."""
+    """Return the bytes sent to servers and workers, and those per step by compression_stats()."""
     folder.mkdir()
     subnet = os.getpid() % 2**16  # loopback addresses that are not in use
     to_workers, to_servers = (f"127.{subnet >> 8}.{subnet & 255}.{host}" for host in (101, 102))

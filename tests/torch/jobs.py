@@ -1,8 +1,8 @@
-"""What workers do in tests: each job is a function that fails where something is wrong.
+"""Workers' jobs in the tests; a job is a function that raises an error if a check fails.
 
-torchrun ... jobs.py JOB[,JOB...] [FOLDER]
+    torchrun ... jobs.py JOB[,JOB...] [FOLDER]
 
-With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emulated.
+If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated GPU.
 """
 
 import copy
@@ -88,7 +88,7 @@ def compiled():
 
 
 def random_orders_of_tensors():
-    random = np.random.default_rng(0)  # alike on all workers
+    random = np.random.default_rng(0)  # the same on all workers
     sizes = {f"t{i}": int(n) for i, n in enumerate(random.integers(1, 5000, 12))}
     parameters = {name: torch.nn.Parameter(torch.zeros(n)) for name, n in sizes.items()}
 
@@ -231,7 +231,7 @@ def a_scaled_loss():
 
 
 def saved(folder):
-    """Five steps, a checkpoint, and what it would have come to after five more."""
+    """Train five steps, save a checkpoint, train five more steps, and save the weights."""
     for number, params in enumerate(SETTINGS):
         net, optimizer, ddp, state = wrapped(params)
         train(net, optimizer, ddp, range(5))
@@ -254,7 +254,7 @@ def resumed(folder):
 
 
 def resumed_by_fewer(folder):
-    """What two workers saved goes on with one."""
+    """Load the states of two workers into one."""
     files = [torch.load(folder / f"0.{rank}.pt", weights_only=True)[2] for rank in range(2)]
     _, _, _, state = wrapped(ONEBIT)
     raised(ValueError, "world_size is 2 there, but 1 here", lambda: state.load_state_dict(files[0]))
@@ -285,13 +285,13 @@ def resumed_with_other_chunks(folder):
 
 
 def joined(arrays, what):
-    """The pieces of an array, in their order."""
+    """Concatenate the pieces of an array in order."""
     begins = {int(key.split(".")[2]): array for key, array in arrays.items() if what in key}
     return torch.cat([torch.zeros(0), *(begins[begin] for begin in sorted(begins))])
 
 
 def several_machines():
-    """Gradients are averaged; residuals are the machine's, and each worker has some."""
+    """Gradients are averaged; each worker holds a part of its machine's residuals."""
     for params in SETTINGS:
         weights = trained(params)
         assert_alike(weights)
@@ -311,7 +311,7 @@ def several_machines():
 
 
 def large_values(hierarchical=True):
-    """What is large and travels as it is is averaged, and said not to be finite, as all is."""
+    """Large uncompressed tensors are averaged, and a NaN in them is reported."""
     made = {
         "large": torch.zeros(300_000),
         "small": torch.zeros(10),
@@ -339,7 +339,7 @@ def large_values(hierarchical=True):
 
 
 class CountingTransport:
-    """Another engine than Gloo: its groups are Gloo's, and it counts the bytes that it sends."""
+    """A transport on Gloo's groups that counts the bytes it sends."""
 
     tags = 2**31
 
@@ -433,7 +433,7 @@ def fully_sharded_checkpoint():
         cut, saved = weights(net), compression.state_dict()
         assert any("residual" in key for of in saved["arrays"].values() for key in of)
         steps(net, optimizer, 4, 8)
-        for stepped in (False, True):  # loaded before anything was exchanged, and after
+        for stepped in (False, True):  # load before anything was exchanged, and after
             other, optimizer, compression = model(params)
             steps(other, optimizer, 0, int(stepped))
             for parameter, values in zip(other.parameters(), cut):
@@ -513,7 +513,7 @@ def wrong_settings():
 
 @contextmanager
 def link_of(bytes_per_second):
-    """Within, that is what "auto" measures, and that kernels take no time."""
+    """In the block, "auto" measures this link speed, and kernels that take no time."""
     way, fast = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
 
     def said(exchange, topology, compressors):
@@ -527,7 +527,7 @@ def link_of(bytes_per_second):
 
 
 def chosen_automatically():
-    """The choice is alike on all workers, does what it does if given, and stays."""
+    """All workers make the same choice, keep it, and train as if the choice had been given."""
     with link_of(1e6):
         net, optimizer, ddp, state = wrapped(AUTO)
     given = {name: params.given() or None for name, params in state.params.items()}
@@ -552,7 +552,7 @@ def chosen_automatically():
 
 
 def measured_links_choose():
-    """Nothing is said of the link: it is measured."""
+    """The choice rests on the real link's speed."""
     net, optimizer, ddp, state = wrapped(AUTO, overrides={"first.*": TOPK})
     assert state.params["first.weight"].compressor.name == "topk"
     assert all(params.accuracy is None for params in state.params.values())
@@ -561,7 +561,7 @@ def measured_links_choose():
 
 
 def the_bits_of_the_cpu(folder):
-    """Payloads of a GPU's kernels, of the CPU for tensors on a GPU, and of the CPU are alike."""
+    """GPU kernels, CPU kernels for GPU tensors, and CPU kernels give the same payloads."""
     several = [
         *SETTINGS,
         {"compressor": "bytegrad"},

@@ -1,4 +1,4 @@
-"""gluon_gc.torch with tensors on a GPU that is emulated, in real processes that torchrun starts."""
+"""gluon_gc.torch with tensors on an emulated GPU, in forked worker processes."""
 
 import pytest
 
@@ -6,12 +6,12 @@ from tests.cuda import emulator
 
 from .test_workers import HERE, run
 
-pytestmark = pytest.mark.xdist_group("emulator")  # which is built once
+pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
 
 
 @pytest.fixture(scope="module")
 def emulated_gpu():
-    """The folder of an emulator."""
+    """Return the folder of an emulator."""
     return emulator.build()
 
 
