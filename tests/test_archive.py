@@ -1,4 +1,4 @@
-"""What aggregators carry over, in pages and between workers."""
+"""Aggregators' states, cut into pages and joined again."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ SIZES = st.lists(st.lists(st.integers(0, 40), max_size=3), max_size=5)
 
 
 def states_of(sizes):
-    """States of several keys, each of some chunks of these sizes."""
+    """Return states of several keys, with chunks of these sizes."""
     random = np.random.default_rng(0)
     return {
         key: [
@@ -41,7 +41,8 @@ def test_states_that_are_cut_into_pages_are_joined_again(sizes, most):
     while joiner.left:
         page = cutter.page(most)
         assert page.size == min(most, joiner.left)
-        padding = np.zeros(7 if page.size == joiner.left else 0, np.uint8)  # the last may be longer
+        # The last page may be longer.
+        padding = np.zeros(7 if page.size == joiner.left else 0, np.uint8)
         joined.update(joiner.add(np.append(page, padding)))
     assert cutter.page(most).size == 0
     assert joined.keys() == {key for key, chunks in states.items() if chunks}

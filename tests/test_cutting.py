@@ -1,4 +1,4 @@
-"""Saved states that are cut otherwise, without a framework."""
+"""Loading saved states whose chunks differ, without a framework."""
 
 import time
 
@@ -16,7 +16,7 @@ ROOM = 2**32
 
 
 def chunks(size, count):
-    """Slices of a tensor of `size` elements, in `count` chunks."""
+    """Return the slices of a tensor of `size` elements in `count` chunks."""
     ends = np.linspace(0, size, count + 1).astype(int).tolist()
     return list(zip(ends, ends[1:]))
 
@@ -79,7 +79,7 @@ def test_what_overlaps_slices_is_found_by_tensor():
 
 
 def seconds(tensors):
-    """Seconds to cut the states of this number of tensors, with four chunks each."""
+    """Return the seconds to cut the states of some tensors with four chunks each."""
     pieces = [piece for i in range(tensors) for piece in slices(f"tensor{i}", 64, 4)]
     one = np.zeros(16, np.float32)
     arrays = {Place(p.tensor, "worker", "residual", p.begin): one for p in pieces}
@@ -93,4 +93,5 @@ def seconds(tensors):
 
 def test_the_time_grows_with_the_number_of_tensors_not_with_its_square():
     few, many = (min(seconds(count) for _ in range(3)) for count in (100, 3000))
-    assert many < 200 * few  # of 30 times as many tensors; a search through all takes 900 times
+    # 30 times as many tensors; a search through all would take 900 times as long.
+    assert many < 200 * few
