@@ -1,4 +1,4 @@
-"""The environment: what is read from it, what is refused, and what is set for MXNet."""
+"""Environment variables: reading them, rejecting wrong ones, and setting those of MXNet."""
 
 import os
 
@@ -19,7 +19,7 @@ VARIABLES = (*variables.TABLE, *variables_of_launchers.OF_LAUNCHERS)
 
 @pytest.fixture
 def environ(monkeypatch):
-    """An environment without any variable of the tables; assignments to it are undone."""
+    """Return an environment without the tables' variables; changes to it are undone."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for variable in VARIABLES:
         for name in (variable.name, variable.older):

@@ -35,7 +35,7 @@ from gluon_gc.compression import parse, registry
 ROOT = Path(__file__).resolve().parents[1]
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
 
-# As BytePS's reproduction guide gives them.
+# From BytePS's reproduction guide.
 CIFAR100 = (
     "--model resnet18_v2 --mode hybrib --batch-size 32 --num-gpus 1 --num-epochs 200 -j 2 "
     "--warmup-epochs 10 --warmup-lr 0.1 --lr 0.1 --logging-file out"
@@ -152,7 +152,7 @@ def test_help_says_of_each_key_what_the_compressors_say(capsys):
 
 
 def shown_of(script, capsys):
-    """What its --help says, an argument at a time."""
+    """Return a script's --help text by argument."""
     with pytest.raises(SystemExit):
         script.parse_arguments(["--help"])
     said = capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_help_says_defaults_and_choices(script, capsys):
         assert f"(default: {default})" in shown[argument]
     assert "{step,poly,cosine}" in shown["--lr-mode"]
     assert "default: linear)" in shown["--partition"]
-    for argument in ("--stats", "--resume-from", "--k"):  # off, or without a default
+    for argument in ("--stats", "--resume-from", "--k"):  # flags, or without a default
         assert "default" not in shown[argument]
 
 
@@ -302,7 +302,7 @@ def test_what_is_no_checkpoint_is_refused(command, message):
 
 
 def losses(data, folder, command):
-    """Train on MNIST in this process; the loss of each step."""
+    """Train on MNIST in this process; returns the loss of each step."""
     args = train_mnist.parse_arguments(command.split())
     args.logging_file = str(folder / "log.jsonl")
     images = DatasetImages(
@@ -318,7 +318,7 @@ def losses(data, folder, command):
 
 @pytest.fixture
 def alone():
-    """This process is a cluster of one."""
+    """A cluster of this process alone."""
     bps.init()
     yield
     bps.shutdown()
@@ -344,9 +344,9 @@ CHECKSUM = re.compile(r"rank (\d) of 2: checksum of the parameters (\w+)")
 
 
 def train(script, folder, arguments):
-    """Run a script on two workers and one server; the checksums of all workers, and the log.
+    """Run a script on two workers and one server; returns the workers' checksums, and the log.
 
-    What it says is in the file "said".
+    The output is in the file "said".
     """
     log = folder / "log.jsonl"
     launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", sys.executable]
@@ -382,7 +382,7 @@ RUNS = {
 
 
 def assert_trained(sums, records):
-    """Both workers hold the same parameters, which onebit's messages made, and all was logged."""
+    """Check that both workers have equal parameters, trained with onebit, and a complete log."""
     assert set(sums) == {"0", "1"} and sums["0"] == sums["1"]
     assert [record["epoch"] for record in records] == [1, 2]
     for record in records:
@@ -443,7 +443,7 @@ def test_the_last_checkpoint_is_one_that_is_whole(alone, data, tmp_path, capsys)
 
 
 def processes_of(launcher, words):
-    """Those that bpslaunch has started with these words in their command."""
+    """Yield the ids of bpslaunch's children whose command contains these words."""
     for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         if words in Path(f"/proc/{pid}/cmdline").read_text():
             yield int(pid)
@@ -453,7 +453,7 @@ def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data
     script, epochs = "mnist/train_mnist.py", 12
     arguments = f"{ONEBIT} --no-cuda --data-dir {data}/mnist -j 0 --batch-size 16 --epochs {epochs}"
     sums, _ = train(script, tmp_path, f"{arguments} --save-period 0")
-    shell = (  # in which each worker has a disk of its own
+    shell = (  # each worker has its own disk
         f"{sys.executable} example/{script} {arguments} --save-period 2 --resume auto "
         f"--save-dir {tmp_path}/$DMLC_WORKER_ID"
     )
@@ -480,11 +480,11 @@ def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data
 
 
 def scalars(file):
-    """What a TensorBoard event file has of each number, by step."""
+    """Return the values in a TensorBoard event file by name and step."""
     from tensorboardX.proto.event_pb2 import Event
 
     found, content = {}, file.read_bytes()
-    while content:  # length, its checksum, an event, its checksum
+    while content:  # length, its checksum, event, its checksum
         end = 12 + int.from_bytes(content[:8], "little")
         for value in (event := Event.FromString(content[12:end])).summary.value:
             found.setdefault(value.tag, {})[event.step] = value.simple_value

@@ -1,6 +1,6 @@
-"""The way of gradients that stay on their GPUs, with devices of the CPU in the place of GPUs.
+"""The path of gradients that stay on their GPUs, tested with CPU devices in place of GPUs.
 
-tests/cu112 has MXNet for CUDA, and the kernels.
+tests/cu112 tests MXNet for CUDA and the kernels.
 """
 
 import mxnet as mx
@@ -26,7 +26,7 @@ each = pytest.mark.parametrize("name", [*COMPRESSORS, "none", "fp16"])
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Have several messages, of parts of tensors and of several of them."""
+    """Make several messages: some with a part of a tensor, some with several tensors."""
     monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")
     monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "0")
     monkeypatch.setattr(plan, "SMALL_BYTES", 300)
@@ -34,7 +34,7 @@ def cut(monkeypatch):
 
 @pytest.fixture
 def devices(cut, monkeypatch):
-    """Take them for GPUs."""
+    """Treat DEVICES as GPUs."""
     gpus = property(lambda gradient: gradient.contexts)
     make = Gradient.__init__
 
@@ -61,7 +61,7 @@ def exchange_of(name, dtype):
 
 
 def train(exchange, contexts, dtype, missing=(), out_of_place=False, max_norm=None):
-    """The averages of some steps, by step, tensor and context, and what is carried over."""
+    """Return the averages of some steps by step, tensor and context, and the state afterwards."""
     results = {}
     for step in range(4):
         random = np.random.default_rng(step)
@@ -115,7 +115,7 @@ def test_results_and_states_are_those_of_the_cpu(devices, name, dtype, count):
 
 @pytest.fixture
 def ordinary(cut):
-    """What comes of it where nothing is taken for a GPU."""
+    """Return the expected results, with no device treated as a GPU."""
     return [train(exchange_of("onebit", "float32"), DEVICES, "float32", **how) for how in WAYS]
 
 

@@ -1,4 +1,4 @@
-"""Ratios of learning rates, for error feedback that follows them."""
+"""Ratios of learning rates, for error feedback that is rescaled when the rate changes."""
 
 import pytest
 

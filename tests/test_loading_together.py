@@ -1,4 +1,4 @@
-"""A checkpoint that all workers load, or none of them."""
+"""Either all workers load a checkpoint, or none does."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from gluon_gc.checkpoint.loading import if_all_can
 
 
 def agreeing(stated):
-    """An `agree` of two workers. The other one states the same, with the last value changed."""
+    """Return an `agree` for two workers; `stated` has the values that differ on the other one."""
 
     def agree(facts):
         (subject, values), *_ = facts
