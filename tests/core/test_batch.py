@@ -1,4 +1,4 @@
-"""Several codecs in one call do what each of them does alone."""
+"""Several codecs in one call give the same results as in separate calls."""
 
 import numpy as np
 import pytest

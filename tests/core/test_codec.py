@@ -1,4 +1,4 @@
-"""What is true of every compressor's codec, whatever its payloads are like."""
+"""Properties that the codecs of all compressors share, whatever their payloads contain."""
 
 import numpy as np
 import pytest
@@ -47,9 +47,8 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
         assert payload[:header].tobytes() == np.float64(ratio).tobytes()[:header]
         assert np.array_equal(payload[header : wrote.bytes], expected)
         assert wrote.bytes == read.bytes == codec.used(payload) <= codec.payload_bytes
-        assert (
-            wrote.finite and read.finite == np.isfinite(decoded).all()
-        )  # as halves they may not be
+        # Values that are sent as float16 may overflow.
+        assert wrote.finite and read.finite == np.isfinite(decoded).all()
         assert arrays.same_bits(out, decoded)
         assert replay.drawn == (step + 1) * codec.draws
         if codec.momentum:
@@ -57,7 +56,7 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
         if codec.memory:
             residual = codec.residual(state)
             assert np.array_equal(residual, replay.residual)
-            replay.residual = residual  # a zero may have the other sign
+            replay.residual = residual  # the sign of a zero may differ
     guarded.check()
     workspace.check()
 
@@ -202,7 +201,7 @@ def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped
 
 
 def made_from(case, value):
-    """What three steps make where such bytes are in memory that is not initialised."""
+    """Return the results of three steps, with uninitialised memory filled with this byte value."""
     codec = case.codec()
     poison(codec, value)
     state, made = codec.state(), []
@@ -235,7 +234,7 @@ def test_what_is_not_finite_shows_where_it_is_decoded_and_nothing_is_kept_of_it(
     codec.compress(case.values(), state, begin)
     values = case.values(1)
     if codec.traits.summable and not codec.memory and not codec.momentum:
-        values[:] = bad  # one might not be sent, nor even looked at
+        values[:] = bad  # a single one might not be drawn, and so not even read
     else:
         values[data.draw(st.integers(0, case.n - 1))] = bad
 
@@ -257,14 +256,14 @@ def test_what_is_not_finite_shows_where_it_is_decoded_and_nothing_is_kept_of_it(
 
 
 def decoded_between_fences(case, codec, payload):
-    """Whether a payload is valid; if so it is decoded, and aggregated if it can be."""
+    """Return whether a payload is valid; if so, decode it, and aggregate it if possible."""
     guarded = arrays.Guarded()
     (position,) = positions(codec, 1)
     room = guarded.empty(codec.payload_bytes, np.uint8)
     room[: payload.size] = payload
     poison(codec, 0xFF)
     if not codec.valid(room):
-        if codec.isa != "cuda":  # which is given what is valid
+        if codec.isa != "cuda":  # a GPU gets only valid payloads
             with pytest.raises(ValueError, match=f"payload 0 is not one of {case.n} elements"):
                 codec.decompress(room, position)
         return False

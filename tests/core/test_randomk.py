@@ -1,4 +1,4 @@
-"""randomk: its replay in NumPy, and what is true of it alone."""
+"""randomk: its replay in NumPy, and its own tests."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Whether values are finite, and their sum of squares, against NumPy's."""
+"""Checks for finite values, and the sum of squares, compared with NumPy's."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What travels uncompressed, on a GPU: the operators give the values that they give on the CPU."""
+"""Uncompressed gradients on a GPU: the operators give the same values as on the CPU."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tests.test_message_codec import failing
 DTYPES = ("float16", "float32", "float64")
 GPUS = (mx.gpu(0), mx.gpu(1))
 SIZES, PLACES = (1500, 1, 70, 3000), ((0, 0), (1, 3), (1, 4), (2, 1))
-"""Of the slices, and in which gradients they are; these have elements behind them, too."""
+"""The slices, and their gradients and starts; the gradients have further elements."""
 LENGTHS = (1500, 80, 3003)
 told = operators.MessageAttribute(sizes=operators.listed(SIZES))
 
@@ -31,7 +31,7 @@ def fused(arrays, dtype, factor=None):
 
 
 def defused(values, results):
-    """What is written, and in which slices something is not finite."""
+    """Return the written arrays, and flags for slices with non-finite values."""
     how = dict(metered=0, checked=operators.listed([1, 1, 0, 1]))
     flags = operators.call(
         "defuse", (values, *results), **told("defuse", how, len(results), PLACES)
@@ -58,7 +58,7 @@ def test_values_are_fused_and_written_back_as_on_the_cpu(gpu, dtype, factor):
             nodes = [mx.nd.array(values, ctx, values.dtype) for ctx in (mx.cpu(), gpu)]
             ours, theirs = (defused(x, gradients(x.context, dtypes)) for x in nodes)
             assert same(theirs, ours)
-            found = [bad == 0, False, False, bad == 4000]  # the third one is not looked at
+            found = [bad == 0, False, False, bad == 4000]  # the third slice is not checked
             assert theirs[-1].dtype == np.int64 and theirs[-1].tolist() == found
 
 

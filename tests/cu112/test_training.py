@@ -1,4 +1,4 @@
-"""Trainers whose gradients are on GPUs: averages and states are those of the CPU, bit for bit."""
+"""Trainers with gradients on GPUs: averages and states match the CPU's bit for bit."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ TWO_CPUS, TWO_GPUS = [[["cpu", 0], ["cpu", 1]]], [[["gpu", 0], ["gpu", 1]]]
 
 
 def ways(name, contexts):
-    """Arguments of `jobs.averages`: feedback, momentum, dtypes."""
+    """Return arguments of `jobs.averages` with different feedback, momentum and dtypes."""
     made = []
     for ef, momentum, dtype in (
         (None, None, "float32"),
@@ -26,10 +26,10 @@ def ways(name, contexts):
         ("vanilla", None, "float16"),
     ):
         if dtype == "float16" and contexts in (TWO_CPUS, TWO_GPUS):
-            continue  # MXNet's sum of those does not run here
+            continue  # MXNet's sum of float16 arrays does not run here
         params = {**COMPRESSORS[name], "ef": ef, "momentum": momentum}
         if params["compressor"] == "dithering" and contexts != GPU and contexts != TWO_GPUS:
-            params["fixed_width"] = True  # as on a GPU by itself
+            params["fixed_width"] = True  # GPUs always use fixed width
         made.append(
             {
                 "shapes": SHAPES,
@@ -46,7 +46,7 @@ def ways(name, contexts):
 
 
 def assert_equal(gpu, cpu):
-    """All that workers returned is the same; NaNs too."""
+    """Check that all workers' results are equal, including NaNs."""
     for ours, theirs in zip(gpu, cpu):
         assert ours.keys() == theirs.keys()
         for key in ours:
@@ -64,7 +64,7 @@ def test_local_training(name, cpu, gpu):
 
 @pytest.mark.parametrize("cpu, gpu", [(CPU, GPU), (TWO_CPUS, TWO_GPUS)], ids=["one", "two"])
 def test_dgc(cpu, gpu):
-    """Its momentum and clipping are its own."""
+    """dgc has its own momentum and clipping."""
 
     def ways_of(contexts):
         params = {"compressor": "dgc", "k": 0.02, "gradient_clipping": 3.0}

@@ -1,4 +1,4 @@
-"""Arrays are converted on the GPU to the bits that MXNet's operators make on the CPU."""
+"""Array conversions on the GPU give the same bits as MXNet's operators on the CPU."""
 
 import ctypes
 import itertools
@@ -18,7 +18,7 @@ STREAM = 9
 
 
 def awkward(dtype):
-    """All halves; of another dtype also what is between two, next to that, or of any bits."""
+    """Return all float16 values; for other dtypes also ties, their neighbours, and random bits."""
     if dtype == "float16":
         return HALVES
     exact = np.sort(HALVES[np.isfinite(HALVES)]).astype(dtype)
@@ -30,7 +30,7 @@ def awkward(dtype):
 
 
 def convert(values, out, scale=1.0, factor=None, nonfinite=None):
-    """What the library is told: out = values * scale."""
+    """Return the library's description of out = values * scale."""
     return Conversion(
         values.ctypes.data,
         out.ctypes.data,
@@ -52,7 +52,7 @@ def run(conversions):
 
 
 def on_the_cpu(values, dtype, scale):
-    """What gluon_gc_fuse makes of an array."""
+    """Convert an array on the CPU with gluon_gc_fuse."""
     x = mx.nd.array(values, dtype=values.dtype)
     fused = operators.call(
         "fuse",
@@ -76,7 +76,7 @@ def test_every_value_becomes_the_bits_that_it_becomes_on_the_cpu(made, dtype):
     values = awkward(made)
     for scale in SCALES:
         if np.isnan(scale):
-            values = values[~np.isnan(values)]  # of two NaNs the CPU takes any
+            values = values[~np.isnan(values)]  # the CPU may return either of two NaNs
         out = np.empty(values.size, dtype)
         run([convert(values, out, scale)])
         assert same_bits(out, on_the_cpu(values, dtype, scale)), f"times {scale}"

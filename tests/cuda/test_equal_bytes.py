@@ -1,4 +1,4 @@
-"""Every compressor that has kernels for CUDA gives the CPU's bytes, and calls only queue work."""
+"""Every compressor with CUDA kernels gives the CPU's bytes, and its calls only queue work."""
 
 import ctypes
 
