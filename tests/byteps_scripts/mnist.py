@@ -36,7 +36,7 @@ logger.info(args)
 
 
 def loader(train, **how):
-    # As published: every worker has all images, in an order of its own.
+    # As published: each worker has all images, in its own order.
     images = MNIST(train=train, transform=shared.as_planes(args.dtype))
     return gluon.data.DataLoader(images, args.batch_size, train, num_workers=args.j, **how)
 
@@ -94,6 +94,6 @@ for epoch in range(args.epochs):
         shown = epoch, acc[0].asscalar(), acc[1].asscalar()
         logger.info("Epoch[%d]\tTrain: accuracy=%f\tValidation: accuracy=%f", *shown)
 
-# Not in BytePS's: for the test to compare what the workers have.
+# Not in BytePS's script; the test compares the workers' parameters.
 makedirs(f"params{bps.rank()}")
 model.save_parameters(f"params{bps.rank()}/mnist.params")

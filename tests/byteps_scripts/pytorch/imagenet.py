@@ -84,7 +84,7 @@ def train(epoch):
     for batch_idx, (data, target) in enumerate(train_loader):
         adjust_learning_rate(epoch, batch_idx)
         optimizer.zero_grad()
-        for i in range(0, len(data), args.batch_size):  # the last step has fewer of these
+        for i in range(0, len(data), args.batch_size):  # the last step may have fewer
             data_batch = data[i : i + args.batch_size]
             target_batch = target[i : i + args.batch_size]
             loss = F.cross_entropy(model(data_batch), target_batch)
