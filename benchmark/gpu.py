@@ -62,13 +62,14 @@ def cases() -> List[Case]:
         Case({"compressor": "bytegrad"}, 9, 5),
     ]
     fed = {"onebit": 12.125, "topk": 12, "randomk": 12, "dithering": 20.4, "bytegrad": 21}
-    made = []
+    variants = []
     for case in plain:
         ef = {**case.params, "ef": "vanilla"}
-        more = fed[case.name]
-        made += [case, case._replace(params=ef, compress=more)]
-        made.append(case._replace(params={**ef, "momentum": "nesterov"}, compress=more + 8))
-    return [*made, Case({"compressor": "dgc", "k": 0.001}, 20, 4)]
+        least_bytes = fed[case.name]
+        variants += [case, case._replace(params=ef, compress=least_bytes)]
+        momentum = {**ef, "momentum": "nesterov"}
+        variants.append(case._replace(params=momentum, compress=least_bytes + 8))
+    return [*variants, Case({"compressor": "dgc", "k": 0.001}, 20, 4)]
 
 
 class Clock:

@@ -23,7 +23,7 @@ def arguments(defaults: Mapping[str, Any], **required: type) -> argparse.Namespa
 
 
 def log_to(file: str) -> logging.Logger:
-    """Return the root logger set up as in the published scripts: to a file and stderr, from INFO on."""
+    """Return the root logger as in the published scripts: to a file and stderr, from INFO on."""
     logger = logging.getLogger("")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.FileHandler(file))

@@ -1,7 +1,7 @@
 // Runs kernels as fibers: each thread of a block has a stack, and runs until it waits for others.
 //
-// Behaviour that a GPU leaves open is random here: the next thread to run, the order of blocks, the number of blocks
-// alive at a time, the grid's size along x (kernels accept any size), and the initial contents of shared memory.
+// Behaviour that a GPU leaves open is random here: the next thread to run, the order of blocks, and the number of
+// blocks alive at a time. So are the grid's size along x (kernels accept any size) and the initial shared memory.
 //
 // Behaviour that a GPU does not allow is an error: threads that wait at different barriers or not all at one, lanes
 // that meet in different operations, and data that is published without a fence. Memory is host memory, where each

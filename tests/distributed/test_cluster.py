@@ -1,4 +1,4 @@
-"""A cluster's features beside the two-way exchange."""
+"""A cluster's features other than the two-way exchange."""
 
 import signal
 import time

@@ -195,8 +195,8 @@ class Decoder {
     payload_ = std::make_unique<Room>(needs.payload_bytes, junk);
   }
 
-  // Expects that the new payload is valid, also without room behind it, and can be decoded. Its bits are kept only if it
-  // is finite, because the bits of a NaN are not defined.
+  // Expects that the new payload is valid, also without room behind it, and can be decoded. Its bits are kept only if
+  // it is finite, because the bits of a NaN are not defined.
   void check_made() {
     expect(status_.bytes <= needs.payload_bytes, "no payload is longer than the longest");
     const Room made(payload_->as(), status_.bytes);
