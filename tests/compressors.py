@@ -17,12 +17,12 @@ def params_of(name: str) -> Dict[str, Dict[str, Any]]:
     first = {key: value for key, value in tests.OPTIONS[0].items() if key in keys}
     seed = {"seed": 7} if "seed" in keys else {}
     examples = getattr(tests, "PARAMS", {name: first})
-    return {of: {"compressor": name, **seed, **params} for of, params in examples.items()}
+    return {example: {"compressor": name, **seed, **params} for example, params in examples.items()}
 
 
 COMPRESSORS = {
-    of: params
+    example: params
     for name, kind in registry.items()
     if not kind.traits.accumulates
-    for of, params in params_of(name).items()
+    for example, params in params_of(name).items()
 }

@@ -57,7 +57,7 @@ def trained(options, workers, steps):
         def meet(vectors):
             given[rank] = vectors
             barrier.wait()
-            sums = {n: sum(of[n] for of in given[1:]) + given[0][n] for n in vectors}
+            sums = {n: sum(own[n] for own in given[1:]) + given[0][n] for n in vectors}
             barrier.wait()
             return {name: total / np.float32(workers) for name, total in sums.items()}
 

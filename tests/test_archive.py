@@ -75,8 +75,8 @@ def test_workers_give_each_other_what_their_slices_need():
         Place("a", "aggregator", "residual", 6): whole[6:9],
         Place("a", "aggregator", "stream"): streams[1:],
     }
-    wanted = [Slice("a", 4, 7)]
-    data = b"".join(archive.pack(archive.parts(of, wanted)) for of in (mine, theirs))
+    slices = [Slice("a", 4, 7)]
+    data = b"".join(archive.pack(archive.parts(states, slices)) for states in (mine, theirs))
     got = archive.unpack(data)
     assert got.keys() == {
         Place("a", "aggregator", "residual", 4),

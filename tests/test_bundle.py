@@ -40,15 +40,15 @@ def test_only_what_is_in_use_of_a_message_travels_to_its_place():
 
 def test_messages_of_several_places_come_out_as_they_were():
     bundle = Bundle([channel(FIXED), channel(VARYING)])
-    every = [messages(length, first) for length, first in ((4, 0), (18, 50), (9, 90))]
-    travels = np.concatenate([part for _, used in every for part in used])
+    rows = [messages(length, first) for length, first in ((4, 0), (18, 50), (9, 90))]
+    travels = np.concatenate([part for _, used in rows for part in used])
     # There may be unused space at the end.
     data = np.concatenate([travels, np.full(3, 255, np.uint8)])
-    splits = [sum(part.size for part in used) for _, used in every]
+    splits = [sum(part.size for part in used) for _, used in rows]
     came = Packed(*arrays([data]), mx.nd.array(splits, dtype="int32"))
     fixed, varying = bundle.unpack(came, 3)
     assert fixed.shape == (3, 5) and varying.shape == (3, 23)
-    for row, (_, used) in enumerate(every):
+    for row, (_, used) in enumerate(rows):
         np.testing.assert_array_equal(fixed.asnumpy()[row], used[0])
         np.testing.assert_array_equal(varying.asnumpy()[row, : used[1].size], used[1])
 

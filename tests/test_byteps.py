@@ -93,8 +93,8 @@ def weights(attributes, compression=None, **more):
     return [param.data().asnumpy() for param in params]
 
 
-def assert_equal(some, others):
-    for a, b in zip(some, others):
+def assert_equal(ours, others):
+    for a, b in zip(ours, others):
         np.testing.assert_array_equal(a, b)
 
 

@@ -70,9 +70,9 @@ def test_a_chunk_goes_on_in_the_stream_of_the_chunk_that_had_its_first_element()
 
 def test_what_overlaps_slices_is_found_by_tensor():
     array = np.arange(10.0)
-    wanted = by_tensor([Slice("x", 0, 4), Slice("x", 8, 20), Slice("y", 0, 3)])
+    slices_by_tensor = by_tensor([Slice("x", 0, 4), Slice("x", 8, 20), Slice("y", 0, 3)])
     place = Place("x", "worker", "residual", 5)
-    found = [piece for _, _, piece in wanted["x"].overlapping(5, 15)]
+    found = [piece for _, _, piece in slices_by_tensor["x"].overlapping(5, 15)]
     assert found == [Slice("x", 8, 20)]
     begin, values = part(place, array, found[0])
     assert begin == 8 and values.tolist() == array[3:].tolist()

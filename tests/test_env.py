@@ -238,7 +238,7 @@ def test_horovod_looks_for_stalls_as_we_do(environ, warn_after, give_up_after, s
     ],
 )
 def test_horovod_is_asked_for_process_sets_where_some_share_a_node(environ, sizes, several):
-    environ.update({f"HOROVOD_{of}SIZE": str(size) for of, size in sizes.items()})
+    environ.update({f"HOROVOD_{prefix}SIZE": str(size) for prefix, size in sizes.items()})
     assert env.several_on_some_nodes() == several
     environ["BYTEPS_LOCAL_SIZE"] = "2"
     assert env.several_on_some_nodes()

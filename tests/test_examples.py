@@ -208,9 +208,9 @@ def test_decay_epochs_that_do_not_ascend_are_refused(capsys):
 # Learning rates
 
 
-def rates(command, updates, steps=10, machines=4, **how):
+def rates(command, updates, steps=10, machines=4, **kwargs):
     args = train_mnist.parse_arguments(command.split())
-    schedule = learning_rate_schedule(args, steps, machines, **how)
+    schedule = learning_rate_schedule(args, steps, machines, **kwargs)
     return [schedule(update) for update in updates]
 
 
@@ -230,11 +230,11 @@ def test_decay_may_be_counted_from_the_end_of_the_warm_up_on():
 def test_a_recipe_has_its_optimizer_where_nothing_is_compressed(
     alone, compression, monkeypatch, tmp_path
 ):
-    made = {}
+    noted = {}
 
     class Noted(bps.DistributedTrainer):
         def __init__(self, params, optimizer, *others, **more):
-            made["optimizer"] = optimizer
+            noted["optimizer"] = optimizer
             super().__init__(params, optimizer, *others, **more)
 
     monkeypatch.setattr(training.bps, "DistributedTrainer", Noted)
@@ -243,7 +243,7 @@ def test_a_recipe_has_its_optimizer_where_nothing_is_compressed(
     net = mx.gluon.nn.Dense(3, in_units=2)
     recipe = training.Recipe(mx.init.Constant(7), uncompressed="nag")
     training.Training(net, SimpleNamespace(steps=5), args, "net", recipe)
-    assert made["optimizer"] == ("sgd" if "--compressor" in compression else "nag")
+    assert noted["optimizer"] == ("sgd" if "--compressor" in compression else "nag")
     np.testing.assert_array_equal(net.weight.data().asnumpy(), 7)
 
 

@@ -99,7 +99,7 @@ def test_neither_backward_nor_what_it_hides_is_exposed(
     monkeypatch, backward_and_network, compression_params
 ):
     monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")  # two messages
-    made, network = backward_and_network
+    backward_gate, network = backward_and_network
     params = parameters([4000, 4000])
     params[1].compression_params = None
     trainer = bps.DistributedTrainer(
@@ -114,7 +114,7 @@ def test_neither_backward_nor_what_it_hides_is_exposed(
     trainer.step(1)
     time.sleep(HELD)
     made_at = time.monotonic()
-    made.opened.set()
+    backward_gate.opened.set()
     network.wait_for(2)
     held_from = time.monotonic()
     time.sleep(HELD)

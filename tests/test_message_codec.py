@@ -57,9 +57,9 @@ class Numpy:
         """Return a payload for each chunk."""
         values = self.message.chunks(gradients)
         self.move_on()
-        how = dict(scale=SCALE, ratio=ratio)
+        kwargs = dict(scale=SCALE, ratio=ratio)
         nodes = zip(self.codecs, values, self.states, self.positions)
-        return [codec.compress(x, state, p, **how)[0] for codec, x, state, p in nodes]
+        return [codec.compress(x, state, p, **kwargs)[0] for codec, x, state, p in nodes]
 
     def aggregate(self, payloads: List[List[np.ndarray]]) -> List[np.ndarray]:
         """Return a payload for each chunk, of the sum over the nodes."""
@@ -156,16 +156,16 @@ def in_mxnet(gradients: List[np.ndarray]) -> List[mx.nd.NDArray]:
     return [mx.nd.array(gradient, dtype=gradient.dtype) for gradient in gradients]
 
 
-def compressed(codec: MessageCodec, message: Message, step: int = 0, node: int = 0, **how: Any):
+def compressed(codec: MessageCodec, message: Message, step: int = 0, node: int = 0, **kwargs: Any):
     """Return a node's message."""
     gradients = in_mxnet(message.gradients(step, node))
-    return codec.compress(gradients, message.places, SCALE, **how)
+    return codec.compress(gradients, message.places, SCALE, **kwargs)
 
 
-def decompressed(codec: MessageCodec, received: Any, message: Message, **how: Any):
+def decompressed(codec: MessageCodec, received: Any, message: Message, **kwargs: Any):
     """Return gradients that contained 7 before, after decompression."""
     results = in_mxnet([np.full_like(gradient, 7) for gradient in message.gradients(0)])
-    codec.decompress(received, results, message.places, **how)
+    codec.decompress(received, results, message.places, **kwargs)
     return [result.asnumpy() for result in results]
 
 

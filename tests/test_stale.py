@@ -18,12 +18,12 @@ OPTIMIZER = {"learning_rate": 0.125, "momentum": 0.5}
 each_compression = pytest.mark.parametrize("compression", [None, ONEBIT, DGC])
 
 
-def step(params, trainer, number, used, **how):
+def step(params, trainer, number, used, **kwargs):
     """Train a step that uses some of the parameters."""
-    made = gradients(number, SHAPES)
+    values = gradients(number, SHAPES)
     if used:
-        backward([params[i] for i in used], [made[i] for i in used])
-    trainer.step(1, **how)
+        backward([params[i] for i in used], [values[i] for i in used])
+    trainer.step(1, **kwargs)
 
 
 def kept(trainer):
@@ -37,7 +37,7 @@ def kept(trainer):
 
 def assert_same(a, b, numbers):
     """Check that the states of these parameters are equal."""
-    a, b = ({key: v for key, v in of.items() if key[0] in numbers} for of in (a, b))
+    a, b = ({key: v for key, v in state.items() if key[0] in numbers} for state in (a, b))
     assert a.keys() == b.keys()
     for key in a:
         np.testing.assert_array_equal(a[key], b[key], err_msg=str(key))

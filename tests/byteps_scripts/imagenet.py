@@ -68,7 +68,7 @@ AUGMENTATION = dict(
 )
 
 
-def records(opt, file, index, **how):
+def records(opt, file, index, **kwargs):
     return mx.io.ImageRecordIter(
         path_imgrec=file,
         path_imgidx=index,
@@ -79,7 +79,7 @@ def records(opt, file, index, **how):
         part_index=bps.rank(),
         device_id=bps.local_rank(),
         **COLOURS,
-        **how,
+        **kwargs,
     )
 
 

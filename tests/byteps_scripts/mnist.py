@@ -35,10 +35,10 @@ logger = shared.log_to(f"mnist-{bps.size()}-{args.logging_file}.log")
 logger.info(args)
 
 
-def loader(train, **how):
+def loader(train, **kwargs):
     # As published: each worker has all images, in its own order.
     images = MNIST(train=train, transform=shared.as_planes(args.dtype))
-    return gluon.data.DataLoader(images, args.batch_size, train, num_workers=args.j, **how)
+    return gluon.data.DataLoader(images, args.batch_size, train, num_workers=args.j, **kwargs)
 
 
 train_data, val_data = loader(True, last_batch="discard"), loader(False)

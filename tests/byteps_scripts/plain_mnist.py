@@ -27,9 +27,9 @@ logging.basicConfig(level=logging.INFO)
 logging.info(args)
 
 
-def loader(train, **how):
+def loader(train, **kwargs):
     images = MNIST(train=train, transform=shared.as_planes(args.dtype))
-    return gluon.data.DataLoader(images, args.batch_size, train, **how)
+    return gluon.data.DataLoader(images, args.batch_size, train, **kwargs)
 
 
 train_data = loader(True, num_workers=args.j, last_batch="discard")

@@ -17,8 +17,8 @@ def arguments(defaults: Mapping[str, Any], **required: type) -> argparse.Namespa
         parser.add_argument(f"--{name}", type=kind, required=True)
     for name, default in defaults.items():
         names = ["-j", f"--{name}"] if name == "num-data-workers" else [f"--{name}"]
-        how = {"action": "store_true"} if default is False else {"type": type(default)}
-        parser.add_argument(*names, default=default, **how)
+        kwargs = {"action": "store_true"} if default is False else {"type": type(default)}
+        parser.add_argument(*names, default=default, **kwargs)
     return parser.parse_args()
 
 

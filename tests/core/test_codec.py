@@ -39,8 +39,8 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
         payload = guarded.empty(codec.payload_bytes, np.uint8)
         expected, decoded = replay.step(values, scale, ratio)
 
-        how = dict(scale=scale, ratio=ratio, threads=case.threads)
-        _, wrote = codec.compress(values, state, position, payload=payload, **how)
+        kwargs = dict(scale=scale, ratio=ratio, threads=case.threads)
+        _, wrote = codec.compress(values, state, position, payload=payload, **kwargs)
         out = guarded.empty(case.n, case.dtype)
         _, read = codec.decompress(payload, position, out=out, threads=case.threads)
 
@@ -78,9 +78,9 @@ def test_large_arrays_are_the_same_bits_for_every_instruction_set_and_number_of_
                 payload, status = codec.compress(
                     values, state, *positions(codec, 1), threads=threads
                 )
-                made = payload[: status.bytes].tobytes(), state
-                expected = expected or made
-                assert made[0] == expected[0]
+                result = payload[: status.bytes].tobytes(), state
+                expected = expected or result
+                assert result[0] == expected[0]
                 assert same_states(state, expected[1])
 
 
@@ -119,10 +119,10 @@ def test_calls_that_are_made_together_are_those_that_are_made_one_by_one(name):
     states, expected = ([codec.state() for codec in codecs] for _ in range(2))
     begin = kernels.position(START)
     with together("compress"):
-        made = [codec.compress(*given, begin) for codec, *given in zip(codecs, values, states)]
+        sent = [codec.compress(*given, begin) for codec, *given in zip(codecs, values, states)]
     with together("decompress"):
-        decoded = [codec.decompress(*given, begin)[0] for codec, (*given, _) in zip(codecs, made)]
-    for codec, x, state, (payload, status), out in zip(codecs, values, expected, made, decoded):
+        decoded = [codec.decompress(*given, begin)[0] for codec, (*given, _) in zip(codecs, sent)]
+    for codec, x, state, (payload, status), out in zip(codecs, values, expected, sent, decoded):
         ours, wrote = codec.compress(x, state, begin)
         assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes])
         assert arrays.same_bits(out, codec.decompress(ours, begin)[0])
@@ -204,24 +204,24 @@ def made_from(case, value):
     """Return the results of three steps, with uninitialised memory filled with this byte value."""
     codec = case.codec()
     poison(codec, value)
-    state, made = codec.state(), []
+    state, results = codec.state(), []
     for step, position in enumerate(positions(codec, 3)):
         payload = np.full(codec.payload_bytes, value, np.uint8)
         codec.compress(case.values(step), state, position, payload=payload)
         out = np.full(case.n * codec.dtype.itemsize, value, np.uint8).view(case.dtype)
         codec.decompress(payload, position, out=out)
-        made += [payload[: codec.used(payload)].tobytes(), out.tobytes()]
-    return made, state
+        results += [payload[: codec.used(payload)].tobytes(), out.tobytes()]
+    return results, state
 
 
 @each_compressor
 @given(st.data())
 def test_nothing_depends_on_what_is_in_memory_that_is_not_initialised(name, data):
     case = data.draw(cases(name))
-    made, state = made_from(case, 0)
+    results, state = made_from(case, 0)
     for value in (0x7F, 0xFF):
         again, state_again = made_from(case, value)
-        assert again == made and same_states(state, state_again)
+        assert again == results and same_states(state, state_again)
 
 
 @each_compressor

@@ -29,8 +29,8 @@ def test_the_limit_loops_touch_every_element_once_and_nothing_else(size, isa, th
 
     def run(name, *loops_arrays):
         addresses = [x.ctypes.data for x in loops_arrays] + [None, None]
-        how = size, threads, kernels.isas().index(isa)
-        return kernels.library.gluon_gc_limit(name.encode(), *addresses[:3], *how)
+        settings = size, threads, kernels.isas().index(isa)
+        return kernels.library.gluon_gc_limit(name.encode(), *addresses[:3], *settings)
 
     run("add", a, b)  # a = 3
     run("add_constant", a)  # a = 4

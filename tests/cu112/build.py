@@ -42,7 +42,9 @@ def linked(libmxnet: Path) -> Dict[str, List[str]]:
         if found is None:
             continue
         name, library = found.groups()
-        begins = (of for prefix, of in UNVERSIONED.items() if name.startswith(prefix))
+        begins = (
+            unversioned for prefix, unversioned in UNVERSIONED.items() if name.startswith(prefix)
+        )
         library = library or next(begins, None)
         if library is not None:
             functions[library].append(name)
@@ -72,9 +74,9 @@ def compile_images(folder: Path) -> Path:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_image, images))
-    made = folder / "images.cpp"
-    made.write_text(compiling.table(images, folder))
-    return made
+    source = folder / "images.cpp"
+    source.write_text(compiling.table(images, folder))
+    return source
 
 
 def main(folder: Path) -> None:

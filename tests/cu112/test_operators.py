@@ -127,10 +127,10 @@ def test_meters_and_framed_messages_are_refused_on_a_gpu():
         (dict(row_words=256, message_rows=1), "messages are not framed on a GPU"),
     ):
         node = node_of(message, mx.gpu())
-        told = {"metered": 0, "states": 0, "count": 1, "payload_bytes": node.count, **attributes}
-        told.update(compressor="onebit", options="", dtype="float32", sizes="100,", row=0, rows=1)
+        given = {"metered": 0, "states": 0, "count": 1, "payload_bytes": node.count, **attributes}
+        given.update(compressor="onebit", options="", dtype="float32", sizes="100,", row=0, rows=1)
         with failing(why):
-            operators.call("aggregate", [node.array(np.zeros(9, np.uint8))], **told).wait_to_read()
+            operators.call("aggregate", [node.array(np.zeros(9, np.uint8))], **given).wait_to_read()
 
 
 def test_payloads_of_another_length_are_refused():

@@ -14,7 +14,7 @@ GPUS = (mx.gpu(0), mx.gpu(1))
 SIZES, PLACES = (1500, 1, 70, 3000), ((0, 0), (1, 3), (1, 4), (2, 1))
 """The slices, and their gradients and starts; the gradients have further elements."""
 LENGTHS = (1500, 80, 3003)
-told = operators.MessageAttribute(sizes=operators.listed(SIZES))
+slices = operators.MessageAttribute(sizes=operators.listed(SIZES))
 
 
 def gradients(context, dtypes):
@@ -25,16 +25,16 @@ def gradients(context, dtypes):
 
 def fused(arrays, dtype, factor=None):
     factors = [] if factor is None else [mx.nd.array([factor], arrays[0].context, "float64")]
-    how = dict(metered=0, clipped=len(factors), dtype=dtype)
-    now = told(f"fuse {dtype}", how, len(arrays), PLACES, scale=1 / 3)
+    attributes = dict(metered=0, clipped=len(factors), dtype=dtype)
+    now = slices(f"fuse {dtype}", attributes, len(arrays), PLACES, scale=1 / 3)
     return operators.call("fuse", (*arrays, *factors), **now)
 
 
 def defused(values, results):
     """Return the written arrays, and flags for slices with non-finite values."""
-    how = dict(metered=0, checked=operators.listed([1, 1, 0, 1]))
+    attributes = dict(metered=0, checked=operators.listed([1, 1, 0, 1]))
     flags = operators.call(
-        "defuse", (values, *results), **told("defuse", how, len(results), PLACES)
+        "defuse", (values, *results), **slices("defuse", attributes, len(results), PLACES)
     )
     return [array.asnumpy() for array in (*results, flags)]
 

@@ -18,7 +18,7 @@ TWO_CPUS, TWO_GPUS = [[["cpu", 0], ["cpu", 1]]], [[["gpu", 0], ["gpu", 1]]]
 
 def ways(name, contexts):
     """Return arguments of `jobs.averages` with different feedback, momentum and dtypes."""
-    made = []
+    arguments = []
     for ef, momentum, dtype in (
         (None, None, "float32"),
         ("vanilla", "nesterov", "float32"),
@@ -30,7 +30,7 @@ def ways(name, contexts):
         params = {**COMPRESSORS[name], "ef": ef, "momentum": momentum}
         if params["compressor"] == "dithering" and contexts != GPU and contexts != TWO_GPUS:
             params["fixed_width"] = True  # GPUs always use fixed width
-        made.append(
+        arguments.append(
             {
                 "shapes": SHAPES,
                 "steps": 4,
@@ -40,9 +40,9 @@ def ways(name, contexts):
                 "dtype": dtype,
             }
         )
-    clipped = {**made[1], "trainer": {"max_grad_norm": 5.0}}
-    plain = {**made[0], "compression_params": {"fp16": True}}
-    return [*made, clipped, plain]
+    clipped = {**arguments[1], "trainer": {"max_grad_norm": 5.0}}
+    plain = {**arguments[0], "compression_params": {"fp16": True}}
+    return [*arguments, clipped, plain]
 
 
 def assert_equal(gpu, cpu):

@@ -38,10 +38,10 @@ class Device:
         self("cuDeviceGetName", name, len(name), number)
         self.name = name.value.decode()
         value = {}
-        for which, attribute in _CAPABILITY.items():
+        for part, attribute in _CAPABILITY.items():
             found = ctypes.c_int()
             self("cuDeviceGetAttribute", ctypes.byref(found), attribute, number)
-            value[which] = found.value
+            value[part] = found.value
         self.capability = 10 * value["major"] + value["minor"]
 
     def __call__(self, function: str, *arguments: Any) -> None:

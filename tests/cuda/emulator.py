@@ -87,9 +87,9 @@ def build() -> Path:
 
 def _compile(folder: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(compile_driver, folder)]
-        made += [pool.submit(compile_module, source, folder) for source in SOURCES.values()]
-    for one in made:
+        futures = [pool.submit(compile_driver, folder)]
+        futures += [pool.submit(compile_module, source, folder) for source in SOURCES.values()]
+    for one in futures:
         one.result()
 
 

@@ -91,14 +91,14 @@ def check(
         if step == 2 and n:
             values[seed % n] = (np.nan, np.inf, -np.inf)[seed % 3]
         where = kernels.position(START, step * cpu.draws)
-        how = dict(scale=0.75, ratio=ratio)
-        ours, expected = cpu.compress(values, state, where, **how)
+        kwargs = dict(scale=0.75, ratio=ratio)
+        ours, expected = cpu.compress(values, state, where, **kwargs)
         if step % 2:
-            how.update(scale=3.0, factor=guarded.copy(np.array([0.25])))
+            kwargs.update(scale=3.0, factor=guarded.copy(np.array([0.25])))
         room = guarded.empty(cpu.payload_bytes, np.uint8)
-        made, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **how)
+        payload, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **kwargs)
         used = int(expected.bytes)
-        assert np.array_equal(made[:used], ours[:used]), f"step {step}: another payload"
+        assert np.array_equal(payload[:used], ours[:used]), f"step {step}: another payload"
         assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
         assert same_states(theirs, state), f"step {step}: another state"
         rows[step % 2, : cpu.payload_bytes] = ours
@@ -122,10 +122,10 @@ def check(
         assert arrays.same_bits(out, expected), f"{count} payloads decode to something else"
         assert (there.bytes, there.finite) == (here.bytes, here.finite), "another status of a sum"
     if not cpu.traits.summable:
-        made, status = gpu.aggregate(payloads, theirs, where)
+        payload, status = gpu.aggregate(payloads, theirs, where)
         ours, expected = cpu.aggregate(rows, state, where)
         used = int(expected.bytes)
-        assert np.array_equal(made[:used], ours[:used]), "another aggregate"
+        assert np.array_equal(payload[:used], ours[:used]), "another aggregate"
         assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
         assert same_states(theirs, state), "another state of the aggregator"
     guarded.check()
@@ -175,11 +175,11 @@ def check_together(name: str, given: Mapping[str, Any], dtype: Any) -> None:
             values[3][77] = np.nan
         where = [positions(codec, 2)[step] for codec in gpu]
         with together("compress"):
-            made = [
+            sent = [
                 codec.compress(x, state, position, payload=rows[step])
                 for codec, x, state, position, rows in zip(gpu, values, states, where, messages)
             ]
-        for i, (payload, status) in enumerate(made):
+        for i, (payload, status) in enumerate(sent):
             ours, wrote = cpu[i].compress(values[i], expected[i], where[i])
             assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes]), "another payload"
             assert status.finite == wrote.finite, "another status"

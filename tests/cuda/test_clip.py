@@ -28,13 +28,13 @@ def clip(values, max_norm):
     """Return the factor that the GPU computes."""
     guarded = arrays.Guarded()
     copies = [guarded.copy(x) for x in values]
-    told = [Values(x.ctypes.data, x.size, x.itemsize) for x in copies]
-    told = (Values * len(told))(*told), len(told)
-    size = library.gluon_gc_clip_workspace(*told)
+    described = [Values(x.ctypes.data, x.size, x.itemsize) for x in copies]
+    described = (Values * len(described))(*described), len(described)
+    size = library.gluon_gc_clip_workspace(*described)
     workspace = arrays.Guarded(-size % 64 // 8).empty(size // 8, np.float64)
     factor = guarded.empty(1, np.float64)
-    how = Clipping(SCALE, max_norm, factor.ctypes.data, workspace.ctypes.data, STREAM)
-    check(library.gluon_gc_clip(*told, ctypes.byref(how)))
+    clipping = Clipping(SCALE, max_norm, factor.ctypes.data, workspace.ctypes.data, STREAM)
+    check(library.gluon_gc_clip(*described, ctypes.byref(clipping)))
     guarded.check()
     return factor[0]
 

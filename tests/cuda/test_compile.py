@@ -40,8 +40,8 @@ def test_nvrtc_compiles_for_the_oldest_and_the_newest_gpus(name):
     oldest, *_, newest, ptx = compiling.images_of(source)
     images = oldest, newest, ptx
     with ThreadPoolExecutor(cores()) as pool:
-        made = list(pool.map(lambda image: compiling.compile_image(nvrtc, image), images))
-    for image, (code, log) in zip(images, made):
+        results = list(pool.map(lambda image: compiling.compile_image(nvrtc, image), images))
+    for image, (code, log) in zip(images, results):
         if image.ptx:
             assert f".target sm_{image.capability}".encode() in code
             assert not re.search(rb"\bfma\b", code), "a product and a sum are one operation"

@@ -86,17 +86,17 @@ def test_many_arrays_of_all_dtypes_take_one_launch(gpu):
     guarded = arrays.Guarded(0)
     sizes = (0, 1, 5, 1023, 1024, 1025, 60_000)
     kinds = [(n, *dtypes) for n in sizes for dtypes in itertools.product(DTYPES, DTYPES)]
-    given = [guarded.copy(awkward(made)[-n:][:n].copy()) for n, made, _ in kinds]
-    made = [guarded.copy(np.zeros(n, dtype)) for n, _, dtype in kinds]
+    given = [guarded.copy(awkward(dtype)[-n:][:n].copy()) for n, dtype, _ in kinds]
+    outs = [guarded.copy(np.zeros(n, dtype)) for n, _, dtype in kinds]
     factor = guarded.copy(np.array([0.3]))
-    conversions = [convert(x, out, 0.7, factor) for x, out in zip(given, made)]
+    conversions = [convert(x, out, 0.7, factor) for x, out in zip(given, outs)]
     assert len(conversions) == 63
     gpu.emulator_queued(ctypes.c_void_p(STREAM))
     run(conversions)
     assert gpu.emulator_queued(ctypes.c_void_p(STREAM)) == 1
     run(conversions * 2)
     assert gpu.emulator_queued(ctypes.c_void_p(STREAM)) == 2
-    for x, out in zip(given, made):
+    for x, out in zip(given, outs):
         assert not x.size or same_bits(out, on_the_cpu(x, out.dtype.name, 0.7 * 0.3))
     guarded.check()
 

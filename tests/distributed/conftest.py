@@ -13,5 +13,5 @@ def cluster(tmp_path):
         return clusters[-1]
 
     yield make
-    for made in clusters:
-        made.stop()
+    for started in clusters:
+        started.stop()

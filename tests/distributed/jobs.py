@@ -875,8 +875,8 @@ def disagreements(arguments):
         trainer.step(1, ignore_stale_grad=ignores)
         mx.nd.waitall()
 
-    def scheduled(**how):
-        return {"optimizer_params": {"lr_scheduler": factor(10, base_lr=0.5, **how)}}
+    def scheduled(**kwargs):
+        return {"optimizer_params": {"lr_scheduler": factor(10, base_lr=0.5, **kwargs)}}
 
     ways = {
         "nothing": {},

@@ -214,9 +214,9 @@ def main() -> int:
         folders = args.logs or Path(scratch)
 
         def folder(name: str) -> Path:
-            made = folders / name.replace(" ", "")
-            made.mkdir(parents=True)
-            return made
+            path = folders / name.replace(" ", "")
+            path.mkdir(parents=True)
+            return path
 
         sums = undisturbed(folder("undisturbed"))
         print(FULL_HEAD, flush=True)

@@ -16,10 +16,10 @@ def _allowed():
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         return False
     name = f"gctest{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
-    if made:
+    created = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    if created:
         subprocess.run(["ip", "netns", "delete", name], check=True)
-    return made
+    return created
 
 
 needs_namespaces = pytest.mark.skipif(

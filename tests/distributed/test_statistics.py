@@ -34,9 +34,9 @@ def alone():
     bps.shutdown()
 
 
-def normalised(kind, **how):
+def normalised(kind, **kwargs):
     net = mx.gluon.nn.HybridSequential()
-    net.add(mx.gluon.nn.Dense(3, in_units=2), kind(in_channels=3, **how))
+    net.add(mx.gluon.nn.Dense(3, in_units=2), kind(in_channels=3, **kwargs))
     net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     return net
 

@@ -39,8 +39,8 @@ class Net(torch.nn.Module):
 
 def data(step, rows=16):
     """Return this worker's part of a step's batch."""
-    made = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    return torch.randn(rows, 20, generator=made), torch.randint(5, (rows,), generator=made)
+    rng = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(rows, 20, generator=rng), torch.randint(5, (rows,), generator=rng)
 
 
 def loss_of(model, step, **more):

@@ -189,8 +189,8 @@ def whoever_reads_parameters_waits():
         assert torch.equal(read(net, optimizer), expected), name
         assert not late(optimizer)
         if name in ("deepcopy", "save"):
-            made = {"deepcopy": copy.deepcopy, "save": written}[name](net)
-            assert type(made) is Net and made(torch.zeros(1, 20)).shape == (1, 5)
+            copied = {"deepcopy": copy.deepcopy, "save": written}[name](net)
+            assert type(copied) is Net and copied(torch.zeros(1, 20)).shape == (1, 5)
         for own, other in zip(optimizer.state_dict()["state"].values(), state["state"].values()):
             assert torch.equal(own["momentum_buffer"], other["momentum_buffer"])
         optimizer.compression_state.close()

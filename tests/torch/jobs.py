@@ -98,8 +98,8 @@ def random_orders_of_tensors():
         for step, order in enumerate(orders):
             values = {}
             for name in sizes:
-                made = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-                values[name] = torch.randn(sizes[name], generator=made)
+                generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+                values[name] = torch.randn(sizes[name], generator=generator)
             futures = [
                 state.average({name: values[name] for name in part}, begins=part is order[0])
                 for part in order
@@ -126,8 +126,8 @@ def every_dtype():
         for params in (TOPK, {}, {"fp16": True}, {"compressor": "bytegrad"}):
             parameters = {"w": torch.nn.Parameter(torch.zeros(3000, dtype=dtype))}
             state = bps.CompressionState(parameters.items(), params)
-            made = torch.Generator().manual_seed(dist.get_rank())
-            values = torch.randn(3000, generator=made).to(dtype)
+            generator = torch.Generator().manual_seed(dist.get_rank())
+            values = torch.randn(3000, generator=generator).to(dtype)
             everybody = [torch.empty_like(values) for _ in range(dist.get_world_size())]
             dist.all_gather(everybody, values)
             state.average({"w": values}).wait()
@@ -303,7 +303,7 @@ def several_machines():
     _, _, _, state = wrapped(ONEBIT)
     arrays = state.state_dict()["arrays"]
     mine = sum(
-        len(tensor) for of in arrays.values() for k, tensor in of.items() if "worker.res" in k
+        len(tensor) for own in arrays.values() for k, tensor in own.items() if "worker.res" in k
     )
     assert 0 < mine < flat(Net()).numel()
     large_values(hierarchical=True)
@@ -312,20 +312,20 @@ def several_machines():
 
 def large_values(hierarchical=True):
     """Large uncompressed tensors are averaged, and a NaN in them is reported."""
-    made = {
+    tensors = {
         "large": torch.zeros(300_000),
         "small": torch.zeros(10),
         "double": torch.zeros(150_000, dtype=torch.float64),
     }
-    parameters = {name: torch.nn.Parameter(values) for name, values in made.items()}
+    parameters = {name: torch.nn.Parameter(values) for name, values in tensors.items()}
     state = bps.CompressionState(parameters.items(), {"hierarchical": hierarchical})
     assert state.compression_stats()["total"]["ratio"] is None  # before anything was sent
     for step in range(3):
         torch.manual_seed(10 * step + dist.get_rank())
-        made = {name: torch.randn_like(values) for name, values in made.items()}
-        expected = {name: values.clone() for name, values in made.items()}
-        state.average(made).wait()
-        for name, values in made.items():
+        tensors = {name: torch.randn_like(values) for name, values in tensors.items()}
+        expected = {name: values.clone() for name, values in tensors.items()}
+        state.average(tensors).wait()
+        for name, values in tensors.items():
             assert_alike(values)
             dist.all_reduce(expected[name])
             assert torch.allclose(values, expected[name] / dist.get_world_size(), atol=1e-6), name
@@ -333,8 +333,8 @@ def large_values(hierarchical=True):
     machines = state.exchange.machines if hierarchical else None
     values_bytes = 300_000 * 4 / (machines.local_size if machines else 1)
     assert 0 <= pushed - values_bytes < 16, pushed  # a message has a header
-    made["large"][-1] = float("nan")
-    raised(RuntimeError, "parameter large has a NaN", state.average(made).wait)
+    tensors["large"][-1] = float("nan")
+    raised(RuntimeError, "parameter large has a NaN", state.average(tensors).wait)
     state.close()
 
 
@@ -431,7 +431,7 @@ def fully_sharded_checkpoint():
         net, optimizer, compression = model(params)
         steps(net, optimizer, 0, 4)
         cut, saved = weights(net), compression.state_dict()
-        assert any("residual" in key for of in saved["arrays"].values() for key in of)
+        assert any("residual" in key for states in saved["arrays"].values() for key in states)
         steps(net, optimizer, 4, 8)
         for stepped in (False, True):  # load before anything was exchanged, and after
             other, optimizer, compression = model(params)
@@ -442,8 +442,8 @@ def fully_sharded_checkpoint():
             kept = compression.state_dict()["arrays"]
             assert all(
                 torch.equal(v, kept[n][k])
-                for n, of in saved["arrays"].items()
-                for k, v in of.items()
+                for n, states in saved["arrays"].items()
+                for k, v in states.items()
             )
             steps(other, optimizer, 4, 8)
             assert all(map(torch.equal, weights(other), weights(net)))
@@ -505,10 +505,10 @@ def wrong_settings():
     optimizer = sgd(net)
     state(named, ONEBIT, optimizer, overrides={"*.bias": None})
     assert {group["momentum"] for group in optimizer.param_groups} == {0.0}
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         state(named, {"compressor": "onebit", "k": 0.1})
-    assert "'k' is not for onebit" in str(told[0].message)
+    assert "'k' is not for onebit" in str(warned[0].message)
 
 
 @contextmanager

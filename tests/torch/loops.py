@@ -36,7 +36,7 @@ from tests.torch.common import (
 def arrays_of(state, layer):
     """Return copies of all states of a layer's parameters."""
     arrays = copy.deepcopy(state.state_dict()["arrays"])
-    return {name: of for name, of in arrays.items() if name.startswith(layer)}
+    return {name: states for name, states in arrays.items() if name.startswith(layer)}
 
 
 def same(one, other):
@@ -142,16 +142,16 @@ def a_scaler_unscales_averages():
                 if clips:
                     torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
                 optimizer.step()
-            for told in (True, False):
-                if unused and clips and not told:
+            for has_scaler in (True, False):
+                if unused and clips and not has_scaler:
                     continue  # an error, see the next job
 
-                def distributed(net, scaler, told=told):
-                    more = {"grad_scaler": scaler} if told else {}
+                def distributed(net, scaler, has_scaler=has_scaler):
+                    more = {"grad_scaler": scaler} if has_scaler else {}
                     return bps.DistributedOptimizer(sgd(net), net.named_parameters(), {}, **more)
 
                 weights = scaled(distributed, clips, unused)
-                assert torch.allclose(weights, flat(net), atol=1e-6), (unused, clips, told)
+                assert torch.allclose(weights, flat(net), atol=1e-6), (unused, clips, has_scaler)
 
 
 def gradients_that_are_changed_before_they_are_averaged_are_refused():
@@ -346,9 +346,9 @@ class Complex(torch.nn.Module):
 def complex_parameters():
     def run(model, optimizer, step=lambda: None):
         for i in range(3):
-            made = torch.Generator().manual_seed(10 * i + dist.get_rank())
+            generator = torch.Generator().manual_seed(10 * i + dist.get_rank())
             optimizer.zero_grad()
-            x = torch.randn(40, 20, dtype=torch.complex64, generator=made)
+            x = torch.randn(40, 20, dtype=torch.complex64, generator=generator)
             model(x).backward()
             optimizer.step()
 
@@ -385,8 +385,8 @@ def complex_parameters_fully_sharded():
         fully_shard(net)
         if params is not None:
             bps.compress_reduce_scatter(net, params)
-        made = torch.Generator().manual_seed(dist.get_rank())
-        net(torch.randn(40, 20, dtype=torch.complex64, generator=made)).backward()
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        net(torch.randn(40, 20, dtype=torch.complex64, generator=generator)).backward()
         return net.complex.grad.full_tensor()
 
     expected = gradient(None)
@@ -411,9 +411,9 @@ class Embedded(torch.nn.Module):
 def sparse_gradients():
     def run(model, optimizer, sometimes=False):
         for step in range(4):
-            made = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
             optimizer.zero_grad()
-            ids = torch.randint(100, (5,), generator=made)
+            ids = torch.randint(100, (5,), generator=generator)
             also = not sometimes or (step in (0, 2) and dist.get_rank() == step // 2)
             model(ids, also=also).backward()
             optimizer.step()
@@ -572,7 +572,7 @@ def workers_that_would_drift_apart_are_refused():
         return net, optimizer, net
 
     sgd, adam = torch.optim.SGD, torch.optim.Adam
-    for made in (hook, distributed):
+    for make in (hook, distributed):
         for said, optimizer_of in (
             (
                 "worker 1 has lr 0.2 for the optimizer's group 0, but worker 0 has 0.1",
@@ -582,12 +582,12 @@ def workers_that_would_drift_apart_are_refused():
             ("has weight_decay 0.5 for", lambda p: sgd(p, lr=0.1, weight_decay=rank / 2)),
             ("has betas [0.8, 0.9] for", lambda p: adam(p, betas=(0.9 - rank / 10, 0.9))),
         ):
-            net, optimizer, model = made(optimizer_of)
+            net, optimizer, model = make(optimizer_of)
             raised(RuntimeError, said, lambda n=net, o=optimizer, m=model: train(n, o, m, [0]))
         said = 'has on_nonfinite "skip" for the gradient of parameter last.bias, but worker 0'
         more = {"on_nonfinite": "skip" if rank else "raise"}
-        raised(RuntimeError, said, lambda: made(lambda p: sgd(p, lr=0.1), **more))  # noqa: B023
-        net, optimizer, model = made(lambda p: sgd(p, lr=0.1))
+        raised(RuntimeError, said, lambda: make(lambda p: sgd(p, lr=0.1), **more))  # noqa: B023
+        net, optimizer, model = make(lambda p: sgd(p, lr=0.1))
         train(net, optimizer, model, range(2))
         optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
         said = "the learning rates of worker 1 differ from those of other workers"
@@ -671,24 +671,24 @@ def copies_say_what_they_are():
     box.seek(0)
     again = torch.load(box, weights_only=False)
     assert torch.equal(flat(again), flat(net))
-    for made in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
-        assert same(made.state_dict()["arrays"], saved["arrays"]) and made.steps == 2
+    for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        assert same(copied.state_dict()["arrays"], saved["arrays"]) and copied.steps == 2
         said = "this is a copy of a CompressionState"
-        raised(RuntimeError, said, lambda m=made: m.average({}))
+        raised(RuntimeError, said, lambda m=copied: m.average({}))
     train(net, optimizer, ddp, [2])  # the original is still usable
     other = wrapped(ONEBIT)
-    other[3].load_state_dict(made.state_dict())
+    other[3].load_state_dict(copied.state_dict())
     other[3].close()
     state.close()
     net = Net()
     optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), ONEBIT)
     train_once(net, optimizer)
-    for made in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert isinstance(made, torch.optim.SGD) and made.param_groups[0]["momentum"] == 0.9
-        raised(RuntimeError, "this is a copy of a DistributedOptimizer", made.step)
-        names = [(f"p{i}", p) for i, p in enumerate(made.param_groups[0]["params"])]
-        pickle.dumps(made)
-        again = bps.DistributedOptimizer(made, names, ONEBIT)
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert isinstance(copied, torch.optim.SGD) and copied.param_groups[0]["momentum"] == 0.9
+        raised(RuntimeError, "this is a copy of a DistributedOptimizer", copied.step)
+        names = [(f"p{i}", p) for i, p in enumerate(copied.param_groups[0]["params"])]
+        pickle.dumps(copied)
+        again = bps.DistributedOptimizer(copied, names, ONEBIT)
         again.step()
         again.compression_state.close()
     raised(

@@ -31,7 +31,7 @@ def test_rounds_of_an_algorithm_give_the_bits_of_the_cpu(emulated_gpu):
 
 @pytest.mark.parametrize("before", ["cpu", "gpu"])
 def test_a_checkpoint_goes_on_on_the_other_one(tmp_path, emulated_gpu, before):
-    of = {"cpu": {}, "gpu": {"EMULATED_GPU": str(emulated_gpu)}}
+    variables = {"cpu": {}, "gpu": {"EMULATED_GPU": str(emulated_gpu)}}
     after = "gpu" if before == "cpu" else "cpu"
-    run("saved", tmp_path, **of[before])
-    run("resumed", tmp_path, **of[after])
+    run("saved", tmp_path, **variables[before])
+    run("resumed", tmp_path, **variables[after])

@@ -18,8 +18,8 @@ def arguments(defaults: Mapping[str, Any], *positional: str) -> argparse.Namespa
     for name in positional:
         parser.add_argument(name)
     for name, default in defaults.items():
-        how = {"action": "store_true"} if default is False else {"type": type(default)}
-        parser.add_argument(f"--{name}", default=default, **how)
+        kwargs = {"action": "store_true"} if default is False else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, **kwargs)
     return parser.parse_args()
 
 
@@ -46,9 +46,9 @@ def net() -> torch.nn.Module:
 
 def images(seed: int, count: int = 90) -> Dataset:
     """Return images whose classes are easy to distinguish."""
-    made = torch.Generator().manual_seed(seed)
-    labels = torch.randint(CLASSES, (count,), generator=made)
-    data = torch.randn(count, 1, 8, 8, generator=made)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    data = torch.randn(count, 1, 8, 8, generator=generator)
     for i, label in enumerate(labels.tolist()):
         data[i, 0, 2 * label : 2 * label + 2] += 2.0
     return TensorDataset(data, labels)
