@@ -108,7 +108,7 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
             "method": r.method,
             "Mbit/s": r.rate / 1e6,
             "seconds": round(r.seconds, 4),
-            "MB a machine": round(r.machine_bytes / 1e6, 2),
+            "MB per machine": round(r.machine_bytes / 1e6, 2),
             "of the limit": round(r.seconds / r.limit, 2) if r.limit else "",
             "processor s": round(r.processor, 3),
         }

@@ -106,11 +106,11 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
         slow = seconds.get(BASELINE)
         yield {
             "job": r.job,
-            "seconds an epoch": round(r.seconds, 2),
+            "seconds per epoch": round(r.seconds, 2),
             f"x {BASELINE}": round(slow / r.seconds, 2) if slow else "",
             "training loss": round(r.train_loss, 3) if trained else "",
             "validation accuracy": f"{r.accuracy:.2%}" if trained else "",
-            "MB a worker a step": round(r.worker_bytes / 1e6, 3),
+            "MB per worker and step": round(r.worker_bytes / 1e6, 3),
         }
 
 

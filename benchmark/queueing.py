@@ -62,8 +62,8 @@ def worker(options: argparse.Namespace) -> None:
             engine.step()
         seconds, unit = medians(engine.step, options.steps)
         row = {"method": name, "ms": f"{1e3 * seconds:.1f}"}
-        row["a small call, us"] = f"{1e6 * unit:.1f}"
-        row["calls a tensor"] = f"{seconds / unit / len(shapes):.1f}"
+        row["small call, us"] = f"{1e6 * unit:.1f}"
+        row["calls per tensor"] = f"{seconds / unit / len(shapes):.1f}"
         print_row(row, first=name == METHODS[0])
 
 

@@ -15,7 +15,7 @@ from tests.distributed.namespaces import needs_namespaces
 from tests.processes import heed_interrupts
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
-RATE, MOVED = 200e6, "MB a machine"
+RATE, MOVED = 200e6, "MB per machine"
 SMALL = f"{SCRIPTS / 'epoch.py'} --rate {RATE:.0f} --workers 2 --servers 1 --images 64 --epochs 2"
 SMALL += " --batch-size 8"
 pytestmark = needs_namespaces
@@ -113,11 +113,11 @@ def test_an_epoch_of_the_example_is_timed_and_its_bytes_are_counted(measure):
     options = SMALL.replace("--images 64", "--images 256")
     (row,) = measure(*options.split(), "--only", "onebit")
     assert row["job"] == "onebit"
-    assert float(row["seconds an epoch"]) > 0
+    assert float(row["seconds per epoch"]) > 0
     assert row["validation accuracy"].endswith("%")
     payload = 275_000 / 8 / 1e6  # of ResNet-20's parameters, each way
     steps, begun = 16, 4  # steps of an epoch; at most 4 precede the first count
-    assert 2 * payload * (steps - begun) / steps < float(row["MB a worker a step"]) < 4 * payload
+    assert 2 * payload * (steps - begun) / steps < float(row["MB per worker and step"]) < 4 * payload
 
 
 def test_ctrl_c_ends_all_processes():
