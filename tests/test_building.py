@@ -1,4 +1,4 @@
-"""What setup.py has CMake build, by what is installed and what the environment says."""
+"""setup.py's options for CMake, depending on installed packages and the environment."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""compression_params, and where random streams start."""
+"""compression_params, and the starts of random streams."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Row-sparse gradients travel as rows, and train as dense ones do."""
+"""Row-sparse gradients are sent as rows, and train like dense gradients."""
 
 import mxnet as mx
 import numpy as np
@@ -67,8 +67,10 @@ def test_a_compressor_that_accumulates_leaves_them_as_they_are():
 
 
 def drift(**compression_params):
-    """How far the weights of rows that come and go end from where dense gradients that travel
-    uncompressed bring them, as a share of the way there."""
+    """Return how far the weights end from those trained with dense, uncompressed gradients.
+
+    Each step has gradients for some rows only. The result is a share of the way from the start.
+    """
     random = np.random.default_rng(0)
     pull = mx.nd.array(random.standard_normal((ROWS, WIDTH)))
     nets = [embedding(False), embedding(True, compression_params=compression_params)]
@@ -105,7 +107,7 @@ def test_a_gradient_without_rows_changes_nothing():
 
 
 def decoded(codec, words, payload):
-    """The gradient that is made of a message of these uint32 words and payload."""
+    """Return the gradient decoded from a message of these uint32 words and payload."""
     message = np.zeros(codec.payload_bytes, np.uint8)
     sent = np.concatenate([np.array(words, np.uint32).view(np.uint8), payload])
     message[: sent.size] = sent

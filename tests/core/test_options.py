@@ -1,4 +1,4 @@
-"""What a codec refuses: options, arrays, payloads and states that do not fit it."""
+"""Options, arrays, payloads and states that a codec rejects."""
 
 import numpy as np
 import pytest

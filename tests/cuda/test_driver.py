@@ -1,4 +1,4 @@
-"""What is said where there is no GPU or no code for it, and which code a GPU is given."""
+"""Errors without a GPU or without code for it, and the choice of code for a GPU."""
 
 import ctypes
 import ctypes.util
@@ -17,7 +17,7 @@ PARTS = ("cuda/driver.cpp", "cuda/queue.cpp", "core/options.cpp")
 
 
 def said_of(code):
-    """What Python prints, in a process without the emulator."""
+    """Run code in a new Python without the emulator; returns its output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -60,7 +60,7 @@ def test_a_library_without_code_for_gpus_or_a_machine_without_a_driver_says_so()
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
-    """Launches a kernel of a library whose images are their own names, which is no module."""
+    """Launch a kernel of a library whose images are only their names; loading them fails."""
     folder = tmp_path_factory.mktemp("images")
     images = compiling.images_of(emulator.SOURCES["onebit"])
     for image in images:

@@ -1,4 +1,4 @@
-"""Every compressor that has kernels for CUDA gives the CPU's bytes, and calls only queue work."""
+"""Every compressor with CUDA kernels gives the CPU's bytes, and its calls only queue work."""
 
 import ctypes
 
@@ -76,13 +76,13 @@ def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
         gpu.emulator_queued(ctypes.c_void_p(7))
         states = [codec.state() for codec in codecs]
         with together("compress"):
-            made = [
+            payloads = [
                 codec.compress(np.ones(codec.n, np.float32), state)[0]
                 for codec, state in zip(codecs, states)
             ]
         compress = gpu.emulator_queued(ctypes.c_void_p(7))
         with together("decompress"):
-            for codec, payload in zip(codecs, made):
+            for codec, payload in zip(codecs, payloads):
                 codec.decompress(payload)
         return compress, gpu.emulator_queued(ctypes.c_void_p(7))
 

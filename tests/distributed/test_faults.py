@@ -1,4 +1,4 @@
-"""What a user sees when the cluster is not as it should be."""
+"""The errors that a user sees if the cluster is misconfigured."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""How nodes meet: what must be alike, and strangers at the scheduler's port."""
+"""How nodes meet: settings that must be equal, and strangers at the scheduler's port."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def _port(nodes):
     ids=["two workers with one number", "machines with different numbers of workers"],
 )
 def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, said):
-    nodes = cluster(workers, 1, GLUON_GC_CONNECT_TIMEOUT=12)  # for those who never come
+    nodes = cluster(workers, 1, GLUON_GC_CONNECT_TIMEOUT=12)  # nobody else comes
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
     nodes.start_worker(1, "push_pull", **second)
@@ -138,7 +138,7 @@ FALSE_HELLOS = [
 
 
 def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
-    """Also those that know how to begin, where there is no secret."""
+    """This includes strangers that know the protocol, if there is no secret."""
     nodes = cluster(1, 1, BYTEPS_LOG_LEVEL="INFO")
     nodes.start_roles()
     nodes.wait_for_line("scheduler", "server 0 has come")
@@ -163,7 +163,7 @@ def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
 
 
 def _sealed(session, text):
-    """Any text as that session's next line."""
+    """Return any text as the session's next line."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json, "dumps", lambda _: text.decode())
         return session.seal({})
@@ -171,7 +171,9 @@ def _sealed(session, text):
 
 def _stranger(nodes, data):
     stranger = socket.create_connection(("127.0.0.1", _port(nodes)), timeout=30)
-    with suppress(ConnectionError):  # it may be closed before it has said all
+    with suppress(
+        ConnectionError
+    ):  # the scheduler may close the connection before all data is sent
         stranger.sendall(data)
     return stranger
 

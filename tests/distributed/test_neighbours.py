@@ -1,4 +1,4 @@
-"""Workers of one machine without a scheduler, of whom one ends before its time."""
+"""Workers of one machine without a scheduler, if one of them ends early."""
 
 import os
 from pathlib import Path

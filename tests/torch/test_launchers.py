@@ -1,6 +1,6 @@
 """PyTorch's workers under launchers other than torchrun: bpslaunch, mpirun, SLURM's srun.
 
-The launchers of others are not needed: each worker gets the variables that they would set.
+The tests do not need those launchers: each worker gets the variables that they would set.
 """
 
 import re
@@ -30,7 +30,7 @@ def total():
 print("sum", total(), "worker", bps.rank(), "of", bps.size(), flush=True)
 print("place", bps.local_rank(), "of", bps.local_size(), flush=True)
 """
-# PyTorch may abort at the end of a process that has left its process group open.
+# Without shutdown, PyTorch may abort when the process ends with an open process group.
 SUM = f"{_SUM}bps.shutdown()"
 SCRIPT = [sys.executable, "-c"]
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Processes:
-    """Processes that end with the test; what each says."""
+    """Starts processes that end with the test, and returns their output."""
 
     def __init__(self):
         self.started = []
@@ -81,7 +81,7 @@ def open_mpi(rank):
 
 
 def by_hand(rank):
-    """A worker of a cluster without servers, which bpslaunch has not started."""
+    """Return the variables of a worker without servers that bpslaunch has not started."""
     place = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank), "DMLC_PS_ROOT_URI": "127.0.0.1"}
     return {**place, "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "0"}
 
@@ -134,7 +134,7 @@ def test_empty_variables_are_not_set(processes):
     assert "sum 1 worker 0 of 1\nplace 0 of 1\n" in said
 
 
-# bpslaunch.
+# bpslaunch
 
 ROUNDS = SUM + "\nfor _ in range(3):\n    bps.init(); print('sum', total()); bps.shutdown()"
 OWN_GROUP = f"import torch.distributed as dist; dist.init_process_group('gloo'){SUM}"
@@ -144,7 +144,7 @@ OWN_GROUP = f"import torch.distributed as dist; dist.init_process_group('gloo'){
 def test_a_local_job_of_pytorch_needs_no_servers_and_says_so_where_they_are_asked_for(
     processes, options
 ):
-    """Where MXNet is not installed; else the scheduler says it, as in the test of a cluster."""
+    """Only without MXNet; with MXNet the scheduler reports it, as in the test of a cluster."""
     command = [*BPSLAUNCH, "--local", "-n", "2", *options, *SCRIPT, ROUNDS]
     begun = time.monotonic()
     said = processes.ends(processes.start(*command))

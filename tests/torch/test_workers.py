@@ -1,4 +1,4 @@
-"""gluon_gc.torch in real processes, some of them of torchrun; jobs.py has their checks."""
+"""gluon_gc.torch in real processes, some of them under torchrun; jobs.py has the checks."""
 
 import os
 import re
@@ -64,7 +64,7 @@ DIFFERENCES = (
     "workers_that_would_drift_apart_are_refused",
     "rounds_of_init_and_shutdown_leave_nothing",
 )
-"""Jobs of two workers. The same processes do several jobs."""
+"""Jobs of two workers; the same processes run several jobs."""
 
 
 def command(job, *arguments, workers=2, file=HERE / "jobs.py"):
@@ -78,7 +78,7 @@ def environ(**more):
 
 
 def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
-    """Let forked workers do jobs; their output."""
+    """Run jobs in forked workers; returns their output."""
     command = [str(file), job, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
@@ -89,7 +89,7 @@ def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
 
 
 def run_torchrun(job, *arguments, file=HERE / "jobs.py", **variables):
-    """Let two workers that torchrun starts do jobs; their output."""
+    """Run jobs in two workers that torchrun starts; returns their output."""
     done = subprocess.run(
         command(job, *arguments, file=file),
         env=environ(**variables),
