@@ -1,4 +1,4 @@
-"""Some cells of the kill matrix, whose whole is in docs/guides/faults.md, and a short soak."""
+"""Some cells of the kill matrix of docs/benchmarks/faults.md, and a short soak."""
 
 import subprocess
 import sys
