@@ -1,9 +1,10 @@
 """Seconds a step to exchange a model's gradients over links of a given rate, for many methods.
 
 Makes a network namespace for each worker and server, with links shaped to the rate, and runs real
-processes in them: MXNet's dist_sync, Horovod, and gluon_gc on both. Needs root and iproute2; for
-Horovod's rows, Horovod. The limit is the time that the busiest direction of any link takes for the
-bytes that were counted on it.
+processes in them: MXNet's dist_sync, Horovod, DistributedDataParallel, and gluon_gc on each. It
+needs root and iproute2. Rows of Horovod need Horovod; rows of PyTorch need PyTorch, here or in the
+environment of --torch-python. The limit is the time that the busiest direction of any link takes
+for the bytes that were counted on it.
 
     python benchmark/cluster.py [--rates 100M,1G] [--model resnet18_v2] [--only REGEX] [--csv FILE]
 """
@@ -70,7 +71,8 @@ def run(
         return [str(HERE / "exchange.py"), json.dumps({**spec, "rank": rank})]
 
     role = MXNET_ROLE if method.engine == "mxnet" else ROLE
-    with Network(hosts, rate) as network, Processes(network, TIMEOUT) as processes:
+    python = arguments.torch_python if method.backend == "torch" else sys.executable
+    with Network(hosts, rate) as network, Processes(network, TIMEOUT, python) as processes:
         started = processes.start_workers(
             method.backend,
             workers,
@@ -138,6 +140,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", default="", help="methods whose name this expression matches")
+    parser.add_argument(
+        "--torch-python", default=sys.executable, help="the Python that runs PyTorch's methods"
+    )
     parser.add_argument("--csv", help="also write the table here")
     parser.add_argument("--plot", help="also draw it here")
     arguments = parser.parse_args()

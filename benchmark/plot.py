@@ -1,4 +1,4 @@
-"""Draws what benchmark/cluster.py measured."""
+"""Draws the table of benchmark/cluster.py."""
 
 from __future__ import annotations
 
@@ -8,63 +8,44 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
 
-STYLES: Dict[str, Dict[str, str]] = {
-    "MXNet and Horovod as they are": {"color": "tab:gray", "marker": "s"},
-    "gluon_gc on MXNet's parameter server": {"color": "tab:blue", "marker": "o"},
-    "gluon_gc on Horovod": {"color": "tab:orange", "marker": "D"},
+COLORS: Dict[str, str] = {
+    "MXNet, Horovod and PyTorch": "tab:gray",
+    "gluon_gc for MXNet": "tab:blue",
+    "gluon_gc for PyTorch": "tab:orange",
 }
 
 
 def draw(table: Sequence[Mapping[str, Any]], path: str) -> None:
-    """One panel a rate: a dot a method, at its seconds a step on a logarithmic axis."""
+    """Draw one panel for each rate, with a bar for each method: its seconds a step."""
     rates = sorted({row["Mbit/s"] for row in table})
     names = list(dict.fromkeys(row["method"] for row in table))
-    size = (5.5 * len(rates) + 1, 0.27 * len(names) + 1.5)
+    size = (4.5 * len(rates) + 3, 0.24 * len(names) + 1.3)
     figure, panels = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False)
     for panel, rate in zip(panels[0], rates):
-        of_rate = {row["method"]: row for row in table if row["Mbit/s"] == rate}
-        for group, style in STYLES.items():
-            rows = [row for name, row in of_rate.items() if _group(name) == group]
-            seconds, places = (
-                [row["seconds"] for row in rows],
-                [names.index(row["method"]) for row in rows],
-            )
-            panel.plot(seconds, places, linestyle="", label=group, **style)
-            for row, place in zip(rows, places):
-                panel.annotate(
-                    _label(row),
-                    (row["seconds"], place),
-                    (7, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=8,
-                )
-        panel.set(
-            xscale="log",
-            xlabel="seconds a step, and how many times as fast as MXNet fp32",
-            title=f"links of {rate:g} Mbit/s",
+        rows = [row for row in table if row["Mbit/s"] == rate]
+        bars = panel.barh(
+            [names.index(row["method"]) for row in rows],
+            [row["seconds"] for row in rows],
+            color=[COLORS[_group(row["method"])] for row in rows],
         )
+        panel.bar_label(bars, [f"{row['seconds']:.2g} s" for row in rows], padding=3, fontsize=8)
+        panel.set(title=f"Seconds a step on links of {rate:g} Mbit/s")
         panel.set_yticks(range(len(names)), names)
-        panel.grid(axis="x", alpha=0.3)
-        panel.margins(x=0.25, y=0.03)
+        panel.margins(x=0.12, y=0.01)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].invert_yaxis()
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(STYLES))
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    # Text as text, and nothing that differs from run to run: the file is kept in the repository.
+    legend = [Patch(color=color, label=group) for group, color in COLORS.items()]
+    panels[0][-1].legend(handles=legend, loc="lower right", frameon=False)
+    figure.tight_layout()
+    # Text stays text, and the file does not differ from run to run: it is in the repository.
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "network"}):
         figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def _group(method: str) -> str:
-    """Which of STYLES a method belongs to; gluon_gc's have a comma in their name."""
+    """The color's group of a method; the names of gluon_gc's methods have a comma."""
     _, comma, backend = method.partition(", ")
-    others, server, horovod = STYLES
-    return others if not comma else server if backend == "server" else horovod
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    """Seconds, and how many times as fast as MXNet uncompressed."""
-    speed_up = row["x MXNet fp32"]
-    return f"{row['seconds']:.3g} s" + (f", {speed_up:.3g}×" if speed_up else "")
+    peers, mxnet, torch = COLORS
+    return peers if not comma else torch if backend == "torch" else mxnet

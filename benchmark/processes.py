@@ -29,11 +29,14 @@ class Processes:
         Whose hosts they run on.
     timeout : int
         Seconds after which a TimeoutError ends the run.
+    python : str
+        The Python that runs them.
     """
 
-    def __init__(self, network: Network, timeout: int) -> None:
+    def __init__(self, network: Network, timeout: int, python: str = sys.executable) -> None:
         self._network = network
         self._timeout = timeout
+        self._python = python
         self._started: List[subprocess.Popen] = []
 
     def __enter__(self) -> "Processes":
@@ -49,7 +52,7 @@ class Processes:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "HOROVOD_"))}
         threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
         process = subprocess.Popen(
-            self._network.command(host, [sys.executable, *words]),
+            self._network.command(host, [self._python, *words]),
             env={**kept, **threads, **{name: str(value) for name, value in variables.items()}},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

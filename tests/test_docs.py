@@ -23,7 +23,7 @@ from gluon_gc.launch import launcher
 from gluon_gc.variables import IGNORED, TABLE
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("README.md", "CHANGELOG.md", "example/README.md")
+NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "example/README.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted(ROOT.glob("docs/**/*.md"))]
 
 OF_THE_READER = {"train.py"}  # scripts that pages speak of, and nobody has yet
@@ -359,7 +359,7 @@ def test_the_reference_is_what_the_code_makes_it():
 
 def test_the_changelog_has_this_version_with_all_names_and_compressors():
     text = (ROOT / "CHANGELOG.md").read_text()
-    versions = re.findall(r"^## (\S+)(?:, unreleased)?$", text, re.M)
+    versions = re.findall(r"^## \[(\S+)\] - (?:Unreleased|\d{4}-\d\d-\d\d)$", text, re.M)
     assert gluon_gc.__version__ in versions
     names = {name for name in gluon_gc.__all__ if name[0] not in "_" and "Error" not in name}
     assert not [name for name in sorted(names | {*registry}) if not re.search(rf"\b{name}\b", text)]
