@@ -10,7 +10,7 @@ from typing import Dict, List
 
 from runs import ROOT, Run, summary, train
 
-PAGE = ROOT / "docs" / "guides" / "torch.md"
+PAGE = ROOT / "docs" / "benchmarks" / "pytorch.md"
 BEGIN, END = "<!-- begin: written by compare.py -->", "<!-- end -->"
 OUTPUT = ROOT / "build" / "compare-torch"
 WORKERS = 4
@@ -34,7 +34,7 @@ def table(runs: Dict[str, List[Run]]) -> str:
     rows = {name: summary(of_setting) for name, of_setting in runs.items()}
     plain = next(iter(rows.values()))
     lines = [
-        "| | accuracy | of the seeds | points | bytes a step, sent | received |",
+        "| | accuracy | range of the seeds | points | bytes sent | bytes received |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -50,9 +50,9 @@ def table(runs: Dict[str, List[Run]]) -> str:
 def section(runs: Dict[str, List[Run]]) -> str:
     """Return the text between the markers of the page."""
     return f"""
-Made by `python example/pytorch/compare.py`: {WORKERS} workers, {len(SEEDS)} seeds, and for all
-settings `{" ".join(COMMON)}`. The bytes are those of gradients, one way each; those of the first
-line are the gradients' own size.
+Made by `python example/pytorch/compare.py`: {WORKERS} workers, {len(SEEDS)} seeds, and
+`{" ".join(COMMON)}` for all settings. Bytes are those of a worker's payloads in a step; the first
+line has the size of the gradients.
 
 {table(runs)}
 

@@ -192,7 +192,7 @@ def cells(phases: Sequence[str], victims: Sequence[str], signals: Sequence[str])
 
 
 def print_table(outcomes: Sequence[Outcome], sums: List[str]) -> None:
-    """Print the table of docs/guides/faults.md, with one column per signal."""
+    """Print the table of docs/benchmarks/faults.md, with one column per signal."""
     signals = list(dict.fromkeys(outcome.cell.how for outcome in outcomes))
     print(f"\n| in | to | {' | '.join(signals)} |\n|---|---|{'---|' * len(signals)}")
     of_row = itertools.groupby(outcomes, key=lambda outcome: outcome.cell[:2])
