@@ -1,4 +1,4 @@
-"""Some cells of the kill matrix, and a short soak test; docs/benchmarks/faults.md has the whole matrix."""
+"""Some cells of the kill matrix and a short soak; docs/benchmarks/faults.md has all."""
 
 import subprocess
 import sys
