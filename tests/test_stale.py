@@ -226,6 +226,6 @@ def test_what_is_kept_for_sets_of_parameters_has_bounds():
     for number in range(1000):
         attribute("fuse", {"how": number})
         known.of((number,), lambda made: [made])
-    assert len(attribute._made) <= 64 and len(known._groups) == 16
-    assert known.of((999,), lambda made: [made]) == [999]  # still cached
-    assert known.of((0,), lambda made: [made]) == [1000]  # evicted, and created again
+    assert len(attribute._cache) <= 64 and len(known._groups) == 16
+    assert known.of((999,), lambda made: [made]) == [999]  # made once
+    assert known.of((0,), lambda made: [made]) == [1000]  # forgotten, and made again

@@ -290,7 +290,7 @@ def test_a_distributed_optimizer_is_unwrapped_since_the_trainer_averages_already
     param = Parameter("p", shape=(3,))
     param.initialize(mx.init.Zero())
     optimizer = mx.optimizer.SGD(learning_rate=1.0)
-    with pytest.warns(UserWarning, match="unwrapped DistributedOptimizer"):
+    with pytest.warns(UserWarning, match="unwraps the DistributedOptimizer"):
         trainer = bps.DistributedTrainer(
             [param], bps.DistributedOptimizer(optimizer), kvstore="local"
         )
