@@ -116,8 +116,8 @@ def test_an_epoch_of_the_example_is_timed_and_its_bytes_are_counted(measure):
     assert float(row["seconds per epoch"]) > 0
     assert row["validation accuracy"].endswith("%")
     payload = 275_000 / 8 / 1e6  # of ResNet-20's parameters, each way
-    steps, begun = 16, 4  # steps of an epoch; at most 4 precede the first count
-    assert 2 * payload * (steps - begun) / steps < float(row["MB per worker and step"]) < 4 * payload
+    counted = (16 - 4) / 16  # of an epoch: at most 4 of 16 steps precede the first count
+    assert 2 * payload * counted < float(row["MB per worker and step"]) < 4 * payload
 
 
 def test_ctrl_c_ends_all_processes():
