@@ -1,4 +1,4 @@
-# A server or the scheduler of a cluster: docs/tutorials/cluster.md says how to run it.
+# An image for the servers and the scheduler of a cluster; docs/tutorials/cluster.md explains how to run it.
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ make
 WORKDIR /gluon_gc
@@ -8,7 +8,7 @@ COPY . .
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.11-slim-bookworm
-# What MXNet's library is linked with, beside what its wheel brings.
+# MXNet's library needs these system libraries, which its wheel does not contain.
 RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 libquadmath0 \
   && rm -rf /var/lib/apt/lists/*
 COPY requirements/run.txt /requirements.txt

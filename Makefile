@@ -1,23 +1,25 @@
-# Runs gluon_gc's demo, tests and lint in a virtual environment that it makes here, .venv; the
-# tests of what needs no framework in another one, .venv-core, which has none; and those of MXNet's
-# operators for GPUs in a third one, .venv-cu112, which has MXNet for CUDA, on a GPU that is emulated.
+# Runs gluon_gc's demo, tests and lint in virtual environments that it creates here:
+#   .venv        MXNet (and Horovod), for most tests
+#   .venv-torch  PyTorch
+#   .venv-core   no framework, for the tests that need none
+#   .venv-cu112  MXNet for CUDA, for the GPU operators on an emulated GPU
 
 VENV := .venv
 PY := $(VENV)/bin/python
-# The Pythons that MXNet 1.9.1 has a wheel for; PYTHON=/path/to/python to name one.
+# MXNet 1.9.1 has wheels for Python 3.8 to 3.11. PYTHON=/path/to/python selects one.
 PYTHON ?= python3.11 python3.10 python3.9 python3.8 python3
-# Of the versions that each environment may have.
+# The Python versions that each environment supports, as Python expressions.
 OF_MXNET := (3, 8) <= sys.version_info < (3, 12)
 OF_TORCH := (3, 10) <= sys.version_info
 OF_CORE := (3, 8) <= sys.version_info
-NO_MXNET := MXNet 1.9.1 runs on no other: install Python 3.11 (on Debian and Ubuntu: \
-  python3.11 python3.11-venv), or name one with make PYTHON=/path/to/python3.11
-# The first of these Pythons that can make such an environment.
+NO_MXNET := MXNet 1.9.1 supports no other versions. Install Python 3.11 (on Debian and Ubuntu: \
+  python3.11 python3.11-venv), or select one with make PYTHON=/path/to/python3.11
+# The first Python in PYTHON that has a supported version and can create virtual environments.
 first_python = $(shell for python in $(PYTHON); do \
   $$python -c 'import sys, venv, ensurepip; sys.exit(not $(1))' 2>/dev/null && echo $$python && break; done)
 SANITIZE := build/sanitize
 
-# The oldest systems that the wheel runs on: those of glibc 2.24.
+# The wheel runs on systems with glibc 2.24 or newer.
 PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
 
@@ -28,19 +30,19 @@ CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
 GPU := build/gpu
 CORE_REQUIREMENTS := requirements/build.txt requirements/test.txt
-# What gluon_gc needs where there is no MXNet: the newest.
+# The dependencies of gluon_gc without MXNet, in their newest versions.
 DEPENDENCIES := numpy xxhash
 CORE_TESTS := tests/core $(addprefix tests/test_,compression.py cutting.py env.py imports.py launcher.py plan.py)
 
-# PyTorch has an environment of its own, without MXNet and with the newest NumPy: GluonCV, which
-# MXNet's examples use, refuses to be imported where there is a PyTorch of today.
+# PyTorch has its own environment, without MXNet and with the newest NumPy. MXNet's examples use
+# GluonCV, which cannot be imported if a current PyTorch is installed.
 TORCH_VENV := .venv-torch
 TORCH_PY := $(TORCH_VENV)/bin/python
 TORCH_REQUIREMENTS := requirements/build.txt requirements/test.txt requirements/torch.txt
 FOR_TORCH := build/torch
 WITH_TORCH = PYTHONPATH="$(CURDIR)" GLUON_GC_LIBRARY="$(CURDIR)/$(FOR_TORCH)/libgluon_gc.so" $(TORCH_PY)
-# PyTorch is tested with the library that the wheel has for everybody, who need no MXNet to load it;
-# but with the one above where no Python is old enough for MXNet.
+# PyTorch is tested with the wheel's library, which loads without MXNet. If no Python is old enough
+# for MXNet, it is tested with the library built for PyTorch.
 TESTED := $(if $(call first_python,$(OF_MXNET)),$(VENV),$(TORCH_VENV))
 
 CU112_VENV := .venv-cu112
@@ -50,7 +52,7 @@ BED := build/cu112
 BED_SOURCES := $(shell find operators $(wildcard tests/cuda tests/cu112) -name '*.h' -o -name '*.cpp' -o -name '*.cu*') \
   operators/CMakeLists.txt tests/cuda/emulator.py tests/cu112/build.py
 
-# Of fuzzing, for all harnesses together.
+# Seconds of fuzzing, for all harnesses together.
 SECONDS ?= 60
 
 HOROVOD := requirements/horovod.txt
@@ -62,19 +64,19 @@ SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 .PHONY: help demo demo-torch test test-mxnet test-torch test-core test-cu112 test-gpu bed lint sanitize fuzz wheel docs clean
 
 help:
-	@echo "make demo      train on real images, uncompressed and compressed, and compare (minutes)"
-	@echo "make demo-torch  the same with PyTorch, which needs Python 3.10 or newer"
-	@echo "make test      run all tests; make test-mxnet and make test-torch are its two parts"
-	@echo "make test-core run the tests that need no framework, where there is none"
-	@echo "make test-gpu  run the kernels on this machine's GPU, and compare with the CPU"
-	@echo "make test-cu112 run the tests of mxnet-cu112, a wheel of 499 MB, on an emulated GPU"
-	@echo "make bed       build what they run on; tests/cu112/bed COMMAND then runs others there"
-	@echo "make lint      check the Python files with ruff"
-	@echo "make sanitize  run the kernels' tests under AddressSanitizer and UBSan"
-	@echo "make fuzz      fuzz decoders and messages for SECONDS=n; needs clang"
-	@echo "make wheel     make the wheel for any Python in dist/"
-	@echo "make docs      build the site of the documentation in $(SITE)"
-	@echo "make clean     remove what these made"
+	@echo "make demo        train on real images with and without compression, and compare (minutes)"
+	@echo "make demo-torch  do the same with PyTorch; needs Python 3.10 or newer"
+	@echo "make test        run all tests; its parts are make test-mxnet and make test-torch"
+	@echo "make test-core   run the tests that need no framework, in an environment without one"
+	@echo "make test-gpu    run the kernels on this machine's GPU, and compare with the CPU"
+	@echo "make test-cu112  run the tests of mxnet-cu112 (a wheel of 499 MB) on an emulated GPU"
+	@echo "make bed         build that emulated GPU; tests/cu112/bed COMMAND runs a command on it"
+	@echo "make lint        check the Python files with ruff"
+	@echo "make sanitize    run the kernels' tests under AddressSanitizer and UBSan"
+	@echo "make fuzz        fuzz decoders and messages for SECONDS=n; needs clang"
+	@echo "make wheel       build the wheel for all Python versions in dist/"
+	@echo "make docs        build the site of the documentation in $(SITE)"
+	@echo "make clean       remove all environments and build folders"
 
 demo: $(VENV)/.built
 	$(PY) example/digits/demo.py
@@ -100,16 +102,16 @@ test-core: $(CORE_VENV)/.installed
 	@echo "== Running the tests that need no framework"
 	GLUON_GC_LIBRARY="$(CURDIR)/$(CORE)/libgluon_gc.so" $(CORE_PY) -m pytest -q $(CORE_TESTS)
 
-# A GPU's machine may have neither network nor this make: docs/guides/gpu.md says what to carry there.
+# A machine with a GPU may have no network and no make; docs/guides/gpu.md lists the files to copy there.
 test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
-	@echo "== Building the library with code for GPUs, without MXNet's operators"
+	@echo "== Building the library with GPU code, without MXNet's operators"
 	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda.txt
 	$(CORE_PY) -m cmake -S operators -B $(GPU) -DGLUON_GC_WITH_CUDA=ON -DPYTHON="$(abspath $(CORE_PY))"
 	$(CORE_PY) -m cmake --build $(GPU) --parallel
 	PYTHON="$(abspath $(CORE_PY))" GLUON_GC_LIBRARY="$(CURDIR)/$(GPU)/libgluon_gc.so" tests/cuda/on_gpu.sh
 
 test-cu112: bed
-	@echo "== Running the tests of MXNet for CUDA on two GPUs that are emulated"
+	@echo "== Running the tests of MXNet for CUDA on two emulated GPUs"
 	tests/cu112/bed python -m pytest -q tests/cu112
 
 bed: $(BED)/.built
@@ -118,7 +120,7 @@ lint: $(VENV)/.installed
 	@echo "== Checking the Python files"
 	$(PY) -m ruff check .
 
-# MXNet's process-wide allocations are not ours to check for leaks.
+# Leak detection is off, because MXNet never frees some of its memory.
 sanitize: $(VENV)/.built
 	@echo "== Building the library with sanitizers"
 	$(PY) -m cmake -S operators -B $(SANITIZE) -DGLUON_GC_SANITIZE=ON
@@ -129,10 +131,10 @@ sanitize: $(VENV)/.built
 	  $(PY) -m pytest -q tests/core
 
 fuzz: $(VENV)/.built
-	@echo "== Fuzzing what comes from a network, for $(SECONDS) s in all"
+	@echo "== Fuzzing the decoders and messages for $(SECONDS) s in total"
 	$(PY) -m tests.fuzz $(SECONDS)
 
-# MXNet brings no libgomp either: with a copy in the wheel, two pools of threads would wait for work.
+# The wheel has no copy of libgomp: MXNet uses the system's, and a copy would be a second thread pool.
 wheel: $(VENV)/.installed
 	@echo "== Building the wheel"
 	rm -rf $(UNAUDITED) build/lib.*
@@ -150,11 +152,11 @@ docs: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) $(CORE_VENV) $(CU112_VENV) $(TORCH_VENV) build dist *.egg-info gluon_gc/libgluon_gc.so
 
-# An environment made with a Python of a version that may be; without one, what to do is said.
+# Creates an environment with the first supported Python; without one, fails with advice.
 define environment
 	@python="$(call first_python,$(1))"; \
-	  if [ -z "$$python" ]; then echo "No Python $(strip $(2)) with venv among: $(PYTHON). $(strip $(3))" >&2; exit 1; fi; \
-	  echo "== Making the virtual environment $(@D) with $$($$python --version)"; \
+	  if [ -z "$$python" ]; then echo "Found no Python $(strip $(2)) with venv among: $(PYTHON). $(strip $(3))" >&2; exit 1; fi; \
+	  echo "== Creating the virtual environment $(@D) with $$($$python --version)"; \
 	  $$python -m venv --clear $(@D) && touch $@
 endef
 
@@ -180,10 +182,10 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@touch $@
 
 $(TORCH_VENV)/.made:
-	$(call environment,$(OF_TORCH),from 3.10 on,PyTorch runs on no older one)
+	$(call environment,$(OF_TORCH),3.10 or newer,PyTorch supports no older versions.)
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS)
-	@echo "== Installing PyTorch and the newest NumPy (very large: it brings its packages for GPUs)"
+	@echo "== Installing PyTorch and the newest NumPy (very large: includes GPU packages)"
 	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
 	@touch $@
 
@@ -194,14 +196,14 @@ $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)
 	@touch $@
 
 $(CORE_VENV)/.made:
-	$(call environment,$(OF_CORE),from 3.8 on,gluon_gc runs on no older one)
+	$(call environment,$(OF_CORE),3.8 or newer,gluon_gc supports no older versions.)
 
 $(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
 	@echo "== Installing $(DEPENDENCIES) and the pinned requirements of the build and the tests"
 	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps $(DEPENDENCIES) $(CORE_REQUIREMENTS:%=-r %)
 	@touch $@
 
-# It has mxnet-cu112 in the place of mxnet.
+# This environment has mxnet-cu112 instead of mxnet.
 $(CU112_VENV)/.installed: $(CU112_VENV)/.made $(CU112_REQUIREMENTS)
 	@echo "== Installing the pinned requirements, with MXNet for CUDA (very large)"
 	sed 's/^mxnet==/mxnet-cu112==/' $(CU112_REQUIREMENTS) > $(CU112_VENV)/requirements.txt
@@ -209,6 +211,6 @@ $(CU112_VENV)/.installed: $(CU112_VENV)/.made $(CU112_REQUIREMENTS)
 	@touch $@
 
 $(BED)/.built: $(CU112_VENV)/.installed $(BED_SOURCES)
-	@echo "== Building stand-ins for NVIDIA's libraries, and gluon_gc with kernels for the emulator"
+	@echo "== Building substitutes for NVIDIA's libraries, and gluon_gc with kernels for the emulator"
 	$(CU112_PY) -m tests.cu112.build $(BED)
 	@touch $@

@@ -1,6 +1,7 @@
-"""The console script bpslaunch: runs gluon_gc.launch.launcher without running gluon_gc/__init__.py.
+"""The command bpslaunch. It runs gluon_gc.launch.launcher without running gluon_gc/__init__.py.
 
-The package imports MXNet, which takes seconds and, where DMLC_ROLE is server, never returns.
+`import gluon_gc` registers an import hook and sets variables for MXNet, which the launcher does not
+need.
 """
 
 import importlib.util
@@ -8,7 +9,7 @@ import sys
 
 
 def main() -> int:
-    """Run the launcher on the command line's arguments; returns the exit code."""
+    """Run the launcher with the arguments of the command line. Return the exit code."""
     spec = importlib.util.find_spec("gluon_gc")
     if spec is None:
         sys.exit("bpslaunch: gluon_gc is not installed")
@@ -20,5 +21,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # with -m the current directory
+        del sys.path[0]  # the current directory, if started with -m
     sys.exit(main())

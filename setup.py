@@ -1,4 +1,4 @@
-"""Builds libgluon_gc.so with CMake and puts it inside the package; pyproject.toml has the rest."""
+"""Builds libgluon_gc.so with CMake, into the package. pyproject.toml has all other settings."""
 
 import importlib.metadata
 import importlib.util
@@ -16,20 +16,20 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 NVRTC = "nvidia-cuda-nvrtc-cu11"
 ASKED = os.environ.get("GLUON_GC_WITH_CUDA", "")
-"""Whether to compile kernels for GPUs: "1", "0", or "" if something here runs on one."""
+"""Whether to compile kernels for GPUs: "1", "0", or "" to decide by the installed packages."""
 
 
 def package(name: str) -> Optional[Path]:
-    """The folder of a package that is installed; it is found, not imported."""
+    """The folder of an installed package, which is not imported. None if it is not installed."""
     try:
         found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # what it is in
+    except ModuleNotFoundError:  # its parent package is not installed
         return None
     return Path(next(iter(found.submodule_search_locations))) if found else None
 
 
 def runs_on_gpus() -> Optional[str]:
-    """What is installed that does, if anything."""
+    """The name of an installed framework that runs on GPUs. None if there is none."""
     for distribution in importlib.metadata.distributions():
         if re.match("mxnet[-_]cu[0-9]", distribution.metadata["Name"] or ""):
             return distribution.metadata["Name"]
@@ -46,13 +46,16 @@ def with_cuda() -> bool:
         return ASKED != "0"
     user = runs_on_gpus()
     if user and not package("nvidia.cuda_nvrtc"):
-        print(f"{user} is here, but not what compiles kernels for GPUs: pip install {NVRTC}")
+        print(
+            f"{user} is installed, but NVRTC, which compiles kernels for GPUs, is not: "
+            f"pip install {NVRTC}"
+        )
         return False
     return user is not None
 
 
 class CMakeBuild(build_ext):
-    """Compiles operators/, against MXNet if it is installed."""
+    """Compiles operators/. If MXNet is installed, this includes the operators for MXNet."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split(".")).with_suffix(".so"))
@@ -60,7 +63,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         mxnet = package("mxnet")
         if mxnet is None:
-            print("MXNet is not here, so that the library gets no operators for it")
+            print("MXNet is not installed: the library is built without operators for MXNet")
         build = Path(self.build_temp).resolve()
         prefix = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         self._cmake(
@@ -82,7 +85,7 @@ class CMakeBuild(build_ext):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """A wheel for any Python: ctypes and MXNet load the library, which has nothing of CPython's."""
+    """A wheel for all Python versions: the library does not use the C API of Python."""
 
     def get_tag(self) -> tuple:
         _, _, platform = super().get_tag()
@@ -90,7 +93,9 @@ class AnyPythonWheel(bdist_wheel):
 
 
 setup(
-    setup_requires=[NVRTC] if ASKED not in ("", "0") else [],  # for pip, which builds apart
+    setup_requires=[NVRTC]
+    if ASKED not in ("", "0")
+    else [],  # pip builds in an isolated environment
     ext_modules=[Extension("gluon_gc.libgluon_gc", [])],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
 )

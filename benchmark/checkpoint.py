@@ -1,9 +1,10 @@
-"""Seconds to save and to load what a trainer carries on, beside those of writing as many bytes.
+"""Measures the seconds to save and load a trainer's state, compared with a plain write to disk.
 
-Starts workers and servers on this machine, has them train one step with onebit, feedback and
-momentum, and then, several times, save and load their states, and write as many bytes from memory,
-with fsync. Of each the slowest worker counts, and the median of all times but the first, in which
-a virtual machine may have to ask its host for memory.
+The script starts workers and servers on this machine. They train one step with onebit, error
+feedback and momentum. Then they repeat three things: save the state, load it, and write the same
+number of bytes from memory with fsync. The time of a round is that of the slowest worker. The
+result is the median of all rounds but the first: there, a virtual machine may still have to get
+memory from its host.
 
     python benchmark/checkpoint.py [--parameters 138e6] [--workers 2] [--servers 2] [--folder DIR]
 """
@@ -22,22 +23,22 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 ROOT = Path(__file__).resolve().parents[1]
-LARGEST = 411e6 / 553e6  # the share that VGG-16's largest layer has of its parameters
+LARGEST = 411e6 / 553e6  # the share of VGG-16's parameters that are in its largest layer
 COMPRESSION = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "momentum": "nesterov"}
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parameters", type=float, default=138e6, help="VGG-16's by default")
+    parser.add_argument("--parameters", type=float, default=138e6, help="default: VGG-16's")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--times", type=int, default=5, help="that count")
-    parser.add_argument("--folder", help="where to; by default that for temporary files")
+    parser.add_argument("--times", type=int, default=5, help="timed rounds")
+    parser.add_argument("--folder", help="where to write; default: the temporary folder")
     return parser.parse_args()
 
 
 def _start(args: argparse.Namespace) -> None:
-    """Run this file on all workers of a cluster."""
+    """Start a cluster whose workers run this file."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         launch = ["--local", "-n", str(args.workers), "-s", str(args.servers)]
         own = [sys.executable, __file__, "--parameters", str(args.parameters)]
@@ -48,7 +49,7 @@ def _start(args: argparse.Namespace) -> None:
 
 
 def _work(args: argparse.Namespace) -> None:
-    """What each worker does."""
+    """Train one step, then measure; worker 0 prints the result."""
     import mxnet as mx
     import numpy as np
 

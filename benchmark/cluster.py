@@ -1,4 +1,4 @@
-"""Seconds a step to exchange a model's gradients over links of a given rate, for many methods.
+"""Measures the seconds per step to exchange a model's gradients over links of a given rate.
 
 Makes a network namespace for each worker and server, with links shaped to the rate, and runs real
 processes in them: MXNet's dist_sync, Horovod, DistributedDataParallel, and gluon_gc on each. It
@@ -25,24 +25,24 @@ from network import Network, bits
 from processes import HERE, MXNET_ROLE, ROLE, Processes, read_line
 from table import print_row, write_csv
 
-WARM_UP = 3  # PowerSGD begins in the third step
-TIMEOUT = 600  # seconds that a method may take
+WARM_UP = 3  # PowerSGD starts in the third step
+TIMEOUT = 600  # seconds for one method
 BASELINES = ("MXNet fp32", "Horovod fp16", "DDP fp32", "DDP fp16")
 
 
 class Result(NamedTuple):
-    """What one method did in a step, on average; the seconds are the median."""
+    """The result of one method: seconds is the median over the steps, the rest is the mean."""
 
     method: str
     rate: float
     seconds: float
     machine_bytes: float
     limit: float
-    processor: float  # seconds of it that all processes took
+    processor: float  # seconds of processor time, of all processes
 
 
 def model_shapes(name: str) -> List[Tuple[int, ...]]:
-    """The shapes of the gradients of a model of Gluon's zoo, or of a JSON file that lists them."""
+    """Return the gradient shapes of a model of Gluon's zoo, or those that a JSON file lists."""
     if name.endswith(".json"):
         return [tuple(shape) for shape in json.loads(Path(name).read_text())]
     import mxnet as mx
@@ -55,7 +55,7 @@ def model_shapes(name: str) -> List[Tuple[int, ...]]:
 def run(
     method: Method, shapes: Sequence[Sequence[int]], rate: float, arguments: argparse.Namespace
 ) -> Result:
-    """Time one method on a network of its own."""
+    """Measure one method on its own network."""
     workers, servers, steps = arguments.workers, arguments.servers, arguments.steps
     machines = workers // arguments.per_machine
     hosts = machines if arguments.servers_beside else machines + servers
@@ -103,14 +103,14 @@ def run(
 
 
 def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
-    """The results as the table has them."""
+    """Yield the table's rows, one for each result."""
     seconds = {(r.method, r.rate): r.seconds for r in results}
     for r in results:
         row = {
             "method": r.method,
             "Mbit/s": r.rate / 1e6,
             "seconds": round(r.seconds, 4),
-            "MB a machine": round(r.machine_bytes / 1e6, 2),
+            "MB per machine": round(r.machine_bytes / 1e6, 2),
             "of the limit": round(r.seconds / r.limit, 2) if r.limit else "",
             "processor s": round(r.processor, 3),
         }
@@ -121,22 +121,22 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
 
 
 def rates(text: str) -> List[float]:
-    """What --rates says."""
+    """Parse --rates."""
     return [bits(rate) for rate in text.split(",")]
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet18_v2", help="of Gluon's zoo, or a JSON file")
     parser.add_argument(
-        "--rates", type=rates, default="100M,1G", help="of the links, bits a second; inf: unshaped"
+        "--rates", type=rates, default="100M,1G", help="of the links, bit/s; inf: no limit"
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--per-machine", type=int, default=1, help="workers of a machine")
+    parser.add_argument("--per-machine", type=int, default=1, help="workers on one machine")
     parser.add_argument(
-        "--servers-beside", action="store_true", help="servers are on the workers' machines"
+        "--servers-beside", action="store_true", help="run servers on the workers' machines"
     )
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", default="", help="methods whose name this expression matches")
@@ -169,7 +169,7 @@ def main() -> None:
             print_row(row, first=len(results) == 1)
     table = list(rows(results))
     if not table:
-        sys.exit("nothing was measured")
+        sys.exit("there are no results")
     if arguments.csv:
         write_csv(table, arguments.csv)
     if arguments.plot:

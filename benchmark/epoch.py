@@ -1,9 +1,9 @@
-"""Seconds an epoch of the CIFAR-100 example over links of a given rate, for the guide's jobs.
+"""Measures the seconds per epoch of the CIFAR-100 example over links of a given rate.
 
-Runs example/cifar100/train_cifar100.py on made images, with each worker and server in a network
-namespace of its own, whose links have the rate. The jobs and their arguments are those of BytePS's
-reproduction guide, and bytegrad and dgc. "no exchange" is the limit: as many workers at once, each
-alone with as many images. Needs root, iproute2 and GluonCV.
+The script runs example/cifar100/train_cifar100.py on generated images. Each worker and server has
+its own network namespace with a link of that rate. The jobs are those of BytePS's reproduction
+guide, plus bytegrad and dgc. "no exchange" is the lower limit: the same number of workers and
+images per worker, but the workers do not communicate. It needs root, iproute2 and GluonCV.
 
     python benchmark/epoch.py [--rate 100M] [--backend horovod] [--only REGEX] [--csv FILE]
 """
@@ -29,7 +29,7 @@ sys.path.insert(0, str(EXAMPLES))
 from common.log import read_log  # noqa: E402
 from make_data import make  # noqa: E402
 
-TIMEOUT = 600  # seconds that a job may take
+TIMEOUT = 600  # seconds for one job
 BASELINE, ALONE = "baseline", "no exchange"
 JOBS: Dict[str, str] = {
     BASELINE: "",
@@ -43,23 +43,23 @@ JOBS: Dict[str, str] = {
     ALONE: "",
 }
 COMMON = "--mode hybrib -j 2 --warmup-epochs 10 --warmup-lr 0.1 --lr 0.1"
-"""Of the guide's jobs, what does not depend on the machines."""
+"""The options that all jobs of the guide share and that do not depend on the machines."""
 CLASSES = 10
-VALIDATION = 4  # images to train on for each to validate with
+VALIDATION = 4  # training images per validation image
 
 
 class Result(NamedTuple):
-    """What one job did; the seconds are the median of the epochs after the first."""
+    """The result of one job; seconds is the median over the epochs after the first."""
 
     job: str
     seconds: float
     train_loss: float
     accuracy: float
-    worker_bytes: float  # of a step, on the link of worker 0; a little low if epochs are short
+    worker_bytes: float  # per step, on worker 0's link; slightly too low if epochs are short
 
 
 def run(job: str, arguments: argparse.Namespace, folder: Path) -> Result:
-    """Train as one job says, on a network of its own."""
+    """Run one job on its own network."""
     workers, servers, epochs = arguments.workers, arguments.servers, arguments.epochs
     backend = "none" if job == ALONE else arguments.backend
     images = arguments.images // workers if job == ALONE else arguments.images
@@ -99,33 +99,33 @@ def run(job: str, arguments: argparse.Namespace, folder: Path) -> Result:
 
 
 def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
-    """The results as the table has them."""
+    """Yield the table's rows, one for each result."""
     seconds = {r.job: r.seconds for r in results}
     for r in results:
-        trained = r.job != ALONE  # each of its workers trains a network of its own
+        trained = r.job != ALONE  # there, each worker trains a model alone
         slow = seconds.get(BASELINE)
         yield {
             "job": r.job,
-            "seconds an epoch": round(r.seconds, 2),
+            "seconds per epoch": round(r.seconds, 2),
             f"x {BASELINE}": round(slow / r.seconds, 2) if slow else "",
             "training loss": round(r.train_loss, 3) if trained else "",
             "validation accuracy": f"{r.accuracy:.2%}" if trained else "",
-            "MB a worker a step": round(r.worker_bytes / 1e6, 3),
+            "MB per worker and step": round(r.worker_bytes / 1e6, 3),
         }
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="cifar_resnet20_v2", help="of GluonCV's zoo")
-    parser.add_argument("--rate", type=bits, default="100M", help="of the links, bits a second")
+    parser.add_argument("--rate", type=bits, default="100M", help="of the links, bit/s")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--backend", choices=("server", "horovod"), default="server")
-    parser.add_argument("--images", type=int, default=4096, help="of an epoch, of all workers")
-    parser.add_argument("--batch-size", type=int, default=32, help="of a worker")
+    parser.add_argument("--images", type=int, default=4096, help="per epoch, all workers together")
+    parser.add_argument("--batch-size", type=int, default=32, help="per worker")
     parser.add_argument("--epochs", type=int, default=5, help="the first is not timed")
-    parser.add_argument("--only", default="", help="jobs whose name this expression matches")
-    parser.add_argument("--csv", help="also write the table here")
+    parser.add_argument("--only", default="", help="regular expression for names of jobs")
+    parser.add_argument("--csv", help="file to write the table to")
     arguments = parser.parse_args()
     if arguments.epochs < 2:
         parser.error(f"--epochs must be at least 2, got {arguments.epochs}")
@@ -149,7 +149,7 @@ def main() -> None:
         *_, row = rows(results)
         print_row(row, first=len(results) == 1)
     if not results:
-        sys.exit("nothing was measured")
+        sys.exit("there are no results")
     if arguments.csv:
         write_csv(list(rows(results)), arguments.csv)
 

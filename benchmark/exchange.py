@@ -1,10 +1,10 @@
-"""One worker of benchmark/cluster.py: exchanges gradients of given shapes, and times every step.
+"""A worker of benchmark/cluster.py: exchanges gradients of given shapes and times each step.
 
     exchange.py JSON
 
-The argument is an object: engine, options, shapes, rank, steps, warm_up. Worker 0 prints "begin"
-and "end" around the timed steps and waits for a line on standard input each time; all workers end
-with a line "seconds [...]".
+The argument is a JSON object with the keys engine, options, shapes, rank, steps and warm_up.
+Worker 0 prints "begin" before the timed steps and "end" after them. Each time it waits for a line
+on standard input. All workers finally print a line "seconds [...]".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENGINES = {
     "ddp": "exchange_torch.DDP",
     "gluon_gc.torch": "exchange_torch.GluonGC",
 }
-"""The class that exchanges, of each engine; a worker imports no other framework."""
+"""The class for each engine, as a name: a worker imports only the framework that it uses."""
 
 
 def _engine(spec: Any) -> Any:
@@ -33,7 +33,7 @@ def _engine(spec: Any) -> Any:
 
 
 def _tell(word: str) -> None:
-    """Say how far all workers are, and wait until that is noted."""
+    """Print a word and wait for the parent process to answer."""
     print(word, flush=True)
     sys.stdin.readline()
 

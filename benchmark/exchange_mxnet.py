@@ -1,4 +1,4 @@
-"""What benchmark/cluster.py measures on MXNet: its own parameter server, Horovod, and gluon_gc."""
+"""The engines of benchmark/cluster.py on MXNet: its parameter server, Horovod, and gluon_gc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shapes = Sequence[Tuple[int, ...]]
 
 
 class Engine:
-    """Exchanges `gradients`, which a subclass makes."""
+    """Exchanges the arrays in `gradients`, which a subclass creates."""
 
     gradients: List[mx.nd.NDArray]
 
@@ -23,16 +23,16 @@ class Engine:
         mx.nd.waitall()
 
     def exchange(self) -> None:
-        """Replace the gradients by their sums or averages; returns once they are there."""
+        """Replace the gradients by their sums or averages, and wait until all have arrived."""
         self.step()
         mx.nd.waitall()
 
     def step(self) -> None:
-        """Begin to."""
+        """Queue the exchange without waiting."""
         raise NotImplementedError
 
     def end_step(self) -> None:
-        """What is left to do, which is not timed."""
+        """Finish the step, after the timed part."""
 
     def barrier(self) -> None:
         """Wait for all workers."""
@@ -40,7 +40,7 @@ class Engine:
 
 
 class MXNetServer(Engine):
-    """MXNet's own dist_sync KVStore, with what it has for compression."""
+    """MXNet's dist_sync KVStore, with float16 or 2-bit compression if asked for."""
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
         self._kv = mx.kv.create("dist_sync")
@@ -55,7 +55,7 @@ class MXNetServer(Engine):
     def step(self) -> None:
         for key, gradient in enumerate(self.gradients):
             array = gradient.astype(self._dtype, copy=False)
-            if self._compressed:  # by MXNet, which pushpull does not do
+            if self._compressed:  # pushpull ignores MXNet's compression
                 self._kv.push(key, array, priority=-key)
                 self._kv.pull(key, out=array, priority=-key)
             else:
@@ -68,7 +68,7 @@ class MXNetServer(Engine):
 
 
 class Horovod(Engine):
-    """Horovod's allreduce of every gradient, which it fuses."""
+    """Horovod's all-reduce of each gradient; Horovod fuses small ones."""
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
         import horovod.mxnet as hvd
@@ -91,7 +91,7 @@ class Horovod(Engine):
 
 
 class GluonGC(Engine):
-    """DistributedTrainer, on whatever backend the environment says."""
+    """gluon_gc's DistributedTrainer, on the backend that the environment selects."""
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
         import gluon_gc as bps
@@ -113,11 +113,11 @@ class GluonGC(Engine):
 
     def step(self) -> None:
         for param in self._params:
-            param.data()._fresh_grad = True  # no backward makes it
+            param.data()._fresh_grad = True  # normally backward sets this
         self._trainer.allreduce_grads()
 
     def end_step(self) -> None:
-        """BYTEPS_TRACE_ON counts steps by updates of the parameters."""
+        """Update the parameters if a trace is on, because the trace counts steps by updates."""
         if os.environ.get("BYTEPS_TRACE_ON"):
             self._trainer.update(1)
 

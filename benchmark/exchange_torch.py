@@ -1,4 +1,4 @@
-"""What benchmark/cluster.py measures on PyTorch: DistributedDataParallel with hooks."""
+"""The engines of benchmark/cluster.py on PyTorch: DistributedDataParallel and its hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE_BUCKET = 100_000  # megabytes
 
 
 class _Backward(torch.autograd.Function):
-    """Has given gradients, without computing anything."""
+    """A function whose backward returns given gradients without computing anything."""
 
     @staticmethod
     def forward(ctx: Any, gradients: Any, *parameters: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,8 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> Any:
-        gradients, ctx.gradients = ctx.gradients, None  # which PyTorch would copy if we kept them
+        # PyTorch copies gradients that something else refers to.
+        gradients, ctx.gradients = ctx.gradients, None
         return (None, *gradients)
 
 
@@ -40,10 +41,10 @@ class _Model(torch.nn.Module):
 
 
 class DDP:
-    """DistributedDataParallel, as it is or with one of PyTorch's communication hooks.
+    """DistributedDataParallel, plain or with one of PyTorch's communication hooks.
 
-    PowerSGD has one bucket: with several it aborts over Gloo, since it begins collectives in
-    callbacks, whose order differs between workers.
+    PowerSGD uses a single bucket. With several, its hook aborts over Gloo: it starts collectives
+    in callbacks, and the order of callbacks differs between workers.
     """
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
@@ -67,18 +68,18 @@ class DDP:
         self._loss = self.ddp([torch.from_numpy(array).clone() for array in values])
 
     def exchange(self) -> None:
-        """Average them."""
+        """Average the gradients."""
         self._loss.backward()
 
     def end_step(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the step is complete."""
 
     def barrier(self) -> None:
         dist.all_reduce(self._flag)
 
 
 class GluonGC(DDP):
-    """Our communication hook."""
+    """gluon_gc's communication hook."""
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
         import gluon_gc.torch as bps

@@ -1,12 +1,14 @@
-"""How fast the kernels are on a GPU, beside a copy from device to device in the same run.
+"""Measures the speed of the GPU kernels, compared with a device-to-device copy.
 
-For each compressor, call and size: microseconds a call, medians of several rounds of calls queued
-one behind the other; the bytes that it must move in the GPU's memory at least, a second; and that
-as a share of what the copy reaches (bytes read and written).
+For each compressor, call and size, the script prints:
+
+- microseconds per call: the median of several rounds of calls that are queued back to back;
+- GB/s: the bytes that the call must at least read and write in the GPU's memory, per second;
+- that bandwidth as a share of the copy's bandwidth (bytes read and written).
 
     python benchmark/gpu.py [--json FILE] [--rounds N] [--sizes N ...]
 
-It needs NumPy, a GPU with its driver, and a library with code for GPUs: docs/guides/gpu.md.
+It needs NumPy, a GPU with its driver, and a library with GPU code: see docs/guides/gpu.md.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from gluon_gc.kernels.library import TICKET_BYTES, Call, Status  # noqa: E402
 from tests.cuda.device import Device, Memory  # noqa: E402
 
 SIZES = (2**20, 2**26)
-CALLS = 20  # of a round
+CALLS = 20  # calls in a round
 START = kernels.position((2**63 + 12345, 987654321))
 
 
 class Case(NamedTuple):
-    """compression_params, and the bytes an element that calls move in float32 at least."""
+    """compression_params, and the least bytes per float32 element that each call moves."""
 
     params: Mapping[str, Any]
     compress: float
@@ -45,13 +47,13 @@ class Case(NamedTuple):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What the codec is told, with a momentum of 0.9 if there is to be any."""
+        """The codec's options, with a momentum of 0.9 if the case uses momentum."""
         momentum = "momentum" in self.params or self.name == "dgc"
         return parse(self.params, 0.9 if momentum else None).on_gpu.options()
 
 
 def cases() -> List[Case]:
-    """Without feedback, with it, and with momentum too."""
+    """Return each compressor plain, with error feedback, and with momentum as well."""
     plain = [
         Case({"compressor": "onebit", "scaling": True}, 4.125, 4.125),
         Case({"compressor": "topk", "k": 0.001}, 4, 4),
@@ -60,17 +62,18 @@ def cases() -> List[Case]:
         Case({"compressor": "bytegrad"}, 9, 5),
     ]
     fed = {"onebit": 12.125, "topk": 12, "randomk": 12, "dithering": 20.4, "bytegrad": 21}
-    made = []
+    variants = []
     for case in plain:
         ef = {**case.params, "ef": "vanilla"}
-        more = fed[case.name]
-        made += [case, case._replace(params=ef, compress=more)]
-        made.append(case._replace(params={**ef, "momentum": "nesterov"}, compress=more + 8))
-    return [*made, Case({"compressor": "dgc", "k": 0.001}, 20, 4)]
+        least_bytes = fed[case.name]
+        variants += [case, case._replace(params=ef, compress=least_bytes)]
+        momentum = {**ef, "momentum": "nesterov"}
+        variants.append(case._replace(params=momentum, compress=least_bytes + 8))
+    return [*variants, Case({"compressor": "dgc", "k": 0.001}, 20, 4)]
 
 
 class Clock:
-    """Times what is queued on a GPU."""
+    """Measures the time of work that is queued on a GPU."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -79,9 +82,9 @@ class Clock:
             device("cuEventCreate", ctypes.byref(event), 0)
 
     def seconds(self, call: Callable[[], object], rounds: int) -> float:
-        """Of one of several calls queued one behind the other; the median of some rounds."""
+        """Return the seconds per call: the median over rounds of CALLS queued calls."""
         measured = []
-        for _ in range(rounds + 1):  # the first loads the kernels
+        for _ in range(rounds + 1):  # the first round loads the kernels
             self._device("cuEventRecord", self._begin, None)
             for _ in range(CALLS):
                 call()
@@ -94,7 +97,7 @@ class Clock:
 
 
 def copy_bandwidth(device: Device, clock: Clock, n: int, rounds: int) -> float:
-    """Bytes read and written a second, of a copy of n float32."""
+    """Return the bytes per second that a copy of n float32 elements reads and writes."""
     source, target = Memory(device, 4 * n), Memory(device, 4 * n)
     places = ctypes.c_uint64(target.address), ctypes.c_uint64(source.address)
 
@@ -105,7 +108,7 @@ def copy_bandwidth(device: Device, clock: Clock, n: int, rounds: int) -> float:
 
 
 class Bound:
-    """A codec with memory for its calls in a GPU's memory."""
+    """A codec with its state, input and output in the GPU's memory."""
 
     def __init__(self, device: Device, case: Case, n: int) -> None:
         self._codec = kernels.Codec(case.name, case.options, n, isa="cuda")
@@ -154,7 +157,7 @@ class Bound:
 
 
 def measure(sizes: Sequence[int], rounds: int) -> Dict[str, Any]:
-    """All cases, as a JSON object."""
+    """Measure all cases; return the results as a JSON object."""
     device = Device()
     clock = Clock(device)
     rows = []
@@ -169,7 +172,7 @@ def measure(sizes: Sequence[int], rounds: int) -> Dict[str, Any]:
             }
             for call, of_element in least.items():
                 if call != "compress" and "ef" in case.params:
-                    continue  # they change nothing there
+                    continue  # feedback and momentum do not change decompression
                 seconds = clock.seconds(getattr(bound, call), rounds)
                 reached = of_element * n / seconds
                 rows.append(
@@ -193,8 +196,8 @@ def measure(sizes: Sequence[int], rounds: int) -> Dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="a file to write the results to")
-    parser.add_argument("--rounds", type=int, default=15, help="of which the median is taken")
+    parser.add_argument("--json", type=Path, help="file to write the results to")
+    parser.add_argument("--rounds", type=int, default=15, help="the result is their median")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of elements")
     args = parser.parse_args()
     measured = measure(args.sizes, args.rounds)

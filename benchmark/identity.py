@@ -1,15 +1,15 @@
-"""Compares two trees bit for bit: the weights after 10 steps with every compressor on every engine.
+"""Checks that two source trees train to bit-identical weights, for every compressor and engine.
 
-Run it after a refactoring that must change no number. The commit before is in a folder of its own,
-with its compiled library:
+Run it after a refactoring that must not change any number. Check the previous commit out into
+another folder, and put its compiled library there:
 
     git worktree add /tmp/before HEAD~1
-    cp gluon_gc/libgluon_gc.so /tmp/before/gluon_gc  # or build it there, if operators/ has changed
+    cp gluon_gc/libgluon_gc.so /tmp/before/gluon_gc  # build it there if operators/ has changed
     python benchmark/identity.py /tmp/before
 
-Both trees train on known gradients: one process alone, 2 workers and a server, 2 workers of
-Horovod, and 2 of torch.distributed. The tree's own launcher starts an engine once for all
-compressors. The exit code is 1 if a parameter differs.
+Both trees train 10 steps on known gradients: one process alone, 2 workers and a server, 2 workers
+on Horovod, and 2 workers on torch.distributed. Each tree uses its own launcher, and starts each
+engine once for all compressors. The exit code is 1 if a parameter differs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ WAYS = {
     "horovod": [*BPSLAUNCH, "--backend", "horovod", PYTHON],
     "torch": TORCHRUN,
 }
-SECONDS = 300  # that a way may take in one tree
+SECONDS = 300  # for one engine in one tree
 Settings = Dict[str, Dict[str, Any]]
 
 
 def settings_of(compressors: List[str]) -> Settings:
-    """compression_params by name: none, each compressor plain, and with feedback and momentum."""
+    """Return compression_params by name: none, each compressor plain, and with feedback too."""
     settings: Settings = {"none": {}}
     for compressor in compressors:
         feedback = {} if registry[compressor].traits.accumulates else {"ef": "corrected"}
@@ -57,7 +57,7 @@ def settings_of(compressors: List[str]) -> Settings:
 
 
 def trained(tree: Path, way: str, settings: Settings) -> Dict[str, np.ndarray]:
-    """The weights of all workers, by "RANK/SETTING/PARAMETER"."""
+    """Train in a tree; return all workers' weights, keyed by "RANK/SETTING/PARAMETER"."""
     own = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "BYTEPS_PARTITION_BYTES": "1000"}
     environ = {**clean_environ(), **own}
     environ.pop("GLUON_GC_LIBRARY", None)
@@ -74,16 +74,16 @@ def trained(tree: Path, way: str, settings: Settings) -> Dict[str, np.ndarray]:
 
 
 def first_difference(setting: str, ours: Dict[str, Any], theirs: Dict[str, Any]) -> str:
-    """ "equal", or the first parameter that differs, and on which worker."""
+    """Return "equal", or the first parameter that differs and its worker."""
     for key in ours:
-        rank, of, parameter = key.split("/")
-        if of == setting and ours[key].tobytes() != theirs[key].tobytes():
+        rank, key_setting, parameter = key.split("/")
+        if key_setting == setting and ours[key].tobytes() != theirs[key].tobytes():
             return f"{parameter} of worker {rank}"
     return "equal"
 
 
 def main() -> None:
-    """Train with both trees, and print a table."""
+    """Train with both trees and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

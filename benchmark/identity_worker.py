@@ -1,4 +1,4 @@
-"""A worker of identity.py: trains with each setting on known gradients, and writes the weights."""
+"""A worker of identity.py: trains with each setting on known gradients and saves the weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Weights = Dict[str, np.ndarray]
 
 
 def rate_of(step: int) -> float:
-    """The learning rate, which changes so that residuals are scaled."""
+    """Return the learning rate; it changes, so that residuals are rescaled."""
     return RATE / (1 + step // 4)
 
 
 def gradient(rank: int, step: int, index: int, weight: np.ndarray) -> np.ndarray:
-    """A gradient that depends on the weight, so that a difference stays."""
+    """Return a gradient that depends on the weight, so that a difference does not vanish."""
     random = np.random.RandomState(100 * step + 10 * rank + index)
     return (random.standard_normal(weight.shape) + weight / 64).astype(np.float32)
 
 
 def train_mxnet(params: Dict[str, Any], way: str) -> Weights:
-    """The weights after all steps of a Gluon trainer."""
+    """Return the weights after all steps with a Gluon trainer."""
     import mxnet as mx
 
     import gluon_gc as bps
@@ -52,7 +52,7 @@ def train_mxnet(params: Dict[str, Any], way: str) -> Weights:
 
 
 def train_torch(params: Dict[str, Any], way: str) -> Weights:
-    """The weights after all steps of a PyTorch optimizer."""
+    """Return the weights after all steps with a PyTorch optimizer."""
     import torch
 
     import gluon_gc.torch as bps
@@ -72,10 +72,10 @@ def train_torch(params: Dict[str, Any], way: str) -> Weights:
 
 
 def main() -> None:
-    """Train with every setting of FOLDER/settings.json; writes FOLDER/RANK.npz."""
+    """Train with every setting in FOLDER/settings.json and write FOLDER/RANK.npz."""
     way, folder = sys.argv[1], Path(sys.argv[2])
     if Path(gluon_gc.__file__).parents[1] != Path.cwd():
-        sys.exit(f"gluon_gc is of {gluon_gc.__file__}, but must be of {Path.cwd()}")
+        sys.exit(f"gluon_gc was imported from {gluon_gc.__file__}, but must be in {Path.cwd()}")
     if way == "torch":
         import gluon_gc.torch as bps
 

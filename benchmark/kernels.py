@@ -1,8 +1,8 @@
-"""How fast each kernel is, beside the plainest loop that moves the same bytes.
+"""Measures the speed of each CPU kernel, compared with the simplest loop that moves the same bytes.
 
-For each kernel, size and number of threads: GB/s of the elements' float data, the same for the
-loop that is its limit, measured in turns with the kernel on the same arrays, and
-time(limit) / time(kernel).
+That loop is the kernel's limit. For each kernel, size and number of threads, the script prints
+GB/s of float32 data for the kernel and for its limit, and the ratio time(limit) / time(kernel).
+The two run alternately on the same arrays.
 
     python benchmark/kernels.py [--json FILE] [--seconds S] [--isa ISA]
 """
@@ -46,10 +46,10 @@ _started = itertools.count()
 
 
 def staggered(array: np.ndarray) -> np.ndarray:
-    """A copy that starts at an offset in its page which no other has.
+    """Return a copy that starts at a different offset in its page than any other array.
 
-    A load waits for an earlier store to the same offset in another page. Large arrays all start
-    alike as they come from the allocator, and that would be measured instead of the kernel.
+    A load waits for an earlier store to the same offset in another page. The allocator gives all
+    large arrays the same offset, so without this copy the benchmark would measure that wait.
     """
     room = np.empty(array.nbytes + 2 * PAGE, np.uint8)
     start = -room.ctypes.data % PAGE + next(_started) * 9 * 64 % PAGE
@@ -62,14 +62,14 @@ Loop = Callable[[], object]
 
 
 class Bench(NamedTuple):
-    """A function of the C interface: ``bind(n, threads, isa)`` is a call of it for n elements."""
+    """A function of the C interface. ``bind(n, threads, isa)`` returns a call for n elements."""
 
     name: str
     bind: Callable[[int, int, str], Loop]
 
 
 def plain(name: str, arguments: Callable[[int], tuple]) -> Bench:
-    """One whose arguments for n elements are given, but for threads and isa."""
+    """Bind a C function; arguments(n) gives all its arguments except threads and isa."""
     function = getattr(kernels.library, "gluon_gc_" + name)
 
     def bind(n: int, threads: int, isa: str) -> Loop:
@@ -81,25 +81,25 @@ def plain(name: str, arguments: Callable[[int], tuple]) -> Bench:
 
 
 def limit(name: str, *arrays: np.ndarray) -> Bench:
-    """A plain loop over up to three arrays."""
+    """Return a plain loop over up to three arrays."""
     given = (name.encode(), *arrays, None, None)[:4]
     return Bench(name, plain("limit", lambda n: (*given, n)).bind)
 
 
 class Coding(NamedTuple):
-    """A call of a compressor, with arrays of its own: the speed of some depends on what they hold.
+    """A call of a compressor on given arrays. Some compressors' speed depends on the values.
 
     Parameters
     ----------
     compressor : str
     options : mapping
-        What the codec is told.
+        The codec's options.
     gradient : array
-        What is compressed.
+        The input of compress.
     out : array, optional
-        Where it is decompressed to; None: it is compressed.
+        The output of decompress. None: measure compress.
     add : bool
-        Whether decompress adds.
+        Whether decompress adds to `out`.
     """
 
     compressor: str
@@ -133,13 +133,13 @@ class Coding(NamedTuple):
         )
         library = kernels.library
         entry = library.gluon_gc_compress if self.out is None else library.gluon_gc_decompress
-        keep = codec, workspace, memory, arrays  # what the call points to
+        keep = codec, workspace, memory, arrays  # the call has pointers into these
         check(entry(ctypes.byref(call), 1))
         return lambda keep=keep: entry(ctypes.byref(call), 1)
 
 
 def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:
-    """The options of each compressor, by what is added to its name; those of others are none."""
+    """Return each compressor's options, keyed by the suffix of the row's name."""
     dgc = dict(k=0.001, sample_ratio=0.01, strided_sample=True, max_adaptation_iters=10)
     dgc.update(compress_upper_bound=1.3, compress_lower_bound=0.8, resample=True)
     named = {
@@ -153,7 +153,7 @@ def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:
 
 
 def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[Tuple[str, Coding, Bench]]:
-    """Each compressor's calls, and the limit of each."""
+    """Yield the name, the call and the limit of each compressor's calls."""
     z, w = staggered(x), staggered(x)
     reads, fills, adds = (
         limit("sum", x, np.empty(1, np.float32)),
@@ -169,16 +169,18 @@ def codings(n: int, x: np.ndarray, y: np.ndarray) -> Iterator[Tuple[str, Coding,
             if not accumulates:
                 yield compress, Coding(name, options, x), reads
                 yield compress + "_ef", Coding(name, {**options, **feedback}, x), adds
-            told = {**options, **momentum}
-            yield compress + "_ef_nesterov", Coding(name, told, x), adds_twice
+            with_momentum = {**options, **momentum}
+            yield compress + "_ef_nesterov", Coding(name, with_momentum, x), adds_twice
             yield f"{name}_decompress{suffix}", Coding(name, options, x, y), fills
-            if kernels.Codec(name, options, n).payload_bytes > n // 64:  # it adds to all elements
+            if (
+                kernels.Codec(name, options, n).payload_bytes > n // 64
+            ):  # not sparse: adds to all elements
                 coding = Coding(name, options, x, y, add=True)
                 yield f"{name}_decompress_add{suffix}", coding, increments
 
 
 def cases(n: int) -> Iterator[Tuple[str, Union[Bench, Coding], Bench]]:
-    """Each kernel's name, the kernel and its limit."""
+    """Yield each kernel's name, the kernel and its limit."""
     x = staggered(np.random.default_rng(0).standard_normal(n, np.float32))
     y = staggered(x)
     yield from codings(n, x, y)
@@ -195,7 +197,7 @@ def cases(n: int) -> Iterator[Tuple[str, Union[Bench, Coding], Bench]]:
 def measure(
     benches: Sequence[Union[Bench, Coding]], n: int, threads: int, isa: str, seconds: float
 ) -> List[float]:
-    """The median seconds of one call of each, without what a call of no elements takes."""
+    """Return the median seconds of one call of each, less the time of a call on 0 elements."""
     calls = [bench.bind(n, threads, isa) for bench in benches]
     empty = [bench.bind(0, threads, isa) for bench in benches]
     repeats = 1 + int(200e-6 / _time(calls[0], 3))
@@ -232,9 +234,9 @@ def results(isa: str, seconds: float) -> Iterator[Dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", metavar="FILE", help="also write the results here")
+    parser.add_argument("--json", metavar="FILE", help="file to write the results to")
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="how long to measure each (default 1)"
+        "--seconds", type=float, default=1.0, help="time for each measurement (default 1)"
     )
     parser.add_argument("--isa", choices=kernels.isas(), default=kernels.isas()[-1])
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A cluster on this machine, each node of which has a bpslaunch of its own, as if on several."""
+"""Starts a cluster on this machine with one bpslaunch per node, as on several machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Line(NamedTuple):
-    """What a node said."""
+    """A line of a node's log, and when it was read."""
 
     time: float
     text: str
@@ -37,22 +37,25 @@ def _free_port() -> int:
 
 
 class Launched:
-    """Nodes, called "scheduler", "server N" and "worker N"; a context manager, which ends them.
+    """A context manager for nodes called "scheduler", "server N" and "worker N".
+
+    Leaving the context kills all nodes.
 
     Parameters
     ----------
     folder : Path
-        Gets what each node says, in NODE.log.
+        Each node's output goes to NODE.log in this folder.
     workers, servers : int
+        The numbers of workers and servers.
     **variables
-        Of all nodes.
+        Environment variables of all nodes.
 
     Attributes
     ----------
     port : int
-        The scheduler's.
+        The scheduler's port.
     said : dict
-        By node, what it has said so far.
+        The lines that each node has printed so far, by node.
     """
 
     def __init__(self, folder: Path, workers: int, servers: int, **variables: object) -> None:
@@ -86,11 +89,11 @@ class Launched:
         trace: Optional[TracebackType],
     ) -> None:
         for launcher in self.launchers.values():
-            launcher.kill()  # and what it has started
+            launcher.kill()  # its child ends with it
             launcher.wait()
 
     def launch(self, node: str, command: Sequence[str] = (), max_restarts: int = 0) -> None:
-        """Start the bpslaunch of a node; a worker needs a command."""
+        """Start a node's bpslaunch; a worker needs a command."""
         role, _, rank = node.partition(" ")
         own = {"DMLC_ROLE": role, **({"DMLC_WORKER_ID": rank} if role == "worker" else {})}
         words = [sys.executable, str(BPSLAUNCH), "--max-restarts", str(max_restarts), *command]
@@ -118,29 +121,29 @@ class Launched:
                 time.sleep(0.02)
 
     def child(self, node: str) -> Optional[int]:
-        """The process that the bpslaunch of a node has started; None while there is none."""
+        """Return the process id of the child of a node's bpslaunch, or None if there is none."""
         pid = self.launchers[node].pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(children[0]) if children else None
 
     def restarts(self, node: str) -> int:
-        """How often a node was restarted."""
+        """Return how often a node was restarted."""
         return sum("; restart " in text for _, text in self.said[node])
 
     def wait_until_said(self, node: str, text: str, seconds: float) -> None:
-        """Wait until a node has said something."""
+        """Wait until a node has printed a line that contains a text."""
         self.wait_until(lambda: any(text in line.text for line in self.said[node]), text, seconds)
 
     def wait_until(self, happened, what: str, seconds: float) -> None:
-        """Wait until something has happened; TimeoutError, with all logs, if it does not."""
+        """Wait until happened() is true; after `seconds`, raise a TimeoutError with all logs."""
         deadline = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} was waited for {seconds:g} s\n{self.logs()}")
+                raise TimeoutError(f"waited {seconds:g} s in vain for: {what}\n{self.logs()}")
             time.sleep(0.02)
 
     def codes(self, seconds: float) -> Dict[str, Optional[int]]:
-        """The exit codes of all; None for those that have not ended after so many seconds."""
+        """Return each node's exit code; None if the node has not ended after `seconds`."""
         deadline = time.monotonic() + seconds
         found: Dict[str, Optional[int]] = {}
         for node, launcher in self.launchers.items():
@@ -151,7 +154,7 @@ class Launched:
         return found
 
     def logs(self) -> str:
-        """The last of what each has said."""
+        """Return the last lines of each node's log."""
         return "\n".join(
             f"--- {node}\n" + "\n".join(line.text for line in lines[-30:])
             for node, lines in self.said.items()

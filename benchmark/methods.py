@@ -1,4 +1,4 @@
-"""What benchmark/cluster.py compares: MXNet, Horovod and PyTorch, and gluon_gc on each."""
+"""The methods that benchmark/cluster.py compares: MXNet, Horovod, PyTorch, and gluon_gc on each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETTINGS: Dict[str, List[Dict[str, Any]]] = {
     "dithering": [{"k": 2}],
     "dgc": [{"k": 0.001}],
 }
-"""The options of compressors; others have those that they are not without."""
+"""Options of compressors. A compressor that is missing here runs with its defaults."""
 
 
 def _compressions() -> Iterator[Tuple[str, Dict[str, Any]]]:
@@ -28,27 +28,27 @@ def _compressions() -> Iterator[Tuple[str, Dict[str, Any]]]:
 
 
 COMPRESSIONS = dict(_compressions())
-"""compression_params by what the table calls them."""
+"""compression_params by their name in the table."""
 _AUTOMATIC = {
     f"auto {accuracy}": {"compressor": "auto", "accuracy": accuracy}
     for accuracy in keys()["accuracy"].choices
 }
-"""Without momentum, which the trainer would add where they choose no compression."""
+"""These have no momentum: the trainer would apply it even to tensors left uncompressed."""
 
 
 class Method(NamedTuple):
-    """A way to exchange gradients.
+    """A method of exchanging gradients.
 
     Attributes
     ----------
     name : str
-        What the table calls it.
+        Its name in the table.
     engine : str
-        Of exchange.ENGINES.
+        A key of exchange.ENGINES.
     backend : str
-        What carries it: "server" or "horovod".
+        The transport: "server", "horovod" or "torch".
     options : mapping
-        The engine's.
+        The engine's options.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Method(NamedTuple):
 
 
 def methods() -> List[Method]:
-    """All of them, the ones to compare with first."""
+    """Return all methods, the baselines first."""
     given = {**COMPRESSIONS, **_AUTOMATIC}
     torch = [
         Method("DDP fp32", "ddp", "torch", {}),

@@ -1,4 +1,7 @@
-"""Several hosts on this machine: network namespaces with links of a given rate. Needs root."""
+"""Simulates several hosts on this machine: network namespaces with rate-limited links.
+
+Needs root.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ import subprocess
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 _SUBNET = "10.77.0"
-_QUEUE_SECONDS = 0.2  # what a link holds back before it drops packets
-_BURST_SECONDS = 0.001  # what it sends at once
-_BPF_RANDOM = 0xFFFFF038  # the address at which a packet filter finds a random number
+_QUEUE_SECONDS = 0.2  # the length of a link's queue; beyond it, packets are dropped
+_BURST_SECONDS = 0.001  # the burst that a link sends at once
+_BPF_RANDOM = 0xFFFFF038  # the address where a packet filter reads a random number
 _LEAST_BURST = 32 * 1024
 
 
 def bits(rate: str) -> float:
-    """Bits a second of a rate such as "100M", "1G" or "inf", for an argument.
+    """Parse a rate such as "100M", "1G" or "inf"; returns bits per second.
 
     Raises
     ------
     argparse.ArgumentTypeError
-        It is no rate.
+        If the text is not a rate.
     """
     units = {"K": 1e3, "M": 1e6, "G": 1e9}
     try:
@@ -32,7 +35,7 @@ def bits(rate: str) -> float:
 
 
 class Traffic(NamedTuple):
-    """Bytes over a host's link since it was made, with all headers but Ethernet's preamble."""
+    """Bytes over a host's link so far, with all headers except Ethernet's preamble."""
 
     sent: int
     received: int
@@ -48,28 +51,28 @@ def _tc(*words: str) -> None:
 
 
 class Network:
-    """A hub and hosts, each linked to it at the same rate, both ways; a context manager.
+    """A context manager for a hub and hosts; each host has a link to the hub.
 
     Parameters
     ----------
     hosts : int
-        How many.
+        The number of hosts.
     rate : float
-        Bits a second of each direction of a link; infinite: it is not shaped.
+        The rate of each direction of a link in bits per second; infinity: no limit.
 
     Attributes
     ----------
     hub : str
-        The address of the hub, which may run processes too; they share its end of all links.
+        The hub's IP address. The hub may run processes too.
     addresses : list of str
-        Those of the hosts.
+        The hosts' IP addresses.
     interface : str
-        What a host calls its link.
+        The name of a host's network interface.
 
     Raises
     ------
     PermissionError
-        Not root.
+        If the user is not root.
     """
 
     interface = "eth0"
@@ -84,7 +87,7 @@ class Network:
         self.addresses = [f"{_SUBNET}.{2 + host}" for host in range(hosts)]
 
     def _namespace(self, host: int) -> str:
-        """A host's, or with -1 the hub's."""
+        """Return the name of a host's namespace; host -1 is the hub."""
         return f"{self._name}-{host}" if host >= 0 else f"{self._name}-hub"
 
     def __enter__(self) -> "Network":
@@ -103,7 +106,7 @@ class Network:
         return self
 
     def _ends(self, host: int) -> List[Tuple[str, str]]:
-        """The namespaces and devices of the two ends of a host's link."""
+        """Return the namespaces and devices of the two ends of a host's link."""
         return [(self._namespace(-1), f"port{host}"), (self._namespace(host), self.interface)]
 
     def _link(self, host: int) -> None:
@@ -118,7 +121,7 @@ class Network:
         self.shape(host, self._rate)
 
     def shape(self, host: int, rate: float) -> None:
-        """Give a host's link a rate of its own, if it is not infinite."""
+        """Limit a host's link to a rate in bits per second; infinity changes nothing."""
         if math.isinf(rate):
             return
         burst = max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
@@ -128,17 +131,17 @@ class Network:
             _tc("-n", namespace, "qdisc", "replace", "dev", device, *words)
 
     def link_down(self, host: int) -> None:
-        """Let nothing through to a host nor from it, until `link_up`."""
+        """Block all traffic from and to a host until `link_up`."""
         _ip("-n", self._namespace(-1), "link", "set", f"port{host}", "down")
 
     def link_up(self, host: int) -> None:
-        """Let everything through again."""
+        """Unblock the traffic of a host."""
         _ip("-n", self._namespace(-1), "link", "set", f"port{host}", "up")
 
     def lose(self, host: int, share: float) -> None:
-        """Lose this share of the packets of each direction of a host's link, at random.
+        """Drop a random share of the packets in each direction of a host's link.
 
-        A classifier sends them to a class that has room for none.
+        A packet filter sends these packets to a class with a queue of one byte, which drops them.
         """
         program = f"4,32 0 0 {_BPF_RANDOM},53 0 1 {int(share * 2**32)},6 0 0 0,6 0 0 {2**32 - 1}"
         words = [
@@ -154,7 +157,7 @@ class Network:
             _tc("-n", namespace, *match, program, "flowid", "1:2")
 
     def lost(self, host: int) -> int:
-        """How many packets from a host its link has dropped."""
+        """Return the number of packets from a host that `lose` has dropped."""
         words = ["tc", "-n", self._namespace(host), "-s", "-j", "qdisc", "show"]
         done = subprocess.run(words, check=True, capture_output=True, text=True)
         return sum(queue["drops"] for queue in json.loads(done.stdout) if queue["kind"] == "bfifo")
@@ -166,16 +169,16 @@ class Network:
         subprocess.run(words, check=True, capture_output=True)
 
     def command(self, host: int, words: Sequence[str]) -> List[str]:
-        """What runs a command on a host, or on the hub (-1).
+        """Return the command line that runs a command on a host; host -1 is the hub.
 
-        A host's name is its address, since Horovod looks its own name up.
+        The host's name is its IP address, because Horovod resolves its own host name.
         """
         address = self.addresses[host] if host >= 0 else self.hub
         named = ["unshare", "--uts", "sh", "-c", f'hostname {address} && exec "$@"', "sh"]
         return ["ip", "netns", "exec", self._namespace(host), *named, *words]
 
     def traffic(self) -> Dict[int, Traffic]:
-        """What each host has sent and received so far."""
+        """Return the bytes that each host has sent and received so far."""
         links = json.loads(_ip("-n", self._namespace(-1), "-s", "-j", "link"))
         by_name = {link["ifname"]: link["stats64"] for link in links}
         ports = {host: by_name[f"port{host}"] for host in range(self._hosts)}
@@ -185,7 +188,7 @@ class Network:
         }
 
     def __exit__(self, *_: object) -> None:
-        """Remove all of it. Processes in it must have ended."""
+        """Delete the namespaces. Their processes must have ended."""
         for host in range(-1, self._hosts):
             subprocess.run(
                 ["ip", "netns", "delete", self._namespace(host)], check=False, capture_output=True

@@ -1,4 +1,4 @@
-"""The processes of a benchmark: started on the hosts of a network, ended with the run."""
+"""Starts the processes of a benchmark on the hosts of a network, and ends them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from network import Network
 HERE = Path(__file__).resolve().parent
 PORT = 9000
 MXNET_ROLE = ("-c", "import mxnet")
-"""What servers and the scheduler of MXNet's own parameter server run."""
+"""The arguments that start a server or scheduler of MXNet's own parameter server."""
 ROLE = ("-m", "bpslaunch")
-"""What those of gluon_gc run."""
+"""The arguments that start a server or scheduler of gluon_gc."""
 
 
 class Processes:
-    """The processes of one run; a context manager that ends them all.
+    """A context manager for the processes of one run; leaving it ends them all.
 
     Parameters
     ----------
     network : Network
-        Whose hosts they run on.
+        The processes run on its hosts.
     timeout : int
         Seconds after which a TimeoutError ends the run.
     python : str
@@ -65,7 +65,7 @@ class Processes:
     def _start_worker(
         self, rank: int, host: int, words: Sequence[str], **variables: object
     ) -> subprocess.Popen:
-        """Start it so that its trace has a folder of its own, if there is one to be."""
+        """Start a worker. If BYTEPS_TRACE_DIR is set, the worker gets its own folder there."""
         traces = os.environ.get("BYTEPS_TRACE_DIR")
         own = {"BYTEPS_TRACE_DIR": f"{traces}/worker{rank}"} if traces else {}
         return self.start(host, words, **variables, **own)
@@ -80,22 +80,22 @@ class Processes:
         per_machine: int = 1,
         beside: bool = False,
     ) -> List[subprocess.Popen]:
-        """Start a whole cluster, workers on the first hosts and servers on the next ones.
+        """Start a whole cluster, with workers on the first hosts and servers on the next ones.
 
         Parameters
         ----------
         backend : str
-            "server", "horovod", "torch", or "none": workers that know nothing of each other.
+            "server", "horovod", "torch", or "none" for workers that do not communicate.
         workers, servers : int
-            How many.
-        per_machine : int
-            Workers of a host.
-        beside : bool
-            Whether servers are on the workers' hosts.
+            The numbers of workers and servers.
         words : callable
-            The program of the worker whose rank it is called with.
+            words(rank) returns the Python arguments of that worker.
         role : sequence of str
-            That of servers and the scheduler, which runs on the hub.
+            The Python arguments of servers and of the scheduler, which runs on the hub.
+        per_machine : int
+            The number of workers on one host.
+        beside : bool
+            Whether servers run on the workers' hosts.
 
         Returns
         -------
@@ -160,7 +160,7 @@ class Processes:
     def _start_torch(
         self, workers: int, words: Callable[[int], Sequence[str]], per_machine: int
     ) -> List[subprocess.Popen]:
-        """As torchrun would, which starts those of one host only."""
+        """Start workers with torchrun's variables; torchrun itself starts those of one host."""
         common = {
             "MASTER_ADDR": self._network.addresses[0],
             "MASTER_PORT": PORT,
@@ -176,11 +176,11 @@ class Processes:
         return started
 
     def processor_seconds(self) -> float:
-        """What all processes, and those that they have started, have used so far."""
+        """Return the processor time of all processes and their children so far."""
         sessions = {process.pid for process in self._started}
         ticks = 0
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 fields = stat.read_text().rpartition(")")[2].split()
                 if int(fields[3]) in sessions:
                     ticks += int(fields[11]) + int(fields[12])
@@ -190,21 +190,21 @@ class Processes:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, self._alarm)
         for process in self._started:
-            with suppress(ProcessLookupError):  # what a process started may have outlived it
+            with suppress(ProcessLookupError):  # children may live on without the process
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self._started:
             process.communicate()
 
 
 def read_line(process: subprocess.Popen, begin: str) -> str:
-    """What follows `begin` on the line that a process prints next with it.
+    """Read until a line starts with `begin`; returns the rest of that line.
 
     Raises
     ------
     RuntimeError
-        It ended before.
+        If the process ends before it prints such a line.
     """
     for line in process.stdout:
         if line.startswith(begin):
             return line[len(begin) :]
-    raise RuntimeError(f"a worker ended before it said {begin!r}")
+    raise RuntimeError(f"a worker ended before it printed {begin!r}")

@@ -1,12 +1,12 @@
-"""Processor time of Python to queue a step, a tensor, in calls of one small MXNet operator.
+"""Measures the Python time to queue a step's exchange, compared with calls of a small operator.
 
-The Python thread that queues a step's exchange is the one that feeds the network, so this is what
-compression costs where the network is fast. One worker and one server on this machine; the unit is
-measured between the steps, and everything is a median.
+One Python thread queues the exchange and so feeds the network. On a fast network, its time is the
+cost of compression. The script runs one worker and one server on this machine. It measures the
+small operator between the steps, and prints medians and the number of small calls per tensor.
 
     python benchmark/queueing.py [--model resnet50_v2] [--steps N]
 
-(Not queue.py: a folder with a script of that name hides Python's own module from all others in it.)
+(The name is not queue.py, because that would hide Python's module queue from its neighbours.)
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from table import print_row
 
 METHODS = ("fp32", "fp16", "onebit", "topk 0.001", "dithering 2")
 WARM_UP = 3
-CALLS = 100  # of a small operator, after each step: a processor's clock changes
+CALLS = 100  # of the small operator, after each step, because the processor's clock rate varies
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """The processor time of this thread in a call; what it queues is waited for outside."""
+    """Return this thread's processor time in a call, without the work that the call queues."""
     import mxnet as mx
 
     mx.nd.waitall()
@@ -36,7 +36,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def medians(step: Callable[[], Any], steps: int) -> Tuple[float, float]:
-    """Seconds of Python for a step, and for one operator on one number, measured in turn."""
+    """Return the seconds of Python per step and per operator on one element."""
     import mxnet as mx
 
     x, y = mx.nd.zeros(1), mx.nd.zeros(1)
@@ -62,15 +62,15 @@ def worker(options: argparse.Namespace) -> None:
             engine.step()
         seconds, unit = medians(engine.step, options.steps)
         row = {"method": name, "ms": f"{1e3 * seconds:.1f}"}
-        row["a small call, us"] = f"{1e6 * unit:.1f}"
-        row["calls a tensor"] = f"{seconds / unit / len(shapes):.1f}"
+        row["small call, us"] = f"{1e6 * unit:.1f}"
+        row["calls per tensor"] = f"{seconds / unit / len(shapes):.1f}"
         print_row(row, first=name == METHODS[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="resnet50_v2", help="of Gluon's zoo")
-    parser.add_argument("--steps", type=int, default=30, help="that are timed (default 30)")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps (default 30)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

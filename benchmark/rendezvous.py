@@ -1,6 +1,8 @@
-"""Lets Horovod's workers find each other, as horovodrun does: prints its port, ends with its input.
+"""Runs the rendezvous server through which Horovod's workers find each other.
 
-rendezvous.py HOST:1,HOST:1,...
+    rendezvous.py HOST:1,HOST:1,...
+
+It prints its port, and runs until its standard input is closed.
 """
 
 import sys

@@ -1,12 +1,12 @@
-"""Disturbs a training at random for some minutes, and sees that nothing comes of it.
+"""Disturbs a training run at random for some minutes, and checks that the result is the same.
 
     python benchmark/soak.py --minutes 10 --seed 1
 
-A scheduler, two servers and two workers train a small network, each under a bpslaunch
---max-restarts of its own, while their processes are killed, stopped, frozen for longer than
-PS_HEARTBEAT_TIMEOUT, and strangers talk to their ports. As root, all of this happens in a network
-namespace, where connections are reset and the link is made slow as well. In the end the weights
-must be those of a run that nobody disturbed, and no process may have grown.
+A scheduler, two servers and two workers train a small network. Each runs under its own
+bpslaunch --max-restarts. Meanwhile their processes are killed, stopped, or frozen for longer than
+PS_HEARTBEAT_TIMEOUT, and foreign data arrives at their ports. As root, the script runs in its own
+network namespace, where it also resets connections and slows the link down. At the end the weights
+must equal those of an undisturbed run, and no process may have grown.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NODES = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
 _MOST_STEPS = 20000
 _PERIOD = 20  # steps between checkpoints
 _HEARTBEAT = 5  # seconds, PS_HEARTBEAT_TIMEOUT
-_TIMEOUT = 30  # seconds, GLUON_GC_TIMEOUT: a message that a reset has lost is not waited for longer
-_PATIENCE = 180.0  # seconds in which training goes on after whatever happened
+_TIMEOUT = 30  # seconds, GLUON_GC_TIMEOUT: limits the wait for a message that a reset has lost
+_PATIENCE = 180.0  # seconds until training must go on after an event
 _IN_A_ROW = 3  # events without a checkpoint in between
 _OWN_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 _MOST = (65536, 0, 0)  # kB, threads and descriptors by which a process may grow
@@ -44,12 +44,12 @@ _STRANGERS = (
     b"GET /metrics HTTP/1.1\r\nHost: cluster\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # as TLS begins
     bytes(65536),
-    b'{"role": "worker", ',  # and no more
+    b'{"role": "worker", ',  # the start of a message without its end
 )
 
 
 class Size(NamedTuple):
-    """What a process takes."""
+    """The resources of a process."""
 
     kilobytes: int
     threads: int
@@ -57,7 +57,7 @@ class Size(NamedTuple):
 
 
 def size_of(pid: int) -> Size:
-    """What a process takes now."""
+    """Return the current size of a process."""
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
@@ -66,7 +66,7 @@ def size_of(pid: int) -> Size:
 
 
 def steady_size_of(pid: int) -> Size:
-    """What a process takes at least in a tenth of a second: files are open for less."""
+    """Return the least size of a process within 0.1 s, which leaves out briefly opened files."""
     sizes = []
     for _ in range(5):
         sizes.append(size_of(pid))
@@ -75,10 +75,10 @@ def steady_size_of(pid: int) -> Size:
 
 
 def _listening(pid: int) -> List[int]:
-    """The TCP ports on which a process listens."""
+    """Return the TCP ports on which a process listens."""
     try:
         files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:  # it ends
+    except OSError:  # the process is ending
         return []
     ports = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
@@ -89,23 +89,23 @@ def _listening(pid: int) -> List[int]:
 
 
 class Growth:
-    """The sizes of processes while they train, first and last."""
+    """Collects the sizes of processes during the training."""
 
     def __init__(self) -> None:
         self._sizes: Dict[Tuple[str, int], List[Size]] = {}
 
     def note(self, nodes: Launched) -> None:
-        """Note what all take, if all are there."""
+        """Record the current size of every process that is running."""
         for node, launcher in nodes.launchers.items():
             for name, pid in ((node, nodes.child(node)), (f"bpslaunch of {node}", launcher.pid)):
                 try:
                     size = steady_size_of(pid)
                     self._sizes.setdefault((name, pid), []).append(size)
-                except (OSError, KeyError):  # it ends
+                except (OSError, KeyError):  # the process is ending
                     pass
 
     def most(self) -> Dict[str, Size]:
-        """By the name of a process, by how much it has grown at most between two starts."""
+        """Return the largest growth of each process between two of its starts, by its name."""
         found: Dict[str, Size] = {}
         for (name, _), sizes in self._sizes.items():
             grown = [last - first for first, last in zip(sizes[0], sizes[-1])]
@@ -114,14 +114,14 @@ class Growth:
 
 
 class Soak:
-    """A cluster in training, and what may happen to it.
+    """A cluster in training, and the events that disturb it.
 
     Parameters
     ----------
     nodes : Launched
     rng : Random
     alone : bool
-        Whether nobody else is on this network, so that it may be disturbed.
+        Whether the network namespace is the script's own, so that it may disturb the network.
     """
 
     def __init__(self, nodes: Launched, rng: random.Random, alone: bool) -> None:
@@ -140,40 +140,40 @@ class Soak:
         if alone:
             self.events += [self.reset, self.slow]
 
-    # What may happen; each returns to whom
+    # Events. Each returns a description of its target.
 
     def kill(self) -> str:
-        """SIGKILL."""
+        """Send SIGKILL to a node."""
         return self._signal(signal.SIGKILL)
 
     def terminate(self) -> str:
-        """SIGTERM."""
+        """Send SIGTERM to a node."""
         return self._signal(signal.SIGTERM)
 
     def stop(self) -> str:
-        """For less than the time-out: it may cost nothing but time."""
+        """Stop a node for less than the heartbeat time-out; nothing may restart."""
         return self._suspend(self._rng.uniform(0.5, _HEARTBEAT - 2))
 
     def freeze(self) -> str:
-        """For longer than it: the others end without it."""
+        """Stop a node for longer than the heartbeat time-out; the other nodes end without it."""
         return self._suspend(_HEARTBEAT + 6)
 
     def scan(self) -> str:
-        """A stranger at the port where nodes meet, which is ps-lite's once they have."""
+        """Send foreign data to the meeting port, which ps-lite uses after all nodes have met."""
         return self._talk_to(self._nodes.port)
 
     def scan_any(self) -> str:
-        """A stranger at another port: ps-lite aborts on what it cannot parse."""
+        """Send foreign data to another port; ps-lite aborts on data that it cannot parse."""
         ports = {port for pid in self._pids() for port in _listening(pid)}
         return self._talk_to(self._rng.choice(sorted(ports) or [self._nodes.port]))
 
     def reset(self) -> str:
-        """All connections end."""
+        """Reset all connections."""
         subprocess.run(["ss", "-K", "-t", "state", "established"], capture_output=True, check=True)
         return "all connections"
 
     def slow(self) -> str:
-        """Packets wait for others."""
+        """Limit the link to 2 Mbit/s for some seconds."""
         seconds = self._rng.uniform(1, 3)
         rate = ["rate", "2mbit", "burst", "64kbit", "latency", "400ms"]
         subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", "tbf", *rate], check=True)
@@ -181,7 +181,7 @@ class Soak:
         subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=True)
         return f"the link, at 2 Mbit/s for {seconds:.1f} s"
 
-    # How it happens
+    # Helpers of the events
 
     def _pids(self) -> List[int]:
         return [pid for pid in map(self._nodes.child, NODES) if pid is not None]
@@ -190,7 +190,7 @@ class Soak:
         node = self._rng.choice(NODES)
         pid = self._nodes.child(node)
         if pid is None:
-            return f"{node}, which is not there"
+            return f"{node}, which is not running"
         os.kill(pid, number)
         return node
 
@@ -198,38 +198,38 @@ class Soak:
         node = self._rng.choice(NODES)
         pid = self._nodes.child(node)
         if pid is None:
-            return f"{node}, which is not there"
+            return f"{node}, which is not running"
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
-        with suppress(ProcessLookupError):  # its bpslaunch has ended it, since another had ended
+        with suppress(ProcessLookupError):  # its bpslaunch ends it when another node has ended
             os.kill(pid, signal.SIGCONT)
         return f"{node} for {seconds:.1f} s"
 
     def _talk_to(self, port: int) -> str:
         data = self._rng.choice(_STRANGERS)
-        whom = f"port {port} with {data[:14]!r}"
+        target = f"port {port} with {data[:14]!r}"
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=2) as stranger:
                 stranger.sendall(data)
                 stranger.recv(1)
         except OSError:
             pass
-        return whom
+        return target
 
     # The run
 
     def steps(self) -> int:
-        """What the slower worker has done."""
+        """Return the number of steps that the slower worker has done."""
         files = [self._nodes.folder / f"steps.{rank}" for rank in range(2)]
         return min(int(file.read_text()) if file.exists() else 0 for file in files)
 
     def train_on(self, steps: int) -> None:
-        """Wait until so many more steps have been done."""
+        """Wait until the workers have done this many more steps."""
         until = self.steps() + steps
         self._nodes.wait_until(lambda: self.steps() >= until, f"step {until}", _PATIENCE)
 
     def run(self, seconds: float) -> int:
-        """Let things happen for so long; how many steps there are to do in all."""
+        """Disturb the training for some seconds; returns the step after which it may end."""
         self.train_on(_PERIOD)
         began, in_a_row = time.monotonic(), 0
         while time.monotonic() - began < seconds:
@@ -246,7 +246,7 @@ class Soak:
         return self.steps() + 2 * _PERIOD
 
     def _settle(self) -> None:
-        """Wait until all train again, and note what they take."""
+        """Wait until all train again, and record their sizes."""
         self.train_on(_PERIOD)
         self.growth.note(self._nodes)
         self.train_on(3 * _PERIOD)
@@ -254,7 +254,7 @@ class Soak:
 
 
 def started(folder: Path, steps: int, pause: float, max_restarts: int) -> Launched:
-    """A cluster that trains."""
+    """Start a cluster that trains."""
     folder.mkdir()
     variables = {"PS_HEARTBEAT_TIMEOUT": _HEARTBEAT, "GLUON_GC_TIMEOUT": _TIMEOUT}
     nodes = Launched(folder, workers=2, servers=2, GLUON_GC_CONNECT_TIMEOUT=120, **variables)
@@ -266,15 +266,21 @@ def started(folder: Path, steps: int, pause: float, max_restarts: int) -> Launch
 
 
 def checksums(nodes: Launched) -> List[str]:
-    """What all workers' weights are in the end; RuntimeError if a node does not end well."""
+    """Wait for all nodes to end; returns the checksum of each worker's weights.
+
+    Raises
+    ------
+    RuntimeError
+        If the exit code of a node is not 0.
+    """
     codes = nodes.codes(10 * _PATIENCE)
     if any(code != 0 for code in codes.values()):
-        raise RuntimeError(f"they ended with {codes}\n{nodes.logs()}")
+        raise RuntimeError(f"the nodes' exit codes are {codes}\n{nodes.logs()}")
     return [(nodes.folder / f"sum.{rank}").read_text() for rank in range(2)]
 
 
 def soak(args: argparse.Namespace, folder: Path) -> List[str]:
-    """Disturb a training, then train as long undisturbed; what should be otherwise."""
+    """Train disturbed, then train as many steps undisturbed; returns the faults found."""
     with started(folder / "disturbed", _MOST_STEPS, args.pause, max_restarts=1000000) as nodes:
         run = Soak(nodes, random.Random(args.seed), args.alone)
         steps = run.run(60 * args.minutes)
@@ -289,17 +295,17 @@ def soak(args: argparse.Namespace, folder: Path) -> List[str]:
     for number, (event, times) in enumerate(sorted(run.counts.items())):
         print_row({"event": event, "times": times}, first=number == 0)
     print()
-    faults = [] if found == expected else [f"the weights are {found}, and should be {expected}"]
+    faults = [] if found == expected else [f"the weights are {found}, but must be {expected}"]
     for number, (name, grown) in enumerate(sorted(run.growth.most().items())):
         row = {"process": name, "restarts": restarts.get(name, ""), "RSS": f"{grown[0]:+} kB"}
         print_row({**row, "threads": f"{grown[1]:+}", "descriptors": f"{grown[2]:+}"}, number == 0)
-        if any(of > most for of, most in zip(grown, _MOST)):
+        if any(growth > most for growth, most in zip(grown, _MOST)):
             faults.append(f"{name} has grown by {grown}")
     return faults
 
 
 def main() -> int:
-    """Soak; the exit code."""
+    """Run the test; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
@@ -311,15 +317,15 @@ def main() -> int:
         os.execvp(_OWN_NETWORK[0], [*_OWN_NETWORK, sys.executable, *again])
     print(f"--seed {args.seed} --minutes {args.minutes:g}")
     if not args.alone:
-        print("without root, ip, tc and ss: no connection is reset, and no link made slow")
+        print("without root, ip, tc and ss, the network itself is not disturbed")
     with tempfile.TemporaryDirectory() as folder:
         faults = soak(args, Path(folder))
-    print("\nas if nothing had happened" if not faults else "\n" + "\n".join(faults))
+    print("\n" + ("\n".join(faults) or "the weights are equal and no process has grown"))
     return min(len(faults), 1)
 
 
 def _may_be_alone() -> bool:
-    """Whether there may be a network for this alone."""
+    """Return whether this user can create a network namespace and has the tools for it."""
     if not all(map(shutil.which, _PROGRAMS)):
         return False
     return subprocess.run([*_OWN_NETWORK, "true"], capture_output=True).returncode == 0

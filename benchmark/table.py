@@ -1,4 +1,4 @@
-"""Tables of what a benchmark measures: printed row by row as Markdown, and written as CSV."""
+"""Prints a benchmark's table row by row as Markdown, and writes it as CSV."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Mapping, Sequence
 
 
 def print_row(row: Mapping[str, object], first: bool) -> None:
-    """Print a row, and before the first one what heads the columns."""
+    """Print a row; before the first one, print the header."""
     if first:
         print("|", " | ".join(row), "|\n" + "|---" * len(row) + "|")
     print("|", " | ".join(str(value) for value in row.values()), "|", flush=True)
 
 
 def write_csv(table: Sequence[Mapping[str, object]], path: str) -> None:
-    """Write all rows, which have the same columns."""
+    """Write all rows to a file. All must have the same columns."""
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, table[0])
         writer.writeheader()

@@ -1,8 +1,8 @@
-"""Draws when the processes of a cluster do what in a step, from the traces of BYTEPS_TRACE_ON.
+"""Draws a timeline of a step of all processes in a cluster, from the traces of BYTEPS_TRACE_ON.
 
     python benchmark/timeline.py FOLDER FILE
 
-FOLDER is BYTEPS_TRACE_DIR. Each process has a band; what overlaps in it lies one below the other.
+FOLDER is BYTEPS_TRACE_DIR. Each process has a band; overlapping operators are drawn in rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ KINDS = {
     "allgather": ("tab:red", ("horovod_allgather",)),
     "decompress": ("tab:purple", ("gluon_gc_decompress",)),
 }
-"""What is drawn: the colour, and the names that MXNet's profiler has for it."""
+"""The kinds of operators drawn: the colour, and the operators' names in MXNet's profiler."""
 
 
 class Span(NamedTuple):
-    """What an operator took, in seconds since 1970 or since the step began."""
+    """The start and end of an operator, in seconds since 1970 or since the step began."""
 
     begin: float
     end: float
@@ -39,7 +39,10 @@ class Span(NamedTuple):
 
 
 def spans(trace: Path) -> Iterator[Span]:
-    """What a trace has of the kinds that are drawn; those of a name end in the order they began."""
+    """Yield a trace's spans of the kinds in KINDS.
+
+    Operators of the same name end in the order in which they began.
+    """
     kind_of = {name: kind for kind, (_, names) in KINDS.items() for name in names}
     begun: Dict[Tuple[int, str], Deque[float]] = defaultdict(deque)
     for event in json.loads(trace.read_text())["traceEvents"]:
@@ -51,7 +54,7 @@ def spans(trace: Path) -> Iterator[Span]:
 
 
 def rows(of_process: List[Span]) -> Iterator[Tuple[Span, int]]:
-    """Each of them with the first row in which nothing overlaps it."""
+    """Yield each span with the first row in which no other span overlaps it."""
     free: List[float] = []
     for span in sorted(of_process):
         row = next((i for i, until in enumerate(free) if until <= span.begin), len(free))
@@ -60,7 +63,7 @@ def rows(of_process: List[Span]) -> Iterator[Tuple[Span, int]]:
 
 
 def draw(traces: Dict[str, List[Span]], file: str) -> None:
-    """A band a process, beginning with the first thing that any of them does."""
+    """Draw one band per process; time 0 is the start of the first operator of any process."""
     start = min(span.begin for each in traces.values() for span in each)
     bands = {name: list(rows(each)) for name, each in traces.items()}
     height = sum(2 + max(row for _, row in band) for band in bands.values())
@@ -83,7 +86,7 @@ def draw(traces: Dict[str, List[Span]], file: str) -> None:
     names = [kind for kind in KINDS if kind in drawn]
     figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False)
     figure.tight_layout(rect=(0, 0.6 / figure.get_figheight() * 0.5, 1, 1))
-    # Text as text, and nothing that differs from run to run: the file is kept in the repository.
+    # The file is in the repository, so text stays text and nothing may differ from run to run.
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline"}):
         figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
 
@@ -91,13 +94,13 @@ def draw(traces: Dict[str, List[Span]], file: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="BYTEPS_TRACE_DIR")
-    parser.add_argument("file", help="the picture, .svg or .png")
+    parser.add_argument("file", help="the picture to write, .svg or .png")
     arguments = parser.parse_args()
     files = sorted(arguments.folder.rglob("comm.json"))
     traces = {file.relative_to(arguments.folder).parts[0]: list(spans(file)) for file in files}
     traces = {name: each for name, each in traces.items() if each}
     if not traces:
-        parser.error(f"no trace in {arguments.folder} has anything to draw")
+        parser.error(f"the traces in {arguments.folder} contain no operators to draw")
     draw(traces, arguments.file)
 
 

@@ -1,7 +1,7 @@
-"""Processor time a tensor of a step with many tensors of one small size, compressed or not.
+"""Measures the processor time per tensor for many tensors of one small size, compressed or not.
 
-One process with the backend `local`, which does a worker's and a server's work, so this is all that
-compression costs, and pushed_bytes all that it saves.
+One process uses the backend `local`, which does a worker's and a server's work. So its time is the
+whole cost of compression, and pushed_bytes shows the whole saving.
 
     python benchmark/tiny.py [--tensors N] [--steps N]
 """
@@ -25,7 +25,7 @@ WARM_UP = 3
 
 
 def measure(params: Dict[str, Any], size: int, tensors: int, steps: int) -> Tuple[float, float]:
-    """Microseconds and bytes pushed a tensor of `size` elements."""
+    """Return the microseconds and the pushed bytes per tensor of `size` elements."""
     gradients = [mx.gluon.Parameter(f"p{i}", shape=(size,)) for i in range(tensors)]
     for parameter in gradients:
         parameter.initialize(mx.init.Zero())
@@ -46,7 +46,7 @@ def measure(params: Dict[str, Any], size: int, tensors: int, steps: int) -> Tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tensors", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=15, help="that are timed (default 15)")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps (default 15)")
     options = parser.parse_args()
     bps.init()
     for size in SIZES:

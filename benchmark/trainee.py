@@ -1,8 +1,8 @@
-"""A small training, for others to disturb: `kill_matrix` of the tests, and soak.py.
+"""A small training script that soak.py and the tests' `kill_matrix` disturb.
 
-As the examples do with --resume auto, it goes on from the last complete checkpoint in FOLDER.
-Worker r keeps in FOLDER/steps.r how many steps it has done, and leaves the checksum of its weights
-in FOLDER/sum.r.
+Like the examples with --resume auto, it resumes from the last complete checkpoint in FOLDER.
+Worker r writes the number of steps done to FOLDER/steps.r, and finally the checksum of its weights
+to FOLDER/sum.r.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from common.checkpoint import Checkpoints
 from common.checksum import parameter_checksum
 from common.last_checkpoint import last_checkpoint
 
-_HELD_STEP = 3  # from 0
+_HELD_STEP = 3  # the step, counted from 0, in which the phase "step" waits
 _PHASES = ("broadcast", "step", "saving", "shutdown")
 
 
 class Gate:
-    """Where workers wait, so that one can be killed in a certain phase of the first start.
+    """Holds a worker in a given phase of its first start, so that it can be killed there.
 
-    All say in FOLDER/at.r that they have come there, and one waits until there is FOLDER/go.
+    Worker r creates FOLDER/at.r when it reaches the phase. One worker waits there for FOLDER/go.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -48,7 +48,7 @@ class Gate:
             time.sleep(0.02)
 
     def before_states_are_in_place(self) -> None:
-        """Have a gate where the states are written, under another name."""
+        """Gate the moment when the states are written but still have their temporary name."""
         replace = os.replace
 
         def gated(old: str, new: str) -> None:
@@ -60,14 +60,14 @@ class Gate:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file that is whole for whoever finds it."""
+    """Write a file atomically: readers see it complete or not at all."""
     part = file.with_name(f"{file.name}.part")
     part.write_text(text)
     part.rename(file)
 
 
 def step(net: gluon.Block, trainer: gluon.Trainer, number: int, gate: Gate) -> None:
-    """Train on data that depends on the step and the worker only."""
+    """Train one step on data that depend only on the step and the worker."""
     random = np.random.default_rng((number, bps.rank()))
     with autograd.record():
         loss = (net(mx.nd.array(random.standard_normal((8, 100)))) ** 2).mean()
@@ -78,7 +78,7 @@ def step(net: gluon.Block, trainer: gluon.Trainer, number: int, gate: Gate) -> N
 
 
 def last_step(args: argparse.Namespace) -> int:
-    """How many steps there are to do: FOLDER/steps has another number, once it is known."""
+    """Return the number of steps to do; the file FOLDER/steps overrides the argument."""
     file = args.folder / "steps"
     return int(file.read_text()) if file.exists() else args.steps
 
@@ -89,8 +89,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--period", type=int, default=2, help="steps between checkpoints")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
-    parser.add_argument("--phase", choices=_PHASES, help="where workers wait, at the first start")
-    parser.add_argument("--held", type=int, help="the worker that goes on waiting there")
+    parser.add_argument(
+        "--phase", choices=_PHASES, help="where to hold a worker, at the first start"
+    )
+    parser.add_argument("--held", type=int, help="the rank of the worker to hold")
     args = parser.parse_args()
     gate = Gate(args)
     gate.before_states_are_in_place()

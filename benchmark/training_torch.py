@@ -1,7 +1,7 @@
-"""Seconds a real training step takes: DistributedDataParallel's, and with our hook.
+"""Measures the seconds per training step of DistributedDataParallel, without and with our hook.
 
-ResNet-18 on images of 32x32, batches of 32 a worker, unshaped loopback. The two take turns in one
-process, so that what else the machine does hits both.
+It trains ResNet-18 on 32x32 images with batches of 32 per worker, over loopback without a rate
+limit. All settings take turns in one process, so that other load on the machine affects all.
 
     torchrun --nproc-per-node 2 benchmark/training_torch.py
 """
@@ -33,7 +33,7 @@ WARM_UP = 3
 
 
 def trainer(params: object) -> Callable[[], None]:
-    """A function that makes a step."""
+    """Return a function that trains one step."""
     model = network("resnet18", 100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -64,7 +64,7 @@ def main() -> None:
             step()
             seconds[name].append(time.perf_counter() - start)
     if bps.rank() == 0:
-        print("| | seconds a step | of DDP's |\n|---|---|---|")
+        print("| | seconds per step | of DDP's |\n|---|---|---|")
         plain = statistics.median(seconds["DDP fp32"][WARM_UP:])
         for name, taken in seconds.items():
             median = statistics.median(taken[WARM_UP:])

@@ -69,8 +69,7 @@ def page() -> str:
         for variable in TABLE
     )
     of_launchers = (
-        (_names(variable), KINDS[variable.kind][0], variable.meaning)
-        for variable in OF_LAUNCHERS
+        (_names(variable), KINDS[variable.kind][0], variable.meaning) for variable in OF_LAUNCHERS
     )
     lines = [
         "# Keys and variables",
@@ -107,8 +106,9 @@ def page() -> str:
         "",
         *_table(("variable", "allowed", "default", "meaning"), variables),
         "",
-        "Other launchers say by these which worker a process is. bpslaunch sets torchrun's, which",
-        "are the first five. For MXNet they only tell that a script must not train alone.",
+        "Other launchers set these variables to tell a worker its rank and the number of workers.",
+        "bpslaunch sets the first six, which are torchrun's. With MXNet, gluon_gc reads them only",
+        "to refuse a script that would train alone by mistake.",
         "",
         *_table(("variable", "allowed", "meaning"), of_launchers),
         "",

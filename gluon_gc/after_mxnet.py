@@ -1,7 +1,7 @@
-"""Registers our stores with MXNet once MXNet and gluon_gc are both imported, in any order.
+"""Registers gluon_gc's KVStores with MXNet, whichever of the two is imported first.
 
-MXNet uses its own local store for a name that it does not know. Each worker would then train alone,
-without an error.
+For a store name that it does not know, MXNet silently uses its own local store. Each worker would
+then train alone, without an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 
 class _Finder(MetaPathFinder):
-    """Finds MXNet with the other finders, and registers our stores after its import."""
+    """An import hook. It registers our stores after the import of MXNet."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Optional[ModuleSpec]:
         if name != "mxnet":
@@ -39,7 +39,7 @@ def _register() -> None:
 
 
 def register() -> None:
-    """Register our stores with MXNet, now or when it is imported."""
+    """Register our stores with MXNet now, or as soon as MXNet is imported."""
     if sys.modules.get("mxnet"):
         _register()
     else:

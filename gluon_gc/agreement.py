@@ -1,7 +1,8 @@
-"""How workers make sure that they fit together, before anything is exchanged.
+"""Checks that all workers have the same settings, before they exchange gradients.
 
-Each worker states facts about what it is going to do. Digests of them are compared first. If those
-differ, the facts themselves are compared, so that the error can name the first difference.
+Each worker lists facts, such as the size, dtype and compressor of each gradient. Workers compare
+digests of these facts first. If digests differ, they compare the facts of one block, so that the
+error can name the first difference.
 """
 
 from __future__ import annotations
@@ -15,33 +16,34 @@ from . import env
 from .version import __version__
 
 _SETTINGS = ("BYTEPS_PARTITION_BYTES", "BYTEPS_MIN_COMPRESS_BYTES")
-_BLOCK = 32  # facts that share a digest; those of a block must fit into one message
-_MOST_CHARACTERS = 300  # of a value in a message
+_BLOCK = 32  # facts per digest; the facts of one block must fit into one message
+_MOST_CHARACTERS = 300  # longer values are compared by their SHA-256
 
 Facts = Sequence[Tuple[str, Mapping[str, Any]]]
-"""Subjects, such as "the gradient of w" ("": the worker itself), with keys and plain values."""
+"""Pairs of a subject and its values, which JSON can hold. The subject names the values in an error,
+such as "the gradient of w". "" is the worker itself."""
 Message = Dict[str, Any]
 
 
 def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
-    """Return if all workers state the same facts, in the same order; all workers call this.
+    """Check that all workers have the same facts, in the same order. All workers call this.
 
-    Names of subjects may differ: they only appear in the error.
+    Only the values are compared. Subjects may differ between workers.
 
     Parameters
     ----------
     rank : int
-        This worker's number.
+        The rank of this worker.
     facts : Facts
-        The settings that must be the same on all workers are added to them.
+        The environment variables in `_SETTINGS` are added to them.
     ask : callable
-        Gives the answer of `compare` to all workers' messages, given this worker's. The answer is
-        the same on all workers.
+        Takes this worker's message. Returns the result of `compare` for the messages of all
+        workers, which is the same on all workers.
 
     Raises
     ------
     RuntimeError
-        Workers differ; on all of them.
+        Facts differ. The error is raised on all workers.
     """
     settings = {name: env.get(name) for name in _SETTINGS}
     own = [[subject, _shortened(values)] for subject, values in (("", settings), *facts)]
@@ -56,7 +58,14 @@ def reach(rank: int, facts: Facts, ask: Callable[[Message], Message]) -> None:
 
 
 def compare(messages: List[Message]) -> Message:
-    """The answer to all workers' messages: empty if they are the same."""
+    """Compare the messages of all workers.
+
+    Returns
+    -------
+    dict
+        Empty if all messages are the same. {"block": i} if digest i differs: the workers must then
+        send the facts of that block. {"problem": text} with the first difference.
+    """
     first, *others = sorted(messages, key=lambda message: message["rank"])
     for message in messages:
         if message["version"] != __version__:
@@ -74,11 +83,11 @@ def compare(messages: List[Message]) -> Message:
         problem = _difference(first, message)
         if problem:
             return {"problem": problem}
-    return {} if "digests" in first else {"problem": "they differ, but no fact does"}
+    return {} if "digests" in first else {"problem": "their digests differ, but not their facts"}
 
 
 def _difference(first: Message, other: Message) -> str:
-    """The first fact that two workers do not share, in words."""
+    """The first difference between the facts of two workers, in words. "" if there is none."""
     here, there = f"worker {other['rank']}", f"worker {first['rank']}"
     for theirs, own in itertools.zip_longest(first["facts"], other["facts"]):
         if theirs is None:
@@ -88,8 +97,10 @@ def _difference(first: Message, other: Message) -> str:
         for key in {**theirs[1], **own[1]}:
             value, expected = own[1].get(key), theirs[1].get(key)
             if value != expected:
-                of = f" for {own[0]}" if own[0] else ""
-                return f"{here} has {key} {_text(value)}{of}, but {there} has {_text(expected)}"
+                subject = f" for {own[0]}" if own[0] else ""
+                return (
+                    f"{here} has {key} {_text(value)}{subject}, but {there} has {_text(expected)}"
+                )
     return ""
 
 
@@ -98,7 +109,7 @@ def _text(value: Optional[str]) -> str:
 
 
 def _shortened(values: Mapping[str, Any]) -> Dict[str, str]:
-    """Values as JSON; what is too long for a message, as a digest of it."""
+    """The values as JSON. A value that is too long for a message is replaced by its SHA-256."""
     texts = {key: json.dumps(value) for key, value in values.items()}
     return {
         key: text if len(text) <= _MOST_CHARACTERS else f"(SHA-256 {_digest(text)})"

@@ -1,6 +1,7 @@
-"""Exact sums of integers over workers, by way of float64, which every engine can sum.
+"""Exact sums of integer tensors over workers, computed in float64.
 
-float64 holds whole numbers up to 2^53. Integers of 64 bits are summed as two halves, high and low.
+Every engine can sum float64, which is exact for integers up to 2^53. A 64-bit integer is therefore
+split into two halves of 32 bits, which are summed separately.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _BASE = 2**_HALF
 
 
 def summands(values: np.ndarray) -> List[np.ndarray]:
-    """The float64 arrays that are summed over workers in the place of integers."""
+    """The float64 arrays to sum over workers: one, or two for the halves of 64-bit integers."""
     if values.dtype.itemsize < 8:
         return [values.astype(np.float64)]
     low = values & np.array(_BASE - 1, values.dtype)
@@ -22,7 +23,7 @@ def summands(values: np.ndarray) -> List[np.ndarray]:
 
 
 def _halves(sums: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
-    """The high and the low half of the sums, int64; the low one is at least 0."""
+    """The sums as high and low halves, int64, with 0 <= low < 2^32."""
     *highs, low = sums
     carry = np.floor(low / _BASE)
     low = (low - carry * _BASE).astype(np.int64)
@@ -30,21 +31,21 @@ def _halves(sums: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def total(sums: Sequence[np.ndarray], dtype: Any, called: str) -> np.ndarray:
-    """The sum over workers.
+    """The sum over workers, as integers.
 
     Parameters
     ----------
     sums : sequence of ndarray
-        The sums of what `summands` returned on all workers.
+        The arrays of `summands`, summed over workers.
     dtype : dtype
-        Of the integers.
+        The dtype of the integers.
     called : str
-        What an error calls them.
+        The name of the tensor in the error.
 
     Raises
     ------
     OverflowError
-        A sum does not fit the dtype.
+        A sum does not fit into the dtype.
     """
     high, low = _halves(sums)
     info = np.iinfo(dtype)
@@ -63,7 +64,7 @@ def total(sums: Sequence[np.ndarray], dtype: Any, called: str) -> np.ndarray:
 
 
 def average(sums: Sequence[np.ndarray], workers: int, dtype: Any) -> np.ndarray:
-    """The average over workers, rounded towards 0 as by MXNet's division of integers."""
+    """The average over workers, rounded towards 0, as MXNet divides integers."""
     high, low = _halves(sums)
     quotient, rest = np.divmod(high, workers)
     below, rest = np.divmod((rest << _HALF) + low, workers)
@@ -72,6 +73,6 @@ def average(sums: Sequence[np.ndarray], workers: int, dtype: Any) -> np.ndarray:
 
 
 def as_floats(sums: Sequence[np.ndarray]) -> np.ndarray:
-    """The sums over workers, rounded to float64."""
+    """The sum over workers, rounded to float64."""
     *highs, low = sums
     return sum((high * _BASE for high in highs), low)

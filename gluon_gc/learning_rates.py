@@ -1,4 +1,4 @@
-"""Learning rates of the steps so far, for error feedback that follows them."""
+"""Learning rates of past steps, for error feedback that corrects residuals by their ratio."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Dict, Hashable, Mapping
 
 
 class LearningRates:
-    """For each parameter the learning rate at the last exchange of its gradient.
+    """The learning rate of each parameter when its gradient was last exchanged.
 
     Attributes
     ----------
     last : dict
-        By parameter, under any key.
+        The learning rates, by any key that identifies a parameter.
     """
 
     def __init__(self) -> None:
@@ -19,18 +19,18 @@ class LearningRates:
         self._before: Dict[Hashable, float] = {}
 
     def advance(self, rates: Mapping[Hashable, float]) -> Dict[Hashable, float]:
-        """Begin a step, and return each parameter's last learning rate over the one of this step.
+        """Begin a step. Return the ratio of the previous to the current learning rate.
 
         Parameters
         ----------
         rates : mapping
-            The learning rates of this step. A rate of 0 is left out: the next one follows the last
-            rate that was not 0.
+            The learning rates of this step. A rate of 0 is ignored: the next ratio is computed from
+            the last rate that was not 0.
 
         Returns
         -------
         dict
-            The ratios that are not 1.
+            The ratio of each parameter. Ratios of 1 are left out.
         """
         nonzero = {key: rate for key, rate in rates.items() if rate}
         before = {key: self.last[key] for key in nonzero.keys() & self.last.keys()}

@@ -1,4 +1,4 @@
-"""The logger of gluon_gc: lines on stderr, at the level of BYTEPS_LOG_LEVEL."""
+"""The logger of gluon_gc. It writes to stderr, at the level of BYTEPS_LOG_LEVEL."""
 
 import functools
 import logging
@@ -6,7 +6,7 @@ import sys
 
 from . import env
 
-_LEVELS = {"TRACE": logging.DEBUG, "FATAL": logging.CRITICAL}  # those that Python does not have
+_LEVELS = {"TRACE": logging.DEBUG, "FATAL": logging.CRITICAL}  # levels that Python does not have
 
 logger = logging.getLogger("gluon_gc")
 if not logger.handlers:
@@ -18,9 +18,9 @@ if not logger.handlers:
     logger.setLevel(_LEVELS.get(level, level))
 
 
-@functools.lru_cache(maxsize=None)  # once a process
+@functools.lru_cache(maxsize=None)  # one warning per process
 def warn_of_misspelt() -> None:
-    """Name the variables that are set, and that nobody reads."""
-    for name, near in env.misspelt().items():
-        question = f"; did you mean {near}?" if near else ""
+    """Warn of variables that look like gluon_gc's but are not read."""
+    for name, suggestion in env.misspelt().items():
+        question = f"; did you mean {suggestion}?" if suggestion else ""
         logger.warning("nothing reads the variable %s%s", name, question)

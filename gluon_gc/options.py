@@ -1,4 +1,4 @@
-"""Options of compressors and algorithms: fields of dataclasses that say what they may be."""
+"""Options of compressors and algorithms: dataclass fields with a type, a rule and a help text."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Option:
-    """What an option may be.
+    """The type, the rule and the help text of an option.
 
     Parameters
     ----------
     types : tuple of type
+        The allowed types.
     rule : callable
-        Whether a value of these types is allowed.
+        Takes a value of these types. Returns whether it is allowed.
     allowed : str
-        The rule in words.
+        The rule in words, for errors and docs.
     meaning : str
-        One line of help.
+        The help text, one line.
     unused : object, optional
-        What BytePS's scripts pass for a key that they do not mean.
+        The value that BytePS's example scripts pass if they do not use the option.
     choices : tuple of str
-        All that it may be, if these are words.
+        The allowed values, if they are words.
     hint : callable
-        What an error adds about a value that is refused.
+        Takes a refused value. Returns a text that the error ends with.
     """
 
     types: Tuple[type, ...]
@@ -40,7 +41,7 @@ class Option:
     hint: Callable[[Any], str] = lambda value: ""
 
     def check(self, name: str, value: Any, argument: str = "compression_params") -> None:
-        """Raise TypeError or ValueError if `value` is not allowed for that key of an argument."""
+        """Raise TypeError or ValueError unless a value is allowed. The error names the key."""
         message = f"{argument}['{name}'] must be {self.allowed}, got {value!r}"
         is_bool = isinstance(value, (bool, np.bool_))
         if not isinstance(value, self.types) or (is_bool and bool not in self.types):
@@ -49,7 +50,7 @@ class Option:
             raise ValueError(f"{message}{self.hint(value)}")
 
     def from_text(self, text: str) -> Any:
-        """The value that words on a command line mean; text that means none is left as it is."""
+        """Convert text from a command line to a value. Other text is returned as it is."""
         word = text.strip().lower()
         if bool in self.types:
             return {"true": True, "1": True, "false": False, "0": False}.get(word, text)
@@ -60,12 +61,12 @@ class Option:
         return number_of(text)
 
     def field(self, default: Any = MISSING) -> Any:
-        """The option as a field of a dataclass; without a default it must be given."""
+        """A dataclass field with this option. Without a default, the user must give a value."""
         return field(default=default, metadata={"option": self})
 
 
 def number_of(text: str) -> Any:
-    """The number that a text means; the text itself if it is none."""
+    """Convert text to an int or a float. Text that is not a number is returned as it is."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -75,23 +76,23 @@ def number_of(text: str) -> Any:
 
 
 def listed(names: Sequence[str], word: str) -> str:
-    """Names as a sentence has them, with `word` before the last."""
+    """Join names as in a sentence: "a, b or c" if `word` is "or"."""
     *most, last = names
     return f"{', '.join(most)} {word} {last}" if most else last
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """The name that somebody may have meant."""
+    """The known name that is most similar to a misspelt one."""
     return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0)[0]
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer, of Python or NumPy, and not a bool."""
+    """Whether a value is an integer of Python or NumPy. A bool is not one."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def checked_epoch(epoch: Any) -> int:
-    """An epoch, counted from 0, as an int; TypeError or ValueError if it is none."""
+    """An epoch, counted from 0, as an int. Raise TypeError or ValueError for any other value."""
     if not is_whole(epoch):
         raise TypeError(f"epoch must be a whole number, got {epoch!r}")
     if epoch < 0:
@@ -100,23 +101,23 @@ def checked_epoch(epoch: Any) -> int:
 
 
 def one_of(choices: Sequence[str], meaning: str, unused: Any = None) -> Option:
-    """A choice between words."""
+    """An option whose value is one of several words."""
     allowed = listed([f"'{choice}'" for choice in choices], "or")
     rule = choices.__contains__
     return Option((str,), rule, allowed, meaning, unused, tuple(choices))
 
 
 def switch(meaning: str) -> Option:
-    """True or False."""
+    """An option that is True or False."""
     return Option((bool, np.bool_), lambda value: True, "True or False", meaning)
 
 
 def real(rule: Callable[[Any], bool], allowed: str, meaning: str) -> Option:
-    """A number."""
+    """An option that is a number."""
     return Option((numbers.Real,), rule, allowed, meaning)
 
 
 def whole(least: int, meaning: str) -> Option:
-    """A whole number."""
+    """An option that is a whole number of at least `least`."""
     allowed = f"a whole number >= {least}" if least != 1 else "a whole number > 0"
     return Option((numbers.Integral,), lambda value: value >= least, allowed, meaning)

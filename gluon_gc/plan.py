@@ -1,4 +1,24 @@
-"""Cuts tensors into the chunks that travel, and spreads them over servers."""
+"""Plans the exchange of gradients: cuts them into chunks, and assigns the chunks to servers.
+
+In each step the workers average their gradients. With a parameter server, workers send gradients to
+servers, and each server sums its part over the workers and sends the sum back. On engines without
+servers, such as Horovod, the workers share this job.
+
+`cut` divides gradients into chunks, much as DDP groups gradients into buckets. A chunk is
+compressed as a unit and summed by one server. The compressed bytes of a chunk are its payload.
+
+    gradient                         chunks
+    compressed, large                several of nearly equal size
+    compressed, small                one
+    compressed, row-sparse           one
+    uncompressed, large              several of nearly equal size
+    uncompressed, several small      one for all of them, like a bucket of DDP
+
+`spread` assigns chunks to servers, so that each server gets about the same number of bytes.
+
+Each worker computes the plan itself, from names, sizes, dtypes and compression_params only. `facts`
+lists these inputs. The workers compare them before the first exchange, so all plans are equal.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +32,41 @@ from .compression import CompressionParams
 from .kernels import frame_words, rows_head_bytes
 
 ON_NONFINITE = ("raise", "skip", "propagate")
-SMALL_BYTES = 64 * 1024  # what is smaller travels with others, up to this
-_LARGE_BYTES = 128 * 1024  # what is compressed and larger is cut finer
+SMALL_BYTES = 64 * 1024
+"""The most bytes of a chunk, or of a message, that several small tensors share."""
+_LARGE_BYTES = 128 * 1024  # if payloads are larger on average, chunks are made smaller
 
 
 def require_on_nonfinite(value: Any) -> None:
-    """Raise ValueError unless it is a known action for a NaN or an infinity."""
+    """Raise ValueError unless `value` is one of `ON_NONFINITE`."""
     if value not in ON_NONFINITE:
         raise ValueError(f"on_nonfinite must be one of {ON_NONFINITE}, got {value!r}")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A gradient, or another vector, as the plan sees it.
+    """Describes a gradient, or another array that the workers average. It holds no values.
 
     Parameters
     ----------
     name : str
+        A unique name, the same on all workers.
     size : int
         Number of elements.
     dtype : str
     params : CompressionParams
+        The compressor and its options.
     index : int
-        The number of the parameter in its trainer. It is added to the compressor's seed.
+        The parameter's position in its trainer. It is added to the seed of the compressor, so that
+        each parameter has its own random stream.
     called : str
-        The tensor's name in errors.
+        The name of the tensor in error messages.
     on_nonfinite : str
-        What a NaN or an infinity of a floating tensor does: "raise" an error, be counted ("skip"),
-        or "propagate".
+        What to do if the tensor has a NaN or an infinity. "raise": raise an error. "skip": count
+        it, so that the trainer can skip the step. "propagate": nothing.
     rows : int
-        The number of rows of a row-sparse tensor, which sends only some of them; 0: dense.
+        The number of rows of a row-sparse tensor, such as the gradient of an embedding. Only the
+        rows with a gradient are sent. 0 if the tensor is dense.
     """
 
     name: str
@@ -63,18 +88,18 @@ class Tensor:
 
     @property
     def checked(self) -> bool:
-        """Whether uncompressed values are searched for NaNs and infinities."""
+        """Whether an uncompressed tensor is checked for NaNs and infinities."""
         return self.floating and self.on_nonfinite != "propagate"
 
     @property
     def refused(self) -> str:
-        """The tensor's name in the error about a NaN or an infinity; "": there is no such error."""
+        """The tensor's name in the error about a NaN or an infinity. "" if no error is raised."""
         return self.called if self.on_nonfinite == "raise" else ""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements `begin` to `end` of a tensor."""
+    """The elements `begin`, ..., `end` - 1 of the flattened tensor with the name `tensor`."""
 
     tensor: str
     begin: int
@@ -87,20 +112,22 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor that is compressed and sent as one.
+    """The unit that is compressed and sent: a slice of one tensor, or several small tensors.
 
     Parameters
     ----------
     slices : tuple of Slice
-        One slice if compressed; a plain chunk may fuse several tensors.
+        The elements of the chunk. A compressed chunk has one slice. An uncompressed chunk may have
+        slices of several tensors.
     dtype : str
-        The dtype of the arithmetic (compressed) or on the wire (plain).
+        Compressed: the dtype of the compressor's arithmetic. Uncompressed: the dtype of the values
+        that are sent.
     params : CompressionParams, optional
-        None: the values are summed uncompressed.
+        The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The bytes that one worker sends in one direction, at most.
+        The maximum number of bytes that one worker sends for this chunk in a step.
     rows : int
-        The number of rows of a row-sparse tensor, which sends only some of them; 0: dense.
+        The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """
 
     slices: Tuple[Slice, ...]
@@ -115,113 +142,160 @@ class Chunk:
 
     @property
     def aggregated(self) -> bool:
-        """Whether an aggregator decodes the payloads and compresses their sum."""
+        """Whether an aggregator sums the payloads of all workers and compresses the sum again.
+
+        The aggregator is a server or one of the workers. All workers decode the compressed sum.
+        """
         return self._has_payloads and self.params.exchange == "two_way"
 
     @property
     def gathered(self) -> bool:
-        """Whether every worker gets all payloads."""
+        """Whether every worker receives the payloads of all workers and sums them itself."""
         return self._has_payloads and self.params.exchange == "gather"
 
     @property
     def _has_payloads(self) -> bool:
-        """Whether payloads must be decoded before they are summed."""
+        """Whether payloads must be decoded before they can be summed.
+
+        Uncompressed chunks have no payloads. Payloads of a summable compressor, such as randomk,
+        are arrays of values, which are summed without decoding.
+        """
         if self.params is None:
             return False
         return self.rows > 0 or not self.params.compressor.traits.summable
 
 
-def _pieces(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
-    """Slices of even sizes, because the other chunks wait for the largest message."""
-    most = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
-    pieces = max(1, -(-tensor.size // most))
-    step = max(1, -(-tensor.size // pieces))
-    for begin in range(0, tensor.size, step):
-        yield Slice(tensor.name, begin, min(begin + step, tensor.size))
+def _slices(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
+    """Cut a tensor into slices of nearly equal size, each of at most `partition_bytes`.
+
+    An exchange lasts as long as its largest message, so no slice should be larger than the others.
+    """
+    max_elements = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
+    count = max(1, -(-tensor.size // max_elements))
+    length = max(1, -(-tensor.size // count))
+    for begin in range(0, tensor.size, length):
+        yield Slice(tensor.name, begin, min(begin + length, tensor.size))
 
 
 def working_dtype(dtype: str) -> str:
-    """The dtype that a compressor computes in: float64 for float64, else float32."""
+    """The dtype of a compressor's arithmetic: float64 for float64, float32 for all other dtypes."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def _wire_dtype(tensor: Tensor) -> str:
-    """The dtype in which a plain sum travels; the server sums floats only."""
+    """The dtype in which an uncompressed tensor is sent and summed.
+
+    Integers are sent as float64, because MXNet's parameter server sums only floating-point arrays.
+    """
     if not tensor.floating:
         return "float64"
     return "float16" if tensor.params.fp16 else tensor.dtype
 
 
-def _compressed(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
-    """Chunks with small messages, unless smaller chunks take more bytes in all."""
+def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
+    """The chunks of a compressed tensor.
+
+    If messages are larger than `_LARGE_BYTES` on average, chunks are made smaller. A server sends
+    the sum back only after it has received a whole message, so with smaller messages it begins
+    earlier. Chunks stay large if smaller ones would need at least 1 % more bytes in total.
+    """
     dtype = working_dtype(tensor.dtype)
     if tensor.rows:
         payload = rows_head_bytes(tensor.rows)
         payload += tensor.params.codec(tensor.size, dtype).payload_bytes
         whole = Slice(tensor.name, 0, tensor.size)
-        return [Chunk((whole,), dtype, tensor.params, 4 * frame_words(payload), tensor.rows)]
-    chunks = _evenly(tensor, dtype, partition_bytes)
+        return [Chunk((whole,), dtype, tensor.params, _framed_bytes(payload), tensor.rows)]
+    chunks = _equal_chunks(tensor, dtype, partition_bytes)
     total = sum(chunk.message_bytes for chunk in chunks)
     if total > _LARGE_BYTES * len(chunks):
-        finer = _evenly(tensor, dtype, max(1, tensor.num_bytes * _LARGE_BYTES // total))
+        finer = _equal_chunks(tensor, dtype, max(1, tensor.num_bytes * _LARGE_BYTES // total))
         if sum(chunk.message_bytes for chunk in finer) < 1.01 * total:
             return finer
     return chunks
 
 
-def _evenly(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chunk]:
-    pieces = list(_pieces(tensor, partition_bytes))
+def _framed_bytes(payload_bytes: int) -> int:
+    """The bytes of a payload after framing, which adds a 32-bit word to each 127 words.
+
+    Framed payloads pass through MXNet's parameter server unchanged: see kernels/framing.py.
+    """
+    return 4 * frame_words(payload_bytes)
+
+
+def _equal_chunks(tensor: Tensor, dtype: str, partition_bytes: int) -> List[Chunk]:
+    """One compressed chunk for each of a tensor's `_slices`."""
+    slices = list(_slices(tensor, partition_bytes))
     message_bytes = {}
-    for size in {piece.size for piece in pieces}:  # two at most
+    for size in {piece.size for piece in slices}:  # at most two sizes: the last may be shorter
         payload = tensor.params.codec(size, dtype).payload_bytes
         summable = tensor.params.compressor.traits.summable
-        message_bytes[size] = payload if summable else 4 * frame_words(payload)
-    return [Chunk((piece,), dtype, tensor.params, message_bytes[piece.size]) for piece in pieces]
+        message_bytes[size] = payload if summable else _framed_bytes(payload)
+    return [Chunk((piece,), dtype, tensor.params, message_bytes[piece.size]) for piece in slices]
 
 
-def _fused(tensors: Sequence[Tensor], dtype: str, partition_bytes: int) -> List[Chunk]:
+def _uncompressed_chunks(
+    tensors: Sequence[Tensor], dtype: str, partition_bytes: int
+) -> List[Chunk]:
+    """The chunks of uncompressed tensors that are sent in the same dtype.
+
+    Consecutive slices share a chunk if they have at most `SMALL_BYTES` together.
+    """
     itemsize = np.dtype(dtype).itemsize
-    most = min(partition_bytes, SMALL_BYTES) // itemsize
-    fused: List[List[Slice]] = []
-    small: List[Slice] = []
-    total = most
+    max_elements = min(partition_bytes, SMALL_BYTES) // itemsize
+    groups: List[List[Slice]] = []
+    shared: List[Slice] = []
+    elements = max_elements  # so that the first small slice begins a group
     for tensor in tensors:
-        for piece in _pieces(tensor, partition_bytes):
-            if piece.size > most:
-                fused.append([piece])
+        for piece in _slices(tensor, partition_bytes):
+            if piece.size > max_elements:
+                groups.append([piece])
                 continue
-            if total + piece.size > most:
-                small, total = [], 0
-                fused.append(small)
-            small.append(piece)
-            total += piece.size
+            if elements + piece.size > max_elements:
+                shared, elements = [], 0
+                groups.append(shared)
+            shared.append(piece)
+            elements += piece.size
     return [
-        Chunk(tuple(pieces), dtype, None, itemsize * sum(piece.size for piece in pieces))
-        for pieces in fused
+        Chunk(tuple(group), dtype, None, itemsize * sum(piece.size for piece in group))
+        for group in groups
     ]
 
 
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
-    """Cut tensors into chunks of at most `partition_bytes` of values.
+    """Cut tensors into chunks.
 
-    A tensor with a compressor and at least `min_compress_bytes` is compressed chunk by chunk, one
-    in rows as a whole; the others travel plain. Small plain tensors of one dtype are fused. Large
-    ones are not, because all tensors of a message go to one server and wait for each other.
+    Small uncompressed tensors of one dtype share chunks. Large ones do not: a chunk is summed by
+    one server, and none of its tensors is ready before the whole chunk has been summed.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Without uncompressed row-sparse tensors, which are exchanged in another way.
+    partition_bytes : int
+        The maximum size of a chunk before compression (BYTEPS_PARTITION_BYTES). Row-sparse tensors
+        are not cut.
+    min_compress_bytes : int
+        Tensors with fewer bytes are sent uncompressed (BYTEPS_MIN_COMPRESS_BYTES).
+
+    Returns
+    -------
+    list of Chunk
+        Compressed chunks in the order of the tensors, then uncompressed chunks.
     """
     chunks: List[Chunk] = []
-    plain: Dict[str, List[Tensor]] = {}
+    uncompressed: Dict[str, List[Tensor]] = {}
     for tensor in tensors:
         if travels_compressed(tensor, min_compress_bytes):
-            chunks.extend(_compressed(tensor, partition_bytes))
+            chunks.extend(_compressed_chunks(tensor, partition_bytes))
         else:
-            plain.setdefault(_wire_dtype(tensor), []).append(tensor)
-    for dtype, group in plain.items():
-        chunks.extend(_fused(group, dtype, partition_bytes))
+            uncompressed.setdefault(_wire_dtype(tensor), []).append(tensor)
+    for dtype, group in uncompressed.items():
+        chunks.extend(_uncompressed_chunks(group, dtype, partition_bytes))
     return chunks
 
 
 def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
-    """Whether a tensor is compressed: a float one, with a compressor, and large enough."""
+    """Whether a tensor is compressed: it has a compressor, a float dtype, and enough bytes."""
     return (
         tensor.params.compressor is not None
         and tensor.floating
@@ -230,22 +304,22 @@ def travels_compressed(tensor: Tensor, min_compress_bytes: int) -> bool:
 
 
 def applies_momentum(tensor: Tensor, min_compress_bytes: int) -> bool:
-    """Whether a tensor's compressor applies the momentum, so that nothing is left to apply."""
+    """Whether the compressor applies momentum to a tensor, so that the optimizer must not."""
     return tensor.params.mu is not None and travels_compressed(tensor, min_compress_bytes)
 
 
 def params_for_dimensions(params: CompressionParams, dimensions: int) -> CompressionParams:
-    """How a gradient with this number of dimensions is compressed.
+    """The params for a gradient with this number of dimensions.
 
-    A compressor that accumulates leaves vectors uncompressed, as the reference implementation of
-    DGC does.
+    A compressor that accumulates unsent elements (dgc) does not compress vectors, such as biases.
+    They are sent uncompressed, as in the reference implementation of DGC.
     """
     accumulates = params.compressor is not None and params.compressor.traits.accumulates
     return CompressionParams(fp16=params.fp16) if accumulates and dimensions == 1 else params
 
 
 def facts(tensors: Sequence[Tensor]) -> Facts:
-    """Facts that must be the same on all workers before they exchange these tensors."""
+    """The facts about tensors that must be the same on all workers before they are exchanged."""
     return [
         (
             tensor.called or f"tensor '{tensor.name}'",
@@ -263,14 +337,25 @@ def facts(tensors: Sequence[Tensor]) -> Facts:
 
 
 def spread(loads: Sequence[int], num_servers: int) -> List[int]:
-    """The server of each load, so that the servers' sums are even.
+    """Assign loads to servers so that the servers' totals are nearly equal.
 
-    The largest load comes first. Each goes to the server with the smallest sum so far.
+    The largest load is assigned first. Each load goes to the server with the smallest total so far.
+
+    Parameters
+    ----------
+    loads : sequence of int
+        The bytes of each message, or another measure of the work that it causes.
+    num_servers : int
+
+    Returns
+    -------
+    list of int
+        The server of each load, from 0 to `num_servers` - 1.
     """
-    carried = [0] * num_servers
+    totals = [0] * num_servers
     servers = [0] * len(loads)
     for index in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):
-        server = carried.index(min(carried))
+        server = totals.index(min(totals))
         servers[index] = server
-        carried[server] += loads[index]
+        totals[server] += loads[index]
     return servers

@@ -1,4 +1,4 @@
-"""Where the random streams of compressors start: at the same places on all workers."""
+"""The initial states of random streams, which must be the same on all workers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _ENTROPY_BYTES = 16
 
 
 class StreamStarts:
-    """Gives the start of each chunk's random stream.
+    """Computes the initial state of each chunk's random stream.
 
-    Streams without a seed start from random bytes that all workers share.
+    Streams without a seed are derived from random bytes of rank 0, which all workers receive.
 
     Parameters
     ----------
     of_root : callable
-        Returns rank 0's bytes, given each worker's own; all workers call it together.
+        Takes this worker's bytes. Returns those of rank 0. All workers call it together.
     """
 
     def __init__(self, of_root: Callable[[bytes], bytes]) -> None:
         self._of_root, self._entropy = of_root, b""
 
     def draw(self, chunks: Iterable[Chunk]) -> None:
-        """Share random bytes if a chunk needs them first; all workers call this together."""
+        """Get rank 0's random bytes if a chunk is the first to need them. All workers call this."""
         compressors = {chunk.params.compressor for chunk in chunks if chunk.params is not None}
         if not self._entropy and any(c.traits.draws and c.seed is None for c in compressors):
             self._entropy = self._of_root(os.urandom(_ENTROPY_BYTES))
@@ -34,18 +34,20 @@ class StreamStarts:
     def start(
         self, chunk: Chunk, node: Optional[int], index: int, begin: int
     ) -> Optional[stream.State]:
-        """The start of a node's stream for a chunk; None if its compressor does not draw.
+        """The initial state of a node's stream for a chunk. None if its compressor does not draw.
 
-        `draw` must have been called with the chunk.
+        `draw` must have been called with the chunk before.
 
         Parameters
         ----------
         chunk : Chunk
-            With a compressor.
+            A chunk with a compressor.
         node : int or None
-            The number of a worker; None: the aggregator.
-        index, begin : int
-            The number of the parameter, and the element that the chunk begins at.
+            The rank of a worker. None for the aggregator.
+        index : int
+            The parameter's position in its trainer.
+        begin : int
+            The first element of the chunk in the parameter.
         """
         if not chunk.params.compressor.traits.draws:
             return None

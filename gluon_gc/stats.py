@@ -1,17 +1,17 @@
-"""What compression_stats returns, made from the measurements of messages, in both front ends."""
+"""Computes the result of compression_stats from measurements of messages, for both front ends."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
 
 FIELDS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "decompress_seconds")
-"""The measurements of a message, averaged over steps."""
+"""The measurements of a message: bytes and seconds of a step, averaged over steps."""
 
 Fields = Mapping[str, float]
 
 
 class Size(NamedTuple):
-    """The bytes of an uncompressed tensor, and its number of elements."""
+    """The size of a tensor: its bytes without compression, and its number of elements."""
 
     raw_bytes: int
     elements: int
@@ -20,12 +20,18 @@ class Size(NamedTuple):
 def by_tensor(
     messages: Iterable[Tuple[Fields, Iterable[Tuple[str, float]]]],
 ) -> Dict[str, Dict[str, float]]:
-    """The measurements of each tensor.
+    """Divide the measurements of messages among their tensors.
 
     Parameters
     ----------
     messages : iterable of (mapping, iterable of (str, float))
-        For each message its `FIELDS`, and its tensors' names with their shares of the message.
+        For each message: its `FIELDS`, and for each of its tensors the name and the share of the
+        message, from 0 to 1.
+
+    Returns
+    -------
+    dict
+        The `FIELDS` of each tensor, by name.
     """
     measured: Dict[str, Dict[str, float]] = {}
     for fields, shares in messages:
@@ -39,20 +45,22 @@ def by_tensor(
 def report(
     sizes: Mapping[str, Size], measured: Mapping[str, Fields], **of_total: float
 ) -> Dict[str, Any]:
-    """The dict of "tensors" and "total" that compression_stats returns.
+    """The result of compression_stats: a dict with "tensors" and "total".
 
     Parameters
     ----------
     sizes : mapping
-        The sizes of the tensors, by name.
+        The sizes of all tensors, by name.
     measured : mapping
-        As `by_tensor` returns it. Tensors that are missing have not travelled.
+        The result of `by_tensor`. A tensor that is missing has not been sent yet.
     **of_total
-        More measurements of all tensors together.
+        Further entries of "total".
     """
     zeros = dict.fromkeys(FIELDS, 0.0)
     fields = {name: measured.get(name, zeros) for name in sizes}
-    total = {field: sum(of_tensor[field] for of_tensor in fields.values()) for field in FIELDS}
+    total = {
+        field: sum(tensor_fields[field] for tensor_fields in fields.values()) for field in FIELDS
+    }
     whole = Size(
         sum(size.raw_bytes for size in sizes.values()),
         sum(size.elements for size in sizes.values()),

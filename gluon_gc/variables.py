@@ -1,6 +1,6 @@
-"""The tables of environment variables: the name, default, rule and meaning of each.
+"""The table of environment variables: the name, default, rule and meaning of each.
 
-`gluon_gc.env` reads them, and the documentation's tables are made from them.
+`gluon_gc.env` reads the variables by this table. docs/reference.md is generated from it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional
 
 BIGARRAY_BOUND = 2**31 - 1
-"""Elements up to which MXNet leaves an array on one server: the highest bound that MXNet takes.
+"""The largest number of elements that MXNet stores on one server: the highest bound it accepts.
 
-Servers tell our arrays apart by their keys. The parts of a spread array have other arrays' keys.
+MXNet splits a larger array over several servers. The parts would have the keys of other arrays,
+and gluon_gc's servers tell arrays apart by their keys.
 """
 REQUIRED = object()
-"""The default of a variable that must be set when it is read."""
+"""The default of a variable that must be set before it is read."""
 
 
 def cores() -> int:
@@ -24,8 +25,9 @@ def cores() -> int:
 
 
 _SHARED = (
-    "what operators share: those that wait for the network hold up those behind them, so that it "
-    "bounds the exchanges under way; at least BYTEPS_THREADPOOL_SIZE"
+    "number of resources that MXNet's operators share. An operator holds one while it waits for "
+    "the network, so this number limits concurrent exchanges. The default is raised to "
+    "BYTEPS_THREADPOOL_SIZE if that is larger"
 )
 
 
@@ -42,16 +44,17 @@ class Variable:
     ----------
     name : str
     default : int, str, bool, None, REQUIRED or a function
-        What `get` returns when the variable is not set. None says that there is nothing to return;
-        a function is called, and its docstring says what it gives.
+        The value that `env.get` returns when the variable is not set. A function is called for its
+        value, and the documentation prints its docstring.
     kind : str
         A key of `KINDS`.
     meaning : str
-        What the variable decides, as the documentation prints it.
+        The description that the documentation and the error for a missing variable print.
     older : str, optional
         An older spelling, read when `name` is not set.
     alike : bool
-        Whether all nodes of a cluster must have the same; where they meet, a difference is refused.
+        Whether all nodes of a cluster must have the same value. The scheduler refuses a node with
+        another value.
     """
 
     name: str
@@ -95,154 +98,146 @@ KINDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "van": ("zmq", _one_of("zmq")),
     "level": ("one of " + ", ".join(_LEVELS), lambda text: _one_of(*_LEVELS)(text.upper())),
 }
-"""Kind to the rule it states in an error, and the function that reads it."""
+"""For each kind, the rule as errors print it, and the parser. It raises ValueError."""
 
 TABLE = (
-    # The cluster, as MXNet and BytePS name it.
+    # The cluster, with the names of MXNet and BytePS.
     Variable("DMLC_ROLE", REQUIRED, "role", "worker, server or scheduler"),
     Variable("DMLC_PS_ROOT_URI", REQUIRED, "text", "the address of the scheduler"),
     Variable("DMLC_PS_ROOT_PORT", REQUIRED, "port", "the port of the scheduler"),
-    Variable(
-        "DMLC_NUM_WORKER", REQUIRED, "positive", "how many worker machines there are", alike=True
-    ),
-    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "how many servers there are", alike=True),
-    Variable("DMLC_WORKER_ID", REQUIRED, "count", "which worker machine this is, from 0"),
-    Variable("DMLC_INTERFACE", None, "text", "the network interface; by default the first up"),
-    Variable("DMLC_NODE_HOST", None, "text", "this node's address, in place of the interface's"),
-    Variable("BYTEPS_LOCAL_RANK", 0, "count", "which worker of its machine; bpslaunch sets it"),
+    Variable("DMLC_NUM_WORKER", REQUIRED, "positive", "the number of worker machines", alike=True),
+    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "the number of servers", alike=True),
+    Variable("DMLC_WORKER_ID", REQUIRED, "count", "the number of this worker machine, from 0"),
+    Variable("DMLC_INTERFACE", None, "text", "network interface. By default, the first that is up"),
+    Variable("DMLC_NODE_HOST", None, "text", "address of this node, instead of the interface's"),
+    Variable("BYTEPS_LOCAL_RANK", 0, "count", "local rank of this worker. bpslaunch sets it"),
     Variable(
         "BYTEPS_LOCAL_SIZE",
         1,
         "positive",
-        "worker processes a machine, the same on all; bpslaunch sets it for the workers",
+        "number of worker processes on each machine, the same on all machines. bpslaunch sets it "
+        "for the workers",
     ),
     Variable(
         "BYTEPS_FORCE_DISTRIBUTED",
         False,
         "flag",
-        "1: workers use the servers that are started for them even where DMLC_NUM_WORKER is 1",
+        "1: use the scheduler and the servers even if DMLC_NUM_WORKER is 1",
     ),
-    Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "a list: bpslaunch starts a worker for each"),
-    # What is sent, and by how many threads.
-    Variable("BYTEPS_PARTITION_BYTES", 1024000, "size", "the most float data in one chunk"),
+    Variable("NVIDIA_VISIBLE_DEVICES", None, "text", "devices. bpslaunch starts a worker for each"),
+    # Chunks, threads, logs and traces.
+    Variable("BYTEPS_PARTITION_BYTES", 1024000, "size", "largest chunk, in bytes of float data"),
     Variable(
         "BYTEPS_MIN_COMPRESS_BYTES",
         0,
         "count",
-        "smaller tensors travel uncompressed",
+        "tensors with fewer bytes travel uncompressed",
         older="BYTEPS_MIN_COMPRESS_BYTE",
     ),
     Variable(
         "BYTEPS_THREADPOOL_SIZE",
         _few_cores,
         "count",
-        "threads that compress and exchange; 0 leaves MXNet's own default",
+        "number of threads that compress and exchange. 0: MXNet's own default",
     ),
     Variable("BYTEPS_NUMA_ON", False, "flag", "1: bpslaunch binds workers to NUMA nodes (numactl)"),
-    Variable("BYTEPS_LOG_LEVEL", "WARNING", "level", "the least severe message that is logged"),
+    Variable("BYTEPS_LOG_LEVEL", "WARNING", "level", "lowest severity of logged messages"),
     Variable(
         "BYTEPS_TRACE_ON",
         False,
         "flag",
         "1: workers and servers write a Chrome trace of some steps",
     ),
-    Variable("BYTEPS_TRACE_START_STEP", 10, "positive", "the first step of the trace, from 1"),
-    Variable("BYTEPS_TRACE_END_STEP", 20, "positive", "the last step of the trace"),
+    Variable("BYTEPS_TRACE_START_STEP", 10, "positive", "first traced step, counted from 1"),
+    Variable("BYTEPS_TRACE_END_STEP", 20, "positive", "last traced step"),
     Variable(
         "BYTEPS_TRACE_DIR",
         "./trace",
         "text",
-        "where it goes: DIR/LOCAL_RANK/comm.json, DIR/serverN/comm.json",
+        "directory DIR of the traces: DIR/LOCAL_RANK/comm.json, DIR/serverN/comm.json",
     ),
     Variable(
         "OMP_NUM_THREADS",
         None,
         "positive",
-        "OpenMP threads a process, and a server's; where bpslaunch starts a whole cluster, it "
-        "shares out the cores",
+        "number of OpenMP threads in each worker and server. If it is not set, `bpslaunch --local` "
+        "divides the cores among the workers",
     ),
     # Faults.
-    Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds to wait for the scheduler"),
+    Variable("GLUON_GC_CONNECT_TIMEOUT", 60, "positive", "seconds in which nodes must connect"),
     Variable(
         "GLUON_GC_STALL_SECONDS",
         60,
         "count",
-        "seconds that workers wait in vain until it is said for whom; 0: never",
+        "seconds that an exchange may take before a warning names the missing nodes. 0: no warning",
         alike=True,
     ),
     Variable(
         "GLUON_GC_TIMEOUT",
         0,
         "count",
-        "seconds after which they give up, and all nodes end; 0: never",
+        "seconds that an exchange, or the wait for missing nodes, may take before all nodes end. "
+        "0: no limit",
         alike=True,
     ),
+    Variable("GLUON_GC_SECRET", None, "text", "secret of the cluster. All nodes must have it"),
+    Variable("GLUON_GC_RESTARTS", None, "count", "restarts of this node so far. bpslaunch sets it"),
     Variable(
-        "GLUON_GC_SECRET",
-        None,
-        "text",
-        "the same on all nodes of a cluster: who does not have it is not let in",
-    ),
-    Variable(
-        "GLUON_GC_RESTARTS",
-        None,
-        "count",
-        "how often bpslaunch has restarted this node; bpslaunch --max-restarts sets it",
-    ),
-    Variable(
-        "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between signs of life; 0: none", alike=True
+        "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between heartbeats. 0: none", alike=True
     ),
     Variable(
         "PS_HEARTBEAT_TIMEOUT",
         30,
         "positive",
-        "seconds without one until a node is dead; a link may be down for half as long",
+        "seconds without a heartbeat after which a node counts as dead. A link may be down for "
+        "half of this time",
         alike=True,
     ),
     Variable(
         "PS_RESEND",
         False,
         "flag",
-        "1: ps-lite sends again what is not acknowledged, as where connections are reset; TCP "
-        "does so within one connection",
+        "1: ps-lite sends messages again if they are not acknowledged. Set it on networks that "
+        "reset connections. TCP already resends within a connection",
         alike=True,
     ),
     Variable(
         "PS_RESEND_TIMEOUT",
         6000,
         "positive",
-        "milliseconds after which PS_RESEND sends again; a process ends after ten times as many",
+        "milliseconds before PS_RESEND sends a message again. After ten times as long, the process "
+        "ends",
     ),
     Variable(
         "DMLC_PS_VAN_TYPE",
         "zmq",
         "van",
-        "the transport of ps-lite; its other one, p3, does not carry gluon_gc's messages",
+        "transport of ps-lite. Its other transport, p3, cannot carry gluon_gc's messages",
     ),
-    # For development, and what is set for MXNet.
-    Variable("GLUON_GC_LIBRARY", None, "text", "another libgluon_gc.so than the package's own"),
+    # For development, and variables that gluon_gc sets for MXNet.
+    Variable("GLUON_GC_LIBRARY", None, "text", "path of another libgluon_gc.so to load"),
     Variable(
         "GLUON_GC_WITH_CUDA",
         False,
         "flag",
-        "while gluon_gc is built: 1, the library has kernels for GPUs; unset, where mxnet-cu112 or "
-        "a PyTorch for CUDA is installed",
+        "read when gluon_gc is built. 1: compile the GPU kernels. 0: leave them out. Not set: "
+        "compile them if mxnet-cu112 or a CUDA build of PyTorch is installed",
     ),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
     Variable(
         "MXNET_CPU_PARALLEL_RAND_COPY",
         8,
         "positive",
-        f"{_SHARED}. Set by `bps.init()`. MXNet draws other random numbers with another value; its "
-        "own default is 1",
+        f"{_SHARED}. `bps.init()` sets it. MXNet's own default is 1, and MXNet's random numbers "
+        "depend on this value",
     ),
     Variable("MXNET_CPU_TEMP_COPY", 8, "positive", _SHARED),
     Variable(
         "MXNET_KVSTORE_BIGARRAY_BOUND",
         BIGARRAY_BOUND,
         "positive",
-        "elements above which MXNet spreads an array over servers. gluon_gc cuts arrays by itself, "
-        "and raises a lower bound to this one",
+        "number of elements above which MXNet splits an array over servers. gluon_gc cuts arrays "
+        "itself, so it raises a lower bound to this default",
     ),
 )
 
@@ -291,4 +286,4 @@ IGNORED = (
     "BYTEPS_WORKER_LOCAL_ROOT",
     "DMLC_ENABLE_RDMA",
 )
-"""Variables of BytePS that nothing reads here."""
+"""Variables of BytePS that gluon_gc accepts and ignores."""

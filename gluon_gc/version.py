@@ -1,3 +1,3 @@
-"""The version of gluon_gc, for the package, its build and the handshake of workers and servers."""
+"""The version of gluon_gc. Workers and servers compare it when they connect."""
 
 __version__ = "0.1.0"

@@ -1,12 +1,12 @@
-"""The algorithms once more, a page each, in NumPy: what front ends must do bit for bit."""
+"""The algorithms in NumPy; front ends must give the same bits."""
 
 import numpy as np
 
 
 class LocalStepsReplay:
-    """local_steps of several workers, whose arrays are given by parameter and changed in place.
+    """local_steps for several workers. Each worker is a dict of arrays, which change in place.
 
-    `mean` is told the kind of the round, the parameter, and all workers' vectors.
+    `mean(kind, name, vectors)` averages all workers' vectors of a parameter in a round.
     """
 
     def __init__(self, workers, every, outer_lr=0.7, outer_momentum=0.9, nesterov=True, mean=None):

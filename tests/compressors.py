@@ -1,7 +1,7 @@
-"""Every compressor, with compression_params as users give them: what tests run through.
+"""Example compression_params of every compressor, for tests that run with all of them.
 
-They are PARAMS of tests/core/test_NAME.py, by a name for each, or made of the first of its OPTIONS.
-Those that accumulate have feedback and momentum of their own, and tests of their own.
+They are PARAMS of tests/core/test_NAME.py, or made from the first of its OPTIONS. COMPRESSORS
+leaves out compressors that accumulate (dgc): these have their own feedback, momentum and tests.
 """
 
 from typing import Any, Dict
@@ -12,17 +12,17 @@ from .core.compressors import tests_of
 
 
 def params_of(name: str) -> Dict[str, Dict[str, Any]]:
-    """Examples of a compressor, with a seed if it draws."""
+    """Return examples of a compressor by name, with a seed if it draws."""
     keys, tests = registry[name].keys(), tests_of(name)
     first = {key: value for key, value in tests.OPTIONS[0].items() if key in keys}
     seed = {"seed": 7} if "seed" in keys else {}
     examples = getattr(tests, "PARAMS", {name: first})
-    return {of: {"compressor": name, **seed, **params} for of, params in examples.items()}
+    return {example: {"compressor": name, **seed, **params} for example, params in examples.items()}
 
 
 COMPRESSORS = {
-    of: params
+    example: params
     for name, kind in registry.items()
     if not kind.traits.accumulates
-    for of, params in params_of(name).items()
+    for example, params in params_of(name).items()
 }

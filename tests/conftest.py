@@ -1,4 +1,4 @@
-"""What tests of the examples share, and the end of the clusters that stand between tests."""
+"""Fixtures that tests of several folders share; ends the standing clusters."""
 
 import sys
 from pathlib import Path
@@ -10,12 +10,13 @@ from tests.distributed import standing
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "example"
 FOLDERS = ("", "cifar100", "digits", "imagenet", "mnist")
-sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]  # as the examples' scripts have it
+# The examples' scripts have these folders on sys.path.
+sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """A folder with a small data set of each kind: 64 images to train on, 22 to validate with."""
+    """Return a folder with a small data set of each kind: 64 training and 22 validation images."""
     import make_data
 
     folder = tmp_path_factory.mktemp("data")
@@ -32,7 +33,7 @@ def standing_clusters():
 
 @pytest.fixture
 def logged(caplog, monkeypatch):
-    """What the log says."""
-    if caplog.handler not in logger.handlers:  # where pytest's latest have put it
+    """Return the captured log."""
+    if caplog.handler not in logger.handlers:  # pytest may have put another handler there
         monkeypatch.setattr(logger, "propagate", True)
     return caplog

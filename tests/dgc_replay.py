@@ -1,4 +1,4 @@
-"""Deep Gradient Compression in NumPy: what the kernels must give, bit for bit."""
+"""Deep Gradient Compression (Lin et al. 2018) in NumPy; the kernels must give the same bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .replay import draws
 
 
 def plan(n: int, ratio: float, sample_ratio: float) -> Dict[str, int]:
-    """How many of n elements are sent, and how large a sample the threshold comes from."""
+    """Return how many of n elements to send, and the sample from which the threshold is taken."""
     stride, samples = 1, n
     least = max(math.ceil(n * sample_ratio), math.ceil(2 / ratio))
     if sample_ratio < 1 and ratio < 1 and n > math.ceil(2 / ratio):
@@ -33,7 +33,7 @@ def compensate(
     nesterov: bool = False,
     max_norm: float = 0.0,
 ) -> Tuple[np.ndarray, Optional[np.ndarray]]:
-    """The next velocity and momentum, from a gradient that has been scaled."""
+    """Return the next velocity and momentum for a scaled gradient."""
     T = g.dtype.type
     if max_norm > 0:
         norm = l2_norm(g)
@@ -62,7 +62,7 @@ def sparsify(
     iterations: int = 10,
     resample: bool = True,
 ) -> np.ndarray:
-    """The indices of what is sent; ``draw(count)`` gives the stream's next whole numbers."""
+    """Return the indices to send; ``draw(count)`` returns the stream's next whole numbers."""
     importance, T = np.abs(v), v.dtype.type
     if samples == v.size:
         sample, iterations = importance, 0
@@ -92,7 +92,7 @@ def sparsify(
 def update(
     v: np.ndarray, m: Optional[np.ndarray], indices: np.ndarray, momentum_masking: bool
 ) -> np.ndarray:
-    """Takes what is sent out of v, and out of m with masking; returns it."""
+    """Remove the sent values from v, and with masking also from m; returns them."""
     sent = v[indices]
     v[indices] = 0
     if m is not None and momentum_masking:
@@ -101,18 +101,18 @@ def update(
 
 
 class Replay:
-    """One worker's compressor for n elements with its state.
+    """One worker's compressor and state for n elements.
 
     Parameters
     ----------
     n : int
     dtype : float32 or float64
     mu : float, optional
-        Of the momentum.
+        The momentum's coefficient.
     start : tuple of two int
-        Where the stream starts.
+        The first state of the random stream.
     **options
-        Those of `sparsify`.
+        Options of `sparsify`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Replay:
         return list(islice(self.stream, count))
 
     def step(self, gradient: np.ndarray, scale: float = 1.0) -> Tuple[np.ndarray, np.ndarray]:
-        """The bytes of the payload, and what it decodes to."""
+        """Return the bytes of the payload, and the decoded gradient."""
         v, m = compensate(
             gradient * gradient.dtype.type(scale),
             self.velocity,
@@ -159,7 +159,7 @@ class Replay:
 
 
 def payload_of(indices: Any, values: np.ndarray, length: Optional[int] = None) -> np.ndarray:
-    """The bytes of a payload; its length is right unless it is given."""
+    """Return the bytes of a payload. A wrong length can be given."""
     body = np.concatenate([np.array(indices, np.uint32).view(np.uint8), values.view(np.uint8)])
     length = 4 + body.size if length is None else length
     return np.concatenate([np.array([length], np.uint32).view(np.uint8), body])

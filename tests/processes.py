@@ -1,19 +1,37 @@
-"""How tests start processes."""
+"""Helpers to start processes in tests."""
 
 import os
+import random
 import signal
+import socket
 
 from gluon_gc.variables import TABLE
 from gluon_gc.variables_of_launchers import OF_LAUNCHERS
 
 
 def clean_environ():
-    """The environment without the variables of gluon_gc and of launchers, but with its library."""
+    """Return the environment without variables of gluon_gc (but its library) and of launchers."""
     rows = (*TABLE, *OF_LAUNCHERS)
     known = {name for row in rows for name in (row.name, row.older)} - {"GLUON_GC_LIBRARY"}
     return {name: text for name, text in os.environ.items() if name not in known}
 
 
 def heed_interrupts():
-    """A preexec_fn: a shell's background job ignores SIGINT, and so would what it starts."""
+    """Restore SIGINT in a preexec_fn, because a shell's background jobs ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def free_port():
+    """A port of 127.0.0.1 that nothing listens at.
+
+    The kernel gives ports from 32768 on to connections. A worker that waits for a listener there
+    may take the listener's port for its own end, and meet itself.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -1,4 +1,4 @@
-"""The exchange in NumPy: what workers and server compute, made of the compressors' replays."""
+"""The exchange in NumPy, with the compressors' replays as workers and server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .core.compressors import tests_of
 WORD = 2**64
 State = Tuple[int, int]
 Rows = Tuple[List[int], np.ndarray]
-"""The numbers of rows, and their values."""
+"""The indices of rows, and their values."""
 
 
 def draws(a: int, b: int) -> Iterator[int]:
-    """xorshift128+ with shifts 23, 17 and 26, from the state (a, b)."""
+    """Yield the draws of xorshift128+ (shifts 23, 17 and 26) from state (a, b)."""
     while True:
         t = a ^ (a << 23) % WORD
         a = b
@@ -27,14 +27,14 @@ def draws(a: int, b: int) -> Iterator[int]:
 
 
 def own_start(seed: int, index: int, node: int) -> State:
-    """Where a node's own stream for parameter `index` starts."""
+    """Return where a node's own stream for parameter `index` starts."""
     state = np.full(2, seed + index, np.uint64)
     kernels.jump_to_worker(state, node)
     return state[0].item(), state[1].item()
 
 
 def start_of(params: CompressionParams, n: int, index: int, node: int) -> State:
-    """Where a node draws for n elements of parameter `index`, if its compressor draws."""
+    """Return where a node's stream starts for n elements of parameter `index`; 0 without draws."""
     compressor = params.compressor
     if not compressor.traits.draws:
         return 0, 0
@@ -45,7 +45,7 @@ def start_of(params: CompressionParams, n: int, index: int, node: int) -> State:
 
 
 class Exchange:
-    """All workers and the server, if there is one, for n elements of parameter `index`."""
+    """All workers, and the server if there is one, for n elements of parameter `index`."""
 
     def __init__(
         self, workers: int, params: CompressionParams, n: int, index: int, dtype: Any
@@ -57,17 +57,17 @@ class Exchange:
         self.workers = [node(params, rank) for rank in range(workers)]
         self.server = None
         if not params.compressor.traits.summable and params.exchange != "gather":
-            self.server = node(params.aggregators, 0)  # which draws as worker 0 does
+            self.server = node(params.aggregators, 0)  # it draws as worker 0 does
 
     @property
     def nodes(self) -> List[Any]:
-        """All that carry something over."""
+        """All nodes that have state."""
         return self.workers if self.server is None else [*self.workers, self.server]
 
     def step(
         self, gradients: Sequence[np.ndarray], ratio: float, order: Sequence[int]
     ) -> np.ndarray:
-        """The gradient that everybody gets, from `gradients` by rank, summed in `order`."""
+        """Return the gradient that all workers get; `gradients` are by rank, summed in `order`."""
         nodes = zip(self.workers, gradients)
         decoded = [worker.step(g, ratio=ratio)[1] for worker, g in nodes]
         total = decoded[order[0]]
@@ -82,7 +82,7 @@ def cut_anew(
     after: Sequence[Exchange],
     now: Sequence[slice],
 ) -> None:
-    """Let exchanges go on from what others have, whose parts of a tensor were others."""
+    """Give exchanges the state of others that cut the tensor into different parts."""
     for place in range(len(before[0].nodes)):
         nodes = [exchange.nodes[place] for exchange in before]
         for exchange, part in zip(after, now):
@@ -101,12 +101,12 @@ def cut_anew(
 
 
 class RowsExchange:
-    """All workers, for a gradient in rows of a float32 matrix.
+    """All workers, for a row-sparse gradient of a float32 matrix.
 
     Attributes
     ----------
     residuals : list of array, shape (rows, width)
-        By rank.
+        The residuals by rank.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RowsExchange:
     def step(
         self, gradients: Sequence[Rows], scale: float, ratio: float, order: Sequence[int]
     ) -> Tuple[np.ndarray, List[int]]:
-        """The gradient that everybody gets, summed in `order`, and each worker's bytes."""
+        """Return the gradient that all workers get, summed in `order`, and each worker's bytes."""
         total = np.zeros_like(self.residuals[0])
         lengths = [0] * len(gradients)
         for rank in order:
@@ -138,7 +138,7 @@ class RowsExchange:
     def _worker(
         self, rank: int, ids: List[int], values: np.ndarray, scale: float
     ) -> Tuple[np.ndarray, np.ndarray]:
-        """What a worker sends of these rows, and what it decodes to."""
+        """Return a worker's payload for these rows, and the decoded rows."""
         params = self._params
         replay = tests_of(params.compressor.name).Replay(
             params.options(), values.size, np.float32, self._starts[rank]
@@ -153,11 +153,11 @@ class RowsExchange:
 
     @property
     def _has_header(self) -> bool:
-        """Whether a ratio comes before a payload."""
+        """Whether the learning rates' ratio precedes a payload."""
         return self._params.ef == "corrected" and not self._params.compressor.traits.summable
 
 
 def chunks(n: int, elements: int) -> List[slice]:
-    """How a tensor of n elements is cut: evenly, into as few chunks of so many elements as do."""
+    """Cut a tensor evenly into the fewest chunks of at most `elements` elements."""
     size = -(-n // -(-n // elements))
     return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]

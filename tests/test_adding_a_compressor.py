@@ -1,4 +1,4 @@
-"""The compressor of docs/design/adding-a-compressor.md needs three new files and no edit."""
+"""The compressor of docs/design/adding-a-compressor.md needs three new files and no edits."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ FILES = {
     f"gluon_gc/compression/{NAME}.py",
     f"tests/core/test_{NAME}.py",
 }
-BESIDE = "onebit"  # no other compressor is copied, since their kernels take long to compile
+BESIDE = "onebit"  # copy only this compressor, because compiling the others takes long
 
 TRAINING = """
 import mxnet as mx
@@ -42,7 +42,7 @@ print(net.weight.data().asnumpy().ravel().tolist())
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Runs Python in a copy of the tree with the page's three files, and returns what it prints."""
+    """Run Python in a copy of the tree with the page's three files; returns its output."""
     tree = tmp_path_factory.mktemp("tree")
     env = {name: value for name, value in os.environ.items() if name != "GLUON_GC_LIBRARY"}
     env["PYTHONPATH"] = str(tree)

@@ -1,4 +1,4 @@
-"""The algorithm of docs/design/adding-an-algorithm.md needs two new files and no edit."""
+"""The algorithm of docs/design/adding-an-algorithm.md needs two new files and no edits."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ FILES = {f"gluon_gc/algorithms/{NAME}.py", f"tests/test_{NAME}.py"}
 
 
 def copy_with_the_algorithm(tree):
-    """Copy what Python needs to an empty folder, built library included, with the page's files."""
+    """Copy the Python files, the built library and the page's files to an empty folder."""
     for folder in ("gluon_gc", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     page = Page(ROOT / "docs/design/adding-an-algorithm.md")

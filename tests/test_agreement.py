@@ -1,4 +1,4 @@
-"""Workers that state the same facts go on; others learn what the first difference is."""
+"""Workers with equal facts go on; otherwise all get an error that names the first difference."""
 
 import json
 import threading
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from gluon_gc import agreement
 
-MESSAGE_BYTES = 60_000  # about what a message to MXNet's servers holds
+MESSAGE_BYTES = 60_000  # about the limit of a message to MXNet's servers
 
 
 def outcomes(*of_workers):
-    """What `reach` raises for each of these lists of facts, a worker's each; None: nothing."""
+    """Return the error of `reach` in each worker, given each worker's facts; None: no error."""
     workers = len(of_workers)
     barrier, messages, results = threading.Barrier(workers, timeout=10), {}, [None] * workers
 

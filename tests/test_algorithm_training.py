@@ -1,4 +1,4 @@
-"""DistributedTrainer with an algorithm, in one process; tests/distributed has several workers."""
+"""DistributedTrainer with an algorithm in one process; tests/distributed covers several workers."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ TOPK = {"compressor": "topk", "k": 3, "ef": "vanilla"}
 
 @dataclass(frozen=True)
 class TwoRounds(Algorithm):
-    """Averages all parameters, then the columns' sums of matrices; a worker keeps what it sent."""
+    """Averages all parameters, then the column sums of matrices; keeps the sent sums as state."""
 
     name = "two_rounds"
     description = "for tests"
@@ -39,7 +39,7 @@ class TwoRounds(Algorithm):
         at.update()
         before = {name: 1.0 * x for name, x in at.parameters.items()}
         means = yield Round("whole", at.parameters)
-        for name, x in at.parameters.items():  # a round leaves its vectors alone
+        for name, x in at.parameters.items():  # a round does not change its vectors
             np.testing.assert_array_equal(x.asnumpy(), before[name].asnumpy())
         sums = {name: x.sum(axis=0) for name, x in before.items() if len(x.shape) == 2}
         columns = yield Round("columns", sums)
@@ -57,7 +57,7 @@ def trained(steps, compression_params=None, contexts=1, optimizer=SGD, algorithm
 
 
 def replayed(steps, compression_params=None, contexts=1, **options):
-    """The weights after this number of steps of `train`, in NumPy."""
+    """Return the weights after `steps` steps of `train`, computed in NumPy."""
     worker = {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(SHAPES)}
     exchanges = {
         f"p{i}": replay.Exchange(1, parse(compression_params), np.prod(shape), i, np.float32)
@@ -175,7 +175,7 @@ def test_a_stale_gradient_updates_nothing_and_its_parameter_is_averaged():
         trainer.step(1)
     trainer.step(1, ignore_stale_grad=True)
     first = params[1].list_data()[0].asnumpy()
-    assert not np.array_equal(first, moved)  # by the outer step
+    assert not np.array_equal(first, moved)  # the outer step has changed it
     np.testing.assert_array_equal(params[1].list_data()[1].asnumpy(), first)
     np.testing.assert_allclose(first, 1 + 0.7 * 1.9 * (moved - 1), atol=1e-5)
 
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused_by_name():
         lambda: trainer.update(1),
         lambda: setattr(trainer, "_amp_loss_scaler", object()),
     ):
-        with pytest.raises(RuntimeError, match="is for averages of gradients in every step"):
+        with pytest.raises(RuntimeError, match="does not average gradients in every step"):
             call()
     params[1].grad_req = "null"
     backward(params[:1], gradients(1, SHAPES))
@@ -271,7 +271,7 @@ def test_a_worker_goes_on_after_resume_with_its_own_parameters_and_state():
         steps(params, trainer, range(4, 8))
         assert_equal(params, replayed(8, ONEBIT))
         bps.suspend()
-        bps.shutdown()  # so that nobody was there before
+        bps.shutdown()  # forgets the cluster
         bps.init()
         with pytest.raises(RuntimeError, match="local_steps goes on after bps.resume only with"):
             steps(params, trainer, [8])

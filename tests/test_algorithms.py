@@ -1,4 +1,4 @@
-"""Algorithms without a framework: on NumPy arrays, with workers that are simulated."""
+"""Algorithms without a framework: on NumPy arrays, with threads as workers."""
 
 import threading
 
@@ -13,7 +13,7 @@ SHAPES = {"w": (3, 4), "b": (5,)}
 
 
 class Worker:
-    """A front end whose workers are threads; gradients are drawn, the optimizer is SGD."""
+    """A front end for one worker thread; gradients are random, and the optimizer is SGD."""
 
     def __init__(self, rank, size):
         self.rank, self.values, self.grads = rank, {}, {}
@@ -47,7 +47,7 @@ class Worker:
 
 
 def trained(options, workers, steps):
-    """Workers after this number of steps of an algorithm, and their drivers."""
+    """Return the workers after `steps` steps of an algorithm, and their drivers."""
     barrier = threading.Barrier(workers, timeout=10)
     given = [None] * workers
     them = [Worker(rank, workers) for rank in range(workers)]
@@ -57,7 +57,7 @@ def trained(options, workers, steps):
         def meet(vectors):
             given[rank] = vectors
             barrier.wait()
-            sums = {n: sum(of[n] for of in given[1:]) + given[0][n] for n in vectors}
+            sums = {n: sum(own[n] for own in given[1:]) + given[0][n] for n in vectors}
             barrier.wait()
             return {name: total / np.float32(workers) for name, total in sums.items()}
 

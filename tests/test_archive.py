@@ -1,4 +1,4 @@
-"""What aggregators carry over, in pages and between workers."""
+"""Aggregators' states, cut into pages and joined again."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ SIZES = st.lists(st.lists(st.integers(0, 40), max_size=3), max_size=5)
 
 
 def states_of(sizes):
-    """States of several keys, each of some chunks of these sizes."""
+    """Return states of several keys, with chunks of these sizes."""
     random = np.random.default_rng(0)
     return {
         key: [
@@ -41,7 +41,8 @@ def test_states_that_are_cut_into_pages_are_joined_again(sizes, most):
     while joiner.left:
         page = cutter.page(most)
         assert page.size == min(most, joiner.left)
-        padding = np.zeros(7 if page.size == joiner.left else 0, np.uint8)  # the last may be longer
+        # The last page may be longer.
+        padding = np.zeros(7 if page.size == joiner.left else 0, np.uint8)
         joined.update(joiner.add(np.append(page, padding)))
     assert cutter.page(most).size == 0
     assert joined.keys() == {key for key, chunks in states.items() if chunks}
@@ -74,8 +75,8 @@ def test_workers_give_each_other_what_their_slices_need():
         Place("a", "aggregator", "residual", 6): whole[6:9],
         Place("a", "aggregator", "stream"): streams[1:],
     }
-    wanted = [Slice("a", 4, 7)]
-    data = b"".join(archive.pack(archive.parts(of, wanted)) for of in (mine, theirs))
+    slices = [Slice("a", 4, 7)]
+    data = b"".join(archive.pack(archive.parts(states, slices)) for states in (mine, theirs))
     got = archive.unpack(data)
     assert got.keys() == {
         Place("a", "aggregator", "residual", 4),

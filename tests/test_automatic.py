@@ -1,4 +1,4 @@
-""" "auto" in one process: where it is refused, and what a checkpoint brings back."""
+"""The compressor "auto" in one process: errors, and loading a checkpoint."""
 
 import mxnet as mx
 import numpy as np
@@ -16,7 +16,7 @@ CHOSEN = {0: "onebit", 1: "none", 2: "topk"}
 
 
 def trainer_of(accuracy, prefix="p", chosen=None):
-    """A trainer with "auto", and its parameters; as if it had been told what to choose."""
+    """Return a trainer with "auto" that has made the choice `chosen`, and its parameters."""
     params = []
     for i, shape in enumerate(SHAPES):
         params.append(mx.gluon.Parameter(f"{prefix}{i}", shape=shape))
@@ -37,9 +37,9 @@ def train(trainer, params, steps):
 
 
 def test_a_single_tensor_and_a_plain_trainers_store_need_a_compressor_by_name():
-    with pytest.raises(ValueError, match="'auto' is for what knows"):
+    with pytest.raises(ValueError, match="'auto' must know all gradients"):
         bps.byteps_declare_tensor("t", compressor="auto")
-    with pytest.raises(ValueError, match="'auto' is for what knows"):
+    with pytest.raises(ValueError, match="'auto' must know all gradients"):
         mx.kv.create("GluonGCLocal").set_gradient_compression({"compressor": "auto"})
 
 

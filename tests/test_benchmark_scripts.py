@@ -1,4 +1,4 @@
-"""The benchmarks of single processes print a row for each method, and trees are compared."""
+"""The single-process benchmarks print a row for each method; identity.py compares two trees."""
 
 import json
 import subprocess

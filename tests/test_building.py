@@ -1,4 +1,4 @@
-"""What setup.py has CMake build, by what is installed and what the environment says."""
+"""setup.py's options for CMake, depending on installed packages and the environment."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ TORCH = {"torch/__init__.py": "", "torch/version.py": "cuda: Optional[str] = '12
 CPU_TORCH = {"torch/__init__.py": "", "torch/version.py": "cuda: Optional[str] = None\n"}
 NVRTC = {"nvidia/cuda_nvrtc/__init__.py": ""}
 MISSING = (
-    "mxnet-cu112 is here, but not what compiles kernels for GPUs: "
+    "mxnet-cu112 is installed, but NVRTC, which compiles kernels for GPUs, is not: "
     "pip install nvidia-cuda-nvrtc-cu11"
 )
 
@@ -63,7 +63,7 @@ def test_without_mxnet_its_operators_are_left_out(tmp_path):
     environ = {**clean_environ(), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "MXNet is not here" in done.stdout and "-DMXNET_DIR= " in done.stdout
+    assert "MXNet is not installed" in done.stdout and "-DMXNET_DIR= " in done.stdout
 
 
 @pytest.mark.parametrize("asked, fetched", [("", []), ("0", []), ("1", ["nvidia-cuda-nvrtc-cu11"])])

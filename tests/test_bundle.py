@@ -1,4 +1,4 @@
-"""Messages side by side, as workers send them to each other over Horovod."""
+"""Bundles of messages, as workers send them over Horovod."""
 
 from types import SimpleNamespace
 
@@ -10,16 +10,16 @@ from gluon_gc.mxnet.kvstore.horovod.bundle import Bundle, Packed, repeated
 from gluon_gc.mxnet.operators import MessageRows
 
 FIXED, VARYING = ((5, None),), ((3, None), (20, 2))
-"""The parts of two messages: 5 bytes; 3 bytes, and then up to 20, whose number is in the latter."""
+"""Two messages: 5 bytes; and 3 bytes with up to 20 more, where the message has their number."""
 
 
 def channel(parts, full=False):
-    """What a bundle has to know of a channel."""
+    """Return a stub channel with the attributes that a bundle reads."""
     return SimpleNamespace(codec=SimpleNamespace(rows=lambda: MessageRows(parts, in_one=full)))
 
 
 def messages(length, first=0):
-    """Of FIXED and VARYING, the latter with so many bytes counted; and what of each is in use."""
+    """Return messages FIXED and VARYING (`length` bytes counted), and the bytes in use of each."""
     fixed = np.arange(first, first + 5, dtype=np.uint8)
     varying = np.arange(100 + first, 123 + first, dtype=np.uint8)
     varying[5:9] = np.frombuffer(np.uint32(length).tobytes(), np.uint8)
@@ -40,14 +40,15 @@ def test_only_what_is_in_use_of_a_message_travels_to_its_place():
 
 def test_messages_of_several_places_come_out_as_they_were():
     bundle = Bundle([channel(FIXED), channel(VARYING)])
-    every = [messages(length, first) for length, first in ((4, 0), (18, 50), (9, 90))]
-    travels = np.concatenate([part for _, used in every for part in used])
-    data = np.concatenate([travels, np.full(3, 255, np.uint8)])  # there may be more room
-    splits = [sum(part.size for part in used) for _, used in every]
+    rows = [messages(length, first) for length, first in ((4, 0), (18, 50), (9, 90))]
+    travels = np.concatenate([part for _, used in rows for part in used])
+    # There may be unused space at the end.
+    data = np.concatenate([travels, np.full(3, 255, np.uint8)])
+    splits = [sum(part.size for part in used) for _, used in rows]
     came = Packed(*arrays([data]), mx.nd.array(splits, dtype="int32"))
     fixed, varying = bundle.unpack(came, 3)
     assert fixed.shape == (3, 5) and varying.shape == (3, 23)
-    for row, (_, used) in enumerate(every):
+    for row, (_, used) in enumerate(rows):
         np.testing.assert_array_equal(fixed.asnumpy()[row], used[0])
         np.testing.assert_array_equal(varying.asnumpy()[row, : used[1].size], used[1])
 
@@ -82,8 +83,8 @@ def test_nothing_goes_to_every_place_of_no_channels():
         (19, [28], "says that it is 19 bytes long"),
         (7, [15], "messages end within a part"),
         (7, [9], "a message ends within a part"),
-        (7, [18], "1 bytes more than messages have"),
-        (7, [29], "said to have 29 bytes, with room for 28"),
+        (7, [18], "1 bytes are left after the last message"),
+        (7, [29], "at most 28 bytes, got 29"),
         (7, [-1], "said to have -1 bytes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""bytegrad in a trainer: what is sent."""
+"""bytegrad in a trainer: the bytes sent."""
 
 import numpy as np
 

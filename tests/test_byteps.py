@@ -1,4 +1,4 @@
-"""What BytePS's scripts may say in BytePS's own spelling: of tensors, and of parameters."""
+"""BytePS's own spellings of options, for tensors and parameters."""
 
 import mxnet as mx
 import numpy as np
@@ -11,7 +11,7 @@ from tests.test_trainer import backward, gradients
 
 SHAPES = [(40, 5), (7,)]
 MOMENTUM = {"byteps_momentum_type": "nesterov", "byteps_momentum_mu": 0.9}
-# As BytePS's trainer sets them, and as its C++ registry reads them; and the same in our spelling.
+# The spellings of BytePS's trainer and of its C++ registry, and ours.
 SPELLED = [
     (
         {"byteps_compressor_type": "onebit", "byteps_compressor_onebit_scaling": "True"},
@@ -69,7 +69,7 @@ each_spelling = pytest.mark.parametrize("spelled, ours", SPELLED)
 
 
 def make(attributes, compression=None, momentum=0.0, shapes=SHAPES):
-    """Parameters with attributes, and their trainer."""
+    """Return parameters with these attributes, and their trainer."""
     params = []
     for i, shape in enumerate(shapes):
         param = Parameter(f"p{i}", shape=shape)
@@ -85,7 +85,7 @@ def make(attributes, compression=None, momentum=0.0, shapes=SHAPES):
 
 
 def weights(attributes, compression=None, **more):
-    """What three steps make of them."""
+    """Return the weights after three steps."""
     params, trainer = make(attributes, compression, **more)
     for step in range(3):
         backward(params, gradients(step, SHAPES))
@@ -93,8 +93,8 @@ def weights(attributes, compression=None, **more):
     return [param.data().asnumpy() for param in params]
 
 
-def assert_equal(some, others):
-    for a, b in zip(some, others):
+def assert_equal(ours, others):
+    for a, b in zip(ours, others):
         np.testing.assert_array_equal(a, b)
 
 
@@ -159,17 +159,17 @@ def test_momentum_may_be_told_twice_if_it_is_the_same():
     [
         (
             {"byteps_compresor_type": "onebit"},
-            "'byteps_compresor_type' is no name .*; did you mean 'byteps_compressor_type'?",
+            "'byteps_compresor_type' is not an .*; did you mean 'byteps_compressor_type'?",
         ),
         ({"byteps_momentum": "nesterov"}, "did you mean 'byteps_momentum_mu'?"),
         (
             {"byteps_compressor_type": "randomk", "byteps_compressor_onebit_scaling": "true"},
-            "'byteps_compressor_onebit_scaling' is for the compressor 'onebit', which is 'randomk'",
+            "onebit_scaling' is an option of 'onebit', but the compressor is 'randomk'",
         ),
-        ({"byteps_compressor_onebit_scaling": True}, "'onebit', which is None here"),
+        ({"byteps_compressor_onebit_scaling": True}, "'onebit', but the compressor is None"),
         (
             {"byteps_compressor_type": "topk", "byteps_compressor_k": 1, "byteps_topk_k": 2},
-            "'byteps_compressor_k' and 'byteps_topk_k' are the same; give one of them",
+            "'byteps_compressor_k' and 'byteps_topk_k' mean the same; give one of them",
         ),
         (
             {"byteps_compressor_type": "onebits"},
@@ -198,7 +198,7 @@ def test_momentum_may_be_told_twice_if_it_is_the_same():
         ),
         (
             {"byteps_compressor_type": "onebit", "byteps_momentum_type": "nesterov"},
-            r"\['momentum'\] needs the momentum of an optimizer, .*'byteps_momentum_mu'",
+            r"\['momentum'\] needs an optimizer with momentum > 0, .*'byteps_momentum_mu'",
         ),
     ],
 )
@@ -227,8 +227,8 @@ def test_an_option_that_does_nothing_is_warned_of():
 
 @pytest.fixture
 def joined():
-    """A worker alone."""
-    bps.init(lazy=False)  # an argument of BytePS's
+    """A single worker."""
+    bps.init(lazy=False)  # an argument that only BytePS has
     yield
     bps.shutdown()
 

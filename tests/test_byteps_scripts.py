@@ -1,8 +1,8 @@
 """Scripts with the arguments and calls of BytePS's published ones, under bpslaunch, for an epoch.
 
-They are our own (byteps_scripts); what a user of the published ones changes is the import and the
-device. Each runs as its users start it: a cluster on one machine, one machine with two devices, and
-two machines whose roles are started by hand.
+The scripts (in byteps_scripts) are our own. A user of the published ones changes the import and
+the device. They run as users start them: a cluster on one machine, one machine with two devices,
+and two machines whose roles are started by hand.
 """
 
 import os
@@ -16,11 +16,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import BPSLAUNCH, free_port
-from tests.processes import clean_environ
+from tests.distributed.cluster import BPSLAUNCH
+from tests.processes import clean_environ, free_port
 
 SCRIPTS = Path(__file__).with_name("byteps_scripts")
-# As the guide's worker.sh has them; networks are small here, and so is what is worth compressing.
+# As in the guide's worker.sh, but with lower thresholds because the networks are small.
 GUIDE = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "BYTEPS_THREADPOOL_SIZE": "16",
@@ -43,7 +43,7 @@ WARNING = re.compile(r"(?:byteps_scripts|gluon_gc)/[\w/]+\.py:\d+: \w*Warning.*|
 
 @pytest.fixture
 def home(data, tmp_path):
-    """Where Gluon finds the made files as its data sets."""
+    """Return MXNet's home folder, with the generated files as Gluon's data sets."""
     (tmp_path / "datasets").symlink_to(data)
     return str(tmp_path)
 
@@ -62,7 +62,7 @@ def start(folder, *words, **variables):
 
 
 def finish(*processes):
-    """What they said, once all have ended well."""
+    """Wait until all processes have ended with exit code 0; returns their output."""
     said = []
     try:
         for process in processes:
@@ -76,16 +76,16 @@ def finish(*processes):
 
 
 def trained(file):
-    """The parameters in a file, without what a worker keeps for itself."""
+    """Return the parameters in a file, without those that differ between workers."""
     return {
         name: array.asnumpy()
         for name, array in mx.nd.load(str(file)).items()
-        if "running" not in name  # BatchNorm's statistics are of a worker's own images
+        if "running" not in name  # BatchNorm's statistics come from a worker's own images
     }
 
 
 def assert_trained(said, folder, name, shown, compressed=None):
-    """Workers have equal parameters, from compressed gradients, and heeded all that they got."""
+    """Check that workers have equal parameters, from compressed gradients, without warnings."""
     first, second = (trained(folder / f"params{rank}" / f"{name}.params") for rank in range(2))
     assert first.keys() == second.keys()
     for key, array in first.items():
@@ -123,7 +123,7 @@ def test_cifar100_on_a_machine_with_two_devices(home, tmp_path):
         "--warmup-epochs 1 --warmup-lr 0.1 --lr 0.1 --logging-file dithering-fp16 "
         "--compressor dithering --k 2 --normalize l2 --fp16-pushpull"
     )
-    folder = "--save-dir params$BYTEPS_LOCAL_RANK"  # for the test: the devices share it otherwise
+    folder = "--save-dir params$BYTEPS_LOCAL_RANK"  # the devices share it otherwise
     line = f"{shlex.quote(sys.executable)} {SCRIPTS / 'cifar100.py'} {words} {folder} 2>&1"
     machine = {
         "NVIDIA_VISIBLE_DEVICES": "0,1",
@@ -163,7 +163,7 @@ def test_imagenet_on_two_machines(data, tmp_path):
     workers = []
     for rank in range(2):
         script = [sys.executable, str(SCRIPTS / "imagenet.py"), *words]
-        script += ["--save-dir", f"params{rank}"]  # what is not shared between two machines
+        script += ["--save-dir", f"params{rank}"]  # two machines do not share the folder
         worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank), **cluster}
         workers.append(start(tmp_path, *script, **worker))
     said = finish(*workers, *services)

@@ -1,4 +1,4 @@
-"""What the model behind "auto" chooses, given what a cluster was measured to be."""
+"""The choices of "auto" for given measurements of a cluster."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from gluon_gc.auto.speed import Speed, measured
 from gluon_gc.compression import candidates, parse
 from gluon_gc.plan import Tensor
 
-SLOW, FAST = 100e6 / 8, 1e15  # bytes a second
+SLOW, FAST = 100e6 / 8, 1e15  # bytes per second
 TOPOLOGY = Topology(machines=4, servers=2)
 CHUNK = 2_048_000
 SIZES = [64, 500_000, 512, 2_000_000, 1_000_000]
@@ -26,7 +26,7 @@ def tensors(accuracy="aggressive", sizes=SIZES, dtype="float32"):
 
 
 def cluster(rate, message=0.0, kernel=1e-10, payload_rate=None):
-    """A cluster whose links, messages and kernels are all alike."""
+    """Return measurements of a cluster in which all links, messages and kernels are equal."""
     way = Way(message, rate)
     link = Link(way, way, Way(message, payload_rate or rate))
     return Measured(link, {name: Speed(kernel, kernel, kernel) for name in COMPRESSORS})
@@ -37,7 +37,7 @@ def chosen(given, measured, topology=TOPOLOGY, **more):
 
 
 def sent(given, names):
-    """The bytes that a worker sends."""
+    """Return the bytes that a worker sends."""
     settled = [
         replace(tensor, params=candidates(tensor.params)[name])
         for tensor, name in zip(given, names)
@@ -138,7 +138,8 @@ def test_of_two_that_are_as_fast_the_more_accurate_is_chosen():
 
 def test_what_backward_hides_is_not_compressed():
     given = tensors(sizes=[10**6] * 4)
-    alone = 8 * 10**6 / SLOW  # seconds that one takes uncompressed: it passes a server's link twice
+    # Seconds of one uncompressed tensor, which crosses a server's link twice.
+    alone = 8 * 10**6 / SLOW
     hidden = [0.0, 2 * alone, 4 * alone, 6 * alone]
     assert chosen(given, cluster(SLOW), ready=hidden) == ["none", "none", "none", "topk"]
     assert chosen(given, cluster(SLOW), ready=[0.0] * 4) == ["topk"] * 4

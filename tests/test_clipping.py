@@ -1,4 +1,4 @@
-"""max_grad_norm: each worker's own gradient, by its norm over all parameters."""
+"""max_grad_norm clips each worker's own gradient by its norm over all parameters."""
 
 import mxnet as mx
 import numpy as np
@@ -23,7 +23,7 @@ def norm_of(arrays):
 
 
 def averaged(params, trainer, values, batch_size=1):
-    """What one step takes off the parameters."""
+    """Return the change of the parameters in one step."""
     before = [param.data().asnumpy() for param in params]
     backward(params, values)
     trainer.step(batch_size)
@@ -58,7 +58,7 @@ def test_float16_and_float64_count_alike():
         params.append(param)
     trainer = bps.DistributedTrainer(params, "sgd", SGD, kvstore="local", max_grad_norm=1.0)
     with mx.autograd.record():
-        losses = [(2 * param.data()).sum() for param in params]  # of twelve elements
+        losses = [(2 * param.data()).sum() for param in params]  # twelve elements in all
     mx.autograd.backward(losses)
     trainer.step(1)
     for param in params:

@@ -1,4 +1,4 @@
-"""compression_params, and where random streams start."""
+"""compression_params, and the starts of random streams."""
 
 import json
 
@@ -51,8 +51,8 @@ def test_numpy_scalars_are_as_good_as_pythons():
         ([], TypeError, "compression_params must be a dict, got list"),
         ({"compresor": "onebit"}, ValueError, "no key 'compresor'; did you mean 'compressor'?"),
         ({3: 4}, ValueError, "no key 3"),
-        ({"type": "2bit", "threshold": 0.5}, ValueError, "['type'] is of MXNet's own compression"),
-        ({"compressor": "topk", "threshold": 1}, ValueError, "['threshold'] is of MXNet's own"),
+        ({"type": "2bit", "threshold": 0.5}, ValueError, "['type'] is a key of MXNet's own"),
+        ({"compressor": "topk", "threshold": 1}, ValueError, "['threshold'] is a key of MXNet's"),
         (
             {"compressor": "onebits"},
             ValueError,
@@ -164,7 +164,7 @@ def test_wrong_params_are_refused_by_name_rule_and_value(params, error, message)
 @pytest.mark.parametrize("mu", [None, 0, 0.0])
 def test_momentum_needs_the_optimizers_momentum(mu):
     with pytest.raises(
-        ValueError, match="needs the momentum of an optimizer, .* of Adam. Leave it out"
+        ValueError, match="needs an optimizer with momentum > 0, .* of Adam. Leave the key"
     ):
         parse(ONEBIT, mu, optimizer="Adam")
 

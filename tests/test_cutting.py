@@ -1,4 +1,4 @@
-"""Saved states that are cut otherwise, without a framework."""
+"""Loading saved states whose chunks differ, without a framework."""
 
 import time
 
@@ -16,7 +16,7 @@ ROOM = 2**32
 
 
 def chunks(size, count):
-    """Slices of a tensor of `size` elements, in `count` chunks."""
+    """Return the slices of a tensor of `size` elements in `count` chunks."""
     ends = np.linspace(0, size, count + 1).astype(int).tolist()
     return list(zip(ends, ends[1:]))
 
@@ -70,16 +70,16 @@ def test_a_chunk_goes_on_in_the_stream_of_the_chunk_that_had_its_first_element()
 
 def test_what_overlaps_slices_is_found_by_tensor():
     array = np.arange(10.0)
-    wanted = by_tensor([Slice("x", 0, 4), Slice("x", 8, 20), Slice("y", 0, 3)])
+    slices_by_tensor = by_tensor([Slice("x", 0, 4), Slice("x", 8, 20), Slice("y", 0, 3)])
     place = Place("x", "worker", "residual", 5)
-    found = [piece for _, _, piece in wanted["x"].overlapping(5, 15)]
+    found = [piece for _, _, piece in slices_by_tensor["x"].overlapping(5, 15)]
     assert found == [Slice("x", 8, 20)]
     begin, values = part(place, array, found[0])
     assert begin == 8 and values.tolist() == array[3:].tolist()
 
 
 def seconds(tensors):
-    """Seconds to cut the states of this number of tensors, with four chunks each."""
+    """Return the seconds to cut the states of some tensors with four chunks each."""
     pieces = [piece for i in range(tensors) for piece in slices(f"tensor{i}", 64, 4)]
     one = np.zeros(16, np.float32)
     arrays = {Place(p.tensor, "worker", "residual", p.begin): one for p in pieces}
@@ -93,4 +93,5 @@ def seconds(tensors):
 
 def test_the_time_grows_with_the_number_of_tensors_not_with_its_square():
     few, many = (min(seconds(count) for _ in range(3)) for count in (100, 3000))
-    assert many < 200 * few  # of 30 times as many tensors; a search through all takes 900 times
+    # 30 times as many tensors; a search through all would take 900 times as long.
+    assert many < 200 * few

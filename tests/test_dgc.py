@@ -18,7 +18,7 @@ def sparse(**more):
 
 
 def moved(trainer, name="p0"):
-    """Share of a parameter's bytes that a step sends."""
+    """Return the share of a parameter's bytes that a step sends."""
     stats = trainer.compression_stats()["tensors"][name]
     return stats["pushed_bytes"] / stats["raw_bytes"]
 
@@ -47,7 +47,7 @@ def test_the_warm_up_follows_the_epoch_that_the_trainer_is_told():
     params, trainer = make(SHAPES, OPTIMIZER, sparse(warmup_epochs=1, warmup_coeff=[0.2]))
     trainer.set_epoch(0)
     train(params, trainer, SHAPES, 1)
-    assert 0.3 < moved(trainer) < 0.45  # an index beside each value
+    assert 0.3 < moved(trainer) < 0.45  # each value has an index
     trainer.set_epoch(1)
     train(params, trainer, SHAPES, 9)
     assert moved(trainer) < 0.1

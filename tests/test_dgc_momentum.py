@@ -1,4 +1,4 @@
-"""Where the momentum that a compressor applies comes from, and that nothing applies it twice."""
+"""The momentum that a compressor applies: its source, and that it is applied only once."""
 
 import mxnet as mx
 import numpy as np
@@ -9,7 +9,7 @@ from tests import dgc_replay, replay
 from tests.test_trainer import backward, gradients
 
 SHAPES = [(40, 50), (7,), (30, 10)]
-MU, LR = 0.875, 0.125  # float32 has them exactly
+MU, LR = 0.875, 0.125  # exact in float32
 OPTIMIZER = {"learning_rate": LR, "momentum": MU}
 DGC = {"compressor": "dgc", "k": 0.01, "seed": 7}
 DGC_NESTEROV = {**DGC, "momentum": "nesterov"}
@@ -18,7 +18,7 @@ STEPS = 8
 
 
 def trained(optimizer, compression, optimizer_params=None, overrides=None):
-    """The trainer, the gradients after each step, and the weights in the end."""
+    """Return the trainer, the gradients after each step, and the final weights."""
     params = []
     for i, shape in enumerate(SHAPES):
         param = mx.gluon.Parameter(f"p{i}", shape=shape)
@@ -38,7 +38,7 @@ def trained(optimizer, compression, optimizer_params=None, overrides=None):
 
 
 def sent(index, mu, nesterov):
-    """What dgc sends of a parameter in each step."""
+    """Yield the values of a parameter that dgc sends in each step."""
     n = int(np.prod(SHAPES[index]))
     one = dgc_replay.Replay(
         n,
@@ -53,7 +53,7 @@ def sent(index, mu, nesterov):
 
 
 def with_momentum(index, nesterov):
-    """The gradients of a parameter with momentum."""
+    """Yield the gradients of a parameter with momentum."""
     m = np.float32(0)
     for step in range(STEPS):
         g = gradients(step, SHAPES)[index]
@@ -62,7 +62,7 @@ def with_momentum(index, nesterov):
 
 
 def assert_are(reduced, weight, expected):
-    """That these gradients were applied, as they are."""
+    """Check that the update used exactly these gradients."""
     total = np.ones_like(weight)
     for ours, theirs in zip(reduced, expected):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
@@ -103,7 +103,7 @@ def test_dgc_has_the_momentum_of_the_optimizers_kind(name, compression, nesterov
         _, reduced, weights = trained(name, compression, OPTIMIZER)
     for i in (0, 2):
         assert_are(reduced[i], weights[i], sent(i, MU, nesterov))
-    assert_are(reduced[1], weights[1], with_momentum(1, nesterov))  # a vector, not compressed
+    assert_are(reduced[1], weights[1], with_momentum(1, nesterov))  # vectors are not compressed
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_one_parameter_alone_may_be_left_without_compression_or_with_another_mom
 @pytest.mark.parametrize(
     "compression, own, nesterov",
     [
-        (DGC, None, False),  # the trainer's, which has the optimizer's
+        (DGC, None, False),  # the trainer's kind, which is the optimizer's
         (DGC_NESTEROV, None, True),
-        (DGC, DGC_NESTEROV, True),  # a vector's own, though dgc leaves it uncompressed
+        (DGC, DGC_NESTEROV, True),  # its own kind, even though dgc does not compress vectors
         (DGC_NESTEROV, DGC, False),
         (DGC, {"fp16": False}, False),
         (None, DGC_NESTEROV, True),
@@ -155,7 +155,7 @@ def test_a_parameter_with_momentum_after_the_exchange_has_its_own_or_the_trainer
 @pytest.mark.parametrize("name", ["lars", "lbsgd", "signum", "dcasgd"])
 def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum(name, compression):
     optimizer = mx.optimizer.create(name, learning_rate=LR, momentum=MU)
-    said = f"right for SGD and NAG, but not for {type(optimizer).__name__}"
+    said = f"momentum of SGD and NAG, but not that of {type(optimizer).__name__}"
     for where in (
         {"compression": compression},
         {"compression": None, "overrides": {0: compression}},
@@ -174,7 +174,7 @@ def test_a_users_own_kind_of_sgd_is_warned_of_once(logged):
     for ours, theirs in zip(reduced, expected):
         np.testing.assert_array_equal(ours, theirs)
     trained(Own(**OPTIMIZER), ONEBIT_NESTEROV)
-    trained("ccsgd", ONEBIT_NESTEROV, OPTIMIZER)  # MXNet's
+    trained("ccsgd", ONEBIT_NESTEROV, OPTIMIZER)  # MXNet's own
     said = [line for line in logged.messages if "its update must be linear" in line]
     assert len(said) == 1 and f"{__name__}.Own" in said[0]
 
@@ -206,7 +206,7 @@ def test_without_momentum_dgc_accumulates_only(optimizer):
 )
 @pytest.mark.parametrize("compression", [DGC_NESTEROV, ONEBIT_NESTEROV])
 def test_momentum_is_refused_where_the_optimizer_has_none(optimizer, name, compression):
-    said = f"needs the momentum of an optimizer, .*; got None of {name}. Leave it out with"
+    said = f"needs an optimizer with momentum > 0, .*; got momentum None of {name}. Leave the key"
     for where in (
         {"compression": compression},
         {"compression": None, "overrides": {0: compression}},

@@ -42,7 +42,7 @@ LAUNCHED = {
 
 @pytest.fixture(scope="module", params=LAUNCHED)
 def run(request, tmp_path_factory):
-    """One epoch on two workers: what was printed, and the log's records."""
+    """Train one epoch on two workers; returns the output and the log's records."""
     if "horovod" in request.param:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     log = tmp_path_factory.mktemp("digits") / "log.jsonl"
@@ -67,7 +67,7 @@ def test_the_log_has_one_complete_record_an_epoch(run):
         "step_loss",
     }
     assert record["epoch"] == 1
-    steps = 1437 // (2 * 32)  # images in batches of 32 for two workers
+    steps = 1437 // (2 * 32)  # two workers with batches of 32
     assert len(record["step_loss"]) == steps
     assert record["train_loss"] == pytest.approx(sum(record["step_loss"]) / steps)
     assert 0.2 < record["validation_accuracy"] <= 1, "one epoch should already beat guessing"
@@ -83,10 +83,11 @@ def test_both_workers_end_with_the_same_parameters(run):
 
 def test_stats_of_every_tensor_are_printed_by_one_worker_in_100_columns(run):
     output, _ = run
-    prefixed = re.compile(r"\[(?:worker )?\d\](?:<stdout>:| )")  # bpslaunch's, or horovodrun's
+    # The prefix of bpslaunch or horovodrun.
+    prefixed = re.compile(r"\[(?:worker )?\d\](?:<stdout>:| )")
     lines = [prefixed.sub("", line) for line in output.splitlines()]
     (head,) = [i for i, line in enumerate(lines) if line.startswith("tensor ")]
-    table = lines[head + 1 : head + 13]  # 10 tensors, a rule, the sum
+    table = lines[head + 1 : head + 13]  # 10 tensors, a rule, and the total
     assert [line.split()[:2] for line in (table[0], table[-1])] == [
         ["dense0_weight", "1,572,864"],
         ["total", "1,665,448"],

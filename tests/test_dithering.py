@@ -1,4 +1,4 @@
-"""dithering in a trainer: what workers draw, and what is sent."""
+"""dithering in a trainer: the workers' random draws, and the bytes sent."""
 
 import numpy as np
 import pytest

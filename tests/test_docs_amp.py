@@ -1,4 +1,4 @@
-"""The code of docs/guides/amp.md trains, and the trainer does what that page says."""
+"""The code of docs/guides/amp.md trains, and the trainer behaves as that page says."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tests.test_docs import ROOT, Page
 
 ((_, CODE, _),) = Page(ROOT / "docs" / "guides" / "amp.md").blocks
 
-# A network that a CPU computes under AMP. The second batch has an infinity.
+# A network that a CPU can run under AMP. The second batch contains an infinity.
 BEFORE = """
 import mxnet as mx
 import numpy as np
@@ -45,7 +45,7 @@ net, batches = Scale(), watched()
 
 @pytest.fixture(scope="module")
 def steps():
-    """Of each step: how far the weights moved, the loss scale after it, and a weight."""
+    """Return, per step: how far the weights moved, the loss scale after the step, a weight."""
     run = subprocess.run(
         [sys.executable, "-c", f"{BEFORE}\n{CODE}\nbps.shutdown()"],
         capture_output=True,
@@ -63,7 +63,7 @@ def test_the_weights_are_learned_and_the_loss_scale_is_divided_out(steps):
 
 def test_clipping_bounds_what_the_loss_scale_has_been_divided_out_of(steps):
     moved, _, _ = steps[0]
-    assert moved == pytest.approx(0.1 * 1.9)  # Nesterov's first step with the gradient's norm 1
+    assert moved == pytest.approx(0.1 * 1.9)  # the first Nesterov step with a gradient of norm 1
 
 
 def test_a_step_that_overflows_moves_nothing_and_halves_the_scale(steps):

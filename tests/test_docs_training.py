@@ -1,6 +1,6 @@
-"""Every command of the docs that trains ends with the accuracy that the docs state.
+"""Every training command in the docs ends with the accuracy that the docs state.
 
-Above such a command in a shell block stands `# above 95 %`, its validation accuracy.
+The accuracy stands above the command in its shell block, as in `# above 95 %`.
 """
 
 import os
@@ -20,7 +20,7 @@ TRAINS = re.compile(
     r"|\b(run|worker)\.sh [a-z]\w* [a-z]"
 )
 MAKES_DATA = re.compile(r"python example/make_data\.py \w+ made/.*")
-NOT_HERE = {  # what a command cannot do without
+NOT_HERE = {  # the missing requirements of commands that tests cannot run
     r"python train\.py\b": "the reader's own script",
     r"(run|worker)\.sh\b": "several machines",
     r"bpslaunch (?!--local)": "several machines",
@@ -30,7 +30,7 @@ NOT_HERE = {  # what a command cannot do without
 
 
 def shell_commands(page):
-    """Each command of a page's shell blocks, and of code in its prose, with the accuracy stated."""
+    """Yield the commands of a page, with the accuracy stated above those in shell blocks."""
     text = page.read_text()
     for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"```.*?```", "", text, flags=re.S)):
         yield " ".join(span.split()), None
@@ -46,7 +46,7 @@ def shell_commands(page):
 
 
 def missing(command):
-    """What a command needs that tests do not have, or None."""
+    """Return why tests cannot run a command, or None."""
     return next((why for what, why in NOT_HERE.items() if re.search(what, command)), None)
 
 
@@ -60,7 +60,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A folder with the examples, the data that the docs' commands make, and how to run more."""
+    """Return a function that runs a command in a folder with the examples and generated data."""
     folder = tmp_path_factory.mktemp("checkout")
     (folder / "example").symlink_to(ROOT / "example")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -107,7 +107,7 @@ def test_every_kind_of_training_script_is_run():
 @pytest.mark.timeout(300)
 def test_the_demo_bears_out_its_claims_with_one_seed(monkeypatch, capsys):
     monkeypatch.setattr(demo, "SEEDS", (0,))
-    demo.main()  # exits if they do not hold
+    demo.main()  # exits if a claim does not hold
     table = (ROOT / "README.md").read_text()
     for name, accuracy in re.findall(r"^(\w+) +([\d.]+)%", capsys.readouterr().out, re.M):
         (stated,) = re.findall(rf"^\| {name} \| ([\d.]+) % \|", table, re.M)

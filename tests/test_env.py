@@ -1,4 +1,4 @@
-"""The environment: what is read from it, what is refused, and what is set for MXNet."""
+"""Environment variables: reading them, rejecting wrong ones, and setting those of MXNet."""
 
 import os
 
@@ -19,7 +19,7 @@ VARIABLES = (*variables.TABLE, *variables_of_launchers.OF_LAUNCHERS)
 
 @pytest.fixture
 def environ(monkeypatch):
-    """An environment without any variable of the tables; assignments to it are undone."""
+    """Return an environment without the tables' variables; changes to it are undone."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for variable in VARIABLES:
         for name in (variable.name, variable.older):
@@ -238,7 +238,7 @@ def test_horovod_looks_for_stalls_as_we_do(environ, warn_after, give_up_after, s
     ],
 )
 def test_horovod_is_asked_for_process_sets_where_some_share_a_node(environ, sizes, several):
-    environ.update({f"HOROVOD_{of}SIZE": str(size) for of, size in sizes.items()})
+    environ.update({f"HOROVOD_{prefix}SIZE": str(size) for prefix, size in sizes.items()})
     assert env.several_on_some_nodes() == several
     environ["BYTEPS_LOCAL_SIZE"] = "2"
     assert env.several_on_some_nodes()

@@ -1,4 +1,4 @@
-"""What the examples train on: files read as Gluon reads them, shared out among workers."""
+"""The examples' data: files are read as Gluon reads them, and split among workers."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from train_mnist import DEVIATION, MEAN
 
 
 def assert_equal(ours, theirs):
-    """Both data sets have the same images and labels."""
+    """Check that two data sets have the same images and labels."""
     assert len(ours) == len(theirs)
     for (pixels, label), (expected, expected_label) in zip(ours, theirs):
         assert label == expected_label
@@ -70,7 +70,7 @@ def test_missing_data_is_named_with_where_to_get_it(read, tmp_path):
 def test_a_cut_file_is_refused(data, tmp_path):
     content = (data / "cifar100" / "train.bin").read_bytes()
     (tmp_path / "train.bin").write_bytes(content[:-1])
-    with pytest.raises(ValueError, match="must have 3074 bytes an image"):
+    with pytest.raises(ValueError, match="must have a multiple of 3074 bytes"):
         cifar100(str(tmp_path), train=True)
 
 
@@ -101,7 +101,7 @@ def test_workers_train_on_different_images_and_validate_each_once():
 
 @pytest.fixture
 def numbered_records(tmp_path):
-    """A function that makes a RecordIO file of images whose labels are their numbers."""
+    """Return a function that writes a RecordIO file of images labelled by their index."""
 
     def write(count):
         images = make_data.make_images(make_data.FORMATS["cifar100"], count, count, seed=1)
@@ -132,7 +132,7 @@ def test_workers_share_records_and_validate_each_once(numbered_records, size):
 
 
 def test_a_share_of_records_smaller_than_the_others_begins_again(numbered_records):
-    train = numbered_records(14)  # 5, 5 and 4 images, of which batches of 2 make 2 steps
+    train = numbered_records(14)  # 5, 5 and 4 images; batches of 2 make 2 steps
     images = RecordImages(train, train, OPTIONS, OPTIONS, Share(1, 2, 3, seed=1))
     assert images.steps == 4
     train = numbered_records(10)  # 4, 4 and 2 images
@@ -172,7 +172,8 @@ def test_mnists_own_digits_are_written_as_its_files(tmp_path):
         images[train] = pixels.asnumpy()
         assert images[train].shape == (count, 28, 28, 1)
         np.testing.assert_array_equal(np.bincount(labels), count // 10)
-    assert abs(images[True].mean() / 255 - 0.1307) < 0.01  # as the training normalises
+    # The mean that training uses to normalise.
+    assert abs(images[True].mean() / 255 - 0.1307) < 0.01
     seen = {image.tobytes() for image in images[True]}
     assert not any(image.tobytes() in seen for image in images[False])
 

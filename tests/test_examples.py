@@ -35,7 +35,7 @@ from gluon_gc.compression import parse, registry
 ROOT = Path(__file__).resolve().parents[1]
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla --compress-momentum nesterov"
 
-# As BytePS's reproduction guide gives them.
+# From BytePS's reproduction guide.
 CIFAR100 = (
     "--model resnet18_v2 --mode hybrib --batch-size 32 --num-gpus 1 --num-epochs 200 -j 2 "
     "--warmup-epochs 10 --warmup-lr 0.1 --lr 0.1 --logging-file out"
@@ -152,7 +152,7 @@ def test_help_says_of_each_key_what_the_compressors_say(capsys):
 
 
 def shown_of(script, capsys):
-    """What its --help says, an argument at a time."""
+    """Return a script's --help text by argument."""
     with pytest.raises(SystemExit):
         script.parse_arguments(["--help"])
     said = capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_help_says_defaults_and_choices(script, capsys):
         assert f"(default: {default})" in shown[argument]
     assert "{step,poly,cosine}" in shown["--lr-mode"]
     assert "default: linear)" in shown["--partition"]
-    for argument in ("--stats", "--resume-from", "--k"):  # off, or without a default
+    for argument in ("--stats", "--resume-from", "--k"):  # flags, or without a default
         assert "default" not in shown[argument]
 
 
@@ -202,15 +202,15 @@ def test_the_mode_decides_whether_the_network_is_compiled(mode, hybrid):
 def test_decay_epochs_that_do_not_ascend_are_refused(capsys):
     with pytest.raises(SystemExit):
         train_mnist.parse_arguments(["--lr-decay-epoch", "80,50"])
-    assert "must be positive and ascend, got '80,50'" in capsys.readouterr().err
+    assert "must be positive and ascending, got '80,50'" in capsys.readouterr().err
 
 
 # Learning rates
 
 
-def rates(command, updates, steps=10, machines=4, **how):
+def rates(command, updates, steps=10, machines=4, **kwargs):
     args = train_mnist.parse_arguments(command.split())
-    schedule = learning_rate_schedule(args, steps, machines, **how)
+    schedule = learning_rate_schedule(args, steps, machines, **kwargs)
     return [schedule(update) for update in updates]
 
 
@@ -230,11 +230,11 @@ def test_decay_may_be_counted_from_the_end_of_the_warm_up_on():
 def test_a_recipe_has_its_optimizer_where_nothing_is_compressed(
     alone, compression, monkeypatch, tmp_path
 ):
-    made = {}
+    noted = {}
 
     class Noted(bps.DistributedTrainer):
         def __init__(self, params, optimizer, *others, **more):
-            made["optimizer"] = optimizer
+            noted["optimizer"] = optimizer
             super().__init__(params, optimizer, *others, **more)
 
     monkeypatch.setattr(training.bps, "DistributedTrainer", Noted)
@@ -243,7 +243,7 @@ def test_a_recipe_has_its_optimizer_where_nothing_is_compressed(
     net = mx.gluon.nn.Dense(3, in_units=2)
     recipe = training.Recipe(mx.init.Constant(7), uncompressed="nag")
     training.Training(net, SimpleNamespace(steps=5), args, "net", recipe)
-    assert made["optimizer"] == ("sgd" if "--compressor" in compression else "nag")
+    assert noted["optimizer"] == ("sgd" if "--compressor" in compression else "nag")
     np.testing.assert_array_equal(net.weight.data().asnumpy(), 7)
 
 
@@ -302,7 +302,7 @@ def test_what_is_no_checkpoint_is_refused(command, message):
 
 
 def losses(data, folder, command):
-    """Train on MNIST in this process; the loss of each step."""
+    """Train on MNIST in this process; returns the loss of each step."""
     args = train_mnist.parse_arguments(command.split())
     args.logging_file = str(folder / "log.jsonl")
     images = DatasetImages(
@@ -318,7 +318,7 @@ def losses(data, folder, command):
 
 @pytest.fixture
 def alone():
-    """This process is a cluster of one."""
+    """A cluster of this process alone."""
     bps.init()
     yield
     bps.shutdown()
@@ -344,9 +344,9 @@ CHECKSUM = re.compile(r"rank (\d) of 2: checksum of the parameters (\w+)")
 
 
 def train(script, folder, arguments):
-    """Run a script on two workers and one server; the checksums of all workers, and the log.
+    """Run a script on two workers and one server; returns the workers' checksums, and the log.
 
-    What it says is in the file "said".
+    The output is in the file "said".
     """
     log = folder / "log.jsonl"
     launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", sys.executable]
@@ -382,7 +382,7 @@ RUNS = {
 
 
 def assert_trained(sums, records):
-    """Both workers hold the same parameters, which onebit's messages made, and all was logged."""
+    """Check that both workers have equal parameters, trained with onebit, and a complete log."""
     assert set(sums) == {"0", "1"} and sums["0"] == sums["1"]
     assert [record["epoch"] for record in records] == [1, 2]
     for record in records:
@@ -437,13 +437,13 @@ def test_the_last_checkpoint_is_one_that_is_whole(alone, data, tmp_path, capsys)
     states.write_bytes(states.read_bytes()[:-1])
     assert epoch() == 2
     (tmp_path / "mnist-2.params").write_bytes(b"not whole")
-    assert epoch() == 1 and f"goes on from {tmp_path}/mnist-1.params" in capsys.readouterr().out
+    assert epoch() == 1 and f"resumes from {tmp_path}/mnist-1.params" in capsys.readouterr().out
     (tmp_path / "mnist-1.states.0").unlink()
-    assert epoch() == 0 and "starts afresh" in capsys.readouterr().out
+    assert epoch() == 0 and "starts from the beginning" in capsys.readouterr().out
 
 
 def processes_of(launcher, words):
-    """Those that bpslaunch has started with these words in their command."""
+    """Yield the ids of bpslaunch's children whose command contains these words."""
     for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         if words in Path(f"/proc/{pid}/cmdline").read_text():
             yield int(pid)
@@ -453,7 +453,7 @@ def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data
     script, epochs = "mnist/train_mnist.py", 12
     arguments = f"{ONEBIT} --no-cuda --data-dir {data}/mnist -j 0 --batch-size 16 --epochs {epochs}"
     sums, _ = train(script, tmp_path, f"{arguments} --save-period 0")
-    shell = (  # in which each worker has a disk of its own
+    shell = (  # each worker has its own disk
         f"{sys.executable} example/{script} {arguments} --save-period 2 --resume auto "
         f"--save-dir {tmp_path}/$DMLC_WORKER_ID"
     )
@@ -474,16 +474,17 @@ def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data
                 os.kill(next(processes_of(launcher.pid, victims.pop(int(epoch[1])))), 9)
     said = "".join(said)
     assert launcher.returncode == 0 and said.count("; restart ") == 2, said
-    assert "starts afresh" in said and re.search(r"goes on from \S+/0/mnist-(4|6).params", said)
+    assert "starts from the beginning" in said
+    assert re.search(r"resumes from \S+/0/mnist-(4|6).params", said)
     assert dict(CHECKSUM.findall(said)) == sums
 
 
 def scalars(file):
-    """What a TensorBoard event file has of each number, by step."""
+    """Return the values in a TensorBoard event file by name and step."""
     from tensorboardX.proto.event_pb2 import Event
 
     found, content = {}, file.read_bytes()
-    while content:  # length, its checksum, an event, its checksum
+    while content:  # length, its checksum, event, its checksum
         end = 12 + int.from_bytes(content[:8], "little")
         for value in (event := Event.FromString(content[12:end])).summary.value:
             found.setdefault(value.tag, {})[event.step] = value.simple_value

@@ -1,4 +1,4 @@
-"""The exposed seconds of compression_stats(): what training waits for after its last gradient."""
+"""compression_stats()'s exposed seconds: the time from the last gradient to the last average."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ HELD = 0.2
 
 
 class Gate:
-    """Holds what comes to it until it is opened."""
+    """Blocks callers until it is opened."""
 
     def __init__(self):
         self.came, self.opened = threading.Semaphore(0), threading.Event()
@@ -55,7 +55,7 @@ class HeldProperty(mx.operator.CustomOpProp):
 
 
 class HeldNetwork(Local):
-    """The exchange of one process, whose messages come to the gate "network"."""
+    """The exchange of one process, whose messages wait at the gate "network"."""
 
     def _open(self, channels):
         super()._open(channels)
@@ -99,7 +99,7 @@ def test_neither_backward_nor_what_it_hides_is_exposed(
     monkeypatch, backward_and_network, compression_params
 ):
     monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")  # two messages
-    made, network = backward_and_network
+    backward_gate, network = backward_and_network
     params = parameters([4000, 4000])
     params[1].compression_params = None
     trainer = bps.DistributedTrainer(
@@ -114,7 +114,7 @@ def test_neither_backward_nor_what_it_hides_is_exposed(
     trainer.step(1)
     time.sleep(HELD)
     made_at = time.monotonic()
-    made.opened.set()
+    backward_gate.opened.set()
     network.wait_for(2)
     held_from = time.monotonic()
     time.sleep(HELD)

@@ -1,6 +1,6 @@
-"""The way of gradients that stay on their GPUs, with devices of the CPU in the place of GPUs.
+"""The path of gradients that stay on their GPUs, tested with CPU devices in place of GPUs.
 
-tests/cu112 has MXNet for CUDA, and the kernels.
+tests/cu112 tests MXNet for CUDA and the kernels.
 """
 
 import mxnet as mx
@@ -26,7 +26,7 @@ each = pytest.mark.parametrize("name", [*COMPRESSORS, "none", "fp16"])
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Have several messages, of parts of tensors and of several of them."""
+    """Make several messages: some with a part of a tensor, some with several tensors."""
     monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "16000")
     monkeypatch.setenv("BYTEPS_MIN_COMPRESS_BYTES", "0")
     monkeypatch.setattr(plan, "SMALL_BYTES", 300)
@@ -34,7 +34,7 @@ def cut(monkeypatch):
 
 @pytest.fixture
 def devices(cut, monkeypatch):
-    """Take them for GPUs."""
+    """Treat DEVICES as GPUs."""
     gpus = property(lambda gradient: gradient.contexts)
     make = Gradient.__init__
 
@@ -61,16 +61,16 @@ def exchange_of(name, dtype):
 
 
 def train(exchange, contexts, dtype, missing=(), out_of_place=False, max_norm=None):
-    """The averages of some steps, by step, tensor and context, and what is carried over."""
+    """Return the averages of some steps by step, tensor and context, and the state afterwards."""
     results = {}
     for step in range(4):
         random = np.random.default_rng(step)
         ratios = dict.fromkeys(SIZES, 0.5) if step == 2 else {}
         values, outs = {}, {}
         for t, n in SIZES.items():
-            made = random.standard_normal((len(contexts), n)).astype(dtype)
+            copies = random.standard_normal((len(contexts), n)).astype(dtype)
             if t not in missing or step != 1:
-                values[t] = [mx.nd.array(x, c, dtype) for x, c in zip(made, contexts)]
+                values[t] = [mx.nd.array(x, c, dtype) for x, c in zip(copies, contexts)]
                 outs[t] = [x.copy() for x in values[t]] if out_of_place else values[t]
         before = {t: [x.asnumpy() for x in arrays] for t, arrays in values.items()}
         gradients = {t: exchange.channels.gradient(t, values[t], outs[t]) for t in values}
@@ -103,47 +103,47 @@ def assert_same(a, b):
 def test_results_and_states_are_those_of_the_cpu(devices, name, dtype, count):
     expected = train(exchange_of(name, dtype), [mx.cpu()], dtype) if count == 1 else None
     exchange = exchange_of(name, dtype)
-    made = train(exchange, DEVICES[:count], dtype)
+    results = train(exchange, DEVICES[:count], dtype)
     assert {channel.gpu for channel in exchange.channels} == set(DEVICES[:count])
     if expected:
-        assert_same(made, expected)
+        assert_same(results, expected)
     else:
-        for key in made:
+        for key in results:
             if key.endswith("/1"):
-                assert np.array_equal(made[key], made[f"{key[:-1]}0"])
+                assert np.array_equal(results[key], results[f"{key[:-1]}0"])
 
 
 @pytest.fixture
 def ordinary(cut):
-    """What comes of it where nothing is taken for a GPU."""
-    return [train(exchange_of("onebit", "float32"), DEVICES, "float32", **how) for how in WAYS]
+    """Return the expected results, with no device treated as a GPU."""
+    return [train(exchange_of("onebit", "float32"), DEVICES, "float32", **way) for way in WAYS]
 
 
 WAYS = ({}, {"missing": ("b", "d")}, {"out_of_place": True}, {"max_norm": 2.0})
 
 
 def test_copies_of_two_devices_are_summed_and_spread_as_on_the_cpu(ordinary, devices):
-    for how, expected in zip(WAYS, ordinary):
-        assert_same(train(exchange_of("onebit", "float32"), DEVICES, "float32", **how), expected)
+    for way, expected in zip(WAYS, ordinary):
+        assert_same(train(exchange_of("onebit", "float32"), DEVICES, "float32", **way), expected)
 
 
 def test_a_gradient_on_one_device_is_clipped_there(cut, devices):
-    made = [
+    results = [
         train(exchange_of("onebit", "float32"), [context], "float32", max_norm=2.0)
         for context in (mx.cpu(), DEVICES[0])
     ]
-    assert_same(*made)
+    assert_same(*results)
 
 
 def test_states_move_with_the_gradients(devices):
-    made = []
+    states = []
     for moves in (True, False):
         exchange = exchange_of("onebit", "float32")
         for step, device in enumerate((*DEVICES, mx.cpu(), DEVICES[0])):
             value = mx.nd.array(np.arange(SIZES["a"]), device if moves else mx.cpu())
             exchange.sum_in_place({"a": value * (step + 1)})
-        made.append(dict(tensor_states.state(exchange, ["a"])))
-    assert_same(*made)
+        states.append(dict(tensor_states.state(exchange, ["a"])))
+    assert_same(*states)
 
 
 def test_a_slice_is_spread_to_targets_elsewhere_and_leaves_the_rest_alone():

@@ -1,4 +1,4 @@
-"""The dictionary that BytePS's scripts build for every compressor, through a trainer."""
+"""The options that BytePS's scripts pass for every compressor, in a trainer."""
 
 import re
 import warnings
@@ -12,7 +12,7 @@ from tests.test_trainer import backward, gradients
 
 SHAPES = [(40, 5), (7,)]
 OPTIMIZER = {"learning_rate": 0.125, "momentum": 0.875}
-# As BytePS's ImageNet script has it: its command line's defaults, and a seed for all.
+# BytePS's ImageNet script: the defaults of its command line, and a seed.
 SCRIPT = {
     "compressor": "",
     "ef": "",
@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 def step(compression, overrides=None):
-    """The weights after a step, and the warnings that the trainer gave."""
+    """Return the weights after a step, and the trainer's warnings."""
     params = []
     for i, shape in enumerate(SHAPES):
         param = mx.gluon.Parameter(f"p{i}", shape=shape)
@@ -62,7 +62,7 @@ def step(compression, overrides=None):
 
 
 def keys_of(warning):
-    """The keys that a warning names, which is one for the user's own line."""
+    """Return the keys that a warning names; the warning must point at this file."""
     assert warning.filename == __file__
     return re.findall(r"'(\w+)' (?:is not for|needs)", str(warning.message))
 
@@ -96,4 +96,4 @@ def test_declared_tensors_and_stores_warn_too():
     with pytest.warns(UserWarning, match="'seed' is not for onebit, got 3") as warned:
         mx.kv.create("GluonGCLocal").set_gradient_compression({"compressor": "onebit", "seed": 3})
     assert warned[0].filename == __file__
-    bps.shutdown()  # forgets the tensor
+    bps.shutdown()  # to forget the tensor

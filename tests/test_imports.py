@@ -1,5 +1,7 @@
-"""The direction of imports: neutral parts know no framework and no layer above them, and front ends
-only their own framework."""
+"""Directions of imports: neutral parts import no framework and no layer above them.
+
+Front ends import only their own framework.
+"""
 
 import ast
 import subprocess
@@ -15,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gluon_gc"
 FRAMEWORKS = ("mxnet", "torch", "horovod")
 FRONT_ENDS = {"mxnet": ("mxnet", "horovod"), "torch": ("torch",)}
-"""By folder of gluon_gc, the frameworks that it is the front end of."""
+"""The frameworks of each front end, by folder of gluon_gc."""
 
 FOR_ALL = {"env", "log", "variables", "variables_of_launchers", "version"}
 LAYERS = {
@@ -33,11 +35,11 @@ LAYERS = {
     "random_streams": {"compression", "plan"},
     "stats": set(),
 }
-"""By neutral module or folder of gluon_gc, the others that it may import; see architecture.md."""
+"""The neutral parts that each neutral part may import; see docs/architecture.md."""
 
 
 def front_end_of(path):
-    """The front end that a file of gluon_gc belongs to, or None."""
+    """Return the front end of a file of gluon_gc, or None."""
     first = path.relative_to(PACKAGE).parts[0]
     return first if first in FRONT_ENDS else None
 
@@ -51,7 +53,7 @@ MODULES = [
 
 
 def imported(source, path):
-    """The full names of all that a file imports, at its top or within functions."""
+    """Yield the full names of all imports in a file, at its top or within functions."""
     package = path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -63,7 +65,7 @@ def imported(source, path):
 
 
 def upward(source, path):
-    """What a file of gluon_gc imports, but must not."""
+    """Return the imports of a file of gluon_gc that are not allowed."""
     own = front_end_of(path)
     allowed = FRONT_ENDS.get(own, ())
     forbidden = {name for name in FRAMEWORKS if name not in allowed}
@@ -126,7 +128,7 @@ def test_an_import_downwards_is_none(file, source):
 
 
 def python(code):
-    """What a Python of its own prints."""
+    """Run code in a new Python; returns its output."""
     process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -140,7 +142,7 @@ def python(code):
 
 
 def library():
-    """The library that these tests run with, as a variable."""
+    """Return the environment variable for the library that these tests use."""
     from gluon_gc import kernels
 
     return {"GLUON_GC_LIBRARY": str(kernels.PATH)}

@@ -1,4 +1,4 @@
-"""gluon_gc as `pip install .` or a wheel leaves it, not editable, in an environment of its own."""
+"""gluon_gc installed by `pip install .` or from a wheel, not editable, in its own environment."""
 
 import os
 import re
@@ -15,8 +15,7 @@ from packaging.requirements import Requirement
 
 import gluon_gc
 from gluon_gc import kernels
-from tests.distributed.cluster import free_port
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_PINS = (ROOT / "requirements" / "torch.txt").read_text()
@@ -82,7 +81,7 @@ bps.shutdown()
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the sources, which has no compiled library."""
+    """A copy of the sources without a compiled library."""
     folder = tmp_path_factory.mktemp("checkout")
     unbuilt = shutil.ignore_patterns("__pycache__", "*.so")
     for name in SOURCES:
@@ -95,7 +94,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder with a stand-in for CMake that gives setup.py the library that the tests have."""
+    """A folder with a stub for CMake that gives setup.py the tests' library."""
     folder = tmp_path_factory.mktemp("built")
     (folder / "cmake.py").write_text(f"""
 import shutil, sys
@@ -107,11 +106,11 @@ if "--install" in sys.argv:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory, checkout, built):
-    """A virtual environment with gluon_gc, and with MXNet and the rest of the tests' own."""
+    """A virtual environment with gluon_gc, MXNet and the tests' other packages."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site_packages,) = folder.glob("lib/python*/site-packages")
-    # No .pth file within these folders is heeded, so that an editable gluon_gc does not come along.
+    # Python ignores .pth files in these folders, so an editable gluon_gc is not found.
     others = {str(Path(module.__file__).parents[1]) for module in (mxnet, numpy, pytest)}
     (site_packages / "others.pth").write_text("\n".join(others))
     python = folder / "bin" / "python"
@@ -127,7 +126,7 @@ def environment(tmp_path_factory, checkout, built):
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    """A worker's script, in a folder of its own, which comes first on the worker's sys.path."""
+    """A worker's script in its own folder, which comes first on the worker's sys.path."""
     path = tmp_path_factory.mktemp("script") / "train.py"
     path.write_text(WORKER)
     return path
@@ -135,7 +134,7 @@ def script(tmp_path_factory):
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder with a module of each name that Python or a package has; they note who was run."""
+    """A folder with a module for each name in Python and in packages; each records its run."""
     standard = {path.stem for path in Path(os.__file__).parent.glob("*.py")}
     packages = {path.parent.name for path in Path(os.__file__).parent.glob("*/__init__.py")}
     for name in standard | packages | {"gluon_gc", "mxnet", "numpy", "requests", "xxhash"}:
@@ -145,7 +144,7 @@ def hostile(tmp_path):
 
 
 def finish(command, cwd, timeout=TIMEOUT, **environ):
-    """The exit code of a command, what it printed, and its errors."""
+    """Run a command; returns its exit code, output and errors."""
     with subprocess.Popen(
         [str(word) for word in command],
         cwd=cwd,
@@ -158,12 +157,12 @@ def finish(command, cwd, timeout=TIMEOUT, **environ):
         try:
             out, err = process.communicate(timeout=timeout)
         finally:
-            process.terminate()  # the launcher ends the others
+            process.terminate()  # the launcher then ends its processes
     return process.returncode, out, err
 
 
 def launched(launcher, environment, script, cwd, **environ):
-    """The lines of the workers of a cluster of two."""
+    """Run two workers under a launcher; returns their output lines."""
     command = [*launcher, "--local", "-n", 2, "-s", 1, environment / "bin" / "python", script]
     code, out, err = finish(command, cwd, **environ)
     assert code == 0, out + err
@@ -190,7 +189,7 @@ def test_the_launcher_runs_as_a_module_too(environment, script, tmp_path):
 
 
 def test_a_server_heeds_pythonpath_but_for_empty_entries(environment, tmp_path):
-    for name in ("http", "queue"):  # which the launcher itself does not import
+    for name in ("http", "queue"):  # the launcher itself does not import these
         (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')")
     listed = tmp_path / "listed"
     listed.mkdir()
@@ -206,15 +205,15 @@ def test_a_server_heeds_pythonpath_but_for_empty_entries(environment, tmp_path):
     }
     code, out, err = finish([environment / "bin" / "bpslaunch"], tmp_path, **cluster)
     assert code == 1 and "no scheduler at 127.0.0.1" in err
-    assert out == "PYTHONPATH was heeded\n" * 2  # bpslaunch, and what it became
+    assert out == "PYTHONPATH was heeded\n" * 2  # once from bpslaunch, once from the server
 
 
-# The wheel.
+# The wheel
 
 
 @pytest.fixture(scope="module")
 def wheel(checkout, built):
-    """What `make wheel` makes of the sources."""
+    """Build the wheel with `make wheel`."""
     venv = Path(sys.prefix)
     make = ["make", "-f", ROOT / "Makefile", "-o", venv / ".installed", f"VENV={venv}", "wheel"]
     code, out, err = finish(make, checkout, PYTHONPATH=str(built))
@@ -233,7 +232,7 @@ def test_the_wheel_is_for_any_python_and_has_nothing_of_other_projects(wheel):
 
 
 def test_auditwheel_refuses_the_wheel_for_what_is_older(wheel, tmp_path):
-    """So what `make wheel` asks it for is a check."""
+    """This shows that auditwheel in `make wheel` is a real check."""
     repair = [sys.executable, "-m", "auditwheel", "repair", "--exclude", "libgomp.so.1"]
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
     options = ["--plat", "manylinux_2_17_x86_64", "--wheel-dir", tmp_path, wheel]
@@ -260,7 +259,7 @@ def test_the_wheel_compresses_in_an_environment_that_has_only_numpy(wheel, tmp_p
 
 @pytest.fixture(scope="module")
 def torch_environment(wheel, tmp_path_factory):
-    """A virtual environment with the wheel, PyTorch and the newest NumPy, and without MXNet."""
+    """A virtual environment with the wheel, PyTorch and the newest NumPy, but without MXNet."""
     if sys.version_info < (3, 10):
         pytest.skip("PyTorch needs Python 3.10 or newer")
     folder = tmp_path_factory.mktemp("torch_environment")
@@ -293,7 +292,7 @@ def test_gluon_gc_imports_without_mxnet_and_says_who_needs_it(torch_environment,
     assert line.startswith("ImportError: gluon_gc needs MXNet 1.9.1 (No module named 'mxnet')")
 
 
-# Extras.
+# Extras
 
 
 def test_nothing_brings_a_second_mxnet(environment):
@@ -307,14 +306,15 @@ def test_nothing_brings_a_second_mxnet(environment):
     ]
     assert {extra for name, extra in required if name == "numpy"} == {"", "cu112", "mxnet"}
     assert {name for name, extra in required if not extra} == {"numpy", "xxhash"}
-    assert "horovod" not in {name for name, _ in required}  # pip cannot build it beside MXNet
+    # Pip cannot build it together with MXNet.
+    assert "horovod" not in {name for name, _ in required}
 
 
-# What is missing is one sentence.
+# Missing packages give one sentence
 
 
 def imported(python, cwd, before, **environ):
-    """What first using gluon_gc says, once `before` has run."""
+    """Run `before`, then use gluon_gc for the first time; returns the last line of the error."""
     use = f"{before}\nimport gluon_gc as bps\nbps.init()"
     code, out, err = finish([python, "-c", use], cwd, **environ)
     assert (code, out) == (1, "")

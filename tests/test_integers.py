@@ -1,4 +1,4 @@
-"""Sums and averages of integers, which no dtype on the way may make wrong."""
+"""Sums and averages of integers, which are exact in every dtype."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint6
 
 @st.composite
 def workers(draw):
-    """What some workers have: an array of one dtype each."""
+    """The arrays of several workers, all of one dtype."""
     info = np.iinfo(draw(st.sampled_from(DTYPES)))
     edges = st.sampled_from([info.min, info.max, 0, 1])
     values = st.integers(int(info.min), int(info.max)) | edges

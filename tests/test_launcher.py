@@ -1,4 +1,4 @@
-"""bpslaunch, with real processes; servers and scheduler are stand-ins that `stand_in` writes."""
+"""bpslaunch with real processes; `stand_in` replaces the servers and the scheduler."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from gluon_gc.launch import launcher, tasks
 from gluon_gc.launch.leaving import ALONE
 from gluon_gc.launch.prefixed_output import LineSplitter, PrefixedOutput
 from gluon_gc.version import __version__
-from tests.processes import clean_environ, heed_interrupts
+from tests.processes import clean_environ, free_port, heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = {
@@ -40,7 +40,7 @@ def worker(**changes):
 
 @pytest.fixture
 def launch(tmp_path):
-    """Starts bpslaunch, with a PYTHONPATH where services find the stand-in."""
+    """Start bpslaunch with a PYTHONPATH that leads services to the stand-in."""
     started = []
 
     def launch(*arguments, stderr=subprocess.PIPE, **environ):
@@ -60,14 +60,14 @@ def launch(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-    for pid in filter(alive, pids(tmp_path)):  # none, unless a test found some
+    for pid in filter(alive, pids(tmp_path)):  # normally none is left
         if os.readlink(f"/proc/{pid}/cwd") == str(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """Writes what the server and scheduler do after they have noted what they are in a file."""
+    """Write the code of servers and scheduler, which first print their role and variables."""
     package, original = tmp_path / "gluon_gc", ROOT / "gluon_gc"
     for folder in ("launch", "mxnet"):
         (package / folder).mkdir(parents=True)
@@ -79,7 +79,7 @@ def stand_in(tmp_path):
 
     def write(source):
         note = "print(sys.argv[1], sorted(n for n in os.environ if n[:4] == 'DMLC'), flush=True)"
-        start = "import os, sys\ndef serve(): pass"  # it is done once it is imported
+        start = "import os, sys\ndef serve(): pass"  # the import does all the work
         for service in ("launch/scheduler.py", "mxnet/server.py"):
             (package / service).write_text(f"{start}\n{note}\n{source}")
 
@@ -104,7 +104,7 @@ def wait_for(condition):
 
 
 def alive(pid):
-    """Whether the process runs; one that has ended and waits for its parent does not."""
+    """Return whether a process is running and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -112,14 +112,14 @@ def alive(pid):
 
 
 def pids(folder):
-    """The process ids that the processes of a cluster wrote in this folder."""
+    """Return the process ids that the processes of a cluster wrote to a folder."""
     return [int(path.name.split(".")[1]) for path in folder.glob("pid.*")]
 
 
 NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
 
 
-# Configuration: one line that names what is wrong, exit code 2, nothing started.
+# Configuration errors: one line that names the error, exit code 2, nothing is started
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
         (
             ["true", "x"],
             {},
-            "DMLC_ROLE is not set: worker, server or scheduler; --local needs none",
+            "DMLC_ROLE is not set: set it to worker, server or scheduler, or use --local",
         ),
         (["true", "x"], {"DMLC_ROLE": "boss"}, "DMLC_ROLE must be one of"),
         ([], {**CLUSTER, "DMLC_ROLE": "worker"}, "a worker needs a COMMAND to run"),
@@ -150,9 +150,9 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
         ([], {**CLUSTER, **P3, "DMLC_ROLE": "server"}, "DMLC_PS_VAN_TYPE must be zmq, got 'p3'"),
         (["--local", "-n", "0", "true"], {}, "-n must be a positive whole number, got 0"),
         (["--local", "-s", "-1", "true"], {}, "-s must be a whole number >= 0, got -1"),
-        (["-n", "2", "true"], {}, "-n goes with --local"),
-        (["--backend", "horovod", "true"], {}, "--backend goes with --local"),
-        (["--local", "--backend", "horovod", "-s", "1", "true"], {}, "-s does not go with"),
+        (["-n", "2", "true"], {}, "-n needs --local"),
+        (["--backend", "horovod", "true"], {}, "--backend needs --local"),
+        (["--local", "--backend", "horovod", "-s", "1", "true"], {}, "-s must be left out with"),
         (["--local", "--backend", "mpi", "true"], {}, "argument --backend: invalid choice: 'mpi'"),
         (["--local", "-n", "two", "true"], {}, "argument -n/-np: invalid int value: 'two'"),
         (["--local", "-np", "0", "true"], {}, "-n must be a positive whole number, got 0"),
@@ -177,7 +177,7 @@ NOTE_PID = "import os; open(f'pid.{os.getpid()}', 'w').close()\n"
 def test_a_wrong_configuration_is_one_line_and_exit_code_2(
     launch, tmp_path, arguments, environ, message
 ):
-    (tmp_path / "train.py").touch()  # which cannot be executed
+    (tmp_path / "train.py").touch()  # not executable
     code, out, err = finish(launch(*arguments, **environ))
     assert (code, out) == (2, "")
     assert err.startswith("bpslaunch: " + message) and err.count("\n") == 1
@@ -207,15 +207,13 @@ def test_a_scheduler_whose_port_is_taken_says_which_port(launch):
     assert (code, err) == (2, f"bpslaunch: port {port} of 127.0.0.1 is in use\n")
 
 
-# One role on this machine.
+# One role on this machine
 
 
 @pytest.mark.parametrize("role", ["server", "scheduler"])
 def test_a_service_starts_without_its_role_in_the_environment(launch, stand_in, role):
     stand_in("sys.exit(7)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
     code, out, _ = finish(launch(**environ))
     assert (code, out) == (7, f"{role} {sorted(CLUSTER)}\n")
@@ -362,11 +360,11 @@ time.sleep(1000)"""
     assert not any(map(alive, pids(tmp_path)))
 
 
-# A job of one machine.
+# A job on one machine
 
 
 def alone(**changes):
-    """What BytePS wants to know of such a job's worker."""
+    """Return the variables that BytePS needs for the only worker of a job."""
     return {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", **changes}
 
 
@@ -398,7 +396,7 @@ def test_a_service_that_one_machine_does_not_need_says_so_and_ends(launch, stand
     environ = {"DMLC_ROLE": role, "DMLC_NUM_WORKER": "1", **address}
     code, out, err = finish(launch(**environ))
     assert (code, out, err.count("\n")) == (0, "", 1)
-    assert err.startswith(f"bpslaunch: no {role} is needed where DMLC_NUM_WORKER is 1: ")
+    assert err.startswith(f"bpslaunch: no {role} is needed if DMLC_NUM_WORKER is 1, because ")
 
 
 def test_one_machine_uses_servers_where_it_is_forced_to(launch, stand_in):
@@ -416,11 +414,12 @@ def test_one_machine_uses_servers_where_it_is_forced_to(launch, stand_in):
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_a_service_of_a_cluster_without_servers_says_so_and_ends(launch, stand_in, role):
     code, out, err = finish(launch(**{**CLUSTER, "DMLC_ROLE": role, "DMLC_NUM_SERVER": "0"}))
-    said = f"bpslaunch: no {role} is needed where DMLC_NUM_SERVER is 0: the workers are PyTorch's\n"
+    said = f"bpslaunch: no {role} is needed if DMLC_NUM_SERVER is 0: "
+    said += "PyTorch's workers use no servers\n"
     assert (code, out, err) == (0, "", said)
 
 
-# What torchrun would say of each worker.
+# torchrun's variables for each worker
 
 TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SHOW_PLACE = f"import os; print(*[os.environ.get(name, '-') for name in {TORCHRUNS[:5]}])"
@@ -476,7 +475,7 @@ def test_a_service_names_a_misspelt_variable(launch):
     )
 
 
-# A whole cluster on this machine.
+# A whole cluster on this machine
 
 
 def test_a_local_cluster_runs_every_role_and_prefixes_their_output(launch, stand_in):
@@ -652,7 +651,7 @@ def test_the_launcher_needs_no_mxnet(launch, stand_in, tmp_path):
     assert finish(launch(*local(1, 1, DONE)))[0] == 0
 
 
-# Restarts.
+# Restarts
 
 COUNT = "import os; count = int(os.environ['GLUON_GC_RESTARTS'])\n"
 
@@ -686,7 +685,7 @@ else:
         assert line.endswith(f"; restart {restart} of 2; its last lines:")
     assert {"[worker 0] well", "[worker 1] well"} <= set(out.splitlines())
     ports = {line for line in out.splitlines() if line.startswith("[scheduler]")}
-    assert len(ports) == 4  # what it is, and one after the other
+    assert len(ports) == 4  # its role, and the ports of three starts
     assert len(pids(tmp_path)) == 12 and not any(map(alive, pids(tmp_path)))
 
 
@@ -704,9 +703,7 @@ def test_what_fails_each_time_ends_with_its_code_after_the_last_restart(launch):
 @pytest.mark.parametrize("role", ["server", "scheduler"])
 def test_a_service_of_its_own_is_restarted(launch, stand_in, role):
     stand_in("if os.environ['GLUON_GC_RESTARTS'] == '0': sys.exit(7)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     environ = {**CLUSTER, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
     code, out, err = finish(launch(*restarting(1), **environ))
     assert (code, err) == (0, f"bpslaunch: {role} exited with code 7; restart 1 of 1\n")
@@ -775,7 +772,7 @@ def test_horovodrun_is_started_again(monkeypatch):
     assert task.environ["GLUON_GC_RESTARTS"] == "2"
 
 
-# Lines and progress bars.
+# Lines and progress bars
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -787,7 +784,7 @@ def test_lines_come_out_the_same_whatever_pieces_they_arrive_in(size):
 
 
 class _Terminal:
-    """A stream that keeps what a terminal would show."""
+    """A stream that keeps the text that a terminal would show."""
 
     def __init__(self):
         self.text = ""

@@ -1,4 +1,4 @@
-"""bpslaunch where its stdin, stdout or stderr is closed, full, or no longer read."""
+"""bpslaunch with a stdin, stdout or stderr that is closed, full, or no longer read."""
 
 import shlex
 import subprocess
@@ -16,7 +16,7 @@ CLOSED = ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"]
 
 
 def run(redirections, *arguments, before="", **environ):
-    """bpslaunch in a shell: its exit code, and what arrives at stdout and stderr."""
+    """Run bpslaunch in a shell; returns its exit code, stdout and stderr."""
     command = shlex.join([sys.executable, str(ROOT / "bpslaunch.py"), *arguments])
     done = subprocess.run(
         ["bash", "-c", f"{before}{command} {redirections}"],

@@ -1,4 +1,4 @@
-"""Ratios of learning rates, for error feedback that follows them."""
+"""Ratios of learning rates, for error feedback that is rescaled when the rate changes."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from gluon_gc.learning_rates import LearningRates
 
 @pytest.fixture
 def rates():
-    made = LearningRates()
-    assert made.advance({"a": 0.5, "b": 0.25}) == {}
-    return made
+    rates_so_far = LearningRates()
+    assert rates_so_far.advance({"a": 0.5, "b": 0.25}) == {}
+    return rates_so_far
 
 
 def test_a_rate_that_has_changed_has_the_ratio_of_the_last_one_to_the_new_one(rates):

@@ -1,4 +1,4 @@
-"""Arrays of MXNet in NumPy's memory."""
+"""MXNet arrays that use NumPy's memory."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_they_share_the_memory_and_give_it_back():
     del array
     mx.nd.waitall()
     deadline = time.monotonic() + 10
-    while sys.getrefcount(memory) > before:  # a thread of the engine frees it
+    while sys.getrefcount(memory) > before:  # an engine thread frees it
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""A checkpoint that all workers load, or none of them."""
+"""Either all workers load a checkpoint, or none does."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from gluon_gc.checkpoint.loading import if_all_can
 
 
 def agreeing(stated):
-    """An `agree` of two workers. The other one states the same, with the last value changed."""
+    """Return an `agree` for two workers; `stated` has the values that differ on the other one."""
 
     def agree(facts):
         (subject, values), *_ = facts
@@ -45,14 +45,14 @@ def test_what_was_prepared_is_returned_if_all_agree():
 
 
 def test_the_other_workers_are_told_of_a_worker_that_refuses():
-    told = []
+    messages = []
 
     def refuse():
         raise ValueError("damaged")
 
     with pytest.raises(ValueError, match="damaged"):
-        if_all_can(told.append, "load_states", "file", refuse, facts)
-    assert told == [[("load_states", {"file": "that it refuses"})]]
+        if_all_can(messages.append, "load_states", "file", refuse, facts)
+    assert messages == [[("load_states", {"file": "that it refuses"})]]
 
 
 def test_its_own_error_says_more_than_that_of_the_comparison():

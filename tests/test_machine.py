@@ -1,4 +1,4 @@
-"""How the workers of a machine meet and share memory: here two of one process."""
+"""The workers of a machine meet and share memory; here both are in one process."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ def _cluster(rank, size=2):
 
 
 def _together(function):
-    """What two threads return, each called with its number."""
+    """Call a function with 0 and 1 in two threads; returns both results."""
     results = {}
 
     def run(number):

@@ -1,4 +1,4 @@
-"""Messages in MXNet: bit for bit what each chunk's codec makes on NumPy, for every compressor."""
+"""MXNet's message codec gives the same bits as each chunk's codec on NumPy, for all compressors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ seldom = settings(max_examples=12, deadline=None)
 
 
 class Numpy:
-    """A node's codecs of a message, on NumPy."""
+    """A node's codecs for a message, on NumPy."""
 
     def __init__(self, message: Message, node: int = 0) -> None:
         self.starts = message.starts(node)
@@ -49,33 +49,33 @@ class Numpy:
         return [kernels.position(*pair) for pair in zip(self.starts, self.drawn)]
 
     def move_on(self) -> None:
-        """Draw what one call does, from `positions`."""
+        """Set `positions` for the next call, and advance the random streams."""
         self.positions = self._positions()
         self.drawn = [drawn + codec.draws for drawn, codec in zip(self.drawn, self.codecs)]
 
     def compress(self, gradients: List[np.ndarray], ratio: float) -> List[np.ndarray]:
-        """A payload for each chunk."""
+        """Return a payload for each chunk."""
         values = self.message.chunks(gradients)
         self.move_on()
-        how = dict(scale=SCALE, ratio=ratio)
+        kwargs = dict(scale=SCALE, ratio=ratio)
         nodes = zip(self.codecs, values, self.states, self.positions)
-        return [codec.compress(x, state, p, **how)[0] for codec, x, state, p in nodes]
+        return [codec.compress(x, state, p, **kwargs)[0] for codec, x, state, p in nodes]
 
     def aggregate(self, payloads: List[List[np.ndarray]]) -> List[np.ndarray]:
-        """A payload for each chunk, of the sum of the nodes'."""
+        """Return a payload for each chunk, of the sum over the nodes."""
         self.move_on()
         nodes = zip(self.codecs, zip(*payloads), self.states, self.positions)
         return [codec.aggregate(np.stack(rows), state, p)[0] for codec, rows, state, p in nodes]
 
     def decompress(self, payloads: List[List[np.ndarray]]) -> List[np.ndarray]:
-        """The sum of the nodes' payloads, as it is in gradients that were 7 before."""
+        """Return the sum of the nodes' payloads, in gradients that contained 7 before."""
         nodes = zip(self.codecs, zip(*payloads), self.positions)
         sums = [codec.decompress(np.stack(rows), p)[0] for codec, rows, p in nodes]
         return self.message.gradients_with(sums)
 
 
 class Message(NamedTuple):
-    """Chunks with a compressor: of a tensor each, or all of one, in `dtype`."""
+    """Compressed chunks: each of its own tensor, or all of one tensor (cut)."""
 
     params: CompressionParams
     epoch: Optional[int]
@@ -104,7 +104,7 @@ class Message(NamedTuple):
 
     @property
     def places(self) -> Tuple[Tuple[int, int], ...]:
-        """Of each chunk: its tensor, and where it begins; the first begins behind an element."""
+        """For each chunk: its tensor and its start. The first chunk starts at element 1."""
         if self.cut:
             return tuple((0, 1 + at) for at in itertools.accumulate((0, *self.sizes[:-1])))
         return tuple((i, 1) for i in range(len(self.sizes)))
@@ -128,7 +128,7 @@ class Message(NamedTuple):
 
 @st.composite
 def messages(draw: Any, name: str, dtypes: Any = ("float16", "float32", "float64")) -> Message:
-    """Messages of a compressor, with and without momentum and feedback."""
+    """Draw messages of a compressor, with and without momentum and feedback."""
     options, kind = draw(st.sampled_from(options_of(name))), registry[name]
     own = {key: value for key, value in options.items() if key in kind.keys()}
     feedback = [None, "vanilla", "corrected", *["sparse"] * kind.traits.draws_alike]
@@ -144,7 +144,7 @@ def messages(draw: Any, name: str, dtypes: Any = ("float16", "float32", "float64
 
 
 def example(name: str, **more: Any) -> Message:
-    """One message of a compressor without feedback."""
+    """Return a message of a compressor without feedback."""
     options, kind = options_of(name)[0], registry[name]
     own = {key: value for key, value in options.items() if key in kind.keys()}
     nesterov = not kind.traits.accumulates
@@ -156,16 +156,16 @@ def in_mxnet(gradients: List[np.ndarray]) -> List[mx.nd.NDArray]:
     return [mx.nd.array(gradient, dtype=gradient.dtype) for gradient in gradients]
 
 
-def compressed(codec: MessageCodec, message: Message, step: int = 0, node: int = 0, **how: Any):
-    """What a node sends."""
+def compressed(codec: MessageCodec, message: Message, step: int = 0, node: int = 0, **kwargs: Any):
+    """Return a node's message."""
     gradients = in_mxnet(message.gradients(step, node))
-    return codec.compress(gradients, message.places, SCALE, **how)
+    return codec.compress(gradients, message.places, SCALE, **kwargs)
 
 
-def decompressed(codec: MessageCodec, received: Any, message: Message, **how: Any):
-    """What arrives in gradients that were 7 before."""
+def decompressed(codec: MessageCodec, received: Any, message: Message, **kwargs: Any):
+    """Return gradients that contained 7 before, after decompression."""
     results = in_mxnet([np.full_like(gradient, 7) for gradient in message.gradients(0)])
-    codec.decompress(received, results, message.places, **how)
+    codec.decompress(received, results, message.places, **kwargs)
     return [result.asnumpy() for result in results]
 
 
@@ -175,13 +175,13 @@ def used(codecs: List[kernels.Codec], payloads: List[np.ndarray]) -> List[bytes]
 
 
 def payloads_in(message: mx.nd.NDArray, codecs: List[kernels.Codec]) -> List[bytes]:
-    """The bytes in use of the payloads that are side by side."""
+    """Return the bytes in use of consecutive payloads."""
     ends = list(itertools.accumulate(codec.payload_bytes for codec in codecs))
     return used(codecs, np.split(message.asnumpy().view(np.uint8).ravel(), ends[:-1]))
 
 
 def framed_words(codec: MessageCodec, payloads: List[bytes]) -> np.ndarray:
-    """What the rows of a message hold."""
+    """Return the expected contents of a message's rows."""
     body, rows = b"".join(payloads), codec.rows()
     if rows.varies:
         body = np.uint32(len(body) + 4).tobytes() + body
@@ -190,7 +190,7 @@ def framed_words(codec: MessageCodec, payloads: List[bytes]) -> np.ndarray:
 
 
 def sent_words(message: Any, rows: Any, place: int) -> np.ndarray:
-    """What rows hold, which are a message's from its place on."""
+    """Return the contents of a message's rows, whose indices must start at its place."""
     count = message.indices.shape[0]
     assert 1 <= count <= rows.count
     assert message.indices.asnumpy().tolist() == [place * rows.count + i for i in range(count)]
@@ -198,7 +198,7 @@ def sent_words(message: Any, rows: Any, place: int) -> np.ndarray:
 
 
 def union(messages: List[Any]) -> Any:
-    """The rows of all, as a server has them."""
+    """Return all rows in one array, as a server holds them."""
     data = np.concatenate([message.data.asnumpy() for message in messages])
     indices = np.concatenate([message.indices.asnumpy() for message in messages])
     return mx.nd.sparse.row_sparse_array((data, indices), shape=messages[0].shape)
@@ -252,7 +252,7 @@ def test_several_nodes_messages_are_added_and_aggregated_as_on_numpy(
         received = union(sent) if framed else mx.nd.stack(*sent)
         got = decompressed(
             nodes[0],
-            sent if framed else [received],  # rows may be spread over several arrays
+            sent if framed else [received],  # rows may come in several arrays
             message,
             count=count,
             framing=framed and rows.framing(),
@@ -356,7 +356,7 @@ def test_the_meter_counts_the_rows_of_framed_messages(name):
     sent = compressed(codec, message, framing=rows.framing_at(0, 1))
     decompressed(codec, [sent], message, framing=rows.framing())
     done = operators.read_meter(codec.meter)
-    row_bytes = 4 * rows.row_words + 12  # ps-lite sends a key and a length with each
+    row_bytes = 4 * rows.row_words + 12  # ps-lite adds a key and a length to each row
     assert done["sent_bytes"] == done["received_bytes"] == sent.indices.shape[0] * row_bytes
     assert rows.row_words == 256 or rows.count == 1
 
@@ -420,12 +420,12 @@ def test_a_factor_multiplies_the_scale_before_it_is_rounded(name):
     assert payloads_in(sent, expected.codecs) == used(expected.codecs, payloads)
 
 
-# What is refused
+# Errors
 
 
 @contextmanager
 def failing(why: str) -> Iterator[None]:
-    """What is queued within fails so; MXNet tells of all that failed before as well."""
+    """Check that the queued work fails; MXNet's message also lists earlier failures."""
     with pytest.raises(mx.MXNetError) as raised:
         yield
     assert why in str(raised.value).rstrip().splitlines()[-1]
@@ -435,14 +435,14 @@ def failing(why: str) -> Iterator[None]:
 def test_payloads_of_another_length_are_an_error(name):
     codec, message = example(name).codec(), example(name)
     sent = compressed(codec, message)
-    with failing("not of the length that their chunks need"):
+    with failing("not have the length that their chunks need"):
         decompressed(codec, [mx.nd.concat(sent, sent, dim=0)], message)
 
 
 @each_framed
 def test_payloads_of_fewer_nodes_are_an_error(name):
     codec, message = example(name).codec(), example(name)
-    with failing("not of the length that their chunks need"):
+    with failing("not have the length that their chunks need"):
         codec.aggregate(compressed(codec, message), 2).wait_to_read()
 
 
@@ -453,7 +453,7 @@ def test_a_payload_that_is_none_is_an_error_that_says_which(name):
     sent = compressed(codec, message).asnumpy()
     good = sent.view(np.uint8)
     bad = np.full_like(good, 255)
-    if numpy.valid(bad):  # any bytes are a payload
+    if numpy.valid(bad):  # all bytes are valid payloads
         start = kernels.position(message.starts(0)[0])
         got = decompressed(codec, [mx.nd.array(bad.view(sent.dtype), dtype=sent.dtype)], message)
         assert_same(got, message.gradients_with([numpy.decompress(bad, start)[0]]))
@@ -485,13 +485,13 @@ def test_rows_that_are_missing_or_no_messages_are_an_error_that_says_whose(name)
 @pytest.mark.parametrize("dtype, given", [("float32", "float64"), ("float64", "float16")])
 def test_a_gradient_of_another_dtype_is_an_error(dtype, given):
     message = example("onebit", dtype=dtype)
-    with failing("a gradient has another dtype than its chunks"):
+    with failing("a gradient and its chunks have different dtypes"):
         compressed(message.codec(), message._replace(dtype=given)).wait_to_read()
 
 
 def test_a_chunk_that_ends_behind_its_gradient_is_an_error():
     message = example("onebit", sizes=(100,))
-    with failing("a chunk ends behind its gradient"):
+    with failing("a chunk ends after its gradient"):
         message.codec().compress([mx.nd.ones(100)], ((0, 1),)).wait_to_read()
 
 

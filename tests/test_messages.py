@@ -1,4 +1,4 @@
-"""How chunks are put into messages, and the keys of messages on MXNet's servers."""
+"""Chunks are packed into messages, and messages get keys on MXNet's servers."""
 
 import pytest
 from hypothesis import given, settings

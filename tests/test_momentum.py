@@ -1,9 +1,10 @@
-"""Nesterov momentum before an exact compressor is Nesterov SGD, weight decay included.
+"""Nesterov momentum before an exact compressor equals Nesterov SGD, including weight decay.
 
-The formula is the one that MXNet documents for its optimizer "nag". Its kernel has another in two
-places: the learning rate is inside the momentum, so that a new rate does not apply to what is in
-it, and the momentum decays the weight that has been updated already. Written out in NumPy, these
-two explain all of the difference: with wd 1e-4 and one rate, 3e-5 of the weights after 20 steps.
+The expected values use the formula that MXNet documents for its optimizer "nag". MXNet's kernel
+differs from that formula in two ways. It multiplies the learning rate into the momentum, so a new
+rate does not apply to old momentum. And its momentum decays the weight that is already updated. A
+NumPy version of the kernel confirms that these explain the whole difference: with wd 1e-4 and one
+rate, 3e-5 of the weights after 20 steps.
 """
 
 import mxnet as mx
@@ -14,7 +15,7 @@ import gluon_gc as bps
 from gluon_gc.mxnet.momentum import Momentum
 
 EXACT = {"compressor": "topk", "k": 10**9, "ef": "vanilla", "momentum": "nesterov"}
-# Numbers that MXNet's float32 options hold exactly, so that float64 can be compared to its own eps.
+# These numbers are exact in MXNet's float32 options, so float64 can be compared to its own eps.
 MU, WD = 0.875, 0.0625
 RATES = [0.125] * 5 + [0.0625] * 5 + [0.25] * 10
 STEPS = len(RATES)
@@ -26,7 +27,7 @@ LR_MULTS = [0.5, 2.0, 0.5, 1.0]
 
 
 def nesterov_sgd(x, gradients, rates=RATES, mu=MU, wd=WD):
-    """The weight after a step for each gradient, in float64; `wd` may be one number a step."""
+    """Return the float64 weight after one step per gradient; `wd` may be one number per step."""
     x, m = np.array(x, np.float64), 0.0
     for g, rate, decay in zip(gradients, rates, np.broadcast_to(wd, STEPS)):
         g = g.astype(np.float64) + decay * x
@@ -36,7 +37,7 @@ def nesterov_sgd(x, gradients, rates=RATES, mu=MU, wd=WD):
 
 
 def assert_equal_to_rounding(ours, expected, dtype="float32"):
-    """Every step rounds a few sums, of numbers that are about as large as the largest weight."""
+    """Allow the rounding of a few sums per step, of numbers as large as the largest weight."""
     eps = np.finfo(dtype).eps
     np.testing.assert_allclose(ours, expected, rtol=0, atol=STEPS * eps * abs(expected).max())
 
@@ -200,7 +201,7 @@ def test_row_sparse_gradients_follow_nesterov_sgd():
 
 
 def weights_and_gradients(gradient, dtype="float32"):
-    """A weight of ones that has just got this gradient."""
+    """Return a weight of ones with this gradient."""
     weight = mx.nd.ones(3, dtype=dtype)
     weight.attach_grad()
     with mx.autograd.record():
@@ -221,7 +222,7 @@ def test_a_weight_whose_gradient_is_stale_is_left_alone():
 
 def test_momentum_of_float16_gradients_is_kept_in_float32():
     momentum = Momentum(0.5, nesterov=lambda index: True)
-    for value in (1.0, 2.0**-13):  # in float16, 0.5 + 2**-13 is 0.5
+    for value in (1.0, 2.0**-13):  # 0.5 + 2**-13 is 0.5 in float16
         _, gradients = weights_and_gradients(value, "float16")
         momentum.add_to_gradient(0, gradients)
     assert gradients[0].dtype == np.float16

@@ -1,4 +1,4 @@
-"""NaNs and infinities in gradients: who hears of them, and what they leave behind."""
+"""NaNs and infinities in gradients: who gets an error, and the state afterwards."""
 
 import mxnet as mx
 import numpy as np
@@ -84,7 +84,7 @@ PLAIN = pytest.mark.parametrize("params", [None, {"fp16": True}], ids=["float32"
 @PLAIN
 @BAD
 def test_uncompressed_gradients_raise_too(params, bad):
-    shapes = [(N,), (7,), (30, 1000)]  # two that travel fused, one that is a message by itself
+    shapes = [(N,), (7,), (30, 1000)]  # two are fused, one has its own message
     for culprit in range(3):
         weights, trainer = make(shapes, {"learning_rate": 0.1}, params, contexts=2)
         for step in range(2):
@@ -167,7 +167,7 @@ def test_skipping_counts_uncompressed_gradients_too():
 
 @pytest.fixture(params=[None, *COMPRESSORS, "dgc"])
 def declared(request, monkeypatch):
-    """Declares "x", compressed somehow, and returns what a push-pull makes of it, over and over."""
+    """Declare "x" with a compressor; returns a function that pushes and pulls values."""
     monkeypatch.setattr(runtime, "_default", create_exchange("local"))
     monkeypatch.setattr(push_pull, "_declared", {})
     monkeypatch.setattr(push_pull, "_used", {})
@@ -237,7 +237,7 @@ def test_a_wish_for_a_push_pull_that_does_not_exist_is_refused():
 
 @pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
 def test_what_is_decoded_to_more_than_float16_holds_counts(on_nonfinite):
-    """Each level of l2 is a part of the norm, here 22 times the largest float16."""
+    """A level of l2 is a fraction of the norm, which is here 22 times the largest float16."""
     params, trainer = make(
         [(N,)],
         {"learning_rate": 1.0, "multi_precision": True},
@@ -276,7 +276,7 @@ def test_a_float16_infinity_under_amp_is_a_step_that_is_skipped(compression):
         np.testing.assert_array_equal(weights[step], weights[0])
         for name, array in kept[step].items():
             np.testing.assert_array_equal(array, kept[0][name])
-    assert scales[3] == scales[1] / 4  # MXNet halves it one step late
+    assert scales[3] == scales[1] / 4  # MXNet halves the scale one step late
     assert np.isfinite(weights[4]).all() and (weights[4] != weights[0]).any()
 
 

@@ -1,4 +1,4 @@
-"""NumPy mode (`mx.npx.set_np()`) trains as the legacy arrays do, bit for bit."""
+"""NumPy mode (`mx.npx.set_np()`) trains like the legacy arrays, bit for bit."""
 
 import mxnet as mx
 import numpy as np
@@ -28,7 +28,7 @@ def parameters(contexts=1):
 
 
 def train(params, trainer, array, steps=4):
-    """The weights, trained on gradients that are known, made by `array`."""
+    """Train on known gradients, created by `array`; returns the weights."""
     for step in range(steps):
         random = np.random.default_rng(step)
         values = [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
@@ -115,7 +115,7 @@ def test_two_workers_and_a_server():
     for ours, legacy in zip(results["numpy_mode"], results["steps"]):
         np.testing.assert_array_equal(ours.pop("flag"), 3.0)
         assert ours.keys() == legacy.keys()
-        for name in set(legacy) - {"row"}:  # ps-lite's rank, which is as it comes
+        for name in set(legacy) - {"row"}:  # ps-lite assigns ranks in arbitrary order
             np.testing.assert_array_equal(ours[name], legacy[name])
 
 

@@ -1,4 +1,4 @@
-"""DistributedOptimizer as an object that is copied and pickled, as MXNet does with optimizers."""
+"""MXNet copies and pickles optimizers; DistributedOptimizer supports both."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Which worker a process is, in the environments of all launchers, for both front ends."""
+"""Determining a process's rank from the environments of all launchers, for both front ends."""
 
 import os
 import subprocess
@@ -15,13 +15,13 @@ from tests.processes import clean_environ
 
 @pytest.fixture
 def environ(monkeypatch):
-    """An environment that no launcher has made; assignments to it are undone."""
+    """Return an environment without launchers' variables; changes to it are undone."""
     monkeypatch.setattr(os, "environ", clean_environ())
     return os.environ
 
 
 def srun(rank, size, **more):
-    """The variables of a process of a step, as srun sets them."""
+    """Return the variables that srun sets for a process of a step."""
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": str(size)}
     task = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
     machines = {"SLURM_STEP_NODELIST": "b,c", "SLURM_JOB_NODELIST": "a,b,c"}
@@ -29,7 +29,7 @@ def srun(rank, size, **more):
 
 
 def sbatch(tasks):
-    """The variables of a batch script."""
+    """Return the variables of a batch script."""
     return {
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS": str(tasks),
@@ -42,7 +42,7 @@ def sbatch(tasks):
 
 
 def salloc(tasks):
-    """The variables of a shell that salloc has started, as a step of one process on a machine."""
+    """Return the variables of a shell that salloc starts as a step of one process."""
     step = {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     return {**step, "SLURM_JOB_ID": "7", "SLURM_NTASKS": str(tasks)}
 
@@ -54,7 +54,7 @@ def torchrun(rank, size):
 
 
 def mpirun(rank, size):
-    """As Open MPI has it, with two processes on each machine."""
+    """Return Open MPI's variables, with two processes on each machine."""
     names = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2}
     return {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in names.items()}
 
@@ -95,12 +95,12 @@ EMPTY = dict.fromkeys(["RANK", "WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_
         ),
         (sbatch(4), None),
         (salloc(4), Place("srun", 0, 1)),
-        # One starts another: the innermost counts.
+        # If one launcher starts another, the inner one counts.
         ({**srun(1, 2), **torchrun(3, 4)}, Place("torchrun", 3, 4, 1, 2)),
         ({"PMI_RANK": "1", **torchrun(3, 4)}, Place("torchrun", 3, 4, 1, 2)),
         ({**srun(1, 2), **mpirun(3, 4)}, Place("mpirun", 3, 4, 1, 2)),
         ({**sbatch(4), **mpirun(0, 4)}, Place("mpirun", 0, 4, 0, 2)),
-        # srun --mpi=pmi2 sets both; a script may set the half that SLURM does not.
+        # srun --mpi=pmi2 sets both. A script may set the half that SLURM does not set.
         (
             {**srun(3, 4, SLURM_STEP_TASKS_PER_NODE="1(x4)"), **PMI},
             Place("mpirun", 3, 4, 0, 1),
@@ -193,7 +193,7 @@ def test_worker_0_listens_where_variables_say(environ, variables, address):
     ],
 )
 def test_an_address_that_is_not_known_is_asked_for(environ, variables, said):
-    said = f"^{said}, but it is not known where worker 0 listens: set MASTER_ADDR and MASTER_PORT"
+    said = f"^{said}, but the address of worker 0 is not known: set MASTER_ADDR and MASTER_PORT"
     with pytest.raises(env.ConfigurationError, match=said):
         places.address(found(variables))
 
@@ -226,8 +226,8 @@ def test_what_is_no_list_of_hosts_is_refused(environ, nodes):
     "variables, said",
     [
         ({"DMLC_NUM_WORKER": "2"}, "DMLC_NUM_WORKER is 2, but DMLC_ROLE is not set: start each"),
-        ({"DMLC_ROLE": "server"}, "DMLC_ROLE must be worker where a script trains, got 'server'"),
-        ({"DMLC_ROLE": "scheduler"}, "DMLC_ROLE must be worker where a script trains, got"),
+        ({"DMLC_ROLE": "server"}, "DMLC_ROLE must be worker for a training script, got 'server'"),
+        ({"DMLC_ROLE": "scheduler"}, "DMLC_ROLE must be worker for a training script, got"),
     ],
 )
 def test_a_script_does_not_train_alone_among_variables_of_a_cluster(environ, variables, said):
@@ -252,7 +252,7 @@ def test_who_is_alone_by_right_says_nothing(environ, logged, variables):
     assert logged.text == ""
 
 
-# MXNet.
+# MXNet
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How tensors become chunks, and chunks go to servers."""
+"""Cutting tensors into chunks, and assigning chunks to servers."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""No module of gluon_gc reads the private attributes of another one's objects."""
+"""No module of gluon_gc uses private attributes of another module's objects."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "gluon_gc"
 
-OF_NAMEDTUPLES = {"_fields", "_replace"}  # public, whatever their names
+OF_NAMEDTUPLES = {"_fields", "_replace"}  # public despite the underscore
 OF_OTHERS = {
     "launch/child.py": {"_exit"},
     "mxnet/algorithm.py": {"_fresh_grad"},
@@ -27,11 +27,11 @@ OF_OTHERS = {
     "torch/gates.py": {"_parameters"},
     "torch/rendezvous.py": {"_get_default_store"},
 }
-"""By file, the private attributes of MXNet, PyTorch and Python that it cannot do without."""
+"""The private attributes of MXNet, PyTorch and Python that each file needs."""
 
 
 def own_names(tree):
-    """The names that a module defines, on modules, classes and instances of them."""
+    """Yield the names that a module defines, including attributes of its own objects."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
@@ -43,14 +43,14 @@ def own_names(tree):
 
 
 def is_own(value):
-    """Whether an expression is `self`, `cls` or `super()`."""
+    """Return whether an expression is `self`, `cls` or `super()`."""
     if isinstance(value, ast.Call):
         value = value.func
     return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
 
 
 def private_attributes_of_others(source):
-    """The names of private attributes that a module uses of what it has not defined itself."""
+    """Return the private attributes that a module uses but does not define."""
     tree = ast.parse(source)
     own = {*own_names(tree), *OF_NAMEDTUPLES}
     return {

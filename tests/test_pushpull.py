@@ -1,4 +1,4 @@
-"""pushpull of single tensors: where the sum goes, and what is refused."""
+"""pushpull of single tensors: where the sum is written, and which input is an error."""
 
 import mxnet as mx
 import numpy as np
@@ -83,7 +83,7 @@ def test_a_name_is_of_one_size_and_dtype(tensor, problem):
     bps.init()
     try:
         bps.byteps_push_pull(mx.nd.ones((2, 3)), name="w")
-        bps.byteps_push_pull(mx.nd.ones(6), name="w")  # BytePS knows no shapes
+        bps.byteps_push_pull(mx.nd.ones(6), name="w")  # BytePS ignores shapes
         rule = "tensor 'w' must have 6 elements of float32, as when it was declared"
         with pytest.raises(ValueError, match=f"{rule}; {problem}"):
             bps.byteps_push_pull(tensor, name="w")

@@ -1,4 +1,4 @@
-"""What MXNet draws after a seed is what it draws without gluon_gc."""
+"""gluon_gc does not change the numbers that MXNet draws after a seed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""randomk in a trainer: what all nodes draw."""
+"""randomk in a trainer: the draws that all nodes share."""
 
 import mxnet as mx
 import numpy as np
@@ -44,7 +44,7 @@ def test_all_workers_draw_the_same_without_a_seed():
 
 def test_unscaled_without_feedback_it_trains_where_scaled_it_diverges():
     def loss_of(scaling):
-        """Of x, whose minimum is 0, after 300 steps of the published recipe's rate and momentum."""
+        """Return |x|^2 / 2 after 300 steps with the published recipe's rate and momentum."""
         params, trainer = make(
             [(1000,)],
             {"learning_rate": 0.1, "momentum": 0.9},
@@ -57,5 +57,5 @@ def test_unscaled_without_feedback_it_trains_where_scaled_it_diverges():
             trainer.step(1)
         return loss.asscalar()
 
-    assert loss_of(scaling=False) < 250  # of 500, and 5 % of the elements were never drawn
+    assert loss_of(scaling=False) < 250  # 500 at first; 5 % of the elements are never drawn
     assert loss_of(scaling=True) > 1e6

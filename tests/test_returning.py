@@ -1,4 +1,4 @@
-"""How a node comes back to the scheduler, over real sockets."""
+"""A node reconnects to the scheduler, over real sockets."""
 
 import asyncio
 import socket
@@ -14,13 +14,13 @@ from gluon_gc.launch.session import Session, nonce
 
 @pytest.fixture
 def sessions():
-    """The two ends of one."""
+    """Return the two ends of a session."""
     nonces = nonce(), nonce()
     return Session("secret", *nonces, is_node=True), Session("secret", *nonces, is_node=False)
 
 
 class _Worker:
-    """The scheduler's end of one, as the door knows it."""
+    """The scheduler's end of a worker, with the methods that the door uses."""
 
     def __init__(self, session, came):
         self._session, self._came = session, came
@@ -33,12 +33,12 @@ class _Worker:
         writer.write(b'{"received": 5}\n')
 
     def lives(self, reader, writer):
-        self._lives = reader, writer  # which would close it if it were forgotten
+        self._lives = reader, writer  # otherwise the connection would be closed
 
 
 @pytest.fixture
 def door(sessions):
-    """The port of an open door, and how much the worker had received that was let in through it."""
+    """Return an open door's port, and the list of received counts of reconnected workers."""
     came, opened, loop = [], threading.Event(), asyncio.new_event_loop()
     nodes = {"worker 0": _Worker(sessions[1], came)}
 
@@ -137,8 +137,9 @@ def test_a_reset_is_one_where_a_sender_has_got_the_error(sessions, door, monkeyp
     other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     other.close()
     with pytest.raises(ConnectionError):
-        link.recv(1)  # as a sender gets it; who receives next finds the end
-    assert next(connection.messages) is None  # the connection is there again, and nothing was said
+        # Consume the error as a sender would; a receiver then sees the end of the stream.
+        link.recv(1)
+    assert next(connection.messages) is None  # reconnected, without a message
     connection.close()
     assert came == [0]
 
@@ -148,7 +149,7 @@ def test_an_end_is_none(sessions, door):
     link, other = _connected()
     connection = Connection(link, sessions[0])
     connection.survives("worker 0", port)
-    other.recv(1)  # what is not read would reset it
+    other.recv(1)  # unread data would reset the connection
     other.close()
     assert list(connection.messages) == [] and came == []
-    connection.close()  # else its signs of life go to whoever has the socket's number next
+    connection.close()  # or its heartbeats would go to the next socket with its number

@@ -1,4 +1,4 @@
-"""Row-sparse gradients travel as rows, and train as dense ones do."""
+"""Row-sparse gradients are sent as rows, and train like dense gradients."""
 
 import mxnet as mx
 import numpy as np
@@ -67,8 +67,10 @@ def test_a_compressor_that_accumulates_leaves_them_as_they_are():
 
 
 def drift(**compression_params):
-    """How far the weights of rows that come and go end from where dense gradients that travel
-    uncompressed bring them, as a share of the way there."""
+    """Return how far the weights end from those trained with dense, uncompressed gradients.
+
+    Each step has gradients for some rows only. The result is a share of the way from the start.
+    """
     random = np.random.default_rng(0)
     pull = mx.nd.array(random.standard_normal((ROWS, WIDTH)))
     nets = [embedding(False), embedding(True, compression_params=compression_params)]
@@ -105,7 +107,7 @@ def test_a_gradient_without_rows_changes_nothing():
 
 
 def decoded(codec, words, payload):
-    """The gradient that is made of a message of these uint32 words and payload."""
+    """Return the gradient decoded from a message of these uint32 words and payload."""
     message = np.zeros(codec.payload_bytes, np.uint8)
     sent = np.concatenate([np.array(words, np.uint32).view(np.uint8), payload])
     message[: sent.size] = sent
@@ -124,9 +126,9 @@ def test_messages_of_rows_that_do_not_fit_are_refused():
         ([28, 2, 4, 9], "payload of message 0 is not one of 6 elements"),
         ([2000, 2, 4, 9], "wrong length"),
         ([24, 200, 4, 9], "wrong length"),
-        ([24, 2, 4, 10], "names a row 10"),
-        ([24, 2, 9, 4], "names a row 4"),
-        ([24, 2, 4, 4], "names a row 4"),
+        ([24, 2, 4, 10], "row 10 of a message"),
+        ([24, 2, 9, 4], "row 4 of a message"),
+        ([24, 2, 4, 4], "row 4 of a message"),
     ]:
         with pytest.raises(mx.MXNetError, match=why):
             decoded(codec, words, payload)

@@ -1,4 +1,4 @@
-"""Gradients that backward has not made since the last step, in one process."""
+"""Gradients that backward has not written since the last step, in one process."""
 
 import mxnet as mx
 import numpy as np
@@ -18,16 +18,16 @@ OPTIMIZER = {"learning_rate": 0.125, "momentum": 0.5}
 each_compression = pytest.mark.parametrize("compression", [None, ONEBIT, DGC])
 
 
-def step(params, trainer, number, used, **how):
-    """A step that uses some of the parameters."""
-    made = gradients(number, SHAPES)
+def step(params, trainer, number, used, **kwargs):
+    """Train a step that uses some of the parameters."""
+    values = gradients(number, SHAPES)
     if used:
-        backward([params[i] for i in used], [made[i] for i in used])
-    trainer.step(1, **how)
+        backward([params[i] for i in used], [values[i] for i in used])
+    trainer.step(1, **kwargs)
 
 
 def kept(trainer):
-    """Residuals, momentum and random streams by the number of the parameter."""
+    """Return residuals, momentum and random streams by parameter number."""
     numbers = {tensor.name: i for (i, _), tensor in trainer._averaging.tensors.items()}
     state = tensor_states.state(trainer._averaging.exchange, trainer._averaging.names())
     arrays = {(numbers[place.tensor], *place[1:]): array for place, array in state}
@@ -36,8 +36,8 @@ def kept(trainer):
 
 
 def assert_same(a, b, numbers):
-    """That nothing has changed of these parameters."""
-    a, b = ({key: v for key, v in of.items() if key[0] in numbers} for of in (a, b))
+    """Check that the states of these parameters are equal."""
+    a, b = ({key: v for key, v in state.items() if key[0] in numbers} for state in (a, b))
     assert a.keys() == b.keys()
     for key in a:
         np.testing.assert_array_equal(a[key], b[key], err_msg=str(key))
@@ -188,15 +188,15 @@ def test_an_overflow_under_amp_is_one_of_fresh_gradients(compression):
 
 def test_averages_that_no_update_used_are_warned_of_once(logged):
     params, trainer = make(SHAPES, OPTIMIZER, ONEBIT)
-    for _ in range(2):  # before the first update nobody can know what the averages are for
+    for _ in range(2):  # before the first update, the use of the averages is unknown
         backward(params, gradients(0, SHAPES))
         trainer.allreduce_grads()
     trainer.update(1)
     for _ in range(4):
         backward(params, gradients(0, SHAPES))
         trainer.allreduce_grads()
-    said = [line for line in logged.messages if "allreduce_grads() is called again" in line]
-    assert len(said) == 1 and "momentum of p2 has a gradient" in said[0]
+    said = [line for line in logged.messages if "allreduce_grads() was called twice" in line]
+    assert len(said) == 1 and "momentum of p2 contains a gradient" in said[0]
 
 
 @pytest.mark.parametrize("compression", [None, {"compressor": "onebit"}])
@@ -206,7 +206,7 @@ def test_averages_that_leave_nothing_behind_are_not_warned_of(compression, logge
     for _ in range(2):
         backward(params, gradients(0, SHAPES))
         trainer.allreduce_grads()
-    assert "called again" not in logged.text
+    assert "called twice" not in logged.text
 
 
 def test_a_scheduler_is_not_asked_ahead_for_parameters_that_are_behind():
@@ -227,5 +227,5 @@ def test_what_is_kept_for_sets_of_parameters_has_bounds():
         attribute("fuse", {"how": number})
         known.of((number,), lambda made: [made])
     assert len(attribute._made) <= 64 and len(known._groups) == 16
-    assert known.of((999,), lambda made: [made]) == [999]  # made once
-    assert known.of((0,), lambda made: [made]) == [1000]  # forgotten, and made again
+    assert known.of((999,), lambda made: [made]) == [999]  # still cached
+    assert known.of((0,), lambda made: [made]) == [1000]  # evicted, and created again

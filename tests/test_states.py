@@ -1,4 +1,4 @@
-"""The files of save_states: what is refused, and what stays when saving fails."""
+"""The files of save_states: errors, and the old file if saving fails."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def saved(tmp_path):
 
 
 def contents(trainer):
-    """All that a trainer carries from step to step."""
+    """Return all states of a trainer."""
     states = trainer._updaters[0].get_states(dump_optimizer=False)
     numbers = {tensor.name: number for (number, _), tensor in trainer._averaging.tensors.items()}
     arrays = tensor_states.state(trainer._averaging.exchange, trainer._averaging.names())
@@ -44,20 +44,20 @@ def contents(trainer):
 
 
 def write(file, states):
-    """Write states as they are in memory."""
+    """Write states to a file."""
     layout = {place: (array.shape, array.dtype.name) for place, array in states.arrays.items()}
     arrays = states.arrays.items()
     checkpoint.write(str(file), states.header, layout, arrays, states.optimizer)
 
 
 def rewrite(file, **header):
-    """Give a file another header."""
+    """Change entries of a file's header."""
     states = checkpoint.read(str(file))
     write(file, states._replace(header={**states.header, **header}))
 
 
 def assert_refused(file, trainer, message):
-    """It is, with the file's name, and nothing has changed."""
+    """Check that loading fails with the file's name and changes nothing."""
     before = contents(trainer)
     with pytest.raises(ValueError, match=re.escape(f"'{file}' ") + message):
         trainer.load_states(str(file))
@@ -131,7 +131,7 @@ def test_a_file_of_another_format_is_refused(saved):
 def test_a_stock_trainers_file_loads_the_optimizers_state(
     tmp_path, logged, optimizer, params, compression
 ):
-    """Where the compressor applies momentum, it starts from zero, and nobody else applies any."""
+    """If the compressor applies momentum, it starts from zero, and the optimizer applies none."""
     if "momentum" in compression and not params:
         pytest.skip("adam has no momentum that a compressor could apply")
     weights, _ = make(SHAPES, SGD)
@@ -204,7 +204,7 @@ def test_parameters_in_another_order_are_told_by_their_names(saved):
 
 
 def test_parameters_of_other_names_load_in_their_order(tmp_path, logged):
-    """Gluon counts the nets that a process has made."""
+    """Gluon's names count the networks of the process."""
     trainers = []
     for net in [mx.gluon.nn.Dense(2, in_units=3) for _ in range(2)]:
         net.initialize()
@@ -217,7 +217,7 @@ def test_parameters_of_other_names_load_in_their_order(tmp_path, logged):
     trainers[0].save_states(str(tmp_path / "states"))
     assert contents(trainers[1]) != contents(trainers[0])
     trainers[1].load_states(str(tmp_path / "states"))
-    assert "its parameters have other names, and are taken in order" in logged.text
+    assert "its parameters have other names, and are matched by their order" in logged.text
     assert contents(trainers[1])[1] == contents(trainers[0])[1]
 
 
@@ -245,7 +245,7 @@ def test_what_is_loaded_is_what_is_saved_before_any_step(saved, tmp_path):
         np.testing.assert_array_equal(again.arrays[name], array, err_msg=name)
 
 
-# Saving that fails
+# Failures while saving
 
 
 SAVE = """

@@ -1,4 +1,4 @@
-"""load_states with strict=False: files of another cluster, and of other parameters."""
+"""load_states with strict=False: files from another cluster, and of other parameters."""
 
 import re
 
@@ -14,7 +14,7 @@ DITHERING = {"compressor": "dithering", "k": 8, "seed": 7, "ef": "vanilla"}
 
 @pytest.fixture
 def three(tmp_path):
-    """The files of three workers, each with residuals and momenta of its own."""
+    """Return the files of three workers with different residuals and momenta."""
     files = [str(tmp_path / name) for name in ("b", "a", "c")]
     for rank, file in enumerate(files):
         trained(steps=rank + 1)[1].save_states(file)
@@ -23,7 +23,7 @@ def three(tmp_path):
 
 
 def as_of_three(file, rank, **header):
-    """Let a file be one of three workers; only that of rank 0 has what the aggregator had."""
+    """Make a file look like one of three workers'; only rank 0's has the aggregator's states."""
     states = checkpoint.read(file)
     arrays = {p: a.copy() for p, a in states.arrays.items() if rank == 0 or p.node != "aggregator"}
     parameters = [{**one, "senders": 3} for one in states.header["parameters"]]
@@ -83,7 +83,7 @@ def test_as_many_workers_take_their_own(tmp_path):
 
 def test_a_rank_that_is_missing_or_there_twice_is_named(three):
     assert_refused(three[1:], r"all 3 workers are needed, but those of ranks \[0\] are missing")
-    assert_refused([], "must have that of each rank, got none")
+    assert_refused([], "must have one file for each rank, got none")
     rewrite(three[2], rank=1)
     assert_refused(three, f"'{three[1]}' and '{three[2]}' are both of rank 1")
 

@@ -1,4 +1,4 @@
-"""DistributedTrainer in one process: what it shares with gluon.Trainer, and what it adds."""
+"""DistributedTrainer in one process: gluon.Trainer's features, and its own."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The operators of codecs on any device, called without a meter."""
+"""The codecs' operators on any device, without a meter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Node:
     message : tests.test_message_codec.Message
     context : mx.Context
     **more
-        Options of the codecs that compression_params do not have.
+        Codec options that compression_params do not have.
     """
 
     def __init__(self, message: Any, context: mx.Context, **more: Any) -> None:
@@ -52,7 +52,7 @@ class Node:
         return mx.nd.array(values, ctx=self.context, dtype=values.dtype)
 
     def _draw(self) -> Dict[str, str]:
-        """Where the chunks draw in the next call."""
+        """Return the positions in the random streams for the next call."""
         if self.message.params.compressor.traits.draws:
             pairs = zip(self.message.starts(0), self.codecs)
             words = [(*start, self._drawn * codec.draws) for start, codec in pairs]
@@ -64,35 +64,35 @@ class Node:
         self, gradients: List[np.ndarray], ratio: float = 1.0, factor: Optional[float] = None
     ) -> mx.nd.NDArray:
         factors = [] if factor is None else [self.array(np.array([factor]))]
-        how = dict(states=len(self.states), clipped=len(factors))
+        attributes = dict(states=len(self.states), clipped=len(factors))
         now = dict(scale=SCALE, ratio=ratio)
         return operators.call(
             "compress",
             (*self.states, *map(self.array, gradients), *factors),
             **self._options,
-            **self._attribute("compress", how, len(gradients), self.message.places, **now),
+            **self._attribute("compress", attributes, len(gradients), self.message.places, **now),
             **self._draw(),
         )
 
     def aggregate(self, messages: np.ndarray) -> mx.nd.NDArray:
-        how = dict(states=len(self.states), count=len(messages))
+        attributes = dict(states=len(self.states), count=len(messages))
         return operators.call(
             "aggregate",
             (self.array(messages), *self.states),
             **self._options,
-            **self._attribute("aggregate", how),
+            **self._attribute("aggregate", attributes),
             **self._draw(),
         )
 
     def decompress(self, messages: np.ndarray, count: int) -> List[np.ndarray]:
-        """What is in gradients that were 7 before, and the chunks' statuses."""
+        """Return gradients that contained 7 before, and the chunks' statuses."""
         results = [self.array(np.full_like(one, 7)) for one in self.message.gradients(0)]
-        how = dict(arrays=1, count=count)
+        attributes = dict(arrays=1, count=count)
         statuses = operators.call(
             "decompress",
             (self.array(messages), *results),
             **self._options,
-            **self._attribute("decompress", how, len(results), self.message.places),
+            **self._attribute("decompress", attributes, len(results), self.message.places),
             **self._positions,
         )
         assert statuses.context == self.context

@@ -30,7 +30,7 @@ from common.zoo import RandomCrop
 
 
 class Dataset(NamedTuple):
-    """A data set, with what its training images' pixels in [0, 1] have in each colour."""
+    """A data set, with the mean and deviation of its training pixels in [0, 1] for each colour."""
 
     read: Callable[[str, bool], ArrayDataset]
     classes: int
@@ -51,7 +51,9 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add_model_arguments(parser)
     add_run_arguments(parser)
     add_compression_arguments(parser)
-    parser.add_argument("--dataset", choices=sorted(DATASETS), default="cifar100", help="images")
+    parser.add_argument(
+        "--dataset", choices=sorted(DATASETS), default="cifar100", help="the data set"
+    )
     parser.set_defaults(num_epochs=200, wd=5e-4, lr_decay_epoch="100,150")
     args = parser.parse_args(argv)
     args.data_dir = args.data_dir or default_folder(args.dataset)

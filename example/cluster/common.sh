@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it: reads the settings, over which the environment wins.
+# Sourced by the other scripts. Reads settings.sh; variables of the environment take precedence.
 
 fail() {
   echo "${0##*/}: $*" >&2
@@ -14,7 +14,7 @@ set +a
 eval "$environment"
 
 read -rd '' -a hosts <<<"$CLUSTER_HOSTS" || true
-[[ ${hosts[*]} ]] || fail "CLUSTER_HOSTS must name machines, got '$CLUSTER_HOSTS'"
+[[ ${hosts[*]} ]] || fail "CLUSTER_HOSTS must list machines, got '$CLUSTER_HOSTS'"
 export CLUSTER_HOSTS="${hosts[*]}" DMLC_PS_ROOT_URI="${DMLC_PS_ROOT_URI:-${hosts[0]}}"
 
 positive() {
@@ -25,7 +25,7 @@ whole() {
   [[ ${!1} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$1 must be a whole number >= 0, got '${!1}'"
 }
 
-# Sets how many servers there are, once it is known how many workers.
+# Sets the number of servers from the number of workers.
 count_servers() {
   positive DMLC_NUM_WORKER
   whole CLUSTER_SERVERS
@@ -33,8 +33,8 @@ count_servers() {
   whole DMLC_NUM_SERVER
 }
 
-# Reads what the workers run, JOB VARIANT [ARGUMENT...] or -- COMMAND...: sets its name, the command,
-# and how many machines it takes.
+# Parses JOB VARIANT [ARGUMENT...] or -- COMMAND...: sets the job's name, the workers' command, and
+# the number of machines.
 read_job() {
   if [[ ${1-} == -- ]] && (($# >= 2)); then
     # shellcheck disable=SC2034
@@ -49,12 +49,12 @@ read_job() {
   fi
 }
 
-# Becomes this machine's part of the cluster: a ROLE, and for a worker a COMMAND.
+# Replaces this process by bpslaunch: launch ROLE [COMMAND...]. A worker has a COMMAND.
 launch() {
   count_servers
   mkdir -p "$CLUSTER_WORK"
   cd "$CLUSTER_WORK" || exit
-  [[ $CLUSTER_PYTHON != */* ]] || PATH=${CLUSTER_PYTHON%/*}:$PATH # so that python is this one
+  [[ $CLUSTER_PYTHON != */* ]] || PATH=${CLUSTER_PYTHON%/*}:$PATH # so that "python" means this one
   local restarts=(${CLUSTER_MAX_RESTARTS:+--max-restarts "$CLUSTER_MAX_RESTARTS"})
   DMLC_ROLE=$1 exec "$CLUSTER_PYTHON" -m bpslaunch "${restarts[@]}" "${@:2}"
 }

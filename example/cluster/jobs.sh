@@ -1,12 +1,11 @@
 # shellcheck shell=bash disable=SC2034
-# The jobs and variants of BytePS's reproduction guide, with its hyper-parameters, and variants that
-# it does not have. Sourced with JOB and VARIANT; sets the script and its arguments, and where they
-# are not set, machines and threads.
+# The jobs and variants of BytePS's reproduction guide, with the guide's hyper-parameters, and some
+# more variants. Sourced with JOB and VARIANT. Sets the script and its arguments, and the default
+# numbers of machines and threads.
 
 job=$1 variant=$2
 
-# The guide gives threads to what compresses.
-threads=16
+threads=16 # for compression, as in the guide
 case ${variant%-fp16} in
   baseline) threads=0 compression=() ;;
   onebit)
@@ -28,7 +27,7 @@ case ${variant%-fp16} in
       "with -fp16, got '$variant'"
     ;;
 esac
-[[ $variant != *-fp16 ]] || compression+=(--fp16-pushpull) # what the compressor leaves alone
+[[ $variant != *-fp16 ]] || compression+=(--fp16-pushpull) # for tensors that are not compressed
 export BYTEPS_THREADPOOL_SIZE="${BYTEPS_THREADPOOL_SIZE:-$threads}"
 
 records=$CLUSTER_DATA/ILSVRC2012
@@ -36,7 +35,7 @@ records=(
   --use-rec --rec-train "$records/train.rec" --rec-train-idx "$records/train.idx"
   --rec-val "$records/val.rec" --rec-val-idx "$records/val.idx"
 )
-rate=0.1 # of ResNet-50; the guide has twice that where nothing is compressed
+rate=0.1 # of ResNet-50; the guide doubles it for training without a compressor
 [[ $variant != baseline && $variant != fp16 ]] || rate=0.2
 
 case $job in

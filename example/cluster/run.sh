@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Runs a job on the machines of settings.sh: run.sh JOB VARIANT [ARGUMENT...]
-# ARGUMENTs are the training script's; jobs.sh has the jobs and variants. With a command of one's own:
-# run.sh -- COMMAND... When one process fails, or this script is interrupted, all end.
+# jobs.sh lists the jobs and variants. ARGUMENTs are passed to the training script.
+# Or runs any command: run.sh -- COMMAND...
+# When one process fails or this script is interrupted, all processes end.
 set -euo pipefail
-set -m # each process below leads a group of its own, which is ended as a whole
+set -m # each process below leads its own process group, so that the whole group can be ended
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=common.sh
 source "$here/common.sh"
 
-GRACE=5 # seconds that a process has to end, before it is told so more firmly
+GRACE=5 # seconds for a process to end before it gets the next, stronger signal
 
 read_job "$@"
 count_servers
@@ -18,12 +19,12 @@ read -ra remote_shell <<<"$CLUSTER_REMOTE_SHELL"
 
 logs=$CLUSTER_WORK/logs/$name
 mkdir -p "$logs"
-mkfifo "$logs/ended" # gets a line when a process ends: its exit code, host and name
+mkfifo "$logs/ended" # receives a line when a process ends: its exit code, host and name
 exec {ended}<>"$logs/ended"
 rm "$logs/ended"
 groups=()
 
-# The settings, as assignments that a shell understands.
+# Prints the settings as shell assignments.
 settings() {
   local name value families='BYTEPS|CLUSTER|DMLC|GLOO|GLUON_GC|MXNET|NCCL|NVIDIA|OMP|PS|TORCH'
   for name in $(compgen -e | grep -E "^($families)_"); do
@@ -49,9 +50,9 @@ log() {
   echo "$logs/${1// /-}.log"
 }
 
-# Keeps what a process prints in its log, and prints it with its NAME.
+# Writes a process's output to its log, and prints it after its NAME.
 show() {
-  trap '' INT TERM HUP # what it says when it ends counts too
+  trap '' INT TERM HUP # so that a process's last output is shown too
   sed -u 's/\r$//' | tee "$(log "$1")" | sed -u "s/^/[$1] /"
 }
 
@@ -61,7 +62,7 @@ to_all() {
 
 stop() {
   trap '' INT TERM HUP
-  for signal in INT TERM KILL; do # pssh ends what it started at the first only
+  for signal in INT TERM KILL; do # pssh ends its own processes on the first only
     to_all "$signal" || return 0
     for ((tenth = 0; tenth < 10 * GRACE; tenth++)); do
       to_all 0 || return 0

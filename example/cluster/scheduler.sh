@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the scheduler: on the machine of DMLC_PS_ROOT_URI.
+# Runs the scheduler; start it on the machine that DMLC_PS_ROOT_URI names.
 set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "$0")/common.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the workers of machine DMLC_WORKER_ID: worker.sh JOB VARIANT [ARGUMENT...]
-# ARGUMENTs are the training script's; jobs.sh has the jobs and variants.
-# Or, with a command of one's own: worker.sh -- COMMAND...
+# jobs.sh lists the jobs and variants. ARGUMENTs are passed to the training script.
+# Or runs any command: worker.sh -- COMMAND...
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=common.sh

@@ -1,1 +1,1 @@
-"""What the examples share: command-line arguments, the training log, the checksum of a network."""
+"""Modules that the examples share: arguments, data, the training loop, checkpoints, logs."""

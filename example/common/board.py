@@ -1,4 +1,4 @@
-"""The training log for TensorBoard, written by tensorboardX."""
+"""Writes the training log as TensorBoard's event files, with tensorboardX."""
 
 import json
 from numbers import Real
@@ -6,19 +6,19 @@ from typing import Any, Dict
 
 
 class Board:
-    """Writes event files, to be looked at with ``tensorboard --logdir FOLDER``.
+    """Writes event files; view them with ``tensorboard --logdir FOLDER``.
 
     Parameters
     ----------
     folder : str
-        An empty string writes nothing, and needs no tensorboardX.
+        The folder to write to. If it is empty, nothing is written, and tensorboardX is not needed.
     configuration : dict
-        Of the run.
+        The configuration of the run.
 
     Raises
     ------
     ModuleNotFoundError
-        tensorboardX is not installed.
+        If tensorboardX is not installed.
     """
 
     def __init__(self, folder: str, configuration: Dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Board:
         self._writer.add_text("configuration", f"```\n{json.dumps(configuration, indent=2)}\n```")
 
     def write(self, record: Dict[str, Any]) -> None:
-        """Write the numbers of an epoch, "epoch" counted from 1, and "step_loss" step by step."""
+        """Write an epoch's numbers and the loss of each step; epochs count from 1."""
         if self._writer is None:
             return
         epoch, step_loss = record["epoch"], record["step_loss"]
@@ -45,6 +45,6 @@ class Board:
             self._writer.add_scalar("step_loss", loss, step)
 
     def close(self) -> None:
-        """Finish the files; a run that stops early may lose its last seconds."""
+        """Close the files. A run that ends without this call may lose its last 10 seconds."""
         if self._writer is not None:
             self._writer.close()

@@ -1,7 +1,7 @@
-"""Saves the network and every worker's training state, and goes on from them.
+"""Saves the network and each worker's training state, and finds the checkpoint to resume from.
 
-After n epochs, worker 0 saves the weights as NAME-n.params, and worker r what its trainer carries
-from step to step as NAME-n.states.r.
+After n epochs, worker 0 saves the weights as NAME-n.params. Worker r saves its trainer's state
+(optimizer, residuals and momentum) as NAME-n.states.r.
 """
 
 import argparse
@@ -16,32 +16,33 @@ from gluon_gc.checkpoint import replacing
 
 
 class ResumePoint(NamedTuple):
-    """What to go on from; an empty path means nothing."""
+    """The checkpoint to resume from. An empty path means that there is no such file."""
 
     params: str = ""
     states: str = ""
     epoch: int = 0
 
     def trainer_states(self, rank: int) -> str:
-        """Return the file of a worker."""
+        """Return the path of a worker's trainer states."""
         return f"{self.states}.{rank}"
 
 
 def resume_point(args: argparse.Namespace) -> ResumePoint:
-    """Return what --resume-from names, or the other --resume arguments.
+    """Return the checkpoint that the --resume arguments name.
 
     Raises
     ------
     ValueError
-        --resume-from is not the weights of a checkpoint, or it or --resume is not alone.
+        If --resume-from does not name a checkpoint's weights, or if --resume-from or --resume is
+        combined with another --resume argument.
     """
     point = ResumePoint(args.resume_params, args.resume_states, args.resume_epoch)
     if args.resume and (args.resume_from or point != ResumePoint()):
-        raise ValueError("--resume auto goes without the other --resume arguments")
+        raise ValueError("--resume auto must not be combined with other --resume arguments")
     if not args.resume_from:
         return point
     if point != ResumePoint():
-        raise ValueError("--resume-from goes without the other --resume arguments")
+        raise ValueError("--resume-from must not be combined with other --resume arguments")
     epoch = re.search(r"-(\d+)\.params$", args.resume_from)
     if epoch is None:
         raise ValueError(
@@ -53,18 +54,18 @@ def resume_point(args: argparse.Namespace) -> ResumePoint:
 
 
 class Checkpoints:
-    """Saves a checkpoint every `period` epochs, and after the last.
+    """Saves a checkpoint every `period` epochs and after the last epoch.
 
     Parameters
     ----------
     folder : str
-        Where to; made if need be.
+        The folder of the checkpoints; it is created if it does not exist.
     name : str
-        What files begin with.
+        The start of the file names.
     period : int
-        0: nothing is saved.
+        Epochs between checkpoints; 0: nothing is saved.
     rank : int
-        This worker.
+        The rank of this worker.
     """
 
     def __init__(self, folder: str, name: str, period: int, rank: int) -> None:
@@ -73,12 +74,12 @@ class Checkpoints:
         self._rank = rank
 
     def save(self, net: gluon.Block, trainer: gluon.Trainer, epochs: int, last: bool) -> None:
-        """Save what `epochs` epochs of training have made, if it is time to."""
+        """Save the state after `epochs` epochs, if a checkpoint is due or it is the last epoch."""
         if not self._period or (epochs % self._period and not last):
             return
         self._stem.parent.mkdir(parents=True, exist_ok=True)
         if self._rank == 0:
             with replacing(f"{self._stem}-{epochs}.params") as new:
                 net.save_parameters(new)
-                mx.nd.load(new)  # MXNet does not say that a disk is full
+                mx.nd.load(new)  # MXNet does not report a full disk when it saves
         trainer.save_states(f"{self._stem}-{epochs}.states.{self._rank}")

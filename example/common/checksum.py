@@ -1,4 +1,4 @@
-"""A short checksum of a network's trained parameters, to see that all workers hold the same."""
+"""A short checksum of a network's parameters, to check that all workers have the same."""
 
 import hashlib
 
@@ -6,9 +6,9 @@ from mxnet import gluon
 
 
 def parameter_checksum(net: gluon.Block) -> str:
-    """Return 16 hexadecimal digits that depend on every bit of the parameters that are trained.
+    """Return 16 hexadecimal digits that depend on every bit of the trained parameters.
 
-    Batch norm's running statistics are left out: each worker gathers them from its own images.
+    Batch norm's running statistics are left out, because each worker computes its own.
     """
     digest = hashlib.sha256()
     for parameter in net.collect_params().values():

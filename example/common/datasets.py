@@ -1,4 +1,4 @@
-"""Reads CIFAR and MNIST from the files that they are published as; downloads nothing."""
+"""Reads CIFAR and MNIST from their published files; downloads nothing."""
 
 import gzip
 import struct
@@ -16,12 +16,12 @@ MNIST_FILES = {True: "train", False: "t10k"}
 
 
 def default_folder(name: str) -> str:
-    """Return where Gluon keeps a data set that it has downloaded."""
+    """Return the folder into which Gluon downloads a data set."""
     return str(Path(mx.base.data_dir()) / "datasets" / name)
 
 
 def existing(path: Union[str, Path]) -> Path:
-    """Return the path with ~ expanded; FileNotFoundError if nothing is there."""
+    """Expand ~ in a path; raises FileNotFoundError if the path does not exist."""
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: example/README.md says how to get or make it")
@@ -34,7 +34,7 @@ def cifar100(folder: str, train: bool) -> ArrayDataset:
     Returns
     -------
     ArrayDataset
-        Images (32, 32, 3) uint8, and their fine labels, 0 to 99.
+        Images (32, 32, 3) uint8 with their fine labels, 0 to 99.
     """
     return _cifar(folder, ["train.bin" if train else "test.bin"], labels=2)
 
@@ -45,20 +45,23 @@ def cifar10(folder: str, train: bool) -> ArrayDataset:
     Returns
     -------
     ArrayDataset
-        Images (32, 32, 3) uint8, and their labels, 0 to 9.
+        Images (32, 32, 3) uint8 with their labels, 0 to 9.
     """
     files = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
     return _cifar(folder, files, labels=1)
 
 
 def _cifar(folder: str, names: Sequence[str], labels: int) -> ArrayDataset:
-    """Read files of records: `labels` bytes, of which the last counts, and pixels."""
+    """Read files of records: `labels` bytes, the last one being the label, then the pixels."""
     whole = []
     for name in names:
         path, record = existing(Path(folder) / name), labels + CIFAR_PIXELS
         content = np.fromfile(path, np.uint8)
         if len(content) % record:
-            raise ValueError(f"{path} must have {record} bytes an image, has {len(content)}")
+            raise ValueError(
+                f"{path} must have a multiple of {record} bytes, one record per image, "
+                f"has {len(content)}"
+            )
         whole.append(content.reshape(-1, record))
     records = np.concatenate(whole)
     pixels = records[:, labels:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)
@@ -81,7 +84,7 @@ def mnist(folder: str, train: bool) -> ArrayDataset:
     Returns
     -------
     ArrayDataset
-        Images (28, 28, 1) uint8, and their labels, 0 to 9.
+        Images (28, 28, 1) uint8 with their labels, 0 to 9.
     """
     stem = Path(folder) / MNIST_FILES[train]
     pixels = _read_idx(Path(f"{stem}-images-idx3-ubyte.gz"), IDX_IMAGES, 3)

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: training and validation images; needs no framework."""
+"""Loads scikit-learn's handwritten digits as training and validation images; needs no framework."""
 
 from typing import NamedTuple, Tuple
 
@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-SPLIT_SEED = 0  # the same split on all workers and in all runs, whatever their --seed
+SPLIT_SEED = 0  # the split is the same on all workers and in all runs, for any --seed
 
 
 class Images(NamedTuple):

@@ -1,4 +1,4 @@
-"""A worker's images, from Gluon data sets."""
+"""Loads a worker's images from Gluon data sets."""
 
 from typing import Iterator, Sequence, Tuple
 
@@ -18,15 +18,15 @@ class DatasetImages:
     Parameters
     ----------
     datasets : sequence of Dataset
-        To train on and to validate with: images, as `transforms` takes them, with labels.
+        The training and the validation images, in the format of `transforms`, with labels.
     augment : sequence of Block
-        What happens to images that are trained on.
+        Transforms of training images only.
     prepare : sequence of Block
-        What happens to images that validate, and to the others after `augment`.
+        Transforms of all images; for training images they follow `augment`.
     share : Share
-        This worker's.
+        This worker's share.
     processes : int
-        That load images; 0: this process does.
+        The number of processes that load images; 0: this process loads them.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class DatasetImages:
         )
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """Yield `steps` batches, augmented."""
+        """Yield `steps` batches of augmented images."""
         self._sampler.epoch = epoch
         return iter(self._train)
 
     def validation(self) -> Iterator[Batch]:
-        """Yield all of this worker's images, the last batch perhaps smaller."""
+        """Yield all of this worker's validation images; the last batch may be smaller."""
         return iter(self._validation)

@@ -1,4 +1,4 @@
-"""Finds the last checkpoint that all workers have, which --resume auto goes on from."""
+"""Finds the last checkpoint that all workers have, for --resume auto."""
 
 from pathlib import Path
 from typing import Sequence
@@ -14,22 +14,22 @@ from .progress import say
 
 
 def last_checkpoint(folder: str, name: str, epochs: int) -> ResumePoint:
-    """Return the last one that is complete, with its weights on every worker's disk.
+    """Find the last complete checkpoint, and copy its weights to every worker's disk.
 
-    Each worker has its own states of it, and worker 0 the weights, all whole. All workers call this
-    together, and look at their own disks, which may be one.
+    A checkpoint is complete if each worker can read its own states and worker 0 the weights. All
+    workers must call this together. Each checks its own disk; the disks may be a shared one.
 
     Parameters
     ----------
     folder, name : str
-        As `Checkpoints` has them.
+        As in `Checkpoints`.
     epochs : int
-        The most that may have been done.
+        The largest number of epochs to look for.
 
     Returns
     -------
     ResumePoint
-        An empty one if no checkpoint is complete.
+        The checkpoint, or an empty one if none is complete.
     """
     stem = Path(folder).expanduser() / name
     points = [ResumePoint(f"{stem}-{n}.params", f"{stem}-{n}.states", n) for n in range(epochs + 1)]
@@ -37,9 +37,9 @@ def last_checkpoint(folder: str, name: str, epochs: int) -> ResumePoint:
     for point in reversed([point for point, there in zip(points, of_all) if there]):
         if _everywhere([_is_whole(point)])[0]:
             _bring(Path(point.params))
-            _say(f"goes on from {point.params}")
+            _say(f"resumes from {point.params}")
             return point
-    _say(f"starts afresh: there is no complete checkpoint {stem}-EPOCHS")
+    _say(f"starts from the beginning: there is no complete checkpoint {stem}-EPOCHS")
     return ResumePoint()
 
 
@@ -49,7 +49,7 @@ def _say(line: str) -> None:
 
 
 def _everywhere(here: Sequence[bool]) -> np.ndarray:
-    """Return which of these are true on all workers."""
+    """Return, element by element, whether the value is true on all workers."""
     return bps.allreduce(np.array(here, dtype=np.int64), average=False) == bps.size()
 
 
@@ -70,7 +70,7 @@ def _is_whole(point: ResumePoint) -> bool:
 
 
 def _bring(path: Path) -> None:
-    """Bring the file of worker 0 to all others that do not have the same."""
+    """Copy worker 0's file to all workers whose file differs."""
     data = path.read_bytes() if bps.rank() == 0 else b""
     size = bps.allreduce(len(data), average=False)
     array = mx.nd.array(np.frombuffer(data.ljust(size, b"\0"), np.uint8), dtype=np.uint8)

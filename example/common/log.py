@@ -1,4 +1,4 @@
-"""The training log: a line of JSON with the configuration, and one an epoch."""
+"""The training log: a line of JSON with the configuration, then one line per epoch."""
 
 import argparse
 import json
@@ -11,22 +11,24 @@ from .board import Board
 
 
 def configuration(args: argparse.Namespace, size: int) -> Dict[str, Any]:
-    """Return what a run is made of: its arguments, the number of workers, the version."""
+    """Return a run's configuration: its arguments, number of workers and version."""
     return {"arguments": vars(args), "workers": size, "gluon_gc": gluon_gc.__version__}
 
 
 class EpochLog:
-    """Appends records to --logging-file, a line each, so that a run which stops early leaves what
-    it had, and to the event files of --tensorboard. Worker 0 keeps it.
+    """Appends records to --logging-file and to the event files of --tensorboard.
+
+    Only worker 0 writes. Each record is written at once, so that a run which stops early keeps its
+    records.
 
     Parameters
     ----------
     args : Namespace
-        With both; an empty string keeps no such log.
+        Has logging_file and tensorboard; an empty string turns that log off.
     rank, size : int
-        This worker; the number of workers.
+        The rank of this worker, and the number of workers.
     resume : bool
-        Whether to go on with a file that exists, instead of replacing it.
+        Whether to append to an existing file instead of replacing it.
     """
 
     def __init__(
@@ -43,12 +45,12 @@ class EpochLog:
         self._append({"configuration": config})
 
     def write(self, record: Dict[str, Any]) -> None:
-        """Append the record of an epoch, whose values must be ones that JSON knows."""
+        """Append the record of an epoch. Its values must be JSON serializable."""
         self._append(record)
         self._board.write(record)
 
     def close(self) -> None:
-        """Finish it; nothing can be written afterwards."""
+        """Close the log; nothing can be written afterwards."""
         self._board.close()
 
     def _append(self, record: Dict[str, Any]) -> None:
@@ -58,12 +60,12 @@ class EpochLog:
 
 
 def read_log(path: str) -> List[Dict[str, Any]]:
-    """Read the records of epochs that an `EpochLog` wrote to `path`, in order."""
+    """Read the epochs' records that an `EpochLog` wrote to `path`, in order."""
     return [record for record in _records(path) if "configuration" not in record]
 
 
 def read_configurations(path: str) -> List[Dict[str, Any]]:
-    """Read with what `path` was written: one run, and those that went on with it."""
+    """Read the configurations in `path`: that of the first run, then those that resumed it."""
     return [record["configuration"] for record in _records(path) if "configuration" in record]
 
 

@@ -1,4 +1,4 @@
-"""Makes the network that the arguments of `add_model_arguments` name."""
+"""Creates the network that the arguments of `add_model_arguments` name."""
 
 import argparse
 from typing import Any, Dict
@@ -9,7 +9,7 @@ from .zoo import GroupNorm, get_model
 
 
 def _options(args: argparse.Namespace) -> Dict[str, Any]:
-    """Return the arguments of the network's constructor that not all networks take."""
+    """Return the constructor arguments that only some networks take."""
     options: Dict[str, Any] = {}
     if args.model.startswith("cifar_wideresnet"):
         options["drop_rate"] = args.drop_rate
@@ -30,7 +30,7 @@ def zoo_network(args: argparse.Namespace, classes: int) -> gluon.HybridBlock:
     Raises
     ------
     ValueError
-        The zoo has no such network.
+        If the zoo has no network of that name.
     """
     net = get_model(args.model, pretrained=False, classes=classes, **_options(args))
     if args.mode != "imperative":

@@ -1,21 +1,21 @@
-"""The progress of a run on the screen: images a second, and how long it will take."""
+"""The progress bar of a run: images per second and the remaining time."""
 
 from tqdm import tqdm
 
-STEPS_AHEAD = 2  # that may wait for the devices: without a bound, they would fill the memory
+STEPS_AHEAD = 2  # steps that may be queued; without a limit, queued steps would fill the memory
 
 
 def progress_bar(images: int, rank: int, done: int = 0) -> tqdm:
-    """Return a bar that worker 0 draws, to be told of images once they are trained on.
+    """Return a progress bar that counts trained images. Only worker 0 draws it.
 
     Parameters
     ----------
     images : int
-        Of all workers in all epochs.
+        The images of all workers in all epochs.
     rank : int
-        This worker.
+        The rank of this worker.
     done : int
-        Of these, before this run.
+        The images trained before this run.
     """
     return tqdm(
         total=images,
@@ -28,6 +28,6 @@ def progress_bar(images: int, rank: int, done: int = 0) -> tqdm:
 
 
 def say(line: str) -> None:
-    """Print a line at once, above the bar."""
+    """Print a line above the bar and flush it."""
     with tqdm.external_write_mode():
         print(line, flush=True)

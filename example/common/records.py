@@ -1,4 +1,4 @@
-"""A worker's images, from RecordIO files of JPEGs."""
+"""Loads a worker's images from RecordIO files of JPEGs."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class RecordFile:
 
     @classmethod
     def at(cls, records: str, index: str) -> "RecordFile":
-        """Expand ~ in both paths; raises FileNotFoundError where one is missing."""
+        """Expand ~ in both paths; raises FileNotFoundError if a file does not exist."""
         return cls(existing(records), existing(index))
 
     def __len__(self) -> int:
@@ -30,13 +30,13 @@ class RecordFile:
             return sum(1 for _ in lines)
 
     def images_of(self, share: Share) -> int:
-        """Return how many images ImageRecordIter reads for a worker."""
+        """Return the number of images that ImageRecordIter reads for a worker."""
         count = len(self)
         part = math.ceil(count / share.size)
         return max(0, min(part, count - share.rank * part))
 
     def iterator(self, share: Share, **options: Any) -> mx.io.DataIter:
-        """Return what reads a worker's share."""
+        """Return an iterator over a worker's share."""
         return mx.io.ImageRecordIter(
             path_imgrec=str(self.records),
             path_imgidx=str(self.index),
@@ -50,18 +50,18 @@ class RecordFile:
 
 
 class RecordImages:
-    """A worker's share of two RecordIO files, which MXNet's threads decode and augment.
+    """A worker's share of two RecordIO files. MXNet's threads decode and augment the images.
 
     Parameters
     ----------
     train, validation : RecordFile
-        What to train on and to validate with.
+        The training and the validation images.
     augment : dict
-        Options of ImageRecordIter for images that are trained on.
+        Options of ImageRecordIter for training images.
     prepare : dict
-        For images that validate.
+        Options of ImageRecordIter for validation images.
     share : Share
-        This worker's.
+        This worker's share.
     """
 
     def __init__(
@@ -82,21 +82,21 @@ class RecordImages:
         self._train = train.iterator(share, shuffle=True, **augment)
         self._to_validate = validation.images_of(share)
         if self._to_validate:
-            # Rounded, the last batch would take its rest from the next time round.
+            # With round_batch=True, images of the next pass would fill up the last batch.
             self._validation = validation.iterator(share, round_batch=False, **prepare)
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """Yield `steps` batches, augmented, in another order each time."""
+        """Yield `steps` batches of augmented images, in a different order each epoch."""
         for _ in range(self.steps):
             batch = next(self._train, None)
-            if batch is None:  # a share that is smaller than others begins again
+            if batch is None:  # this share is smaller than others: start again
                 self._train.reset()
                 batch = next(self._train)
             yield batch.data[0], batch.label[0]
         self._train.reset()
 
     def validation(self) -> Iterator[Batch]:
-        """Yield all of this worker's images, the last batch perhaps smaller."""
+        """Yield all of this worker's validation images; the last batch may be smaller."""
         left = self._to_validate
         while left > 0:
             batch = next(self._validation)

@@ -1,4 +1,4 @@
-"""The learning rate of every step: a linear warm-up, then steps, a power or a cosine."""
+"""Learning-rate schedules: a linear warm-up, then steps, a polynomial or a cosine."""
 
 import argparse
 
@@ -10,24 +10,24 @@ def learning_rate_schedule(
 ) -> LRScheduler:
     """Return the schedule that the arguments of `add_schedule_arguments` describe.
 
-    The warm-up rises from --warmup-lr to --lr times `machines`; "poly" and "cosine" then fall to
-    zero at the end of the last epoch.
+    During warm-up, the rate rises from --warmup-lr to --lr times `machines`. "poly" and "cosine"
+    then fall to zero at the end of the last epoch.
 
     Parameters
     ----------
     args : Namespace
-        With --lr and --num-epochs.
+        Needs --lr and --num-epochs too.
     steps : int
-        Of an epoch.
+        Steps per epoch.
     machines : int
-        That train together.
+        The number of machines that train together.
     decay_after_warmup : bool
-        Whether --lr-decay-epoch counts epochs from the end of the warm-up on.
+        Whether --lr-decay-epoch counts epochs from the end of the warm-up.
 
     Raises
     ------
     ValueError
-        --warmup-lr is above the rate that the warm-up ends at.
+        If --warmup-lr is above the rate at the end of the warm-up.
     """
     rate = args.lr * machines
     warmup = {"base_lr": rate}
@@ -43,6 +43,6 @@ def learning_rate_schedule(
         before = args.warmup_epochs if decay_after_warmup else 0
         changes = [(before + epoch) * steps for epoch in epochs] or [args.num_epochs * steps]
         return MultiFactorScheduler(changes, args.lr_decay, **warmup)
-    # A run that ends within its warm-up has no fall.
+    # The schedulers need at least one epoch after the warm-up, even if the run ends before it.
     last = max(args.num_epochs, args.warmup_epochs + 1) * steps
     return {"poly": PolyScheduler, "cosine": CosineScheduler}[args.lr_mode](last, **warmup)

@@ -1,4 +1,4 @@
-"""Who trains on which image in which epoch."""
+"""Assigns images to workers in each epoch."""
 
 import argparse
 from typing import Iterator, List, NamedTuple
@@ -11,28 +11,28 @@ from .shuffling import shuffled_share, steps_per_epoch
 
 
 class Share(NamedTuple):
-    """What a worker gets of the images."""
+    """A worker's share of the images."""
 
-    batch_size: int  # of all its devices
+    batch_size: int  # of all devices of the worker together
     rank: int
     size: int  # number of workers
-    seed: int  # of shuffling, the same on all workers
+    seed: int  # seed of shuffling, the same on all workers
 
 
 def share_of_this_worker(args: argparse.Namespace) -> Share:
-    """Return the share that the arguments mean; to be called after `bps.init`."""
+    """Return this worker's share; call it after `bps.init`."""
     return Share(args.batch_size * max(1, args.num_gpus), bps.rank(), bps.size(), args.seed)
 
 
 class ShareSampler(Sampler):
-    """The batches of a worker for a Gluon DataLoader: those of `shuffled_share` in epoch `epoch`.
+    """A batch sampler for a Gluon DataLoader: `shuffled_share` in the epoch set by `epoch`.
 
     Parameters
     ----------
     count : int
-        Images in all.
+        The number of images of all workers.
     share : Share
-        This worker's.
+        This worker's share.
     """
 
     def __init__(self, count: int, share: Share) -> None:

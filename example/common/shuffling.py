@@ -1,4 +1,4 @@
-"""Which images a worker gets in an epoch; needs no framework."""
+"""Shuffles the images and splits them among workers in each epoch; needs no framework."""
 
 from typing import Tuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def steps_per_epoch(count: int, batch_size: int, size: int) -> int:
-    """Return how many full batches each of `size` workers gets from `count` images."""
+    """Return the number of full batches that each of `size` workers gets from `count` images."""
     steps = count // (batch_size * size)
     if steps == 0:
         raise ValueError(
@@ -18,19 +18,19 @@ def steps_per_epoch(count: int, batch_size: int, size: int) -> int:
 def shuffled_share(
     count: int, batch_size: int, rank: int, size: int, seed: Tuple[int, int]
 ) -> np.ndarray:
-    """Return the images of worker `rank` in one epoch: none twice, none that another worker has.
+    """Return the images of worker `rank` in one epoch. No image appears twice, on any worker.
 
     Parameters
     ----------
     count, batch_size, rank, size : int
-        Images in all; images a batch; this worker; the number of workers.
+        The number of images; images per batch; this worker's rank; the number of workers.
     seed : tuple of int
-        (run's seed, epoch): the order of the images. Must be the same on all workers.
+        (run's seed, epoch), which determines the order. Must be the same on all workers.
 
     Returns
     -------
     ndarray
-        Indices, (steps, batch_size), equally many on every worker.
+        Indices of images, shape (steps, batch_size). All workers get the same number of steps.
     """
     steps = steps_per_epoch(count, batch_size, size)
     order = np.random.default_rng(seed).permutation(count)

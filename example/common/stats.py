@@ -1,10 +1,10 @@
-"""The table of what the gradients' way took, which ``--stats`` prints when training has ended."""
+"""The table of bytes and times per tensor that ``--stats`` prints at the end of training."""
 
 import os
 from typing import Any, Dict, Iterator, List, Optional
 
 WIDTH = 100
-# Key of a dict in compression_stats(), heading in two lines, format, factor.
+# Key of a tensor's dict in compression_stats(), heading in two lines, format, factor.
 COLUMNS = (
     ("raw_bytes", "raw", "bytes", ",.0f", 1),
     ("pushed_bytes", "pushed", "bytes", ",.0f", 1),
@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 def short_names(names: List[str], width: int) -> Dict[str, str]:
-    """Return each name without the words that all begin with, cut on the left to fit `width`."""
+    """Strip the prefix that all names share, and cut names on the left to fit `width`."""
     common = os.path.commonprefix(names)
     common = common[: common.rfind("_") + 1] if len(names) > 1 else ""
     short = {name: name[len(common) :] for name in names}
@@ -26,7 +26,7 @@ def short_names(names: List[str], width: int) -> Dict[str, str]:
 
 
 def _rows(stats: Dict[str, Any]) -> Iterator[List[str]]:
-    """Yield the cells of the headings and of each line, the names as they are."""
+    """Yield the cells of the headings and of each line, with full names."""
     yield ["", *(column[1] for column in COLUMNS)]
     yield ["tensor", *(column[2] for column in COLUMNS)]
     by_bytes = sorted(stats["tensors"].items(), key=lambda item: -item[1]["raw_bytes"])
@@ -35,17 +35,17 @@ def _rows(stats: Dict[str, Any]) -> Iterator[List[str]]:
 
 
 def _cell(value: Optional[float], form: str, factor: float) -> str:
-    """Return a number as it is printed; "-" if there is none, as no ratio where nothing is sent."""
+    """Format a number. None, such as the ratio of a tensor that is not sent, becomes "-"."""
     return "-" if value is None else f"{value * factor:{form}}"
 
 
 def stats_table(stats: Dict[str, Any]) -> str:
-    """Return the table, at most 100 characters wide, the largest tensors first.
+    """Return the table with the largest tensors first, at most 100 characters wide.
 
     Parameters
     ----------
     stats : dict
-        As `DistributedTrainer.compression_stats` returns it.
+        The result of `DistributedTrainer.compression_stats`.
     """
     rows = list(_rows(stats))
     widths = [2 + max(map(len, cells)) for cells in list(zip(*rows))[1:]]
@@ -57,13 +57,11 @@ def stats_table(stats: Dict[str, Any]) -> str:
         for name, *cells in rows
     ]
     lines.insert(-1, "-" * len(lines[-1]))
-    if "exposed_seconds" in stats["total"]:  # of MXNet's trainer
+    if "exposed_seconds" in stats["total"]:  # only MXNet's trainer measures this
         exposed = 1e3 * stats["total"]["exposed_seconds"]
-        lines.append(
-            f"Exposed: {exposed:.2f} ms, from the last gradient to the last average of all."
-        )
+        lines.append(f"Exposed: {exposed:.2f} ms from the last gradient to the last average.")
     title = (
-        "A step of this worker: averages so far. Tensors are at work at the same time, so their\n"
-        "milliseconds add up to more than a step takes.\n"
+        "Averages per step of this worker. Tensors travel in parallel, so the sum of their times\n"
+        "is longer than a step.\n"
     )
     return "\n".join([title, *(line.rstrip() for line in lines)])

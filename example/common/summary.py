@@ -1,12 +1,12 @@
-"""What runs with several seeds come to."""
+"""Averages the results of runs with several seeds."""
 
 from typing import Any, Callable, Dict, List, Sequence
 
-Run = List[Dict[str, Any]]  # the records of a training log, one an epoch
+Run = List[Dict[str, Any]]  # the records of a training log, one per epoch
 
 
 def summary(runs: Sequence[Run]) -> Dict[str, float]:
-    """Return the means over runs of the last accuracy, of bytes a step, and of seconds."""
+    """Return the means over runs of the final accuracy, the bytes per step, and the seconds."""
 
     def mean(value: Callable[[Run], float]) -> float:
         return sum(value(run) for run in runs) / len(runs)

@@ -1,4 +1,4 @@
-"""What images are trained towards: their labels, or mixtures of them."""
+"""Training targets: label smoothing and mixup."""
 
 from typing import Optional, Tuple
 
@@ -8,7 +8,7 @@ from mxnet.ndarray import NDArray
 
 
 class Targets:
-    """Turns labels into probabilities of the classes, and mixes images.
+    """Turns labels into class probabilities, and mixes pairs of images.
 
     Parameters
     ----------
@@ -17,10 +17,10 @@ class Targets:
     smoothing : float
         Probability that is spread evenly over all classes (Szegedy et al. 2015).
     mixup : float
-        Both parameters of the beta distribution that two images' shares are drawn from (Zhang et
-        al. 2017); 0: images are not mixed.
+        Both parameters of the beta distribution from which the mixing weight is drawn (Zhang et
+        al. 2017); 0: no mixing.
     unmixed_from : int, optional
-        Epoch from which on they are not either.
+        The epoch from which images are no longer mixed.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Targets:
     def __call__(
         self, pixels: NDArray, labels: NDArray, epoch: int, rng: np.random.Generator
     ) -> Tuple[NDArray, NDArray]:
-        """Return the images, mixed if they are to be, and their targets, (n, classes)."""
+        """Return the images, mixed if mixup is on, and their targets of shape (n, classes)."""
         spread = self._smoothing / self._classes
         targets = mx.nd.one_hot(labels, self._classes, 1 - self._smoothing + spread, spread)
         if not self._mixup or (self._unmixed_from is not None and epoch >= self._unmixed_from):

@@ -1,4 +1,4 @@
-"""Trains a network on a worker's images: the loop of the cifar100, imagenet and mnist examples."""
+"""The training loop of the cifar100, imagenet and mnist examples."""
 
 import argparse
 import random
@@ -26,28 +26,28 @@ from .targets import Targets
 
 
 class Images(Protocol):
-    """What trains: this worker's share of the images."""
+    """This worker's share of the images."""
 
-    steps: int  # of an epoch, the same on all workers
+    steps: int  # steps per epoch, the same on all workers
 
     def train(self, epoch: int) -> Iterator[Batch]:
         """Yield `steps` full batches."""
 
     def validation(self) -> Iterator[Batch]:
-        """Yield the images to validate with, each once."""
+        """Yield each validation image once, in batches."""
 
 
 class Recipe(NamedTuple):
-    """What one of BytePS's scripts does that none of its arguments says.
+    """Settings that are hard-coded in each of BytePS's scripts.
 
     Parameters
     ----------
     initializer : Initializer
-        Of the weights.
+        Initializer of the weights.
     uncompressed : str
-        The optimizer of a run without a compressor; with one it is "sgd".
+        The optimizer without a compressor. With a compressor it is "sgd".
     decay_after_warmup : bool
-        Whether --lr-decay-epoch counts epochs from the end of the warm-up on.
+        Whether --lr-decay-epoch counts epochs from the end of the warm-up.
     """
 
     initializer: mx.init.Initializer = mx.init.MSRAPrelu()
@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
 
 
 def contexts(num_gpus: int) -> List[mx.Context]:
-    """Return the devices of this worker: as many GPUs of its own, or else the CPU."""
+    """Return this worker's devices: its own `num_gpus` GPUs, or the CPU if that is 0."""
     first = bps.local_rank() * num_gpus
     return [mx.gpu(first + i) for i in range(num_gpus)] or [mx.cpu()]
 
@@ -67,21 +67,21 @@ class Training:
     Parameters
     ----------
     net : HybridBlock
-        Not initialised yet.
+        The network, not yet initialised.
     images : Images
-        What to train on.
+        Training and validation images.
     args : Namespace
-        With the arguments that `common.arguments` adds, those of models left out.
+        The arguments that `common.arguments` adds; those of models are not needed.
     name : str
-        What checkpoints are called.
+        The name of checkpoints.
     recipe : Recipe
     targets : Targets, optional
-        Instead of labels.
+        Targets to train on instead of labels.
 
     Raises
     ------
     ValueError
-        Arguments that do not go together.
+        If arguments contradict each other.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Training:
         self._targets = targets
         self._contexts = contexts(args.num_gpus)
         if args.dtype == "float16" and not args.num_gpus:
-            raise ValueError("--dtype float16 needs --num-gpus: MXNet has it on GPUs only")
+            raise ValueError("--dtype float16 needs --num-gpus: MXNet supports it on GPUs only")
         self._batch_size = args.batch_size * len(self._contexts)
         self._step_images = self._batch_size * bps.size()
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=targets is None)
@@ -144,11 +144,11 @@ class Training:
         )
         if point.states:
             trainer.load_states(point.trainer_states(bps.rank()))
-            trainer.optimizer.lr_scheduler = schedule  # of these arguments, not of the saved ones
+            trainer.optimizer.lr_scheduler = schedule  # replaces the saved schedule
         return trainer
 
     def run(self) -> None:
-        """Train until --num-epochs are done."""
+        """Train until --num-epochs epochs are done."""
         args, rank = self._args, bps.rank()
         for epoch in range(self._first_epoch, args.num_epochs):
             start = time.perf_counter()
@@ -176,7 +176,7 @@ class Training:
         """Train one epoch; return the loss of each step."""
         self._trainer.set_epoch(epoch)
         rng = np.random.default_rng((self._args.seed, epoch, bps.rank()))
-        for seed in (random.seed, mx.random.seed):  # of dropout, and of augmentation
+        for seed in (random.seed, mx.random.seed):  # for dropout and augmentation
             seed(int(rng.integers(2**31)))
         known: List[float] = []
         pending: Deque[NDArray] = deque()
@@ -196,7 +196,7 @@ class Training:
     def _step(
         self, pixels: NDArray, labels: NDArray, epoch: int, rng: np.random.Generator
     ) -> NDArray:
-        """Train on one batch; return its loss, a single number, perhaps before it is known."""
+        """Train on one batch; return its mean loss, whose value may not be computed yet."""
         if self._targets is not None:
             pixels, labels = self._targets(pixels, labels, epoch, rng)
             labels = labels.astype(self._args.dtype, copy=False)
@@ -210,7 +210,7 @@ class Training:
         return mx.nd.add_n(*means) / len(means)
 
     def _split(self, pixels: NDArray, labels: NDArray) -> Iterable[Tuple[NDArray, NDArray]]:
-        """Share a batch out to this worker's devices."""
+        """Split a batch among this worker's devices."""
         pixels = pixels.astype(self._args.dtype, copy=False)
         return zip(
             gluon.utils.split_and_load(pixels, self._contexts, even_split=False),
@@ -226,7 +226,7 @@ class Training:
         )
 
     def _validate(self) -> Tuple[float, float]:
-        """Return the share of all workers' images whose label comes first, and in the first 5."""
+        """Return top-1 and top-5 accuracy on the validation images of all workers."""
         metrics = mx.metric.Accuracy(), mx.metric.TopKAccuracy(5)
         for batch in self._images.validation():
             for x, y in self._split(*batch):
@@ -241,7 +241,7 @@ class Training:
     def _record(
         self, epoch: int, step_loss: np.ndarray, top1: float, top5: float, seconds: float
     ) -> Dict[str, Any]:
-        """Return what the log gets of an epoch."""
+        """Return the log record of an epoch."""
         traffic = self._trainer.compression_stats()["total"]
         steps = self._images.steps * (epoch + 1)
         return {

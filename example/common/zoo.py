@@ -1,9 +1,9 @@
-"""What the examples take of GluonCV, which refuses to be imported beside PyTorch 2."""
+"""Imports GluonCV's classes while hiding PyTorch, because GluonCV rejects PyTorch 2."""
 
 import sys
 
 _torch = sys.modules.pop("torch", None)
-sys.modules["torch"] = None  # as if it were not installed
+sys.modules["torch"] = None  # makes "import torch" fail
 try:
     from gluoncv.data.transforms import RandomCrop
     from gluoncv.model_zoo import get_model

@@ -1,8 +1,8 @@
-"""Train the digits with every compressor; write docs/benchmarks/convergence.md.
+"""Train the digits with every compressor, and write the results to docs/benchmarks/convergence.md.
 
-Each setting is trained by a scheduler, 2 servers and 4 workers on this machine, once for each of
-three seeds; what is the same for all of them is in COMMON. Fails if a setting ends more than a
-point below uncompressed training.
+A scheduler, 2 servers and 4 workers on this machine train each setting with three seeds. COMMON
+has the arguments that all settings share. The script fails if a setting's accuracy is more than one
+point below that of uncompressed training.
 """
 
 import sys
@@ -44,7 +44,7 @@ MAX_ACCURACY_LOSS = 0.01
 
 
 def table(runs: Dict[str, List[Run]]) -> str:
-    """Return the Markdown table, whose first setting is what the others are compared with."""
+    """Return the Markdown table. It compares each setting with the first one."""
     rows = {name: summary(of_setting) for name, of_setting in runs.items()}
     plain = next(iter(rows.values()))
     lines = [
@@ -64,7 +64,7 @@ def table(runs: Dict[str, List[Run]]) -> str:
 
 
 def section(runs: Dict[str, List[Run]]) -> str:
-    """Return what compare.py writes between the markers of the page."""
+    """Return the text between the markers of the page."""
     return f"""
 Made by `python example/digits/compare.py`: {CLUSTER.workers} workers, {CLUSTER.servers} servers,
 {len(SEEDS)} seeds, and for all settings `{" ".join(COMMON)}`.
@@ -76,13 +76,13 @@ Made by `python example/digits/compare.py`: {CLUSTER.workers} workers, {CLUSTER.
 
 
 def write_section(page: Path, text: str) -> None:
-    """Replace what stands between the markers of a page."""
+    """Replace the text between the markers of a page."""
     head, rest = page.read_text().split(BEGIN)
     page.write_text(head + BEGIN + "\n" + text + END + rest.split(END)[1])
 
 
 def broken_claims(rows: Dict[str, Dict[str, float]]) -> List[str]:
-    """Return which settings end further below the first than MAX_ACCURACY_LOSS."""
+    """Return a message for each setting that loses more accuracy than MAX_ACCURACY_LOSS."""
     plain = next(iter(rows.values()))["accuracy"]
     return [
         f"{name} accuracy {row['accuracy']:.2%} is more than {100 * MAX_ACCURACY_LOSS:.1f} points "

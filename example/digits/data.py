@@ -1,4 +1,4 @@
-"""The digits as batches of MXNet's arrays, sharded by rank."""
+"""Splits the digits among workers and yields batches of NDArrays."""
 
 from typing import Iterator, Tuple
 
@@ -10,16 +10,16 @@ from common.shuffling import shuffled_share
 def batches(
     images: Images, batch_size: int, rank: int, size: int, seed: Tuple[int, int]
 ) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
-    """Yield one epoch of worker `rank`: no image twice, none that another worker has.
+    """Yield the batches of worker `rank` in one epoch. No image appears twice, on any worker.
 
     Parameters
     ----------
     images : Images
         All training images, the same on every worker.
     batch_size, rank, size : int
-        Images a batch; this worker; the number of workers.
+        Images per batch; this worker's rank; the number of workers.
     seed : tuple of int
-        (run's seed, epoch): the order of the images. Must be the same on all workers.
+        (run's seed, epoch), which determines the order. Must be the same on all workers.
 
     Yields
     ------

@@ -1,7 +1,7 @@
-"""Train the digits uncompressed and with one-bit gradients on a small cluster, and compare the two.
+"""Train the digits uncompressed and with one-bit gradients on a small cluster, and compare them.
 
-Starts scheduler, server and workers on this machine, three times for each setting. Fails if a run
-does, or if one-bit training does not keep its accuracy while sending far less.
+A scheduler, a server and two workers on this machine train each setting with three seeds. The
+script fails if a run fails, if one-bit training loses accuracy, or if it sends too many bytes.
 """
 
 import sys
@@ -31,10 +31,10 @@ MIN_SAVING = 20
 
 
 def print_table(rows: Dict[str, Dict[str, float]]) -> None:
-    """Print one line a setting."""
+    """Print one line per setting."""
     print(
         f"\nMeans of {len(SEEDS)} seeds, {CLUSTER.workers} workers, {CLUSTER.servers} server; "
-        "bytes are those of the messages of one worker.\n"
+        "bytes are those of one worker's messages.\n"
     )
     print(f"{'':14}{'validation':>12}{'pushed':>14}{'pulled':>14}{'training':>10}")
     print(f"{'':14}{'accuracy':>12}{'bytes/step':>14}{'bytes/step':>14}{'seconds':>10}")
@@ -44,13 +44,13 @@ def print_table(rows: Dict[str, Dict[str, float]]) -> None:
             f"{row['seconds']:>10.1f}"
         )
     print(
-        "\nThe seconds are those of this machine's loopback, which is no slow network: on it, "
-        "fewer bytes save no time."
+        "\nThe seconds were measured on this machine's loopback, which is fast: there, fewer "
+        "bytes save no time."
     )
 
 
 def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str]:
-    """Return what the demo claims and these numbers do not bear out."""
+    """Return a message for each of the demo's claims that these results contradict."""
     broken = [
         f"{name} accuracy {row['accuracy']:.2%} is not above {MIN_ACCURACY:.0%}"
         for name, row in (("uncompressed", plain), ("onebit", onebit))
@@ -64,7 +64,7 @@ def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str
     for way in ("pushed", "pulled"):
         if onebit[way] * MIN_SAVING > plain[way]:
             broken.append(
-                f"onebit {way} {onebit[way]:,.0f} bytes a step, more than "
+                f"onebit {way} {onebit[way]:,.0f} bytes per step, more than "
                 f"1/{MIN_SAVING} of {plain[way]:,.0f}"
             )
     return broken
@@ -73,7 +73,7 @@ def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str
 def main() -> None:
     print(
         f"Training on handwritten digits: {CLUSTER.workers} workers, {CLUSTER.servers} server and "
-        f"a scheduler, all on this machine;\n{len(SEEDS)} runs of each: {', '.join(SETTINGS)}.",
+        f"a scheduler, all on this machine;\n{len(SEEDS)} runs per setting: {', '.join(SETTINGS)}.",
         flush=True,
     )
     runs = {
@@ -90,8 +90,8 @@ def main() -> None:
         sys.exit("demo: " + "; ".join(broken))
     saving = rows["uncompressed"]["pushed"] / rows["onebit"]["pushed"]
     print(
-        f"One-bit gradients moved {saving:.0f} times fewer bytes each way, and kept the "
-        f"accuracy within {100 * MAX_ACCURACY_LOSS:.1f} point."
+        f"One-bit gradients need {saving:.0f} times fewer bytes each way, and the accuracy is "
+        f"at most {100 * MAX_ACCURACY_LOSS:.1f} point lower."
     )
 
 

@@ -1,4 +1,4 @@
-"""The pictures: loss or accuracy against the bytes that a worker moved."""
+"""Draws loss or accuracy against the bytes that a worker sent and received."""
 
 from pathlib import Path
 from typing import Any, Dict, List
@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 COLOURS = {"uncompressed": "#b0461e", "onebit": "#1f5fa8"}
-WINDOW = 11  # steps that a running mean covers: one batch's loss alone is noise
+WINDOW = 11  # steps of the running mean; the loss of a single batch is too noisy
 
 
 def _loss_curves(runs: List[List[Dict[str, Any]]]) -> np.ndarray:
@@ -34,7 +34,7 @@ def _style(axes: Any) -> None:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Write a picture; an SVG with text as text, and nothing that differs from run to run."""
+    """Write a picture. An SVG keeps text as text and is the same in every run."""
     figure.tight_layout()
     if path.suffix == ".svg":
         with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
@@ -50,9 +50,9 @@ def draw_loss(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
     Parameters
     ----------
     runs : dict
-        By name of the setting, the logs of its runs.
+        The logs of each setting's runs, by the setting's name.
     path : Path
-        File to write.
+        The file to write.
     """
     figure, (by_step, by_byte) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
     for name, of_setting in runs.items():
@@ -100,14 +100,14 @@ def draw_loss(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
 
 
 def draw_accuracy(runs: Dict[str, List[List[Dict[str, Any]]]], path: Path) -> None:
-    """Draw validation accuracy against bytes, epoch by epoch: a setting's mean and range.
+    """Draw the mean and range of each setting's validation accuracy against bytes, per epoch.
 
     Parameters
     ----------
     runs : dict
-        By name of the setting, the logs of its runs.
+        The logs of each setting's runs, by the setting's name.
     path : Path
-        File to write.
+        The file to write.
     """
     figure, axes = plt.subplots(figsize=(8, 4.6))
     for name, of_setting in runs.items():

@@ -1,4 +1,4 @@
-"""Runs train.py on a cluster of this machine."""
+"""Runs train.py on a cluster on this machine."""
 
 import os
 import subprocess
@@ -17,21 +17,25 @@ __all__ = ["ROOT", "Cluster", "Run", "summary", "train"]
 
 
 class Cluster(NamedTuple):
-    """Processes on this machine, beside a scheduler."""
+    """The numbers of workers and servers; there is one scheduler too."""
 
     workers: int
     servers: int
 
 
 def train(name: str, arguments: Sequence[str], seed: int, cluster: Cluster, output: Path) -> Run:
-    """Run train.py on a cluster of this machine and return its log; exit if it fails.
+    """Run train.py on a cluster on this machine and return its log; exit if it fails.
 
     Parameters
     ----------
     name : str
-        What to call these arguments.
+        The name of the setting.
     arguments : sequence of str
-        Of train.py, beside the seed and the log, which is kept in the folder `output`.
+        Arguments of train.py, without --seed and --logging-file.
+    seed : int
+    cluster : Cluster
+    output : Path
+        The folder of the logs.
     """
     output.mkdir(parents=True, exist_ok=True)
     log = output / f"{name.replace(' ', '-')}-{seed}.jsonl"
@@ -46,7 +50,8 @@ def train(name: str, arguments: Sequence[str], seed: int, cluster: Cluster, outp
     ]
     print(f"\n$ bpslaunch {' '.join(options)} python {' '.join(script)}", flush=True)
     command = [sys.executable, "-m", "bpslaunch", *options, sys.executable, *script]
-    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", **os.environ}  # MXNet's, about NumPy
+    # MXNet raises FutureWarnings about NumPy.
+    quiet = {"PYTHONWARNINGS": "ignore::FutureWarning", **os.environ}
     done = subprocess.run(command, cwd=ROOT, env=quiet, check=False)
     if done.returncode != 0:
         sys.exit(f"the {name} run with seed {seed} failed with exit code {done.returncode}")

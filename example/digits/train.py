@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def accuracy(net: gluon.Block, images: Images) -> float:
-    """Return the share of images that the network labels rightly; each worker looks at its own."""
+    """Return the accuracy on all images; each worker evaluates its own share of them."""
     own = slice(bps.rank(), None, bps.size())
     predicted = net(mx.nd.array(images.pixels[own])).argmax(axis=1).asnumpy()
     right = float((predicted == images.labels[own]).sum())
@@ -76,7 +76,7 @@ def main() -> None:
                 loss = softmax_loss(net(pixels), labels)
             loss.backward()
             trainer.step(args.batch_size)
-            losses.append(loss.mean())  # not read here: that would wait for the step to end
+            losses.append(loss.mean())  # reading it here would wait for the end of the step
             if len(losses) > STEPS_AHEAD:
                 losses[-1 - STEPS_AHEAD].wait_to_read()
                 bar.update(step_images)

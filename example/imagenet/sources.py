@@ -1,4 +1,4 @@
-"""ImageNet as a worker reads it: from RecordIO files, or from folders of JPEGs."""
+"""Reads a worker's share of ImageNet, from RecordIO files or from folders of JPEGs."""
 
 import argparse
 import math
@@ -26,12 +26,12 @@ LIGHTING = 0.1  # standard deviation of the noise along the principal colours (A
 
 
 def _resized(args: argparse.Namespace) -> int:
-    """Return the shorter side of an image, of which the middle is then cut out to validate."""
+    """Return the shorter side to which a validation image is resized before the centre crop."""
     return math.ceil(args.input_size / args.crop_ratio)
 
 
 def record_images(args: argparse.Namespace) -> RecordImages:
-    """Return the images of the --rec files."""
+    """Read the images of the --rec files."""
     common = {
         "data_shape": (3, args.input_size, args.input_size),
         "preprocess_threads": max(1, args.num_workers),
@@ -60,7 +60,7 @@ def record_images(args: argparse.Namespace) -> RecordImages:
 
 
 def folder_images(args: argparse.Namespace) -> DatasetImages:
-    """Return the images of train/ and val/ in --data-dir, which have a folder for each class."""
+    """Read train/ and val/ in --data-dir, which have one folder per class."""
     folders = [existing(Path(args.data_dir) / name) for name in ("train", "val")]
     return DatasetImages(
         [ImageFolderDataset(str(folder)) for folder in folders],

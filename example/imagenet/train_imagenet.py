@@ -28,21 +28,28 @@ SMOOTHING = 0.1
 
 
 def add_imagenet_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what only this example takes."""
+    """Add the arguments of this example alone."""
     group = parser.add_argument_group("ImageNet")
-    group.add_argument("--use-rec", action="store_true", help="read RecordIO, not --data-dir")
+    group.add_argument("--use-rec", action="store_true", help="read RecordIO files, not --data-dir")
     for name in ("train", "val"):
         for option, ending in ((f"--rec-{name}", "rec"), (f"--rec-{name}-idx", "idx")):
             path = f"{default_folder('imagenet')}/rec/{name}.{ending}"
             group.add_argument(option, default=path, metavar="FILE", help="for --use-rec")
-    group.add_argument("--input-size", type=int, default=224, help="pixels, each way")
+    group.add_argument("--input-size", type=int, default=224, help="height and width in pixels")
     group.add_argument(
-        "--crop-ratio", type=float, default=0.875, help="share of an image left to validate with"
+        "--crop-ratio",
+        type=float,
+        default=0.875,
+        help="share of a validation image's side that the centre crop keeps",
     )
-    group.add_argument("--label-smoothing", action="store_true", help=f"by {SMOOTHING}")
+    group.add_argument(
+        "--label-smoothing", action="store_true", help=f"smooth labels by {SMOOTHING}"
+    )
     group.add_argument("--mixup", action="store_true", help="train on mixtures of two images")
-    group.add_argument("--mixup-alpha", type=float, default=0.2, help="larger mixes more")
-    group.add_argument("--mixup-off-epoch", type=int, default=0, help="last epochs without it")
+    group.add_argument(
+        "--mixup-alpha", type=float, default=0.2, help="a larger value mixes images more"
+    )
+    group.add_argument("--mixup-off-epoch", type=int, default=0, help="final epochs without mixup")
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -58,7 +65,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def targets(args: argparse.Namespace) -> Optional[Targets]:
-    """Return what --label-smoothing and --mixup ask for, if anything."""
+    """Return the targets for --label-smoothing and --mixup, or None without them."""
     if not (args.label_smoothing or args.mixup):
         return None
     return Targets(

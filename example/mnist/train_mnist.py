@@ -39,7 +39,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         dest="num_gpus",
         action="store_const",
         const=0,
-        help="compute on the CPU; by default each worker takes a GPU if there are some",
+        help="train on the CPU; by default each worker uses a GPU if there is one",
     )
     parser.set_defaults(
         num_epochs=5,

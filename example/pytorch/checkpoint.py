@@ -1,4 +1,4 @@
-"""What a run that stops can go on from: the model, the optimizer, and what compression carries."""
+"""Saves and loads checkpoints: the model, the optimizer and the compression state."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import gluon_gc.torch as bps
 def save(
     folder: str, epoch: int, model: torch.nn.Module, optimizer: Optimizer, compression: Any
 ) -> None:
-    """Write a checkpoint into folder/epoch-N; all workers call this.
+    """Write a checkpoint into folder/epoch-N. All workers must call this.
 
-    Worker 0 saves the model and the optimizer last, so that what has a model is whole.
+    Worker 0 saves the model and the optimizer last, so a folder with a model is complete.
 
     Parameters
     ----------
     folder : str
     epoch : int
-        How many are done.
+        The number of epochs done.
     model : Module
     optimizer : Optimizer
     compression : CompressionState or None
@@ -46,14 +46,14 @@ def save(
 
 
 def load(folder: str, model: torch.nn.Module, optimizer: Optimizer, compression: Any) -> int:
-    """Go on from a checkpoint; all workers call this.
+    """Load a checkpoint. All workers must call this.
 
-    With another number of workers than it was saved by, they share what was carried over.
+    If the number of workers has changed, the saved residuals and momentum are redistributed.
 
     Returns
     -------
     int
-        How many epochs are done.
+        The number of epochs done.
     """
     path = Path(folder)
     state = torch.load(path / "model.pt", map_location="cpu", weights_only=True)

@@ -1,8 +1,8 @@
 """Train the digits with PyTorch and several compressors, and write a table of the docs.
 
-Each setting is trained by 4 workers on this machine, once for each of three seeds; what is the same
-for all of them is in COMMON. Fails if a setting ends more than half a point below plain
-DistributedDataParallel.
+Four workers on this machine train each setting with three seeds. COMMON has the arguments that all
+settings share. The script fails if a setting's accuracy is more than half a point below that of
+plain DistributedDataParallel.
 """
 
 import sys
@@ -30,7 +30,7 @@ MAX_ACCURACY_LOSS = 0.005
 
 
 def table(runs: Dict[str, List[Run]]) -> str:
-    """Return the Markdown table, whose first setting is what the others are compared with."""
+    """Return the Markdown table. It compares each setting with the first one."""
     rows = {name: summary(of_setting) for name, of_setting in runs.items()}
     plain = next(iter(rows.values()))
     lines = [
@@ -48,7 +48,7 @@ def table(runs: Dict[str, List[Run]]) -> str:
 
 
 def section(runs: Dict[str, List[Run]]) -> str:
-    """Return what stands between the markers of the page."""
+    """Return the text between the markers of the page."""
     return f"""
 Made by `python example/pytorch/compare.py`: {WORKERS} workers, {len(SEEDS)} seeds, and
 `{" ".join(COMMON)}` for all settings. Bytes are those of a worker's payloads in a step; the first
@@ -60,7 +60,7 @@ line has the size of the gradients.
 
 
 def broken_claims(runs: Dict[str, List[Run]]) -> List[str]:
-    """Return which settings end further below the first than MAX_ACCURACY_LOSS."""
+    """Return a message for each setting that loses more accuracy than MAX_ACCURACY_LOSS."""
     rows = {name: summary(of_setting)["accuracy"] for name, of_setting in runs.items()}
     plain = next(iter(rows.values()))
     return [

@@ -1,7 +1,7 @@
-"""Train the digits with PyTorch, plainly and with one-bit gradients, and compare the two.
+"""Train the digits with PyTorch, uncompressed and with one-bit gradients, and compare them.
 
-Starts two workers on this machine under torchrun, three times for each setting. Fails if a run
-does, or if one-bit training does not keep its accuracy while sending far less.
+Two workers under torchrun on this machine train each setting with three seeds. The script fails if
+a run fails, if one-bit training loses accuracy, or if it sends too many bytes.
 """
 
 import sys
@@ -25,7 +25,7 @@ MIN_SAVING = 20
 
 
 def broken_claims(plain: Dict[str, float], onebit: Dict[str, float]) -> List[str]:
-    """Return what the demo claims and these numbers do not bear out."""
+    """Return a message for each of the demo's claims that these results contradict."""
     broken = []
     if min(plain["accuracy"], onebit["accuracy"]) <= MIN_ACCURACY:
         broken.append(f"an accuracy is not above {MIN_ACCURACY:.0%}")
@@ -42,8 +42,8 @@ def main() -> None:
         name: summary([train(name, arguments, seed, WORKERS, OUTPUT) for seed in SEEDS])
         for name, arguments in SETTINGS.items()
     }
-    print(f"\nMeans of {len(SEEDS)} seeds, {WORKERS} workers; bytes of gradients, one way each.\n")
-    print(f"{'':14}{'accuracy':>10}{'bytes a step':>14}{'received':>12}{'seconds':>9}")
+    print(f"\nMeans of {len(SEEDS)} seeds, {WORKERS} workers; bytes of gradients per step.\n")
+    print(f"{'':14}{'accuracy':>10}{'sent':>14}{'received':>12}{'seconds':>9}")
     for name, row in rows.items():
         print(
             f"{name:14}{row['accuracy']:>10.2%}{row['pushed']:>14,.0f}{row['pulled']:>12,.0f}"
@@ -54,8 +54,8 @@ def main() -> None:
         sys.exit("demo: " + "; ".join(broken))
     saving = rows["uncompressed"]["pushed"] / rows["onebit"]["pushed"]
     print(
-        f"\nOne-bit gradients were {saving:.0f} times smaller, and kept the accuracy within "
-        f"{100 * MAX_ACCURACY_LOSS:.1f} point."
+        f"\nOne-bit gradients are {saving:.0f} times smaller, and the accuracy is at most "
+        f"{100 * MAX_ACCURACY_LOSS:.1f} point lower."
     )
 
 

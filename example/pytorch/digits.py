@@ -50,7 +50,7 @@ def digits_network() -> nn.Sequential:
 
 
 def accuracy(net: nn.Module, images: Images, device: torch.device) -> float:
-    """Return the share of images that the network labels rightly; each worker looks at its own."""
+    """Return the accuracy on all images; each worker evaluates its own share of them."""
     own = slice(bps.rank(), None, bps.size())
     net.eval()
     with torch.no_grad():

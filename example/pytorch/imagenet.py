@@ -1,6 +1,6 @@
-"""Train a network on ImageNet, or other images in folders of classes, under torchrun.
+"""Train a network on ImageNet, or on other images with one folder per class, under torchrun.
 
-The arguments are those of PyTorch's own ImageNet example where both have them.
+Arguments that PyTorch's ImageNet example has too have the same names here.
 """
 
 import argparse
@@ -36,35 +36,45 @@ from workers import (
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
-    parser.add_argument("data", help="folder with train/ and val/, which have one for each class")
+    parser.add_argument("data", help="folder with train/ and val/; each has one folder per class")
     group = parser.add_argument_group("training")
-    group.add_argument("-a", "--arch", default="resnet18", help="of torchvision, if it is there")
+    group.add_argument(
+        "-a", "--arch", default="resnet18", help="network; without torchvision resnet18 or 34"
+    )
     group.add_argument("-j", "--workers", type=int, default=4, help="processes that load images")
     group.add_argument(
         "--epochs", dest="num_epochs", type=int, default=90, help="passes over the training data"
     )
-    group.add_argument("-b", "--batch-size", type=int, default=32, help="images a step a worker")
-    group.add_argument("--lr", type=float, default=0.1, help="learning rate of all workers")
     group.add_argument(
-        "--lr-step-size", type=int, default=30, help="epochs after which it falls to a tenth"
+        "-b", "--batch-size", type=int, default=32, help="images per step and worker"
     )
-    group.add_argument("--lr-mode", choices=("step", "cosine"), default="step", help="how it falls")
-    group.add_argument("--warmup-epochs", type=int, default=0, help="epochs of a linear rise")
-    group.add_argument("--momentum", type=float, default=0.9, help="of the optimizer")
+    group.add_argument(
+        "--lr", type=float, default=0.1, help="learning rate, for any number of workers"
+    )
+    group.add_argument(
+        "--lr-step-size", type=int, default=30, help="epochs after which --lr is divided by 10"
+    )
+    group.add_argument(
+        "--lr-mode", choices=("step", "cosine"), default="step", help="kind of decay"
+    )
+    group.add_argument("--warmup-epochs", type=int, default=0, help="epochs of linear warm-up")
+    group.add_argument("--momentum", type=float, default=0.9, help="momentum of the optimizer")
     group.add_argument("--wd", "--weight-decay", type=float, default=1e-4, help="weight decay")
-    group.add_argument("--label-smoothing", type=float, default=0.0, help="share of other classes")
-    group.add_argument("--input-size", type=int, default=224, help="pixels, each way")
+    group.add_argument("--label-smoothing", type=float, default=0.0, help="share for all classes")
+    group.add_argument("--input-size", type=int, default=224, help="height and width in pixels")
     group.add_argument("--amp", action="store_true", help="automatic mixed precision, on a GPU")
-    group.add_argument("--seed", type=int, default=0, help="of weights and shuffling")
-    group.add_argument("--logging-file", default="", help="gets a line of JSON an epoch")
-    group.add_argument("--tensorboard", default="", metavar="DIR", help="gets TensorBoard's files")
+    group.add_argument("--seed", type=int, default=0, help="seed of weights and shuffling")
+    group.add_argument("--logging-file", default="", help="write one line of JSON per epoch here")
+    group.add_argument(
+        "--tensorboard", default="", metavar="DIR", help="write TensorBoard's event files here"
+    )
     add_checkpoint_arguments(parser)
     add_compression_arguments(parser, clip=False)
     return parser.parse_args()
 
 
 def learning_rate(args: argparse.Namespace, epochs: float) -> float:
-    """The rate once so many epochs are done, which may be a part of one."""
+    """Return the learning rate after a number of epochs, which may be fractional."""
     if epochs < args.warmup_epochs:
         return args.lr * epochs / args.warmup_epochs
     if args.lr_mode == "cosine":
@@ -73,7 +83,7 @@ def learning_rate(args: argparse.Namespace, epochs: float) -> float:
 
 
 class Training:
-    """A run of this worker.
+    """A training run of this worker.
 
     Parameters
     ----------
@@ -101,7 +111,7 @@ class Training:
         self.steps = steps_per_epoch(count, args.batch_size, bps.size())
 
     def run(self) -> None:
-        """Train, from a checkpoint if there is one, to the last epoch."""
+        """Train to the last epoch, starting from the checkpoint of --resume if it is given."""
         args, rank, size = self.args, bps.rank(), bps.size()
         done = 0
         if args.resume:
@@ -134,7 +144,7 @@ class Training:
         log.close()
 
     def train_epoch(self, epoch: int) -> list:
-        """Train on all images once, and return the loss of each step."""
+        """Train one epoch; return the loss of each step."""
         args, losses = self.args, []
         if self.compression is not None:
             self.compression.set_epoch(epoch - 1)
@@ -157,7 +167,7 @@ class Training:
 
     @torch.no_grad()
     def accuracies(self) -> tuple:
-        """The shares of images whose label is the likeliest, and among the five likeliest."""
+        """Return top-1 and top-5 accuracy on the validation images of all workers."""
         args, right = self.args, [0, 0]
         batches = validation_batches(
             self.val_images, args.batch_size, bps.rank(), bps.size(), args.workers

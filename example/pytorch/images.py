@@ -1,4 +1,4 @@
-"""A folder of images with a folder for each class, as torchvision's ImageFolder, without it."""
+"""Reads images from one folder per class, like torchvision's ImageFolder, without torchvision."""
 
 import math
 from pathlib import Path
@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader, Dataset
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of pixels in [0, 1]
 ENDINGS = {".bmp", ".jpeg", ".jpg", ".png", ".webp"}
-RESIZED = 1.143  # times the input's size is an image, of which the middle is cut out to validate
+RESIZED = 1.143  # a validation image is resized to this times the input's size, then cropped
 
 
 class ImageFolder(Dataset):
-    """Images and their labels, which count the folders by name.
+    """Images with labels. A label is the index of the image's folder in order of names.
 
     Parameters
     ----------
     folder : Path
     prepare : callable
-        Of an image of PIL.
+        Turns a PIL image into a tensor.
     """
 
     def __init__(self, folder: Path, prepare: Callable[[Image.Image], torch.Tensor]) -> None:
@@ -47,12 +47,12 @@ class ImageFolder(Dataset):
 
 
 class Augment:
-    """Cut out a part at random, resize it, and mirror every other one.
+    """Take a random crop, resize it, and mirror it with probability 1/2.
 
     Parameters
     ----------
     size : int
-        Pixels of the result, each way.
+        Height and width of the result in pixels.
     """
 
     def __init__(self, size: int) -> None:
@@ -78,12 +78,12 @@ class Augment:
 
 
 class Middle:
-    """Resize, and cut out the middle.
+    """Resize an image and take the centre crop.
 
     Parameters
     ----------
     size : int
-        Pixels of the result, each way.
+        Height and width of the result in pixels.
     """
 
     def __init__(self, size: int) -> None:
@@ -98,7 +98,7 @@ class Middle:
 
 
 def as_tensor(image: Image.Image) -> torch.Tensor:
-    """Normalised pixels, float32, shape (3, height, width)."""
+    """Return normalised pixels, float32 of shape (3, height, width)."""
     pixels = (np.asarray(image, np.float32) / 255 - MEAN) / DEVIATION
     return torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).contiguous()
 
@@ -106,17 +106,17 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
 def training_batches(
     images: ImageFolder, batch_size: int, rank: int, size: int, seed: Tuple[int, int], workers: int
 ) -> DataLoader:
-    """One epoch of worker `rank`, in the order that a seed and an epoch make."""
+    """Return the batches of worker `rank` in one epoch; seed is (run's seed, epoch)."""
     share = shuffled_share(len(images), batch_size, rank, size, seed).tolist()
     order = torch.Generator().manual_seed(1_000_003 * seed[0] + 1009 * seed[1] + rank)
-    torch.manual_seed(order.initial_seed())  # of augmentation, where no process of its own does it
+    torch.manual_seed(order.initial_seed())  # for augmentation in this process, if workers is 0
     return DataLoader(images, batch_sampler=share, num_workers=workers, generator=order)
 
 
 def validation_batches(
     images: ImageFolder, batch_size: int, rank: int, size: int, workers: int
 ) -> DataLoader:
-    """The images that worker `rank` validates with."""
+    """Return the validation images of worker `rank`."""
     return DataLoader(
         images, batch_size, sampler=range(rank, len(images), size), num_workers=workers
     )

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-34, for where torchvision is not installed; parameters have its names."""
+"""ResNet-18 and ResNet-34 for use without torchvision, with torchvision's parameter names."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut around them."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images (n, 3, height, width) to logits (n, classes)."""
+    """Maps images (n, 3, height, width) to logits (n, classes)."""
 
     def __init__(self, depths: tuple, classes: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ResNet(nn.Module):
 
 
 def network(arch: str, classes: int) -> nn.Module:
-    """Return an untrained network, of torchvision if it is there."""
+    """Return an untrained network, from torchvision if that is installed."""
     try:
         from torchvision import models
     except ImportError:

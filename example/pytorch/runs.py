@@ -17,14 +17,18 @@ __all__ = ["ROOT", "Run", "summary", "train"]
 
 
 def train(name: str, arguments: Sequence[str], seed: int, workers: int, output: Path) -> Run:
-    """Run digits.py on so many workers and return its log; exit if it fails.
+    """Run digits.py on some workers and return its log; exit if it fails.
 
     Parameters
     ----------
     name : str
-        What to call these arguments.
+        The name of the setting.
     arguments : sequence of str
-        Of digits.py, beside the seed and the log, which is kept in the folder `output`.
+        Arguments of digits.py, without --seed and --logging-file.
+    seed, workers : int
+        The run's seed, and the number of workers.
+    output : Path
+        The folder of the logs.
     """
     output.mkdir(parents=True, exist_ok=True)
     log = output / f"{name.replace(' ', '-')}-{seed}.jsonl"
@@ -39,7 +43,7 @@ def train(name: str, arguments: Sequence[str], seed: int, workers: int, output: 
     ]
     print(f"\n$ torchrun {' '.join([*options, *script])}", flush=True)
     command = [sys.executable, "-m", "torch.distributed.run", *options, *script]
-    environ = {"OMP_NUM_THREADS": "1", **os.environ}  # as torchrun has it, which warns of it
+    environ = {"OMP_NUM_THREADS": "1", **os.environ}  # torchrun's default; it warns if it is unset
     done = subprocess.run(command, cwd=ROOT, env=environ, check=False)
     if done.returncode != 0:
         sys.exit(f"the {name} run with seed {seed} failed with exit code {done.returncode}")

@@ -1,4 +1,4 @@
-"""What the PyTorch examples share: arguments, how a model is wrapped, and sums over workers."""
+"""Functions that the PyTorch examples share: arguments, wrapping a model, sums over workers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ import gluon_gc.torch as bps
 
 
 def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add where checkpoints are kept, and which device trains."""
+    """Add the arguments for checkpoints and the device."""
     group = parser.add_argument_group("checkpoints and device")
-    group.add_argument("--save", default="", metavar="DIR", help="gets a folder a checkpoint")
+    group.add_argument("--save", default="", metavar="DIR", help="save checkpoints here")
     group.add_argument("--save-period", type=int, default=10, help="epochs between checkpoints")
-    group.add_argument("--resume", default="", metavar="DIR/epoch-N", help="what to go on from")
-    group.add_argument("--no-cuda", action="store_true", help="train on the CPU beside a GPU")
+    group.add_argument(
+        "--resume", default="", metavar="DIR/epoch-N", help="resume from this checkpoint"
+    )
+    group.add_argument(
+        "--no-cuda", action="store_true", help="train on the CPU even if there is a GPU"
+    )
 
 
 def is_due(args: argparse.Namespace, epochs: int) -> bool:
-    """Whether to save a checkpoint after so many epochs."""
+    """Return whether a checkpoint is due after this number of epochs."""
     return bool(args.save) and (epochs % args.save_period == 0 or epochs == args.num_epochs)
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
-    """Where this worker trains: its own GPU, if there is one."""
+    """Return this worker's device: its own GPU if there is one, else the CPU."""
     if args.no_cuda or not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(bps.local_rank())
@@ -44,12 +48,12 @@ def parallel(
     args: argparse.Namespace,
     grad_scaler: Optional[torch.amp.GradScaler] = None,
 ) -> Tuple[DistributedDataParallel, Optional[bps.CompressionState]]:
-    """Wrap a model so that its gradients travel as the arguments say.
+    """Wrap a model so that its gradients are compressed according to the arguments.
 
     Returns
     -------
     tuple of DistributedDataParallel and CompressionState
-        None for the latter where nothing is compressed, which is plain PyTorch.
+        The state is None if nothing is compressed; then the model is plain PyTorch.
     """
     device = next(model.parameters()).device
     ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
@@ -64,14 +68,17 @@ def parallel(
 
 
 def summed(values: List[float], device: torch.device) -> List[float]:
-    """The sums of numbers over all workers."""
+    """Return the sums of numbers over all workers."""
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return total.tolist()
 
 
 def traffic(model: torch.nn.Module, state: Optional[bps.CompressionState]) -> Tuple[float, float]:
-    """Bytes a step that a worker pushes and pulls; uncompressed, those of its gradients."""
+    """Return the bytes per step that a worker pushes and pulls.
+
+    Without compression, both are the size of the gradients.
+    """
     if state is not None:
         total = state.compression_stats()["total"]
         return total["pushed_bytes"], total["pulled_bytes"]
@@ -80,10 +87,10 @@ def traffic(model: torch.nn.Module, state: Optional[bps.CompressionState]) -> Tu
 
 
 def print_checksum(model: torch.nn.Module) -> None:
-    """Print 16 hexadecimal digits that depend on every bit of the parameters that are trained."""
+    """Print 16 hexadecimal digits that depend on every bit of the model's parameters."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
     who = f"rank {bps.rank()} of {bps.size()}"
-    # In one piece, which print does not write where torchrun has turned buffers off.
+    # One write call. Without buffers, as under torchrun, print writes the newline separately.
     sys.stdout.write(f"{who}: checksum of the parameters {digest.hexdigest()[:16]}\n")

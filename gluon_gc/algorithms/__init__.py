@@ -1,4 +1,4 @@
-"""The algorithms: what is averaged over workers, and when; needs no framework."""
+"""The algorithms: which arrays workers average, and in which steps. Needs no framework."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]
     Parameters
     ----------
     algorithm : None, str or mapping
-        A name, or a dict of "name" and options. None: every gradient is averaged in every step.
+        A name, or a dict of "name" and options. None: average all gradients in every step.
 
     Raises
     ------
     TypeError
-        It is none of these, or an option has the wrong type.
+        The argument or an option has the wrong type.
     ValueError
-        An unknown name or option, or a wrong value.
+        The name or an option is unknown, or a value is wrong.
     KeyError
-        "name", or an option that must be given, is missing.
+        "name", or a required option, is missing.
     """
     if algorithm is None:
         return None

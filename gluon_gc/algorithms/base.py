@@ -1,8 +1,10 @@
-"""What an algorithm is, and the registry of those that exist.
+"""The base class of algorithms, and their registry.
 
-An algorithm stands between the optimizer and the exchange: it decides which vectors are averaged
-over the workers in a step, if any, and what becomes of the averages. It knows no framework: arrays
-are NDArrays, tensors or NumPy's. They are only added, multiplied, and written to by `array[:] = x`.
+An algorithm decides which arrays are averaged over the workers in a step, and how the averages
+change the parameters. Averaged gradients in every step need no algorithm: that is the default.
+
+An algorithm knows no framework. Its arrays may be MXNet's NDArrays, PyTorch tensors or NumPy
+arrays. It only adds and multiplies them, and writes to them by `array[:] = x`.
 """
 
 from __future__ import annotations
@@ -25,30 +27,30 @@ import numpy as np
 from ..options import Option
 
 Array = Any
-"""An array of float32 or float64, of any framework."""
+"""A float32 or float64 array of any framework."""
 Arrays = Mapping[str, Array]
-"""Arrays by the names of their parameters."""
+"""Arrays by the name of their parameter."""
 Shapes = Mapping[str, Tuple[int, ...]]
 
 registry: Dict[str, Type["Algorithm"]] = {}
-"""The algorithms by their names."""
+"""The algorithms by name."""
 
 
 def register(algorithm: Type["Algorithm"]) -> Type["Algorithm"]:
-    """Class decorator: make an algorithm available under its name."""
+    """Class decorator: add an algorithm to the registry."""
     registry[algorithm.name] = algorithm
     return algorithm
 
 
 class Round(NamedTuple):
-    """A request to average vectors over all workers; all workers make it in the same step.
+    """A request to average arrays over all workers. All workers make it in the same step.
 
     Parameters
     ----------
     kind : str
-        One of those that `Algorithm.rounds` lists.
+        One of the keys of `Algorithm.rounds`.
     vectors : mapping
-        By parameter. All workers give the same parameters.
+        The arrays, by parameter. All workers give arrays for the same parameters.
     """
 
     kind: str
@@ -57,18 +59,18 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What an algorithm works with in one step.
+    """The inputs of one step of an algorithm.
 
     Parameters
     ----------
     number : int
-        From 1.
+        The number of the step, from 1.
     parameters : mapping
-        This worker's, by name. What is written to them stays.
+        This worker's parameters, by name. The algorithm may write to them.
     gradients : mapping
-        This worker's own gradients of those parameters that have one.
+        This worker's own gradients, by name of the parameter. Not every parameter has one.
     update : callable
-        Applies the optimizer's update with these gradients.
+        Applies the optimizer's update to the parameters, with these gradients.
     """
 
     number: int
@@ -82,15 +84,15 @@ Rounds = Generator[Round, Arrays, None]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The options of an algorithm, and its rules. A subclass has its options as fields.
+    """An algorithm and its options. Each option of a subclass is a field made by `Option.field`.
 
     Attributes
     ----------
     name, description : str
     shared : tuple of str
-        The kinds of state that are the same on all workers.
+        The kinds of state that are equal on all workers.
     own : tuple of str
-        The kinds of state that belong to a worker.
+        The kinds of state that differ between workers.
     """
 
     name: ClassVar[str]
@@ -100,30 +102,44 @@ class Algorithm:
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:
-        """Its options."""
+        """The options, by name."""
         return {field.name: field.metadata["option"] for field in fields(cls)}
 
     @classmethod
     def defaults(cls) -> Dict[str, Any]:
-        """The values of those options that need not be given."""
+        """The default values of the options that may be left out."""
         return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
 
     def described(self) -> Dict[str, Any]:
-        """The values of its options, as plain values."""
+        """The values of the options, by name, with NumPy scalars as Python numbers."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
-        """The shapes of the vectors of each kind of round, given those of the parameters."""
+        """For each kind of round, the shapes of its arrays, given the shapes of the parameters."""
         raise NotImplementedError
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
-        """The state before the first step: by its kind and by parameter, arrays of their own."""
+        """The state before the first step: new arrays, by kind and parameter."""
         return {}
 
     def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
-        """Make one step. This is a generator: it yields rounds, and is sent their averages.
+        """Make one step. This is a generator: it yields rounds and receives their averages.
 
-        Each value of `state` is changed in place, or replaced in its dictionary.
+        Parameters
+        ----------
+        at : Step
+        state : mapping
+            Arrays by kind and parameter. The algorithm changes them in place, or replaces them in
+            their dictionary.
+
+        Examples
+        --------
+        Average parameters after each update:
+
+            at.update()
+            averages = yield Round("parameter", at.parameters)
+            for name, average in averages.items():
+                at.parameters[name][:] = average
         """
         raise NotImplementedError

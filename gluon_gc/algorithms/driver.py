@@ -1,4 +1,4 @@
-"""Runs an algorithm, step by step, for a front end that owns arrays and the exchange."""
+"""Runs the steps of an algorithm for a front end, which owns the arrays and the exchange."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from .base import Algorithm, Array, Arrays, Round, Shapes, Step
 
 
 class FrontEnd(Protocol):
-    """What a driver needs of a front end."""
+    """The interface of a front end to a driver."""
 
     def parameters(self) -> Arrays:
-        """This worker's parameters by name, in an order that all workers share."""
+        """This worker's parameters by name, in the same order on all workers."""
 
     def gradients(self) -> Arrays:
-        """This worker's own gradients, of those that have one."""
+        """This worker's own gradients, by parameter. Not every parameter has one."""
 
     def declare(self, kind: str, shapes: Shapes) -> None:
-        """Get ready to average vectors of these shapes; all workers call this."""
+        """Prepare to average arrays of these shapes. All workers call this."""
 
     def average(self, request: Round) -> Arrays:
-        """The averages of a round's vectors, which may be overwritten; all workers call this."""
+        """Average the arrays of a round, which may be overwritten. All workers call this."""
 
 
 class Driver:
-    """One algorithm for one trainer.
+    """Runs one algorithm for one trainer.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ class Driver:
     Attributes
     ----------
     steps : int
-        How many were made.
+        The number of steps so far.
     state : dict
-        The algorithm's, by kind and parameter; empty before the first step.
+        The algorithm's state, by kind and parameter. Empty before the first step.
     """
 
     def __init__(self, algorithm: Algorithm, front_end: FrontEnd) -> None:
@@ -46,28 +46,29 @@ class Driver:
         self._declared = self._begun = False
 
     def declare(self) -> None:
-        """Get ready for all rounds, unless this was done; all workers call this."""
+        """Prepare all rounds, at the first call only. All workers call this."""
         if not self._declared:
             self._declared = True
             for kind, shapes in self._algorithm.rounds(self._shapes()).items():
                 self._front_end.declare(kind, shapes)
 
     def begin(self) -> None:
-        """Get ready for the first step, unless this was done; all workers call this."""
+        """Prepare the first step, at the first call only. All workers call this."""
         self.declare()
         if not self._begun:
             self._begun = True
             self.state = self._algorithm.begin(self._front_end.parameters())
 
     def go_on(self, steps: int, state: Dict[str, Dict[str, Array]]) -> None:
-        """Go on from a checkpoint; all workers call this.
+        """Continue from a checkpoint. All workers call this.
 
         Parameters
         ----------
         steps : int
-            How many were made. After 0 the state comes from the parameters, in the first step.
+            The number of steps before the checkpoint. If 0, the first step makes the state from the
+            parameters.
         state : dict
-            As the attribute is.
+            The attribute `state`.
         """
         self.declare()
         self.steps, self.state, self._begun = steps, state, steps > 0

@@ -1,4 +1,4 @@
-"""local_steps: workers step on their own, and average what has changed every few steps."""
+"""local_steps: workers train locally, and average the changes of parameters every few steps."""
 
 from __future__ import annotations
 
@@ -12,33 +12,42 @@ from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, registe
 @register
 @dataclass(frozen=True)
 class LocalSteps(Algorithm):
-    """Each worker steps its own optimizer, whose state stays local. Every H steps, for each tensor
+    """Train locally, and average the changes of the parameters every H steps.
 
-        D_i = anchor - x_i             on worker i, compressed with error feedback
+    Each worker steps its own optimizer, with its own gradients. The optimizer's state stays local.
+    Every H steps, for each parameter x, where worker i has x_i:
+
+        D_i = anchor - x_i    (compressed, with error feedback)
         D = mean of the D_i
         v = mu v + D
-        anchor = anchor - lr (D + mu v)    (or lr v, without Nesterov's momentum)
+
+    then
+
+        anchor = anchor - lr (D + mu v)    (without Nesterov's momentum: lr v)
         x_i = anchor
 
-    The anchor and v are the same on all workers. With lr 1 and mu 0 this averages parameters.
+    The anchor, the parameter after the last average, and v are the same on all workers. With lr = 1
+    and mu = 0, the new parameter is the average of the workers' parameters.
 
     References
     ----------
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    2017 (FedAvg); Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
-    Models", 2023.
+    2017 (FedAvg).
+    Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
     """
 
     name = "local_steps"
-    description = "each worker steps its own optimizer; changes are averaged every few steps"
+    description = "workers train locally, and average the changes of parameters every few steps"
     shared = ("anchor", "outer_momentum")
 
-    every: int = whole(1, "H: steps from one average to the next").field(30)
-    outer_lr: float = real(lambda lr: lr > 0, "a number > 0", "lr of the outer step").field(0.7)
+    every: int = whole(1, "H: the number of steps between two averages").field(30)
+    outer_lr: float = real(
+        lambda lr: lr > 0, "a number > 0", "lr: the learning rate of the outer step"
+    ).field(0.7)
     outer_momentum: float = real(
-        lambda mu: 0 <= mu < 1, "a number from 0 to below 1", "mu of the outer step"
+        lambda mu: 0 <= mu < 1, "a number from 0 to below 1", "mu: the momentum of the outer step"
     ).field(0.9)
-    nesterov: bool = switch("whether the outer momentum is Nesterov's").field(True)
+    nesterov: bool = switch("whether the outer step has Nesterov's momentum").field(True)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"difference": shapes}

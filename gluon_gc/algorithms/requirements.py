@@ -1,4 +1,4 @@
-"""What an algorithm requires of compression_params, of the parameters, and of all workers."""
+"""Checks what an algorithm requires of compression_params, parameters and workers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .base import Algorithm
 
 
 def require_fitting_compression(name: str, *compressions: Any) -> None:
-    """Raise ValueError if compression_params ask for something that only averaged gradients have.
+    """Raise ValueError for options that work only if gradients are averaged in every step.
 
     Parameters
     ----------
     name : str
-        The algorithm's.
+        The name of the algorithm.
     *compressions
-        compression_params as a user gives them. `compression.parse` refuses other values.
+        compression_params as the user gave them, not yet checked.
     """
     for params in compressions:
         if not isinstance(params, Mapping):
@@ -33,12 +33,12 @@ def require_fitting_compression(name: str, *compressions: Any) -> None:
         if params.get("compressor") == AUTO:
             raise ValueError(
                 f"compression_params['compressor'] must name a compressor with algorithm {name}, "
-                f"got '{AUTO}', which chooses for gradients that travel in every step"
+                f"got '{AUTO}', which is for gradients that are averaged in every step"
             )
 
 
 def require_floats(name: str, parameter: str, dtype: str) -> None:
-    """Raise ValueError unless an algorithm can average a parameter of this dtype."""
+    """Raise ValueError unless a parameter has a dtype that an algorithm can average."""
     if dtype not in ("float32", "float64"):
         raise ValueError(
             f"algorithm {name} needs parameters of float32 or float64, but parameter {parameter} "
@@ -47,21 +47,21 @@ def require_floats(name: str, parameter: str, dtype: str) -> None:
 
 
 def digest(array: np.ndarray) -> str:
-    """A hash of an array's bits, 64 bits long."""
+    """A 64-bit hash of an array's bytes, as hexadecimal text."""
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array))
 
 
 def first_values(algorithm: Algorithm, arrays: Iterable[Tuple[str, np.ndarray]]) -> Facts:
-    """Facts that differ if workers begin with other values of a parameter.
+    """Facts that show whether all workers begin with the same parameters.
 
-    Shared state is made from the parameters, so they must be equal on all workers. Without shared
-    state there is nothing to compare.
+    The shared state of an algorithm is made from the parameters, so these must be equal. If the
+    algorithm has no shared state, the result is empty.
 
     Parameters
     ----------
     algorithm : Algorithm
     arrays : iterable of (str, array)
-        The parameters' names and values. Each array is only needed until the next one is taken.
+        The names and values of the parameters. An array may be freed when the next one is taken.
     """
     if not algorithm.shared:
         return []

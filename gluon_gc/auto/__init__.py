@@ -1,1 +1,1 @@
-"""What the compressor "auto" measures, and how it chooses; needs no framework."""
+"""The compressor "auto": measures network and compressors, then chooses. Needs no framework."""

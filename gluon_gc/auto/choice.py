@@ -1,9 +1,12 @@
-"""What "auto" chooses for each tensor: the least seconds that a simple model says.
+"""Chooses a compressor for each gradient, so that a cost model predicts the shortest step.
 
-The model: the tensors of a step are exchanged one after the other, in the order in which backward
-makes them. Each takes the seconds of compressing, of its bytes on the busiest link, of its share of
-messages, of aggregating and of decompressing; nothing overlaps but the exchange with backward. What
-counts is how long after backward the last one ends.
+The model: gradients are exchanged one after the other, in the order in which backward computes
+them. The exchange of one gradient takes
+
+    compress + messages * time a message + bytes / rate of the busiest link + aggregate + decompress
+
+seconds. Exchanges overlap with backward, but not with each other. The choice minimises the time
+from the end of backward to the end of the last exchange.
 
 References
 ----------
@@ -24,20 +27,21 @@ from ..compression.auto import PLAIN
 from ..plan import Tensor
 from .speed import Speed
 
-_MUST_GAIN = 0.05  # of a tensor's seconds, by what is less accurate
-_MUST_GAIN_IN_ALL = 0.1  # of a step's, by compressing anything; measurements vary by as much
-_MUST_GAIN_SECONDS = 1e-4
-_MAY_COST = 0.01  # of a step's, to leave uncompressed what gains least
-_BUFFERED = 0.5  # of the seconds a byte that the largest exchange took
+_MUST_GAIN = 0.05  # share of a tensor's time that a less accurate candidate must save
+_MUST_GAIN_IN_ALL = 0.1  # share of a step's time that compression must save; noise is as large
+_MUST_GAIN_SECONDS = 1e-4  # seconds of a step that compression must save
+_MAY_COST = 0.01  # share of a step's time that leaving tensors uncompressed may cost
+_BUFFERED = 0.5  # exchanges below this share of the largest one's time a byte are ignored
 
 
 class Load(NamedTuple):
-    """The traffic of an exchange.
+    """The traffic of an exchange, from one worker in one direction.
 
     Parameters
     ----------
     messages : float
-        The number of messages. A small one, which travels with others, counts in part.
+        The number of messages. A chunk smaller than `plan.SMALL_BYTES` shares a message with
+        others, so it counts as a fraction.
     bytes : int
     """
 
@@ -46,20 +50,21 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, chunks: Iterable[plan.Chunk]) -> Load:
-        """The load that a worker sends for chunks."""
+        """The traffic that a worker sends for these chunks."""
         sizes = [chunk.message_bytes for chunk in chunks]
         return cls(sum(min(1.0, size / plan.SMALL_BYTES) for size in sizes), sum(sizes))
 
 
 class Way(NamedTuple):
-    """The cost of messages of one kind.
+    """The cost of one kind of traffic.
 
     Parameters
     ----------
     message : float
-        Seconds of a message in addition to those of its bytes.
+        Seconds for each message, in addition to the time for its bytes.
     rate : float
-        Bytes a second of the busiest link, in each direction, as far as processors reach it.
+        Bytes per second of the busiest link in each direction, or less if the processors cannot
+        keep up with the link.
     """
 
     message: float
@@ -67,13 +72,21 @@ class Way(NamedTuple):
 
     @classmethod
     def fitted(cls, sent: Sequence[Tuple[Load, float]], passes: float) -> Way:
-        """Fit the cost to exchanges of one kind, the smallest first, and their seconds.
+        """Fit the cost to measured exchanges.
 
-        An exchange takes a fixed time, a time for each message, and a time for each byte. The three
-        are fitted by least squares of relative errors. Terms that would be negative are left out,
-        as are terms for which there are too few exchanges. The bytes of an exchange pass the
-        busiest link `passes` times. Exchanges that are far quicker a byte than the largest one went
-        into a buffer, and do not count.
+        The model is a fixed time, plus a time for each message, plus a time for each byte. The
+        three terms are fitted by least squares of relative errors. A term is left out if it would
+        be negative, or if there are too few exchanges to fit it.
+
+        Exchanges that take far less time a byte than the largest one are ignored, because a buffer
+        took their bytes.
+
+        Parameters
+        ----------
+        sent : sequence of (Load, float)
+            Exchanges of one kind, the smallest first, with their seconds.
+        passes : float
+            How many times the bytes of an exchange pass the busiest link.
         """
         pace = sent[-1][1] / sent[-1][0].bytes
         sent = [(load, took) for load, took in sent if took > _BUFFERED * pace * load.bytes]
@@ -95,7 +108,7 @@ class Link(NamedTuple):
     Parameters
     ----------
     float32, float16 : Way
-        The cost of values that the engine sums.
+        The cost of uncompressed values, which the engine sums.
     payload : Way
         The cost of payloads.
     """
@@ -106,20 +119,20 @@ class Link(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """The rate of uncompressed values, in bits a second."""
+        """The rate of uncompressed values, in bits per second."""
         return 8 * self.float32.rate
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The numbers of machines and servers that exchange.
+    """The numbers of machines and servers.
 
     Parameters
     ----------
     machines : int
-        Machines; or workers, if each worker of a machine sends by itself.
+        The number of machines. The number of workers, if each worker sends its own gradients.
     servers : int
-        Servers; 0 if each machine aggregates a share.
+        The number of servers. 0 if each machine aggregates a share of the gradients.
     """
 
     machines: int
@@ -127,7 +140,7 @@ class Topology:
 
     @property
     def passes(self) -> float:
-        """The number of times that a machine's bytes pass the busiest link, in each direction."""
+        """How many times a machine's bytes pass the busiest link, in each direction."""
         if self.servers:
             return max(1.0, self.machines / self.servers)
         return 2 * (self.machines - 1) / self.machines
@@ -137,20 +150,20 @@ class Topology:
         return self.servers or self.machines
 
     def compressing(self, speed: Speed) -> float:
-        """Seconds that a compressor of this speed takes an element of float32 in an exchange."""
+        """Seconds to compress, aggregate and decompress one element of float32."""
         aggregated = (self.machines * speed.add + speed.compress) / self.aggregators
         return speed.compress + aggregated + speed.decompress
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a cluster was measured to be.
+    """The measurements of a cluster.
 
     Parameters
     ----------
     link : Link
     kernels : mapping
-        The speed of each compressor, by the name that the choice has.
+        The speed of each compressor, by the name of the candidate.
     """
 
     link: Link
@@ -159,14 +172,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen.
+    """The chosen candidates.
 
     Parameters
     ----------
     names : dict
-        Of `compression.candidates`, by the name of each tensor.
+        The name of a candidate (see `compression.candidates`) for each tensor, by its name.
     seconds, plain_seconds : float
-        What the model says that a step takes with these, and without compression.
+        The predicted time from the end of backward to the end of the last exchange, with these
+        candidates and without compression.
     """
 
     names: Dict[str, str]
@@ -184,21 +198,26 @@ def choose(
 ) -> Choice:
     """Choose for each tensor among the `candidates` of its params.
 
-    Each gets what is fastest for it alone. Then, from the one that gains least, tensors go back to
-    no compression for as long as the whole step takes no more than 1 % longer: small ones, and
-    those whose exchange backward hides. What is in all less than 10 %, or 0.1 ms, faster than no
-    compression is not chosen.
+    1. Each tensor gets the candidate that is fastest for this tensor alone.
+    2. Tensors are set back to no compression, the one with the smallest gain first, if the step
+       takes at most 1 % longer. These are small tensors, and tensors whose exchange ends during
+       backward.
+    3. If the step is less than 10 % or less than 0.1 ms faster than without compression, nothing is
+       compressed.
 
     Parameters
     ----------
     tensors : sequence of Tensor
-        In the order of backward. Smaller ones than `min_compress_bytes` stay as they are.
+        In the order in which backward computes them.
     measured : Measured
     topology : Topology
     partition_bytes : int
-        What tensors are cut into.
+        The most bytes of a chunk.
+    min_compress_bytes : int
+        Tensors with fewer bytes are not compressed.
     ready : sequence of float, optional
-        Seconds after the first one that each is made by backward; by default all are there.
+        When backward has computed each tensor, in seconds after the first one. By default all
+        tensors are ready at the start.
     """
     ready = [0.0] * len(tensors) if ready is None else ready
     costs: List[Dict[str, float]] = [
@@ -209,17 +228,17 @@ def choose(
         }
         for tensor in tensors
     ]
-    names = [_fastest(of_tensor) for of_tensor in costs]
+    names = [_fastest(tensor_costs) for tensor_costs in costs]
 
     def exposed(chosen: Sequence[str]) -> float:
-        return _exposed([of_tensor[name] for of_tensor, name in zip(costs, chosen)], ready)
+        return _exposed([tensor_costs[name] for tensor_costs, name in zip(costs, chosen)], ready)
 
     plain = exposed([PLAIN] * len(tensors))
-    most = exposed(names) * (1 + _MAY_COST)
-    gains = [of_tensor[PLAIN] - of_tensor[name] for of_tensor, name in zip(costs, names)]
+    limit = exposed(names) * (1 + _MAY_COST)
+    gains = [tensor_costs[PLAIN] - tensor_costs[name] for tensor_costs, name in zip(costs, names)]
     for i in sorted(range(len(tensors)), key=gains.__getitem__):
         with_plain = [*names[:i], PLAIN, *names[i + 1 :]]
-        if names[i] != PLAIN and exposed(with_plain) <= most:
+        if names[i] != PLAIN and exposed(with_plain) <= limit:
             names = with_plain
     if exposed(names) > min(plain * (1 - _MUST_GAIN_IN_ALL), plain - _MUST_GAIN_SECONDS):
         names = [PLAIN] * len(tensors)
@@ -235,7 +254,7 @@ def seconds(
     topology: Topology,
     partition_bytes: int,
 ) -> float:
-    """What a tensor takes, compressed with these params, which a choice calls `name`."""
+    """The predicted seconds for the exchange of a tensor with the candidate `name`, `params`."""
     chunks = plan.cut([replace(tensor, params=params)], partition_bytes, 0)
     compressed = params.compressor is not None
     way = measured.link.payload if compressed else measured.link.float32
@@ -250,7 +269,7 @@ def seconds(
 
 
 def _fastest(costs: Mapping[str, float]) -> str:
-    """The fastest, unless what is more accurate is nearly as fast."""
+    """The fastest candidate, unless a more accurate one is nearly as fast."""
     best = PLAIN
     for name, cost in costs.items():
         if cost < costs[best] * (1 - _MUST_GAIN):
@@ -259,7 +278,7 @@ def _fastest(costs: Mapping[str, float]) -> str:
 
 
 def _exposed(costs: Sequence[float], ready: Sequence[float]) -> float:
-    """Seconds from the end of backward to that of the last exchange."""
+    """Seconds from the end of backward to the end of the last exchange."""
     end = 0.0
     for cost, at in zip(costs, ready):
         end = max(end, at) + cost

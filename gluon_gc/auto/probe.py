@@ -1,6 +1,6 @@
-"""Measures what connects the workers, and how fast they compress, for `gluon_gc.auto.choice`.
+"""Measures the network and the speed of compressors, for `gluon_gc.auto.choice`.
 
-All workers come here together, and all get the same numbers: those of the slowest one.
+All workers measure at the same time, and all get the results of the slowest worker.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from . import speed
 from .choice import Link, Load, Topology, Way
 from .speed import Speed
 
-_MESSAGES = 16  # under way at once
-_ROUNDS = 2, 7  # at least and at most, of which the quickest counts
-_SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes of one of them
-_MOST_ELEMENTS = 250_000  # of one of them, which is a whole partition
-_LONGEST = 0.3  # seconds that a round may be expected to take, and that the later ones may
-_LEAST = 0.1  # of a time, that a part of it takes; noise may say that it is less than nothing
+_MESSAGES = 16  # tensors in one exchange
+_ROUNDS = 2, 7  # the least and the most exchanges of each size; the fastest one counts
+_SIZES = (2**8, 2**14, 2**16, 2**18, 1_000_000)  # bytes that are sent for one tensor
+_MOST_ELEMENTS = 250_000  # elements of a tensor: 1,000,000 bytes of float32 are one partition
+_LONGEST = 0.3  # seconds: larger exchanges are skipped, and repetitions together stay below
+_LEAST = 0.1  # the smallest share of an exchange's time that is left after a subtraction
 
 
 class Workers:
-    """The workers of a probe. All of them call each method."""
+    """The interface of a front end to the probe. All workers call each method together."""
 
     def meet(self, about: str) -> None:
         """Return once all workers have called this.
@@ -34,45 +34,46 @@ class Workers:
         Raises
         ------
         RuntimeError
-            Another worker calls this about something else.
+            Another worker calls this with another text.
         """
         raise NotImplementedError
 
     def slowest(self, seconds: Sequence[float]) -> List[float]:
-        """The largest value of each number among the workers."""
+        """The maximum over the workers of each number."""
         raise NotImplementedError
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        """Prepare to exchange these tensors of float32."""
+        """Prepare to exchange these float32 tensors."""
         raise NotImplementedError
 
     def exchange(self, tensors: Sequence[Tensor]) -> Callable[[], None]:
-        """A function that sums these tensors over the workers, and returns when it has the sums."""
+        """Return a function that sums these tensors over the workers and waits for the sums."""
         raise NotImplementedError
 
 
 class _Sent(NamedTuple):
-    """The load of an exchange in one direction, and its seconds."""
+    """The traffic of a measured exchange, and its seconds."""
 
     load: Load
     seconds: float
 
     def without(self, seconds: float) -> _Sent:
-        """This exchange without seconds that something else took."""
+        """This exchange without the seconds of another activity, such as compression."""
+        # Noise may make the difference negative.
         return self._replace(seconds=max(_LEAST * self.seconds, self.seconds - seconds))
 
 
 def speeds(workers: Workers, compressors: Mapping[str, CompressionParams]) -> Dict[str, Speed]:
-    """The speed of each compressor on the slowest worker, while all workers use it."""
+    """The speed of each compressor on the slowest worker, while all workers measure."""
     workers.meet(f"speed of {', '.join(sorted(compressors))}")
     measured = [speed.measured(params.codec) for params in compressors.values()]
-    flat = [seconds for of_compressor in measured for seconds in of_compressor]
+    flat = [seconds for compressor_seconds in measured for seconds in compressor_seconds]
     slowest = np.reshape(workers.slowest(flat), (len(measured), -1))
     return {name: Speed(*map(float, row)) for name, row in zip(compressors, slowest)}
 
 
 def link(workers: Workers, topology: Topology) -> Link:
-    """The cost of messages, measured with growing sizes as long as that is quick."""
+    """The cost of messages, measured with growing sizes until a size would take too long."""
     partition_bytes = env.get("BYTEPS_PARTITION_BYTES")
     sent: List[List[_Sent]] = []
     for last, size in zip((0, *_SIZES), _SIZES):
@@ -81,20 +82,24 @@ def link(workers: Workers, topology: Topology) -> Link:
             if expected > _LONGEST or size > partition_bytes:
                 break
         kinds = [_tensors(*kind, size) for kind in _kinds().items()]
-        workers.declare([tensor for of_kind in kinds for tensor in of_kind])
-        loads = [Load.of(plan.cut(of_kind, partition_bytes, 0)) for of_kind in kinds]
-        seconds = [_seconds(workers, of_kind) for of_kind in kinds]
+        workers.declare([tensor for tensors_of_kind in kinds for tensor in tensors_of_kind])
+        loads = [
+            Load.of(plan.cut(tensors_of_kind, partition_bytes, 0)) for tensors_of_kind in kinds
+        ]
+        seconds = [_seconds(workers, tensors_of_kind) for tensors_of_kind in kinds]
         sent.append([_Sent(*each) for each in zip(loads, seconds)])
-    (of_payload,) = speeds(workers, {"payload": _kinds()["payload", 1]}).values()
+    (payload_speed,) = speeds(workers, {"payload": _kinds()["payload", 1]}).values()
     *plain, payloads = zip(*sent)
-    compressing = topology.compressing(of_payload)
+    # The model adds the time of compression separately, so it is subtracted here.
+    compressing = topology.compressing(payload_speed)
     elements = (_MESSAGES * min(size, _MOST_ELEMENTS) for size in _SIZES)
     travels = [each.without(count * compressing) for each, count in zip(payloads, elements)]
-    return Link(*(Way.fitted(of_kind, topology.passes) for of_kind in (*plain, travels)))
+    kinds_of_exchanges = (*plain, travels)
+    return Link(*(Way.fitted(exchanges, topology.passes) for exchanges in kinds_of_exchanges))
 
 
 def _kinds() -> Dict[Tuple[str, int], CompressionParams]:
-    """The params for each measurement of a link, by its name and the bytes of an element."""
+    """The params for each kind of traffic, by its name and the bytes of an element."""
     return {
         ("float32", 4): CompressionParams(),
         ("float16", 2): CompressionParams(fp16=True),
@@ -103,7 +108,7 @@ def _kinds() -> Dict[Tuple[str, int], CompressionParams]:
 
 
 def _tensors(kind: Tuple[str, int], params: CompressionParams, size: int) -> List[Tensor]:
-    """Several tensors of at most this many bytes, because a lone message takes longer."""
+    """Several tensors of at most `size` bytes each. A single message would overlap with nothing."""
     name, width = kind
     elements = min(size // width, _MOST_ELEMENTS)
     return [
@@ -112,24 +117,24 @@ def _tensors(kind: Tuple[str, int], params: CompressionParams, size: int) -> Lis
 
 
 def _seconds(workers: Workers, tensors: Sequence[Tensor]) -> float:
-    """The least seconds in which these tensors, of one size, are exchanged."""
+    """The seconds of the fastest of several exchanges of these tensors, on the slowest worker."""
     exchange = workers.exchange(tensors)
 
-    def of_round() -> float:
+    def timed() -> float:
         workers.meet(tensors[0].name)
         start = time.perf_counter()
         exchange()
         return time.perf_counter() - start
 
-    of_round()  # makes what later ones use again
-    (second,) = workers.slowest([of_round()])
-    least, most = _ROUNDS
-    rounds = max(least, min(most, int(_LONGEST / second)))
-    quickest = min([second, *(of_round() for _ in range(rounds - 1))])
-    return workers.slowest([quickest])[0]
+    timed()  # allocates buffers
+    (duration,) = workers.slowest([timed()])
+    min_rounds, max_rounds = _ROUNDS
+    rounds = max(min_rounds, min(max_rounds, int(_LONGEST / duration)))
+    fastest = min([duration, *(timed() for _ in range(rounds - 1))])
+    return workers.slowest([fastest])[0]
 
 
-def _expected(less: _Sent, more: _Sent, times: float) -> float:
-    """The expected seconds for `times` the bytes of the larger of two exchanges."""
-    slope = max(0.0, more.seconds - less.seconds) / (more.load.bytes - less.load.bytes)
-    return more.seconds + slope * more.load.bytes * (times - 1)
+def _expected(smaller: _Sent, larger: _Sent, times: float) -> float:
+    """The expected seconds for `times` the bytes of the larger exchange, by extrapolation."""
+    slope = max(0.0, larger.seconds - smaller.seconds) / (larger.load.bytes - smaller.load.bytes)
+    return larger.seconds + slope * larger.load.bytes * (times - 1)

@@ -1,4 +1,4 @@
-"""The compressor "auto" on every engine: measures, chooses, and logs the reason."""
+"""Runs "auto" for a front end: measures, chooses, and logs the choice with its reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .choice import Choice, Measured, Topology, choose
 _NAMES_SHOWN = 3
 
 Measure = Callable[[Mapping[str, CompressionParams]], Measured]
-"""Measures the cluster, and these compressors; all workers call it together."""
+"""Measures the network and these compressors. All workers call it together."""
 
 
 def chosen(
@@ -25,18 +25,20 @@ def chosen(
     ready: Optional[Sequence[float]] = None,
     says: bool = True,
 ) -> List[str]:
-    """The best compressor for each tensor. The log has the reason.
+    """The name of the chosen candidate for each tensor.
 
     Parameters
     ----------
     tensors : sequence of Tensor
-        In the order of backward. Their params have an accuracy.
+        In the order in which backward computes them. Their params have an accuracy.
     topology : Topology, optional
-        None if nothing is sent.
+        None if nothing is sent over a network. Then nothing is compressed.
     measure : callable
+        See `Measure`.
     ready : sequence of float, optional
-        As `choice.choose` takes it.
+        See `choice.choose`.
     says : bool
+        Whether to log the choice and its reason.
     """
     compressors = _compressors(tensors)
     if topology is None or not compressors:
@@ -50,7 +52,7 @@ def chosen(
 
 
 def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional[str]:
-    """The name of the candidate for these params that has this identity; None if none has."""
+    """The name of the candidate for these params with this identity, or None."""
     for name, candidate in candidates(params).items():
         if json.loads(json.dumps(candidate.identity())) == identity:
             return name
@@ -58,30 +60,30 @@ def recalled(params: CompressionParams, identity: Mapping[str, Any]) -> Optional
 
 
 def _compressors(tensors: Iterable[Tensor]) -> Dict[str, CompressionParams]:
-    """The candidates for these tensors, by name."""
+    """The candidates with a compressor for these tensors, by name."""
     return {
         name: params
-        for of_tensor in {tensor.params: None for tensor in tensors}
-        for name, params in candidates(of_tensor).items()
+        for tensor_params in {tensor.params: None for tensor in tensors}
+        for name, params in candidates(tensor_params).items()
         if params.compressor is not None
     }
 
 
 def _explained(tensors: Sequence[Tensor], choice: Choice, measured: Measured) -> str:
-    """A message with the choice and its reason."""
+    """The log line with the choice and its reason."""
     by_name: Dict[str, List[Tensor]] = {}
     for tensor in tensors:
         by_name.setdefault(choice.names[tensor.name], []).append(tensor)
     accuracy = "/".join(sorted({tensor.params.accuracy for tensor in tensors}))
     listed = "; ".join(
-        f"{name} for {len(alike)} of {sum(tensor.size for tensor in alike):,} elements "
-        f"({_listed(alike)})"
-        for name, alike in by_name.items()
+        f"{name} for {len(group)} of {sum(tensor.size for tensor in group):,} elements "
+        f"({_listed(group)})"
+        for name, group in by_name.items()
     )
     return (
-        f"auto, {accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; gradients of "
-        f"a step are modelled to be exchanged {choice.seconds:.3g} s after backward, "
-        f"{choice.plain_seconds:.3g} s uncompressed: {listed}"
+        f"auto, {accuracy}: the link carries {measured.link.bits / 1e6:,.0f} Mbit/s; the exchange "
+        f"of a step should end {choice.seconds:.3g} s after backward, without compression "
+        f"{choice.plain_seconds:.3g} s: {listed}"
     )
 
 

@@ -10,18 +10,18 @@ import numpy as np
 from ..kernels import Codec
 
 _ELEMENTS = 2**18  # 1 MB of float32
-_SECONDS = 0.004  # of measurement for each function, at least
-_CALLS = 5  # at least
+_SECONDS = 0.004  # the least time of measurement for each function
+_CALLS = 5  # the least number of calls
 
 
 class Speed(NamedTuple):
-    """Seconds an element of float32, in one thread.
+    """Seconds an element of float32, on one thread.
 
     Parameters
     ----------
     compress : float
     add : float
-        To decode a payload and add it to a sum.
+        Decoding a payload and adding it to a sum.
     decompress : float
     """
 
@@ -31,10 +31,10 @@ class Speed(NamedTuple):
 
 
 def measured(codec_of: Callable[[int, str], Codec]) -> Speed:
-    """The speed of the codec that is made for a number of elements and a dtype.
+    """The speed of a codec. `codec_of` makes it for a number of elements and a dtype.
 
-    The numbers are medians over a few milliseconds, because another process may have had the
-    processor during a call.
+    The numbers are medians over a few milliseconds, because another process may use the processor
+    during a call.
     """
     codec = codec_of(_ELEMENTS, "float32")
     values = np.random.default_rng(0).standard_normal(_ELEMENTS, np.float32)
@@ -48,7 +48,7 @@ def measured(codec_of: Callable[[int, str], Codec]) -> Speed:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The seconds of a call an element."""
+    """The seconds an element of a call."""
     call()
     times = [time.perf_counter()]
     while len(times) <= _CALLS or times[-1] < times[0] + _SECONDS:

@@ -1,4 +1,4 @@
-"""Checkpoints: their file, whether they fit, and how they are cut and shared out anew."""
+"""Checkpoints: the file format, the checks when one is loaded, and the redistribution of states."""
 
 from .file import (
     LOCAL,

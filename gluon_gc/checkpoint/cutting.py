@@ -1,8 +1,8 @@
-"""Saved states of chunks, cut from arrays of whole tensors or of other chunks.
+"""Cuts the saved states of tensors for new chunks, whose bounds may differ from the old ones.
 
-A chunk that is cut otherwise goes on in the random stream of the chunk that had its first element,
-2^32 draws further on for each element that it begins later: no draw is used twice, and no two
-chunks meet.
+A new chunk continues the random stream of the old chunk that had its first element. If the new
+chunk begins d elements later than the old one, its stream is 2^32 * d draws ahead. So no draw is
+used twice, and the streams of two chunks do not overlap.
 """
 
 from __future__ import annotations
@@ -32,58 +32,56 @@ from .file import STREAM, Place
 Arrays = Dict[Place, np.ndarray]
 Item = TypeVar("Item")
 
-_STREAM_ROOM = 2**32  # draws between two streams, for each element between their chunks
+_STREAM_ROOM = 2**32  # draws between the streams of two chunks, for each element between the chunks
 
 
 class Spans(Generic[Item]):
-    """Items that span elements of something, found by the elements.
+    """Items that cover ranges of elements, to be looked up by element.
 
     Parameters
     ----------
     spans : iterable of (int, int, Item)
-        Of each item, its first element and the one behind its last.
+        The first element, the end (exclusive), and the item.
     """
 
     def __init__(self, spans: Iterable[Tuple[int, int, Item]]) -> None:
         self._spans = sorted(spans, key=lambda span: span[:2])
         self._begins = [begin for begin, _, _ in self._spans]
-        self._ends = list(accumulate((end for _, end, _ in self._spans), max))  # of all so far
+        self._ends = list(accumulate((end for _, end, _ in self._spans), max))  # the maximum so far
 
     def overlapping(self, begin: int, end: int) -> Iterator[Tuple[int, int, Item]]:
-        """The spans that have any of these elements, by their first elements."""
+        """The spans that have elements in [begin, end), sorted by their first element."""
         first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
         return (span for span in self._spans[first:last] if span[1] > begin)
 
 
 def by_tensor(pieces: Iterable[Slice]) -> Dict[str, Spans[Slice]]:
-    """The slices of each tensor."""
-    of_tensor = _grouped((piece.tensor, piece) for piece in pieces)
+    """The slices of each tensor, by its name."""
+    by_name = _grouped((piece.tensor, piece) for piece in pieces)
     return {
-        name: Spans((piece.begin, piece.end, piece) for piece in of_one)
-        for name, of_one in of_tensor.items()
+        name: Spans((piece.begin, piece.end, piece) for piece in slices)
+        for name, slices in by_name.items()
     }
 
 
 def part(place: Place, array: np.ndarray, piece: Slice) -> Tuple[int, np.ndarray]:
-    """A flat array's part within a slice of its tensor: the first element's number, and values."""
+    """The part of a flat array inside a slice: its first element in the tensor, and its values."""
     low, high = max(place.begin, piece.begin), min(place.begin + array.size, piece.end)
     return low, array[low - place.begin : high - place.begin]
 
 
 class Saved:
-    """Arrays of a checkpoint, found by tensor, node and kind, and then by element.
-
-    It looks at all arrays once, when it is made.
+    """The arrays of a checkpoint, to be cut for chunks.
 
     Parameters
     ----------
     arrays : dict of Place to array
-        They must not overlap.
+        Arrays of the same kind must not overlap.
     """
 
     def __init__(self, arrays: Arrays) -> None:
         kinds = _grouped((place[:3], (place, array)) for place, array in arrays.items())
-        self._found = {kind: Spans(_spans(kind[2], some)) for kind, some in kinds.items()}
+        self._found = {kind: Spans(_spans(kind[2], found)) for kind, found in kinds.items()}
 
     def cut(
         self,
@@ -92,18 +90,18 @@ class Saved:
         layout: kernels.Layout,
         first_stream: Callable[[], np.ndarray],
     ) -> Dict[str, np.ndarray]:
-        """The saved states of a chunk; zeros where there are none.
+        """The saved states of a chunk, by kind. Elements that were not saved are zero.
 
         Parameters
         ----------
         node : str
-            As `Place` has it.
+            See `Place`.
         piece : Slice
-            The chunk.
+            The elements of the chunk.
         layout : kernels.Layout
-            As `Codec.saved_layout` has it for the chunk.
+            The `Codec.saved_layout` of the chunk.
         first_stream : callable
-            Makes the state of the chunk's random stream if none was saved.
+            Returns the state of the random stream if none was saved.
         """
         states = {}
         for what, (shape, dtype) in layout.items():
@@ -122,7 +120,7 @@ class Saved:
         return iter(()) if spans is None else spans.overlapping(piece.begin, piece.end)
 
     def _stream(self, node: str, piece: Slice) -> Optional[np.ndarray]:
-        """The random stream of a chunk, from that of the chunk that had its first element."""
+        """The random stream of a chunk. None if no stream was saved for its first element."""
         for begin, _, words in self._overlapping(node, STREAM, piece):
             if begin <= piece.begin:
                 stream = np.array(words, np.uint64)
@@ -132,7 +130,7 @@ class Saved:
 
 
 def _spans(what: str, arrays: Iterable[Tuple[Place, np.ndarray]]) -> Iterator[Tuple[int, int, Any]]:
-    """The spans of arrays of one kind; of streams, those of their rows, each with its two words."""
+    """The spans of arrays of one kind, or for streams of their rows, with the state of each row."""
     for place, array in arrays:
         if what == STREAM:
             yield from ((int(row[0]), int(row[1]), row[2:]) for row in array)
@@ -141,7 +139,7 @@ def _spans(what: str, arrays: Iterable[Tuple[Place, np.ndarray]]) -> Iterator[Tu
 
 
 def _grouped(pairs: Iterable[Tuple[Any, Item]]) -> Mapping[Any, List[Item]]:
-    """By key its items, in their order."""
+    """Group items by key, in their order."""
     groups: Dict[Any, List[Item]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)

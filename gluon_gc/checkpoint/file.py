@@ -1,16 +1,21 @@
-"""The file that DistributedTrainer.save_states writes, and files that are whole or not there.
+"""Reads and writes the file of DistributedTrainer.save_states, and replaces files atomically.
 
-One behind the other it has
+The file has, in this order:
 
-- the line ``gluon_gc states 4``, whose number is that of the format;
-- the header, a line of JSON: what must fit the trainer that loads it (``world_size``, ``rank``,
-  ``momentum``, ``algorithm``, and of each parameter ``name``, ``shape``, ``dtype``,
-  ``compression`` and ``senders``), then ``steps``, ``optimizer_bytes`` and the ``arrays``: of each
-  the parameter's number, who carries it over, what it is, the element that it begins at, dtype,
-  shape. Each parameter has the ``learning_rate`` when its gradient was last exchanged as well;
-- the arrays, in the order of the header, row by row, little-endian;
-- the optimizer's states, as MXNet pickles them: the only part that can run code;
-- the XXH3 of all this, 16 bytes, which finds damage, not deceit.
+- the line ``gluon_gc states 4``, where 4 is the number of the format;
+- the header, one line of JSON;
+- the arrays, in the order of the header, C-contiguous, little-endian;
+- the optimizer's states, as MXNet pickles them. Only this part can run code when it is loaded;
+- the XXH3 checksum of all this, 16 bytes. It detects damage, but not manipulation.
+
+The keys of the header:
+
+- ``world_size``, ``rank``, ``momentum``, ``algorithm``: they must fit the trainer that loads it;
+- ``parameters``: the ``name``, ``shape``, ``dtype`` and ``compression`` of each, which must fit
+  too. Also ``senders``, the number of nodes that kept a residual, and ``learning_rate``, the rate
+  when the gradient was last exchanged;
+- ``steps``: the number of steps so far; ``optimizer_bytes``: the length of the optimizer's states;
+- ``arrays``: for each array the fields of its `Place`, the dtype and the shape.
 """
 
 from __future__ import annotations
@@ -27,31 +32,34 @@ import xxhash
 
 _NAME, _FORMAT = "gluon_gc states", 4
 _DIGEST_BYTES = 16
-_BLOCK_BYTES = 2**22  # that are read or written at once
+_BLOCK_BYTES = 2**22  # bytes that are read or written at once
 LOCAL, OF_ALL = "local", "trainer"
-"""Nodes, as `Place.node`: one worker alone, and all workers, whose arrays are equal."""
+"""Values of `Place.node`: arrays of one worker alone, and arrays that are equal on all workers."""
 STREAM = "stream"
-"""What a random stream is, as `Place.what`."""
-_PICKLE = b"\x80"  # the first byte of one
+"""The value of `Place.what` for random streams."""
+_PICKLE = b"\x80"  # the first byte of a pickle
 
 
 class Place(NamedTuple):
-    """What an array is of.
+    """Identifies an array of a checkpoint.
 
     Parameters
     ----------
     tensor : int or str
-        The parameter's number in a file; what a store calls its gradient.
+        The parameter. In a file its number, in a trainer the name of its gradient in the store.
     node : str
-        Who carries it over: "worker", whose arrays count as shares of a sum over workers,
-        "aggregator", "trainer", whose are equal on all workers, or "local": one worker alone.
+        The owner of the array. "worker": each worker has its own, and only the sum over workers
+        matters. "aggregator": the node that sums payloads. "trainer": equal on all workers.
+        "local": one worker alone.
     what : str
-        "residual" or "momentum", flat; "stream": of each chunk where it begins and ends, and the
-        two words of its random stream, uint64, shape (chunks, 4). In the file, the kind of an
-        algorithm's round is in front of these, as in "difference/residual". A trainer's and a
-        local array have the shape of the parameter: "parameter", or a kind of an algorithm's state.
+        The kind of the array. "residual" or "momentum": flat. "stream": uint64, shape (chunks, 4).
+        Each row has the first element of a chunk, the end, and the two words of its random stream.
+        In a file, these begin with the kind of an algorithm's round, as in "difference/residual".
+        With the nodes "trainer" and "local", "parameter" or a kind of an algorithm's state, in the
+        shape of the parameter.
     begin : int
-        Which element of the tensor it begins at. Only an aggregator's may be in several arrays.
+        The first element of the array in the tensor. Only states of aggregators may consist of
+        several arrays.
     """
 
     tensor: Union[int, str]
@@ -65,7 +73,7 @@ Layout = Dict[Place, Tuple[Tuple[int, ...], str]]
 
 
 class States(NamedTuple):
-    """What a file holds: the header, the arrays, read-only, and the optimizer's states."""
+    """The contents of a file: header, arrays (read-only), and the optimizer's pickled states."""
 
     header: Dict[str, Any]
     arrays: Dict[Place, np.ndarray]
@@ -74,9 +82,10 @@ class States(NamedTuple):
 
 @contextlib.contextmanager
 def replacing(name: str) -> Iterator[str]:
-    """The name of a new file, which takes the place of `name` once it is written and on disk.
+    """Replace a file atomically. Yields the name of a temporary file to write.
 
-    If anything fails before that, what was there is left as it is.
+    After the block, the temporary file is flushed to disk and renamed to `name`. If anything fails
+    before, the old file stays as it is.
 
     Examples
     --------
@@ -111,9 +120,21 @@ def write(
     arrays: Iterable[Tuple[Place, np.ndarray]],
     optimizer: bytes,
 ) -> None:
-    """Write such a file, in the place of what is there.
+    """Write a file, and replace an old one atomically.
 
-    The arrays are taken one by one, in the order of their layout.
+    Parameters
+    ----------
+    name : str
+        The name of the file.
+    header : mapping
+        The header without ``arrays`` and ``optimizer_bytes``.
+    layout : dict
+        The place, shape and dtype of each array.
+    arrays : iterable of (Place, array)
+        The arrays, in the order of `layout`. They are taken one at a time, so that not all of them
+        need be in memory.
+    optimizer : bytes
+        The optimizer's pickled states.
     """
     table = [
         [*place, np.dtype(dtype).newbyteorder("<").str, shape]
@@ -138,7 +159,7 @@ def write(
 
 
 def _blocks(part: Any) -> Iterator[memoryview]:
-    """What is in memory, in blocks that the processor still has after it has written them."""
+    """The bytes of an array in blocks that fit into the cache, for writing and then hashing."""
     view = memoryview(part)
     if not view.nbytes:
         return
@@ -148,18 +169,18 @@ def _blocks(part: Any) -> Iterator[memoryview]:
 
 
 def is_pickle(name: str) -> bool:
-    """Whether a file begins as a pickle does, as one of gluon.Trainer.save_states."""
+    """Whether a file begins like a pickle, as the files of gluon.Trainer.save_states do."""
     with open(name, "rb") as file:
         return file.read(1) == _PICKLE
 
 
 def read(name: str) -> States:
-    """Read such a file, of which nothing is unpickled; arrays are read when they are used.
+    """Read and check a file. Nothing is unpickled. Arrays are mapped, and read when they are used.
 
     Raises
     ------
     ValueError
-        It is not one, or of another format, or damaged.
+        The file was not written by `write`, has another format, or is damaged.
     """
     with open(name, "rb") as file:
         begin = _begun(name, file)
@@ -169,20 +190,20 @@ def read(name: str) -> States:
         file.seek(begin)
         try:
             return _contents(file)
-        except Exception as error:  # a header may be anything
-            problem = f"'{name}' is damaged: its header does not fit it ({error!r})"
+        except Exception as error:  # a wrong header may cause any error
+            problem = f"'{name}' is damaged: its header does not fit its contents ({error!r})"
             raise ValueError(problem) from None
 
 
 def header(name: str) -> Dict[str, Any]:
-    """The header of such a file, which may be damaged; ValueError if it has none."""
+    """Read the header of a file, without checking the rest. Raise ValueError if it has none."""
     with open(name, "rb") as file:
         _begun(name, file)
         return json.loads(file.readline())
 
 
 def _begun(name: str, file: BinaryIO) -> int:
-    """Read the first line of a file, which must be right; where the header begins."""
+    """Read and check the first line of a file. Return the position of the header."""
     kind, _, number = file.readline(100).rstrip(b"\n").decode("latin-1").rpartition(" ")
     if kind != _NAME:
         raise ValueError(f"'{name}' is not a file of DistributedTrainer.save_states")
@@ -192,7 +213,7 @@ def _begun(name: str, file: BinaryIO) -> int:
 
 
 def _contents(file: BinaryIO) -> States:
-    """What a file has from its header on."""
+    """Read the contents of a file, from the header on."""
     header = json.loads(file.readline())
     at = file.tell()
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -205,7 +226,7 @@ def _contents(file: BinaryIO) -> States:
 
 
 def _is_whole(file: BinaryIO, size: int) -> bool:
-    """Whether the last bytes of a file are the digest of those before."""
+    """Whether the last bytes of a file are the checksum of the bytes before."""
     file.seek(0)
     digest, left = xxhash.xxh3_128(), size - _DIGEST_BYTES
     block = memoryview(bytearray(min(size, _BLOCK_BYTES)))

@@ -1,4 +1,7 @@
-"""Whether a checkpoint fits a trainer, and each worker's share if their number has changed."""
+"""Checks whether a checkpoint fits a trainer, and redistributes states among other workers.
+
+In the errors, "there" is the file and "here" is the trainer.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from ..log import logger
 from .cutting import Arrays
 from .file import STREAM, Layout, States
 
-_SAME = ("shape", "dtype", "compression")  # keys of a parameter, there and here
-_OF_PAYLOADS = ("fixed_width",)  # keys of a compression that change no residual and no momentum
+_SAME = ("shape", "dtype", "compression")  # keys of a parameter that must be equal
+_OF_PAYLOADS = ("fixed_width",)  # options that affect neither residual nor momentum
 
 Header = Mapping[str, Any]
 
 
 def as_read(header: Header) -> Dict[str, Any]:
-    """A header as it would be in a file."""
+    """A header as `file.read` would return it: JSON turns tuples into lists."""
     return json.loads(json.dumps(header))
 
 
 def check(name: str, what: str, there: Any, here: Any) -> None:
-    """Raise ValueError unless something is the same in a file and in the trainer."""
+    """Raise ValueError unless a value is the same in a file and in the trainer."""
     if there != here:
         raise ValueError(f"'{name}' does not fit: the {what} is {there} there, but {here} here")
 
@@ -34,7 +37,7 @@ def check_algorithm(
 ) -> None:
     """Raise ValueError unless a file has the state of this algorithm.
 
-    Its options must be the same too, if `strict`.
+    If `strict`, the options must be equal, too.
     """
     if strict or there is None or here is None:
         check(name, "algorithm", there, here)
@@ -45,50 +48,58 @@ def check_algorithm(
 def check_parameter(
     name: str, called: str, there: Header, here: Header, keys: Iterable[str]
 ) -> None:
-    """Raise ValueError unless these keys of a parameter are the same."""
+    """Raise ValueError unless these keys of a parameter are equal in file and trainer."""
     for key in keys:
         check(name, f"{key} of parameter {called}", _carrying(there[key]), _carrying(here[key]))
 
 
 def _carrying(value: Any) -> Any:
-    """A value without the keys that change no residual and no momentum."""
+    """A value without the options that affect neither residual nor momentum."""
     if not isinstance(value, dict):
         return value
-    return {key: of for key, of in value.items() if key not in _OF_PAYLOADS}
+    return {key: option for key, option in value.items() if key not in _OF_PAYLOADS}
 
 
 def numbers_of_parameters(
     name: str, there: Sequence[Header], here: Sequence[Header], strict: bool
 ) -> Dict[int, int]:
-    """By the number of a parameter in a file its number in the trainer.
+    """Map the numbers of parameters in a file to their numbers in the trainer.
 
-    They match by name. If names differ, but shapes and dtypes are equal, they match in their order,
-    because Gluon counts the blocks that a process makes. Otherwise only parameters with the same
-    name match, if not `strict`.
+    Parameters match by name. If names differ, but all shapes and dtypes are equal, parameters match
+    by their order. Gluon numbers the blocks of a process, so names may change. Otherwise, if not
+    `strict`, only parameters with equal names match.
 
     Raises
     ------
     ValueError
-        They do not fit.
+        The parameters do not match.
     """
-    of_names = [{p["name"]: number for number, p in enumerate(ps)} for ps in (there, here)]
-    matching = [(of_names[0][key], of_names[1][key]) for key in of_names[0] if key in of_names[1]]
+    numbers_by_name = [{p["name"]: number for number, p in enumerate(ps)} for ps in (there, here)]
+    matching = [
+        (numbers_by_name[0][key], numbers_by_name[1][key])
+        for key in numbers_by_name[0]
+        if key in numbers_by_name[1]
+    ]
     if not len(matching) == len(there) == len(here):
-        alike = [[(p["shape"], p["dtype"]) for p in ps] for ps in (there, here)]
-        if alike[0] == alike[1]:
-            logger.warning("'%s': its parameters have other names, and are taken in order", name)
+        signatures = [[(p["shape"], p["dtype"]) for p in ps] for ps in (there, here)]
+        if signatures[0] == signatures[1]:
+            logger.warning(
+                "'%s': its parameters have other names, and are matched by their order", name
+            )
             matching = list(zip(range(len(there)), range(len(here))))
         elif strict:
             check(name, "number of parameters", len(there), len(here))
-            check(name, "set of parameters", *(sorted(names) for names in of_names))
+            check(name, "set of parameters", *(sorted(names) for names in numbers_by_name))
         else:
-            gone, new = (sorted(a.keys() - b.keys()) for a, b in (of_names, of_names[::-1]))
+            missing, added = (
+                sorted(a.keys() - b.keys()) for a, b in (numbers_by_name, numbers_by_name[::-1])
+            )
             logger.warning(
-                "'%s': %s are ignored, since they are not here; %s start from zero, since they "
-                "are not there",
+                "'%s': the states of %s are ignored, because the trainer has no such parameters; "
+                "the states of %s start from zero, because the file does not have them",
                 name,
-                gone,
-                new,
+                missing,
+                added,
             )
     for a, b in matching:
         called = f"{b} ('{there[a]['name']}' there, '{here[b]['name']}' here)"
@@ -104,15 +115,15 @@ def check_arrays(
     Parameters
     ----------
     name : str
-        The file.
+        The name of the file.
     arrays : dict
-        Its arrays. The tensors have the names of the store.
+        The arrays of the file. Their tensors have the names in the store.
     layout : dict
         The expected arrays.
     called : mapping
-        The parameters' names, by the store's names.
+        The name of each parameter, by the name of its tensor in the store.
     strict : bool
-        Whether all arrays must be in the file and in the trainer.
+        Whether every array must be in both the file and the trainer.
     """
     there = _totals({place: (a.shape, a.dtype.name) for place, a in arrays.items()})
     here = _totals(layout)
@@ -120,7 +131,7 @@ def check_arrays(
     for key in sorted(keys):
         if there.get(key) != here.get(key):
             tensor, node, what = key
-            values = [of.get(key, "missing") for of in (there, here)]
+            values = [totals.get(key, "missing") for totals in (there, here)]
             raise ValueError(
                 f"'{name}' does not fit: the {node}'s {what} of '{called[tensor]}' is {values[0]} "
                 f"there, but {values[1]} here; the backend or BYTEPS_MIN_COMPRESS_BYTES differs"
@@ -128,7 +139,7 @@ def check_arrays(
 
 
 def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
-    """The elements of each tensor, node and kind. Streams are not counted: chunks may differ."""
+    """The number of elements of each tensor, node and kind. Of streams, only their presence."""
     sizes: Dict[Tuple[Any, ...], int] = {}
     for place, (shape, _) in layout.items():
         sizes[place[:3]] = sizes.get(place[:3], 0) + shape[0]
@@ -139,32 +150,32 @@ def _totals(layout: Layout) -> Dict[Tuple[Any, ...], str]:
 
 
 def in_order_of_ranks(files: Sequence[Tuple[str, States]]) -> List[Tuple[str, States]]:
-    """The files of all workers of a cluster, of one step.
+    """Sort the files of all workers by rank.
 
     Raises
     ------
     ValueError
-        A rank's is missing or there twice, or they are not of one cluster and step.
+        A rank is missing or has two files, or the files are not from one cluster and step.
     """
     if not files:
-        raise ValueError("a list of files must have that of each rank, got none")
+        raise ValueError("a list of files must have one file for each rank, got none")
     (first, states), *_ = files
-    of_first, by_rank = states.header, {}
+    first_header, by_rank = states.header, {}
     for name, states in files:
         for key in ("world_size", "steps"):
-            if states.header[key] != of_first[key]:
+            if states.header[key] != first_header[key]:
                 raise ValueError(
                     f"'{name}' and '{first}' were not saved together: the {key} is "
-                    f"{states.header[key]} in one and {of_first[key]} in the other"
+                    f"{states.header[key]} in one and {first_header[key]} in the other"
                 )
         rank = states.header["rank"]
         if rank in by_rank:
             raise ValueError(f"'{by_rank[rank][0]}' and '{name}' are both of rank {rank}")
         by_rank[rank] = name, states
-    missing = [rank for rank in range(of_first["world_size"]) if rank not in by_rank]
+    missing = [rank for rank in range(first_header["world_size"]) if rank not in by_rank]
     if missing:
         raise ValueError(
-            f"the files of all {of_first['world_size']} workers are needed, but those of ranks "
+            f"the files of all {first_header['world_size']} workers are needed, but those of ranks "
             f"{missing} are missing"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]
@@ -178,11 +189,10 @@ def check_ranks(
     Parameters
     ----------
     files : sequence of (str, States)
-        This worker's own file. Or, if `several`: those of all workers of a cluster, by rank, as
-        `in_order_of_ranks` returns them.
+        This worker's own file, or, if `several`, the result of `in_order_of_ranks`.
     several : bool
     world_size, rank : int
-        Those of this worker.
+        The number of workers now, and the rank of this one.
     """
     for number, (name, states) in enumerate(files):
         expected = {"world_size": len(files), "rank": number}
@@ -193,16 +203,17 @@ def check_ranks(
 
 
 class Share(NamedTuple):
-    """A worker's share of the residuals of a tensor.
+    """How the residuals of a tensor are divided among the workers of a new cluster.
 
     Parameters
     ----------
     before, now : int
-        The numbers of different residuals then and now: those of workers, or of nodes.
+        How many residuals there were and are. There is one for each worker, or one for each machine
+        if the workers of a machine sum their gradients first.
     number : int
-        The number of this worker, or of its node.
+        The number of this worker, or of its machine.
     alike : bool
-        Whether all draw the same numbers.
+        Whether all nodes draw the same random numbers.
     """
 
     before: int
@@ -212,11 +223,20 @@ class Share(NamedTuple):
 
 
 def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: bool) -> Arrays:
-    """A worker's arrays, made from those of all workers of another cluster, by rank.
+    """A worker's arrays, computed from the arrays of all workers of another cluster.
 
-    Each worker gets an even share, so that the sum over workers stays the same. Every worker's
-    random stream is that of rank 0, moved on by the worker's number. The worker that `leads` gets
-    the arrays of aggregators.
+    Each worker gets an equal share of the sum of residuals and momenta, so the sum stays the same.
+    Each worker continues the random stream of rank 0, jumped ahead to its own part unless all nodes
+    draw the same numbers.
+
+    Parameters
+    ----------
+    arrays : sequence of dict
+        The arrays of each worker, by rank.
+    shares : mapping
+        The share of each tensor that is compressed.
+    leads : bool
+        Whether this worker gets the arrays of aggregators, too.
     """
     shared: Arrays = {}
     for place, array in arrays[0].items():
@@ -228,12 +248,12 @@ def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: boo
                 shared[place] = array if share.alike else _streams_of(array, share.number)
                 continue
             total = np.zeros(array.shape, np.float64)
-            for of_rank in arrays:
-                total += of_rank[place]
+            for rank_arrays in arrays:
+                total += rank_arrays[place]
             total *= share.before / len(arrays) / share.now
             shared[place] = total.astype(array.dtype)
-    for of_rank in arrays if leads else ():
-        for place, array in of_rank.items():
+    for rank_arrays in arrays if leads else ():
+        for place, array in rank_arrays.items():
             if place.node == "aggregator":
                 joined = [shared[place], array] if place in shared else [array]
                 shared[place] = np.concatenate(joined)
@@ -241,7 +261,7 @@ def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: boo
 
 
 def _streams_of(streams: np.ndarray, number: int) -> np.ndarray:
-    """The random streams of the worker of that number, given those of worker 0."""
+    """The random streams of a worker, given the streams of worker 0."""
     jumped = streams.copy()
     for row in jumped:
         kernels.jump_to_worker(row[2:], number)

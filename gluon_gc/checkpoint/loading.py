@@ -1,4 +1,4 @@
-"""Loading a checkpoint on all workers: all of them go on from it, or none."""
+"""Loads a checkpoint on all workers, or on none if one of them refuses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, Sequence, Tuple, TypeVar
 
 Prepared = TypeVar("Prepared")
 Facts = Sequence[Tuple[str, Mapping[str, Any]]]
-"""As `gluon_gc.agreement` has them."""
+"""The type of `gluon_gc.agreement.Facts`."""
 
 _REFUSED = "that it refuses"
 
@@ -19,25 +19,26 @@ def if_all_can(
     prepare: Callable[[], Prepared],
     facts: Callable[[Prepared], Facts],
 ) -> Prepared:
-    """The result of `prepare`, if it succeeds on all workers with the same facts.
+    """Call `prepare`. Return its result if it succeeds on all workers, with the same facts.
 
     Parameters
     ----------
     agree : callable
-        Raises a RuntimeError unless all workers state the same facts; all workers call it together.
+        Takes facts. Raises RuntimeError unless they are the same on all workers. All workers call
+        it together.
     call, noun : str
         The user's function and its argument, such as "load_states" and "file", for the error.
     prepare : callable
-        Checks a checkpoint, and changes nothing.
+        Reads and checks a checkpoint. It changes nothing.
     facts : callable
-        Returns the facts that must be the same on all workers, given the result of `prepare`.
+        Takes the result of `prepare`. Returns the facts that must be the same on all workers.
 
     Raises
     ------
     Exception
         The error of `prepare`, on a worker where it fails.
     RuntimeError
-        It fails on another worker, or the facts differ.
+        `prepare` fails on another worker, or the facts differ.
     """
     try:
         prepared = prepare()

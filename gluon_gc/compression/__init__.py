@@ -1,4 +1,4 @@
-"""The compressors, and what they are told; needs no framework."""
+"""The compressors and their options (compression_params). Needs no framework."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""The compressors among which "auto" chooses, by the accuracy that is to be kept."""
+"""The candidates among which the compressor "auto" chooses, for each value of "accuracy"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, Tuple
 from .params import CompressionParams, parse
 
 PLAIN = "none"
-"""The name of the choice to send a tensor uncompressed."""
+"""The name of the candidate that sends a tensor uncompressed."""
 _CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
     "fp16": {"fp16": True},
@@ -15,7 +15,7 @@ _CANDIDATES: Dict[str, Dict[str, Any]] = {
     "onebit": {"compressor": "onebit", "scaling": True},
     "topk": {"compressor": "topk", "k": 0.01},
 }
-"""compression_params, the most accurate first."""
+"""The compression_params of each candidate, the most accurate first."""
 _ALLOWED: Dict[str, Tuple[str, ...]] = {
     "exact": (PLAIN,),
     "safe": (PLAIN, "fp16", "bytegrad"),
@@ -24,9 +24,14 @@ _ALLOWED: Dict[str, Tuple[str, ...]] = {
 
 
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
-    """The params among which to choose for a tensor with these params, the most accurate first.
+    """The candidates for a tensor with these params, by name, the most accurate first.
 
-    Compressors have the feedback and momentum of `params`, whose `accuracy` is not None.
+    Each candidate with a compressor gets the error feedback and the momentum of `params`.
+
+    Parameters
+    ----------
+    params : CompressionParams
+        With an `accuracy`.
     """
     return {name: _filled(_CANDIDATES[name], params) for name in _ALLOWED[params.accuracy]}
 

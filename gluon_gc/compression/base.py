@@ -1,4 +1,4 @@
-"""What a compressor is to Python, and the registry of those that exist."""
+"""The base class of the compressors, and their registry."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .. import kernels
 from ..options import Option
 
 registry: Dict[str, Type["Compressor"]] = {}
-"""The compressors by the name that compression_params gives them."""
+"""The compressors by name, as in compression_params["compressor"]."""
 
 
 def register(compressor: Type["Compressor"]) -> Type["Compressor"]:
-    """Class decorator: make a compressor available under its name."""
+    """Class decorator: add a compressor to the registry."""
     registry[compressor.name] = compressor
     compressor.traits = kernels.compressors()[compressor.name]
     return compressor
@@ -21,17 +21,17 @@ def register(compressor: Type["Compressor"]) -> Type["Compressor"]:
 
 @dataclass(frozen=True)
 class Compressor:
-    """A compressor's options; what it does is in operators/core/compressors/NAME.cpp.
+    """The options of a compressor. The compressor itself is operators/core/compressors/NAME.cpp.
 
-    A subclass has its options as fields, made by `Option.field`.
+    Each option of a subclass is a field that `Option.field` returns.
 
     Attributes
     ----------
     name, description : str
     traits : kernels.Traits
-        What the library says of it.
+        Properties of the compressor, which the compiled library reports.
     full : bool
-        Whether payloads whose length may vary are hardly ever shorter than they may be at most.
+        Whether payloads of varying length nearly always have their maximum length.
     """
 
     name: ClassVar[str]
@@ -41,23 +41,26 @@ class Compressor:
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:
-        """The keys of compression_params that are this compressor's own."""
+        """The keys of compression_params that belong to this compressor."""
         return {field.name: field.metadata["option"] for field in fields(cls)}
 
     @classmethod
     def defaults(cls) -> Dict[str, object]:
-        """What those of these keys are that need not be given."""
+        """The default values of the keys that may be left out."""
         return {field.name: field.default for field in fields(cls) if field.default is not MISSING}
 
     def on_gpu(self) -> Compressor:
-        """The same for gradients on a GPU."""
+        """This compressor with the options for gradients on a GPU."""
         return self
 
     def runs_on_gpu(self) -> bool:
-        """Whether a GPU can, with these options; if kernels are not there, the log says why."""
+        """Whether a GPU can run this compressor with these options.
+
+        If its kernels cannot run, the log gives the reason.
+        """
         fits = self.traits.cuda and self == self.on_gpu()
         return fits and kernels.runs_on_gpu(self.name)
 
     def options(self) -> Dict[str, object]:
-        """The options, as compression_params have them."""
+        """The options, by their keys in compression_params. Options that are None are left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -1,4 +1,4 @@
-"""bytegrad: one byte an element, between the least and the largest."""
+"""bytegrad: 8-bit quantisation between the minimum and the maximum of a chunk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from .base import Compressor, register
 @register
 @dataclass(frozen=True)
 class ByteGrad(Compressor):
-    """The nearest of 256 even levels from the least to the largest element.
+    """Round each element to the nearest of 256 evenly spaced levels from min to max.
+
+    For a chunk x:
+
+        lo = min(x), hi = max(x)
+        q = round((x - lo) / (hi - lo) * 255)     one byte an element
+        decoded = lo + q * (hi - lo) / 255
+
+    The payload has lo, hi and the bytes. If lo == hi, it has no bytes.
 
     References
     ----------
@@ -18,5 +26,5 @@ class ByteGrad(Compressor):
     """
 
     name = "bytegrad"
-    description = "1 byte an element: the nearest of 256 even levels from the least to the largest"
-    full = True  # but where all elements are equal
+    description = "1 byte an element: the nearest of 256 even levels between minimum and maximum"
+    full = True  # except if all elements are equal

@@ -1,8 +1,9 @@
-"""BytePS's own spellings of compression_params: "byteps_compressor_type" and its like.
+"""BytePS's names for the keys of compression_params, such as "byteps_compressor_type".
 
-BytePS's trainer sets them as attributes of parameters and declares each gradient with them, as a
-script may do itself; most values are text. The common ones are in a table, and a compressor's own
-follow from its options: "byteps_seed", "byteps_compressor_k", "byteps_compressor_onebit_scaling".
+BytePS's trainer sets them as attributes of parameters, and passes them on when it declares a
+gradient. A script may do the same. Most values are strings. `COMMON` lists the names for all
+compressors. The names for a compressor's own options are derived from these options:
+"byteps_seed", "byteps_compressor_k", "byteps_compressor_onebit_scaling".
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ COMMON = {
     "byteps_error_feedback_type": "ef",
     "byteps_momentum_type": "momentum",
 }
-"""The spellings for all compressors, with their keys of compression_params."""
+"""The names that belong to all compressors, with their keys in compression_params."""
 
 
 class Spelling(NamedTuple):
-    """The meaning of a spelling.
+    """The meaning of one of BytePS's names.
 
     Parameters
     ----------
     key : str
-        The key of compression_params.
+        The key in compression_params.
     option : Option
     compressor : str, optional
-        The compressor that it is for, if it is for one only.
+        The only compressor that the name belongs to. None if it belongs to any.
     """
 
     key: str
@@ -49,14 +50,14 @@ class Spelling(NamedTuple):
 
 @dataclass(frozen=True)
 class Spelled:
-    """compression_params that were, or may have been, spelled as BytePS does.
+    """compression_params after the translation of BytePS's names.
 
     Parameters
     ----------
     params : mapping, optional
-        The params in our spelling.
+        compression_params with our keys.
     mu : float, optional
-        The momentum, if it was given.
+        The value of "byteps_momentum_mu", if it was given.
     """
 
     params: Optional[Mapping[str, Any]]
@@ -65,12 +66,15 @@ class Spelled:
     def parse(
         self, mu: Optional[float] = None, nesterov: bool = False, optimizer: str = ""
     ) -> CompressionParams:
-        """Check them, with the optimizer's momentum `mu`; see `params.parse`.
+        """Check the params, with the optimizer's momentum `mu`. See `params.parse`.
 
         Raises
         ------
+        TypeError, KeyError
+            See `params.parse`.
         ValueError
-            As `params.parse`; or the given momentum is not the optimizer's, or is not applied.
+            See `params.parse`. Also if "byteps_momentum_mu" differs from the optimizer's momentum,
+            or if no compressor applies it.
         """
         if self.mu and mu and self.mu != mu:
             raise ValueError(
@@ -86,7 +90,7 @@ class Spelled:
 
 
 def spellings() -> Dict[str, Spelling]:
-    """All spellings except `MOMENTUM`."""
+    """All names except `MOMENTUM`, with their meanings."""
     shared = common()
     table = {name: Spelling(key, shared[key]) for name, key in COMMON.items()}
     for compressor, kind in registry.items():
@@ -99,35 +103,36 @@ def spellings() -> Dict[str, Spelling]:
 
 
 def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = None) -> Spelled:
-    """Translate keys of compression_params from BytePS's spelling to ours.
+    """Translate BytePS's names to keys of compression_params. Other keys stay as they are.
 
     Parameters
     ----------
     given : mapping
     of_all : mapping, optional
-        compression_params that these complete, unless these name a compressor.
+        The trainer's compression_params. If `given` names no compressor, `of_all` supplies it and
+        all keys that are not in `given`.
 
     Raises
     ------
     ValueError
-        A "byteps_" name that there is not, or one for another compressor; a key that is given
-        twice; a momentum that is no number >= 0.
+        A name that begins with "byteps_" is unknown, or belongs to another compressor. A key is
+        given under two names. The momentum is not a number >= 0.
     """
     table = spellings()
     known = [*table, MOMENTUM]
     params: Dict[str, Any] = {}
-    names: Dict[str, str] = {}  # the spelling of each key
+    names: Dict[str, str] = {}  # the given name of each key
     for name, value in given.items():
         if name == MOMENTUM:
             continue
         spelling = table.get(name)
         if spelling is None and str(name).startswith(PREFIX):
             raise ValueError(
-                f"{name!r} is no name of BytePS's; did you mean '{nearest(name, known)}'?"
+                f"{name!r} is not an option of BytePS; did you mean '{nearest(name, known)}'?"
             )
         key = spelling.key if spelling else name
         if key in names:
-            raise ValueError(f"'{names[key]}' and '{name}' are the same; give one of them")
+            raise ValueError(f"'{names[key]}' and '{name}' mean the same; give one of them")
         names[key] = name
         params[key] = _read(spelling, value) if spelling else value
     if "compressor" not in params:
@@ -136,24 +141,24 @@ def translate(given: Mapping[str, Any], of_all: Optional[Mapping[str, Any]] = No
         only = table[name].compressor if name in table else None
         if only not in (None, params.get("compressor")):
             got = params.get("compressor") or None
-            raise ValueError(f"'{name}' is for the compressor '{only}', which is {got!r} here")
+            raise ValueError(f"'{name}' is an option of '{only}', but the compressor is {got!r}")
     return Spelled(params, _momentum(given.get(MOMENTUM)))
 
 
 def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Spelled]:
-    """The compression_params in a parameter's attributes; None if there are none.
+    """The compression_params in the attributes of a parameter, or None if it has none.
 
     Parameters
     ----------
     param : object
-        With an attribute `compression_params`, or with some of BytePS's.
+        It may have an attribute `compression_params`, or attributes with BytePS's names.
     of_all : mapping, optional
         The trainer's compression_params.
 
     Raises
     ------
     ValueError
-        As `translate`; or there are both.
+        See `translate`. Also if the parameter has attributes of both kinds.
     """
     given = {name: value for name, value in vars(param).items() if name.startswith(PREFIX)}
     if not hasattr(param, "compression_params"):
@@ -167,11 +172,11 @@ def of_parameter(param: Any, of_all: Optional[Mapping[str, Any]]) -> Optional[Sp
 
 
 def _read(spelling: Spelling, value: Any) -> Any:
-    """A value, which may be text, in the option's type. A wrong one is refused later."""
+    """Convert a value, often a string, to the option's type. `parse` refuses wrong values later."""
     option, text = spelling.option, str(value).strip()
     numbered = option.choices and spelling.key not in COMMON.values() and text.isdecimal()
     if numbered and int(text) < len(option.choices):
-        return option.choices[int(text)]  # BytePS's registry numbers them
+        return option.choices[int(text)]  # BytePS numbers the choices of an option
     if isinstance(value, str) or bool in option.types:
         read = option.from_text(text)
         return value if read == text else read

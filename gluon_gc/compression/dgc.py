@@ -1,4 +1,4 @@
-"""dgc: Deep Gradient Compression, the entries of the accumulated gradient above a threshold."""
+"""dgc (Deep Gradient Compression): the largest elements of the accumulated gradient."""
 
 from __future__ import annotations
 
@@ -19,11 +19,20 @@ def _shares(value: Any) -> bool:
 @register
 @dataclass(frozen=True)
 class Dgc(Compressor):
-    """The entries of the accumulated gradient above a sampled threshold; the rest is kept.
+    """Send about ceil(k n) of the n elements of an accumulated gradient, and keep the others.
 
-    Momentum is applied before the accumulation (momentum correction), and restarts where an entry
-    was sent (momentum masking). The options have the names of the reference implementation; about
-    ceil(k n) of the n elements of a chunk are sent.
+    Each step, on each worker, for a chunk with gradient g, momentum m and accumulated gradient v:
+
+        m = mu m + g,    v = v + m         classic momentum (momentum correction)
+        m = mu (m + g),  v = v + m + g     Nesterov's momentum
+
+    then
+
+        send the elements with abs(v) >= threshold
+        v = 0 and m = 0 where an element was sent (m with `momentum_masking` only)
+
+    The threshold is estimated from a sample of v. The options have the names and defaults of the
+    reference implementation.
 
     References
     ----------
@@ -32,59 +41,60 @@ class Dgc(Compressor):
     """
 
     name = "dgc"
-    description = "the accumulated gradient above a sampled threshold, with momentum correction"
+    description = "the largest elements of the accumulated gradient, with momentum correction"
 
     k: Optional[float] = share_or_count().field(None)
     compress_ratio: Optional[float] = real(
         lambda v: v > 0 and v != 1,
         "a share between 0 and 1 or its reciprocal",
-        "the share of the elements that is sent, instead of k: 0.001 and 1000 mean the same",
+        "instead of k: the share of the elements that is sent, or its reciprocal (0.001 or 1000)",
     ).field(None)
     sample_ratio: float = real(
         lambda v: 0 < v <= 1,
         "0 < sample_ratio <= 1",
-        "share of the elements that the threshold is estimated from, at least 0.01",
+        "share of the elements from which the threshold is estimated; smaller ones count as 0.01",
     ).field(0.01)
     strided_sample: bool = switch(
-        "take the sample at even distances from a random start, instead of at random"
+        "sample at equal distances from a random start, instead of at random places"
     ).field(True)
     compress_upper_bound: float = real(
         lambda v: v >= 1,
         "a number >= 1",
-        "times k: more elements above the threshold are too many",
+        "raise the threshold if more than this times k elements reach it",
     ).field(1.3)
     compress_lower_bound: float = real(
         lambda v: 0 < v <= 1,
         "0 < compress_lower_bound <= 1",
-        "times k: fewer elements above the threshold are too few",
+        "lower the threshold if fewer than this times k elements reach it",
     ).field(0.8)
     max_adaptation_iters: int = whole(
-        0, "how often the threshold is multiplied by one of these bounds"
+        0, "how many times the threshold may be multiplied by one of these bounds"
     ).field(10)
     resample: bool = switch(
-        "of too many elements take the largest, instead of a higher threshold"
+        "if too many elements reach the threshold, send the k largest instead of raising it"
     ).field(True)
-    fp16_values: bool = switch("values travel as float16").field(False)
-    int32_indices: bool = switch(
-        "accepted, without effect: indices always travel in 32 bits"
-    ).field(False)
+    fp16_values: bool = switch("send the values as float16").field(False)
+    int32_indices: bool = switch("no effect: indices always have 32 bits").field(False)
     warmup_epochs: int = whole(
         -1,
-        "epochs in which more is sent, less and less; `trainer.set_epoch` says which it is",
+        "number of warm-up epochs, in which more elements are sent. Tell each epoch's number with "
+        "`trainer.set_epoch`",
     ).field(-1)
     warmup_coeff: Union[None, float, Sequence[float]] = Option(
         (numbers.Real, list, tuple),
         _shares,
         "a number above 0 and at most 1, or a list of them",
-        "the share of epoch e of the warm-up: the list's, or the number to the power of e + 1; by "
-        "default k to the power of 1 / (warmup_epochs + 1)",
+        "the share sent in warm-up epoch e, from 0. A list: its element e. A number c: c^(e + 1), "
+        "at least k. Default: c = k^(1 / (warmup_epochs + 1))",
     ).field(None)
-    momentum_masking: bool = switch("momentum restarts where a value was sent").field(True)
+    momentum_masking: bool = switch("set the momentum of an element to 0 when it is sent").field(
+        True
+    )
     gradient_clipping: Optional[float] = real(
         lambda v: v > 0,
         "a number > 0",
-        "largest l2 norm of a chunk of what a worker adds: its gradient divided by batch size and "
-        "number of workers",
+        "the largest l2 norm of a chunk's gradient, which is divided by batch size and number of "
+        "workers before; a larger gradient is scaled down",
     ).field(None)
     seed: Optional[int] = seed().field(None)
 

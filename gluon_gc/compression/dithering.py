@@ -1,4 +1,4 @@
-"""dithering: each element rounded at random to one of a few levels."""
+"""dithering: stochastic rounding of each element to one of a few levels."""
 
 from __future__ import annotations
 
@@ -16,26 +16,38 @@ _MAX_LEVELS = {"linear": 2**23 - 1, "natural": 31}
 @register
 @dataclass(frozen=True)
 class Dithering(Compressor):
-    """Each element rounded at random, so that the mean is the element, to one of k levels and 0.
+    """Round each element at random to one of the two nearest levels, without bias.
 
-    A payload takes the smaller of fixed width, 1 + ceil(log2(k + 1)) bits an element, and
-    Elias-delta codes of the distances between what is not 0; where a GPU makes it, fixed width.
+    For a chunk x, with norm = max(abs(x)) or the l2 norm of x:
+
+        linear:   y = abs(x) / norm * k            levels 0, 1, 2, ..., k
+        natural:  y = abs(x) / norm * 2^(k - 1)    levels 0, 1, 2, 4, ..., 2^(k - 1)
+
+    then
+
+        a, b = the levels next to y, a <= y < b
+        q = b with probability (y - a) / (b - a), else a
+        decoded = sign(x) * q * norm / k, or / 2^(k - 1) if natural
+
+    A payload has the norm, and a sign and a level for each element. It uses the smaller of two
+    codes. Fixed width takes 1 + ceil(log2(k + 1)) bits an element. The other writes Elias-delta
+    codes of the levels that are not 0 and of the distances between them. GPUs write fixed width.
 
     References
     ----------
     Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
-    NeurIPS 2017 (linear); Horvath et al., "Natural Compression for Distributed Deep Learning", 2019
-    (natural).
+    NeurIPS 2017: linear levels.
+    Horvath et al., "Natural Compression for Distributed Deep Learning", 2019: natural levels.
     """
 
     name = "dithering"
-    description = "each element rounded at random to one of k levels, unbiased"
+    description = "unbiased stochastic rounding of each element to 0 or one of k levels"
 
     k: int = Option(
         (numbers.Real,),
         lambda k: k >= 1 and k % 1 == 0,
         "a whole number >= 1",
-        "number of levels beside 0: at most 8388607, or 31 if they are natural",
+        "number of levels besides 0: at most 8388607, or 31 with 'natural'",
         unused=1,
     ).field()
     partition: str = one_of(
@@ -44,21 +56,21 @@ class Dithering(Compressor):
         unused="linear",
     ).field("linear")
     normalize: str = one_of(
-        ("max", "l2"), "the norm: the largest magnitude, or the l2 norm", unused="max"
+        ("max", "l2"), "the norm: the largest magnitude of the chunk, or its l2 norm", unused="max"
     ).field("max")
     seed: Optional[int] = seed().field(None)
     fixed_width: bool = switch(
-        "no Elias codes, as where gradients are on a GPU, which all workers must have alike"
+        "never use Elias codes, as is always the case on a GPU. Must be the same on all workers"
     ).field(False)
 
     def on_gpu(self) -> Dithering:
         return replace(self, fixed_width=True)
 
     def __post_init__(self) -> None:
-        most = _MAX_LEVELS[self.partition]
-        if self.k > most:
+        max_levels = _MAX_LEVELS[self.partition]
+        if self.k > max_levels:
             raise ValueError(
-                f"compression_params['k'] must be a whole number from 1 to {most} for "
+                f"compression_params['k'] must be a whole number from 1 to {max_levels} for "
                 f"{self.partition} dithering, got {self.k!r}"
             )
         object.__setattr__(self, "k", int(self.k))

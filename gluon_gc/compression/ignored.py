@@ -1,4 +1,4 @@
-"""Keys of compression_params that do nothing, because they are for other compressors."""
+"""Warns of keys of compression_params that have no effect with the chosen compressor."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from .known_keys import is_for, keys, keys_that_are_on
 
 
 def ignored(params: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
-    """The keys of valid compression_params that are for other compressors and do nothing.
+    """The keys of valid compression_params that belong to other compressors, so have no effect.
 
-    A value that BytePS's scripts pass for a key that they do not use is left out.
+    BytePS's example scripts pass all keys, with a default value where they do not use one. Keys
+    with such a value (`Option.unused`) are left out.
     """
-    on = keys_that_are_on(params or {})
-    name = on.get("compressor")
+    enabled = keys_that_are_on(params or {})
+    name = enabled.get("compressor")
     known = keys()
     return {
         key: value
-        for key, value in on.items()
+        for key, value in enabled.items()
         if not is_for(key, name) and value and value != known[key].unused
     }
 
 
 def warn_of_ignored(*several: Optional[Mapping[str, Any]]) -> None:
-    """Give one warning of all keys that are ignored in these params, at the caller's caller."""
+    """Warn once of all keys that are ignored in these params.
+
+    The warning points at the line that called the caller.
+    """
     texts = []
     for params in several:
         for key, value in ignored(params).items():

@@ -1,4 +1,4 @@
-"""The keys of compression_params, and the compressors that they are for."""
+"""The keys of compression_params, and the compressors that each key belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..options import Option, nearest, one_of, switch
 from .base import Compressor, registry
 
 AUTO = "auto"
-"""The name with which a user leaves the choice of a compressor to `gluon_gc.auto`."""
+"""The compressor name with which `gluon_gc.auto` chooses a compressor for each gradient."""
 
 
 def _names(kinds: Iterable[Type[Compressor]]) -> str:
@@ -18,44 +18,46 @@ def _names(kinds: Iterable[Type[Compressor]]) -> str:
 
 
 def common() -> Dict[str, Option]:
-    """The keys that are no compressor's own."""
+    """The keys that do not belong to one compressor."""
     accumulating = _names(kind for kind in registry.values() if kind.traits.accumulates)
     return {
         "compressor": one_of(
-            (*registry, AUTO), f"the algorithm; falsy: none; {AUTO}: chosen for each gradient"
+            (*registry, AUTO),
+            f"the compressor; a false value: none; '{AUTO}': chosen for each gradient",
         ),
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),
-            "error feedback; corrected: by the ratio of learning rates; sparse: BytePS's name for "
-            "that with randomk, whose workers and servers draw the same elements",
+            "error feedback. 'vanilla': add the residual to the next gradient. 'corrected': first "
+            "multiply it by the previous learning rate over the current one. 'sparse': BytePS's "
+            "name for 'corrected' with randomk",
         ),
         "momentum": one_of(
             ("nesterov",),
-            "momentum before the compressor, with the value of the optimizer's, which then applies "
-            f"none. Always on with {accumulating}, in the optimizer's form unless this asks for "
-            "Nesterov's",
+            "apply the optimizer's momentum before compression, in Nesterov's form; the optimizer "
+            f"then applies none. {accumulating} always applies momentum, without this key in the "
+            "optimizer's form",
         ),
-        "fp16": switch("what no compressor handles travels as float16"),
+        "fp16": switch("send gradients that are not compressed as float16"),
         "hierarchical": switch(
-            "on by default: where a machine has several workers, they sum what they have, and "
-            "only that travels, compressed"
+            "sum the gradients of a machine's workers first, and compress and send only the sum; "
+            "on by default"
         ),
         "exchange": one_of(
             ("two_way", "gather"),
-            "two_way: aggregators sum, and compress the sum; gather: all workers get all payloads "
-            f"and sum them, by default (and always) for {accumulating}. What can be summed as it "
-            "is is, either way",
+            "'two_way': servers sum the payloads and compress the sum. 'gather': every worker gets "
+            f"all payloads and sums them; the default and the only choice for {accumulating}. No "
+            "effect with randomk, whose payloads are summed without decoding",
         ),
         "accuracy": one_of(
             ("exact", "safe", "aggressive"),
-            "how much of it may be given up. exact: nothing is compressed; safe (the default): "
-            "each element is rounded, by fp16 or bytegrad; aggressive: onebit and topk too",
+            "what 'auto' may choose. 'exact': no compression. 'safe' (default): also fp16 and "
+            "bytegrad, which round each element. 'aggressive': also onebit and topk",
         ),
     }
 
 
 def users_of(key: str) -> Dict[str, Option]:
-    """The compressors that a key is for, each with the option that it is there."""
+    """The compressors that a key belongs to, each with its option of that name."""
     shared = common().get(key)
     if key == "accuracy":
         return {AUTO: shared}
@@ -76,36 +78,44 @@ def keys() -> Dict[str, Option]:
 
 
 _OF_MXNET = ("type", "threshold")  # keys of gluon.Trainer's compression_params
-_FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that mean something without one, too
+_FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that need no compressor
 _FOR_AUTO = ("compressor", "accuracy", "ef", "momentum", "hierarchical")
 
 
 def is_for(key: str, name: Optional[str]) -> bool:
-    """Whether a key has a meaning with the compressor of this name, or without one."""
+    """Whether a key has an effect with the compressor of this name, or without a compressor."""
     if name == AUTO:
         return key in _FOR_AUTO
     return key in _FOR_ALL or name in users_of(key)
 
 
 def keys_that_are_on(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """The keys that are not switched off, with their values; a switch may be False."""
+    """The keys that are not switched off, with their values.
+
+    None, False and "" switch a key off. False is a value for options of type bool.
+
+    Raises
+    ------
+    ValueError
+        There is no such key.
+    """
     known = keys()
-    on = {}
+    enabled = {}
     for key, value in params.items():
         if key not in known:
             if key in _OF_MXNET:
                 raise ValueError(
-                    f"compression_params[{key!r}] is of MXNet's own compression, which gluon_gc "
-                    "does not have: name one of gluon_gc's, as {'compressor': 'onebit', "
+                    f"compression_params[{key!r}] is a key of MXNet's own compression, which "
+                    "gluon_gc does not have: name a compressor, such as {'compressor': 'onebit', "
                     f"'scaling': True, 'ef': 'vanilla'}}; got {value!r}"
                 )
             raise ValueError(
                 f"compression_params has no key {key!r}; did you mean '{nearest(key, known)}'? "
                 f"The keys are {', '.join(known)}"
             )
-        off = value is None or (isinstance(value, str) and not value)
+        disabled = value is None or (isinstance(value, str) and not value)
         if isinstance(value, (bool, np.bool_)) and not value:
-            off = bool not in known[key].types
-        if not off:
-            on[key] = value
-    return on
+            disabled = bool not in known[key].types
+        if not disabled:
+            enabled[key] = value
+    return enabled

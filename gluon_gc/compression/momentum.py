@@ -1,4 +1,12 @@
-"""Momentum that compression applies instead of the optimizer: for which optimizers, and which."""
+"""Checks for momentum that is applied before compression, instead of by the optimizer.
+
+Compressing after momentum follows Zheng et al., "Communication-Efficient Distributed Blockwise
+Momentum SGD with Error-Feedback" (dist-EF-SGDM), NeurIPS 2019. On each worker, before the residual
+is added:
+
+    m = mu m + g
+    g = g + mu m
+"""
 
 from __future__ import annotations
 
@@ -13,17 +21,18 @@ from .params import CompressionParams
 def has_nesterov(
     own: Optional[CompressionParams], of_all: CompressionParams, of_optimizer: bool
 ) -> bool:
-    """Whether a parameter has Nesterov's momentum, rather than the classic one.
+    """Whether a parameter has Nesterov's momentum, rather than classic momentum.
 
-    All parameters of an optimizer have momentum if compression applies it to any of them. Which one
-    it is is decided by a parameter's own compression_params, then by those of all parameters, then
-    by the optimizer.
+    If compression applies the momentum of one parameter, it applies that of all parameters of the
+    optimizer. The form of the momentum is decided by the parameter's own compression_params, then
+    by those of all parameters, then by the optimizer.
 
     Parameters
     ----------
     own : CompressionParams, optional
-        The parameter's own, if it has any.
+        The params of this parameter, if it has its own.
     of_all : CompressionParams
+        The params of all parameters.
     of_optimizer : bool
         Whether the optimizer has Nesterov's momentum.
     """
@@ -34,29 +43,31 @@ def has_nesterov(
 
 
 def require_linear(optimizer: Any, linear: Sequence[type]) -> None:
-    """Make sure that momentum may be applied before compression.
+    """Check that momentum may be applied before compression with this optimizer.
 
-    Momentum then comes before the optimizer's update. It comes to the same only if the update is
-    linear in the gradient: an optimizer that normalises gradients would shrink it.
+    Momentum is then applied before the optimizer's update instead of in it. The result is the same
+    only if the update is linear in the gradient. An optimizer that normalises gradients would undo
+    part of the momentum.
 
     Parameters
     ----------
     optimizer : object
     linear : sequence of type
-        The framework's optimizers whose updates are. A subclass is warned of, once.
+        The framework's optimizers with a linear update. For a subclass from elsewhere, one warning
+        is logged.
 
     Raises
     ------
     ValueError
-        The optimizer is none of them.
+        The optimizer is not an instance of one of these types.
     """
     kinds = [kind for kind in type(optimizer).__mro__ if not _is_ours(kind)]
     names = listed([kind.__name__ for kind in linear], "and")
     if not isinstance(optimizer, tuple(linear)):
         raise ValueError(
-            f"compression applies the optimizer's momentum, which is right for {names}, but not "
-            f"for {kinds[0].__name__}, whose update is not linear in the gradient: leave out "
-            "'momentum' (and take another compressor than dgc), or take one of those optimizers"
+            f"compression can apply the momentum of {names}, but not that of "
+            f"{kinds[0].__name__}, whose update is not linear in the gradient: leave out "
+            "'momentum' (and use another compressor than dgc), or use one of those optimizers"
         )
     frameworks = {kind.__module__.partition(".")[0] for kind in linear}
     if kinds[0].__module__.partition(".")[0] not in frameworks:
@@ -67,7 +78,7 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "gluon_gc"
 
 
-@functools.lru_cache(maxsize=None)  # once a process
+@functools.lru_cache(maxsize=None)  # one warning per process
 def _warn_of_subclass(name: str, linear: str) -> None:
     logger.warning(
         "compression applies the momentum of %s: its update must be linear in the gradient, as "

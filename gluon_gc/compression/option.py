@@ -1,4 +1,4 @@
-"""Options that several compressors have."""
+"""Options that several compressors share."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from ..options import Option, whole
 
 
 def share_or_count() -> Option:
-    """k of a compressor that sends some of the elements."""
+    """The option k of a compressor that sends only some elements of a chunk."""
 
     def rule(k: Any) -> bool:
-        of_all = k == 1 and not isinstance(k, numbers.Integral)  # where 1 means one of them
-        return 0 < k < 1 or (k >= 1 and k % 1 == 0 and not of_all)
+        ambiguous = k == 1 and not isinstance(
+            k, numbers.Integral
+        )  # only the integer 1 means one element
+        return 0 < k < 1 or (k >= 1 and k % 1 == 0 and not ambiguous)
 
     return Option(
         (numbers.Real,),
         rule,
         "a share below 1 or a whole number >= 1",
-        "share of the elements of a chunk (0 < k < 1, at least one) or number of them (all where "
-        "there are fewer); 1.0, which could mean either, is refused",
+        "which part of a chunk is sent. 0 < k < 1: a share, at least one element. k >= 1: a number "
+        "of elements, at most all. 1.0 is refused, because it could mean either",
         unused=1,
         hint=lambda k: (
             ", which could be the share of all elements or the number of one: write 1 for one "
@@ -32,5 +34,5 @@ def share_or_count() -> Option:
 
 
 def seed() -> Option:
-    """The seed of a compressor that draws."""
-    return whole(1, "seed of the random stream; none: another one in every run")
+    """The option seed of a compressor that draws random numbers."""
+    return whole(1, "seed of the random stream. Without it, each run draws other numbers")

@@ -1,4 +1,4 @@
-"""Checks compression_params."""
+"""Checks compression_params, and turns them into `CompressionParams`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from .known_keys import AUTO, common, is_for, keys_that_are_on
 
 @dataclass(frozen=True)
 class CompressionParams:
-    """Checked compression_params.
+    """The checked compression_params of one gradient.
 
     Parameters
     ----------
     compressor : Compressor, optional
-        None: values travel uncompressed.
+        The compressor and its own options. None if the gradient is sent uncompressed.
     ef : str, optional
-        "vanilla", "corrected", "sparse" or None.
+        The error feedback: "vanilla", "corrected", "sparse" or None.
     mu : float, optional
-        The momentum that the compressor applies; None if it applies none.
+        The momentum coefficient if momentum is applied before compression, else None.
     fp16 : bool
-        Whether values that no compressor handles travel as float16.
+        Whether an uncompressed gradient is sent as float16.
     nesterov : bool
-        Whether the momentum is Nesterov's. It is, unless a compressor accumulates.
+        Whether the momentum is Nesterov's. Always True unless the compressor accumulates (dgc).
     hierarchical : bool
-        Whether the workers of a machine sum their values before these travel.
+        Whether the workers of a machine sum their gradients before one of them sends the sum.
     exchange : str
-        "two_way" or "gather".
+        "two_way": an aggregator sums the payloads and compresses the sum. "gather": every worker
+        receives and sums all payloads.
     accuracy : str, optional
-        The accuracy that "auto" keeps. None if the compressor is not "auto".
+        The accuracy that "auto" must keep. None if the compressor is not "auto".
     """
 
     compressor: Optional[Compressor] = None
@@ -48,21 +49,21 @@ class CompressionParams:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a worker keeps a residual or momentum from step to step."""
+        """Whether a worker keeps a residual or a momentum array between steps."""
         accumulates = self.compressor is not None and self.compressor.traits.accumulates
         return bool(self.ef) or self.mu is not None or accumulates
 
     @property
     def aggregators(self) -> CompressionParams:
-        """The params with which an aggregator compresses a sum. It applies no momentum."""
+        """The params with which an aggregator compresses a sum: the same, without momentum."""
         return CompressionParams(self.compressor, self.ef)
 
     @property
     def of_rows(self) -> CompressionParams:
-        """The params for a row-sparse gradient. Each worker may have other rows.
+        """The params for a row-sparse gradient, whose rows differ between workers and steps.
 
-        An aggregator cannot keep a residual of rows that change, so all workers get all payloads.
-        Momentum needs values of all rows in every step, so it is not applied.
+        An aggregator cannot keep a residual for changing rows, so all workers gather all payloads.
+        Momentum needs all rows in every step, so it is not applied.
         """
         if self.compressor is None or self.compressor.traits.accumulates:
             return CompressionParams(fp16=self.fp16)
@@ -70,23 +71,23 @@ class CompressionParams:
 
     @property
     def on_gpu(self) -> CompressionParams:
-        """The params for a gradient on a GPU, also if the CPU compresses it."""
+        """The params for a gradient on a GPU, even if the CPU compresses it."""
         if self.compressor is None:
             return self
         return replace(self, compressor=self.compressor.on_gpu())
 
     def require_chosen(self) -> CompressionParams:
-        """These params; ValueError if they are "auto", where no compressor can be chosen."""
+        """Return these params. Raise ValueError if the compressor is "auto", not yet chosen."""
         if self.accuracy is not None:
             raise ValueError(
-                "compression_params['compressor'] 'auto' is for what knows all gradients of a "
-                "step: DistributedTrainer, or PyTorch's CompressionState and DistributedOptimizer; "
-                "a plain Trainer, fully_shard, or a single tensor needs another one"
+                "compression_params['compressor'] 'auto' must know all gradients of a step, as "
+                "DistributedTrainer and PyTorch's CompressionState and DistributedOptimizer do: "
+                "name a compressor for a plain Trainer, for fully_shard, or for a single tensor"
             )
         return self
 
     def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
-        """The options of a codec, in an epoch if one was set."""
+        """The options of a codec, for an epoch if one was set."""
         feedback = dict(ef=self.ef, mu=self.mu, epoch=epoch)
         if self.compressor.traits.accumulates:
             feedback["nesterov"] = self.nesterov
@@ -96,15 +97,15 @@ class CompressionParams:
     def codec(
         self, n: int, dtype: str, epoch: Optional[int] = None, isa: Optional[str] = None
     ) -> kernels.Codec:
-        """The codec of n elements."""
+        """A codec for n elements with these params."""
         return kernels.Codec(self.compressor.name, self.options(epoch), n, dtype, isa)
 
     def state_layout(self, n: int, dtype: str) -> kernels.Layout:
-        """Shape and dtype of each array that a checkpoint keeps of a chunk of n elements."""
+        """Shape and dtype of each array that a checkpoint saves for a chunk of n elements."""
         return dict(_saved_layout(self, n, dtype))
 
     def describe(self) -> Dict[str, Any]:
-        """The params as plain values, which JSON can hold and `parse` reads back."""
+        """The params as a dict that JSON can hold and `parse` can read."""
         described: Dict[str, Any] = {"fp16": self.fp16, "hierarchical": self.hierarchical}
         if self.accuracy is not None:
             described.update(compressor=AUTO, accuracy=self.accuracy, ef=self.ef)
@@ -117,7 +118,7 @@ class CompressionParams:
         return described
 
     def given(self) -> Dict[str, Any]:
-        """The compression_params for a reader, without common keys that have their default."""
+        """The compression_params to show to a user, without common keys that have their default."""
         momentum = "nesterov" if self.mu is not None and self.nesterov else None
         described = {**self.describe(), "momentum": momentum}
         usual = {"hierarchical": True}
@@ -129,7 +130,7 @@ class CompressionParams:
         return {**shared, **(self.compressor.options() if self.compressor else {})}
 
     def identity(self) -> Dict[str, Any]:
-        """Plain values that must be the same on all workers, and when a run is resumed."""
+        """The values that must be the same on all workers, and in a checkpoint that is loaded."""
         return {**self.describe(), "mu": self.mu, "nesterov": self.nesterov}
 
 
@@ -152,20 +153,21 @@ def parse(
     Parameters
     ----------
     params : mapping, optional
-        The argument of `DistributedTrainer`. None, "" and False switch a key off.
+        The argument of `DistributedTrainer`. The values None, "" and False switch a key off.
     mu : float, optional
-        The optimizer's momentum, which the compressor applies if a key asks for it.
+        The optimizer's momentum. It is applied before compression if the key "momentum" is given,
+        or if the compressor accumulates.
     nesterov : bool
         Whether the optimizer's momentum is Nesterov's.
     optimizer : str
-        The name of the optimizer in errors.
+        The name of the optimizer, for errors.
 
     Raises
     ------
     TypeError
         A value has the wrong type.
     ValueError
-        An unknown key, a wrong value, or keys that contradict each other.
+        A key is unknown, a value is wrong, or keys contradict each other.
     KeyError
         A key that the compressor needs is missing.
     """
@@ -173,37 +175,41 @@ def parse(
         return CompressionParams()
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(params).__name__}")
-    on = keys_that_are_on(params)
+    enabled = keys_that_are_on(params)
     shared = common()
-    name = on.pop("compressor", None)
+    name = enabled.pop("compressor", None)
     if name is not None:
         shared["compressor"].check("compressor", name)
     kind = registry.get(name)
-    if on.get("ef") == "sparse" and name is not None and not (kind and kind.traits.draws_alike):
-        alike = ", ".join(other for other in registry if registry[other].traits.draws_alike)
+    if (
+        enabled.get("ef") == "sparse"
+        and name is not None
+        and not (kind and kind.traits.draws_alike)
+    ):
+        supporting = ", ".join(other for other in registry if registry[other].traits.draws_alike)
         raise ValueError(
-            f"compression_params['ef'] 'sparse' is for {alike}, not for {name}; "
+            f"compression_params['ef'] 'sparse' is for {supporting}, not for {name}; "
             "'vanilla' and 'corrected' are for any compressor that does not accumulate"
         )
-    values = {key: value for key, value in on.items() if is_for(key, name)}
+    values = {key: value for key, value in enabled.items() if is_for(key, name)}
     for key, value in values.items():
         (shared.get(key) or kind.keys()[key]).check(key, value)
     fp16, hierarchical = values.pop("fp16", False), values.pop("hierarchical", True)
-    for_all = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
+    common_values = dict(fp16=bool(fp16), hierarchical=bool(hierarchical))
     if name is None:
-        return CompressionParams(**for_all)
+        return CompressionParams(**common_values)
     has_momentum = values.pop("momentum", None) is not None
     if has_momentum and not mu:
         whose = f" of {optimizer}" if optimizer else ""
         raise ValueError(
-            "compression_params['momentum'] needs the momentum of an optimizer, as of SGD or NAG "
-            f"with 'momentum', or 'byteps_momentum_mu' of a single tensor; got {mu!r}{whose}. "
-            "Leave it out with optimizers that have no momentum"
+            "compression_params['momentum'] needs an optimizer with momentum > 0, such as SGD or "
+            f"NAG, or 'byteps_momentum_mu' for a single tensor; got momentum {mu!r}{whose}. Leave "
+            "the key out with an optimizer that has no momentum"
         )
     if kind is None:
         momentum, ef = (float(mu) if has_momentum else None), values.get("ef", "vanilla")
         accuracy = values.get("accuracy", "safe")
-        return CompressionParams(mu=momentum, ef=ef, accuracy=accuracy, **for_all)
+        return CompressionParams(mu=momentum, ef=ef, accuracy=accuracy, **common_values)
     accumulates = kind.traits.accumulates
     exchange = values.pop("exchange", "gather" if accumulates else "two_way")
     if accumulates and exchange != "gather":
@@ -211,7 +217,7 @@ def parse(
     return CompressionParams(
         ef=values.pop("ef", None),
         mu=float(mu) if mu and (has_momentum or accumulates) else None,
-        **for_all,
+        **common_values,
         nesterov=has_momentum or nesterov or not accumulates,
         exchange=exchange,
         compressor=_compressor(kind, values),
@@ -219,15 +225,15 @@ def parse(
 
 
 def _compressor(kind: Type[Compressor], values: Mapping[str, Any]) -> Compressor:
-    """A compressor with options as plain Python values; KeyError if one is missing."""
-    own = {
+    """Make a compressor, with NumPy scalars as Python numbers. KeyError if a key is missing."""
+    options = {
         key: value.item() if isinstance(value, np.generic) else value
         for key, value in values.items()
     }
     for field in fields(kind):
-        if field.default is MISSING and field.name not in own:
+        if field.default is MISSING and field.name not in options:
             raise KeyError(
                 f"compression_params['{field.name}'] is missing; {kind.name} needs "
                 f"{kind.keys()[field.name].allowed}"
             )
-    return kind(**own)
+    return kind(**options)

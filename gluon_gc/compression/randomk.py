@@ -1,4 +1,4 @@
-"""randomk: elements drawn at random, the same ones on all nodes."""
+"""randomk: k elements drawn at random, the same ones on all workers and servers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,28 @@ from .option import seed, share_or_count
 @register
 @dataclass(frozen=True)
 class RandomK(Compressor):
-    """k draws of an element; only the values are sent, since all nodes draw the same.
+    """Send k elements of a chunk, drawn at random.
 
-    An element that is drawn twice counts once. Without error feedback `scaling` multiplies the
-    values by n / k, which makes them unbiased but for repeats.
+    For a chunk x of n elements:
+
+        index[j] = draw[j] mod n for j = 1, ..., k     the same draws on all workers and servers
+        decoded[i] = f * x[i] if i was drawn, else 0
+        f = n / k without error feedback and with `scaling`, else 1
+
+    The payload has the values only, because every node draws the same indices. An element that is
+    drawn twice counts once. So with f = n / k, the mean of a decoded element is
+    x (n / k) (1 - (1 - 1/n)^k), which is close to x if k is much smaller than n.
 
     References
     ----------
-    Stich et al., "Sparsified SGD with Memory", NeurIPS 2018.
+    Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (rand-k).
     """
 
     name = "randomk"
-    description = "k elements drawn at random, the same on all nodes"
+    description = "k elements drawn at random, the same ones on all workers"
 
     k: float = share_or_count().field()
     scaling: bool = switch(
-        "without error feedback multiply what is sent by n / k, which is unbiased; off: as it is"
+        "multiply the values by n / k, so that they are unbiased; no effect with error feedback"
     ).field(True)
     seed: Optional[int] = seed().field(None)

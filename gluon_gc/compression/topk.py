@@ -1,4 +1,4 @@
-"""topk: the elements that are largest in magnitude, with their indices."""
+"""topk: the k elements with the largest magnitudes, with their indices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from .option import share_or_count
 @register
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """The k elements largest in abs(x), exactly; among equals those of the lowest indices.
+    """Send the k elements of a chunk with the largest abs(x), and their indices.
+
+    The choice is exact. Among elements of equal magnitude, the lowest indices are sent.
+
+        decoded[i] = x[i] if x[i] is one of the k elements, else 0
 
     References
     ----------
     Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017.
-    Stich et al., "Sparsified SGD with Memory", NeurIPS 2018.
+    Stich et al., "Sparsified SGD with Memory", NeurIPS 2018: convergence with error feedback.
+    Lin et al., "Deep Gradient Compression", ICLR 2018: the compressor dgc builds on it.
     """
 
     name = "topk"
-    description = "the k elements largest in magnitude, and where they are"
+    description = "the k elements with the largest magnitudes, and their indices"
 
     k: float = share_or_count().field()

@@ -1,8 +1,8 @@
-"""Reads the environment: no other package does.
+"""Reads environment variables. No other package of gluon_gc reads them.
 
-`gluon_gc.variables` and `gluon_gc.variables_of_launchers` have the tables.
-This package imports no MXNet, so that the launcher starts fast and can run before a role is taken.
-An empty variable counts as one that is not set.
+`gluon_gc.variables` and `gluon_gc.variables_of_launchers` have the tables of all variables. An
+empty variable counts as not set. This package does not import MXNet, because bpslaunch must start
+fast, and must read DMLC_ROLE before MXNet does.
 """
 
 from ..variables import BIGARRAY_BOUND

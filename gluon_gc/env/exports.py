@@ -1,4 +1,4 @@
-"""Variables that are set for MXNet, ps-lite, Horovod, Gloo, and processes to be started."""
+"""Sets environment variables for MXNet, ps-lite, Horovod, Gloo and child processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DEFAULTS_OF_OURS = (
 
 
 def prepare_engine() -> None:
-    """Set variables that MXNet and ps-lite read once, unless the user did.
+    """Set variables that MXNet and ps-lite read only once, unless the user has set them.
 
-    Call it before either starts.
+    Call it before MXNet is imported.
     """
     threads = get("BYTEPS_THREADPOOL_SIZE")
     values = {"MXNET_CPU_TEMP_COPY": _copies("MXNET_CPU_TEMP_COPY")}
@@ -34,10 +34,10 @@ def prepare_engine() -> None:
 
 
 def prepare_exchanges() -> None:
-    """Set how many exchanges MXNet's engine runs at a time, unless the user did.
+    """Set how many exchanges MXNet's engine runs in parallel, unless the user has set it.
 
-    MXNet reads the variable at the first operator. It also decides which numbers MXNet draws after
-    a seed, so `import gluon_gc` must not set it.
+    MXNet reads the variable at the first operator. The variable also changes the random numbers
+    that MXNet draws after a seed, so `import gluon_gc` must not set it.
     """
     if not is_set("MXNET_CPU_PARALLEL_RAND_COPY"):
         copies = _copies("MXNET_CPU_PARALLEL_RAND_COPY")
@@ -49,9 +49,9 @@ def _copies(name: str) -> int:
 
 
 def prepare_horovod() -> None:
-    """Set the seconds after which Horovod warns of a stall and gives up, unless the user did.
+    """Set when Horovod warns of a stall and when it gives up, unless the user has set it.
 
-    Call it before Horovod starts.
+    Call it before `hvd.init()`.
     """
     warn_after, give_up_after = get("GLUON_GC_STALL_SECONDS"), get("GLUON_GC_TIMEOUT")
     first = min(filter(None, (warn_after, give_up_after)), default=0)
@@ -61,9 +61,9 @@ def prepare_horovod() -> None:
 
 
 def prepare_gloo() -> None:
-    """Set the network interface that Gloo uses, unless the user did.
+    """Set the network interface of Gloo, unless the user has set it.
 
-    Call it before a process group is made.
+    Call it before a process group is created.
     """
     interface = get("DMLC_INTERFACE")
     if interface:
@@ -71,31 +71,31 @@ def prepare_gloo() -> None:
 
 
 def export_local(rank: Optional[int], size: Optional[int]) -> None:
-    """Set LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does, if they are known and not set."""
+    """Set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun does, if they are known and not set."""
     for name, number in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size)):
         if number is not None and not is_set(name):
             os.environ[name] = str(number)
 
 
 def resize(num_worker: int, num_server: int, worker_id: Optional[int] = None) -> None:
-    """Set the size of the cluster, which `cluster` reads; the address stays."""
+    """Set the size of the cluster for `cluster`. The address of the scheduler stays."""
     os.environ.update(DMLC_NUM_WORKER=str(num_worker), DMLC_NUM_SERVER=str(num_server))
     if worker_id is not None:
         os.environ["DMLC_WORKER_ID"] = str(worker_id)
 
 
 def export_for_ps_lite(cluster: Cluster) -> None:
-    """Set the variables that ps-lite reads. Call it just before mx.kv.create.
+    """Set the variables that ps-lite reads. Call it immediately before mx.kv.create.
 
-    Afterwards DMLC_NUM_WORKER counts processes, as ps-lite does. A server or a scheduler must keep
-    these values.
+    Afterwards DMLC_NUM_WORKER is the number of worker processes, as ps-lite needs it, instead of
+    the number of machines. Servers and schedulers must keep these values.
     """
     os.environ.update(_for_ps_lite(cluster))
 
 
 @contextmanager
 def exported_for_ps_lite(cluster: Cluster) -> Iterator[None]:
-    """Call `export_for_ps_lite`, and undo it when the block ends: ps-lite has started then."""
+    """Call `export_for_ps_lite`, and undo it after the block, in which ps-lite must start."""
     before = {name: os.environ.get(name) for name in _for_ps_lite(cluster)}
     export_for_ps_lite(cluster)
     try:
@@ -121,12 +121,12 @@ def _for_ps_lite(cluster: Cluster) -> dict[str, str]:
 
 
 def for_child(changes: Mapping[str, Optional[str]]) -> dict[str, str]:
-    """The environment of a child process: this one's with changes. None removes a variable."""
+    """The environment of a child process: this one with changes. None removes a variable."""
     merged = {**os.environ, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
 def for_service(changes: Mapping[str, Optional[str]]) -> dict[str, str]:
-    """As `for_child`, but PYTHONPATH loses its empty entries, which mean the current directory."""
+    """Like `for_child`, without empty entries of PYTHONPATH: they mean the current directory."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return for_child({**changes, "PYTHONPATH": os.pathsep.join(filter(None, entries)) or None})

@@ -1,4 +1,4 @@
-"""This process's place in its cluster, and who started it."""
+"""The role and ranks of this process in its cluster, and the launcher that started it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from .reading import ConfigurationError, get, is_set
 
 @dataclass(frozen=True)
 class Cluster:
-    """This process's place in a cluster, checked when made.
+    """The size of a cluster, and the role and ranks of this process in it.
 
     Parameters
     ----------
     role : str
         "worker", "server" or "scheduler".
     root_uri, root_port : str, int
-        Where the scheduler listens.
+        The address and the port of the scheduler.
     num_worker, num_server : int
-        Worker machines and server processes.
+        The number of worker machines and of server processes.
     worker_id : int or None
-        Which machine this worker is on; None for the other roles.
+        The number of this worker's machine. None for the other roles.
     local_rank, local_size : int
-        Which worker of its machine this is, and how many a machine has.
+        The number of this worker on its machine, and the number of workers on each machine.
+
+    Raises
+    ------
+    ConfigurationError
+        A number is not below its limit.
     """
 
     role: str
@@ -48,34 +53,34 @@ class Cluster:
 
     @property
     def total_workers(self) -> int:
-        """The number of worker processes: ps-lite counts these as workers, BytePS machines."""
+        """The number of worker processes. ps-lite counts processes, BytePS counts machines."""
         return self.num_worker * self.local_size
 
     @property
     def rank(self) -> Optional[int]:
-        """The rank of this worker among all of them; None for the other roles."""
+        """The rank of this worker among all workers. None for the other roles."""
         if self.worker_id is None:
             return None
         return self.worker_id * self.local_size + self.local_rank
 
 
 def cluster(role: Optional[str] = None, servers_needed: bool = True) -> Cluster:
-    """This process's place in its cluster.
+    """The cluster of this process, from the environment.
 
     Parameters
     ----------
     role : str, optional
-        By default DMLC_ROLE.
+        The role of this process. By default DMLC_ROLE.
     servers_needed : bool
-        Whether DMLC_NUM_SERVER must be > 0. PyTorch's jobs have no servers.
+        Whether DMLC_NUM_SERVER must be > 0. PyTorch jobs have no servers.
 
     Raises
     ------
     ConfigurationError
-        A variable is missing, wrong, or contradicts another.
+        A variable is missing, is wrong, or contradicts another one.
     """
     role = role or get("DMLC_ROLE")
-    get("DMLC_PS_VAN_TYPE")  # refused by name, before a node waits for others
+    get("DMLC_PS_VAN_TYPE")  # a wrong value is an error now, not after the node has waited
     if servers_needed and not get("DMLC_NUM_SERVER"):
         raise ConfigurationError(f"DMLC_NUM_SERVER must be {KINDS['positive'][0]}, got 0")
     return Cluster(
@@ -91,7 +96,7 @@ def cluster(role: Optional[str] = None, servers_needed: bool = True) -> Cluster:
 
 
 def machine() -> Cluster:
-    """This process's place in a job on one machine."""
+    """The cluster of a job on one machine, which needs no scheduler."""
     return Cluster(
         role="worker",
         root_uri=get("DMLC_PS_ROOT_URI") if is_set("DMLC_PS_ROOT_URI") else "",
@@ -105,7 +110,7 @@ def machine() -> Cluster:
 
 
 def one_machine() -> bool:
-    """Whether the job has one machine, which needs no scheduler and no servers, as in BytePS."""
+    """Whether the job runs on one machine. As in BytePS, it then needs no scheduler or servers."""
     return get("DMLC_NUM_WORKER") == 1 and not get("BYTEPS_FORCE_DISTRIBUTED")
 
 
@@ -125,32 +130,33 @@ def shares_machine() -> bool:
 
 
 def under_horovod() -> bool:
-    """Whether horovodrun has started this process, or mpirun several of them."""
+    """Whether horovodrun has started this process, or mpirun has started several processes."""
     sizes = (get(name) or 1 for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
     return is_set("HOROVOD_RANK") or max(sizes) > 1
 
 
 def several_on_some_nodes() -> bool:
-    """Whether some of Horovod's workers may share a node while others do not; the same on all."""
+    """Whether some Horovod workers may share a node while others do not. Equal on all workers."""
     size = os.environ.get("HOROVOD_SIZE")
     alone_or_together = (os.environ.get(f"HOROVOD_{scope}_SIZE") for scope in ("CROSS", "LOCAL"))
     return is_set("BYTEPS_LOCAL_SIZE") or size is None or size not in alone_or_together
 
 
 def of_torchrun(name: str) -> Optional[int]:
-    """The number in one of torchrun's variables, such as LOCAL_RANK; None if it is not set."""
+    """The value of one of torchrun's variables, such as LOCAL_RANK. None if it is not set."""
     return get(name)
 
 
 def heartbeat_timeout() -> int:
-    """Seconds without a heartbeat after which a node counts as dead; 0 if none are sent."""
+    """Seconds without a heartbeat after which a node counts as dead. 0 if there are none."""
     return get("PS_HEARTBEAT_TIMEOUT") if get("PS_HEARTBEAT_INTERVAL") else 0
 
 
 def is_silent(intervals: int) -> bool:
     """Whether a node counts as dead after this many intervals without a heartbeat.
 
-    The listener counts the intervals. While it is suspended it counts none, so it accuses nobody.
+    The listening process counts intervals, not time. If it is suspended itself, it counts none, so
+    it does not report others as dead.
     """
     interval = get("PS_HEARTBEAT_INTERVAL")
     return interval > 0 and intervals * interval > max(heartbeat_timeout(), interval)

@@ -1,4 +1,4 @@
-"""The values of the environment's variables, as the tables describe them."""
+"""Reads and checks environment variables by the tables in `gluon_gc.variables`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..variables_of_launchers import OF_LAUNCHERS
 class ConfigurationError(ValueError):
     """A variable is missing, breaks its rule, or contradicts another one."""
 
-    __module__ = __package__  # as callers import it
+    __module__ = __package__  # the package from which callers import it
 
 
 _VARIABLES = {variable.name: variable for variable in (*TABLE, *OF_LAUNCHERS)}
 
 
 def _text(variable: Variable) -> tuple[str, str]:
-    """The spelling under which a variable is set, and its text; empty if it is not set."""
+    """The current or older name under which a variable is set, and its text, or "" if not set."""
     for name in (variable.name, variable.older):
         text = os.environ.get(name, "").strip() if name else ""
         if text:
@@ -30,19 +30,19 @@ def _text(variable: Variable) -> tuple[str, str]:
 
 
 def get(name: str) -> Any:
-    """The value of a variable of a table.
+    """The value of a variable that is in a table.
 
     Returns
     -------
     int, bool, str or None
-        Of the variable's kind; the default if it is not set.
+        The value, or the default if the variable is not set.
 
     Raises
     ------
     ConfigurationError
-        It breaks the rule of its kind, or is required and not set.
+        The value is not allowed, or the variable is required and not set.
     KeyError
-        No table has such a variable.
+        The variable is in no table.
     """
     variable = _VARIABLES[name]
     spelling, text = _text(variable)
@@ -58,12 +58,12 @@ def get(name: str) -> Any:
 
 
 def is_set(name: str) -> bool:
-    """Whether a variable of a table is set, by its name or an older spelling."""
+    """Whether a variable of a table is set, by its current or its older name."""
     return bool(_text(_VARIABLES[name])[1])
 
 
 def shared_settings() -> dict[str, Any]:
-    """The values that must be the same on all nodes of a cluster, by variable."""
+    """The values that must be the same on all nodes of a cluster, by name of the variable."""
     return {variable.name: get(variable.name) for variable in TABLE if variable.alike}
 
 
@@ -73,7 +73,7 @@ def traced_steps() -> range:
     Raises
     ------
     ConfigurationError
-        The last comes before the first.
+        The last step is before the first.
     """
     first, last = get("BYTEPS_TRACE_START_STEP"), get("BYTEPS_TRACE_END_STEP")
     if last < first:
@@ -84,14 +84,14 @@ def traced_steps() -> range:
 
 
 def server_threads() -> int:
-    """Threads that a server splits an update over: OMP_NUM_THREADS, or the number of cores."""
+    """The number of threads of a server's update: OMP_NUM_THREADS, or the number of cores."""
     return get("OMP_NUM_THREADS") or cores()
 
 
 def misspelt() -> dict[str, Optional[str]]:
-    """Variables that are set but not read, each with the nearest variable that is read.
+    """Variables that are set but not read, each with the most similar variable that is read.
 
-    A variable that begins with BYTEPS_ and resembles none may belong to BytePS, and is left out.
+    A variable that begins with BYTEPS_ and is similar to none is left out: it may belong to BytePS.
     """
     stems = {_stem(variable.name): variable.name for variable in TABLE}
     known = {*_VARIABLES, *(variable.older for variable in TABLE), *IGNORED}
@@ -105,5 +105,5 @@ def misspelt() -> dict[str, Optional[str]]:
 
 
 def _stem(name: str) -> str:
-    """A name without its prefix, which would make all names similar."""
+    """A name without its prefix. With prefixes, all names would be similar."""
     return re.sub("^(BYTEPS|DMLC|GLUON_GC|PS)_", "", name)

@@ -1,4 +1,4 @@
-"""The compiled library on NumPy arrays. It needs no framework."""
+"""The compiled library (libgluon_gc.so), called on NumPy arrays. Needs no framework."""
 
 from .batch import Batch
 from .codec import Codec

@@ -1,4 +1,4 @@
-"""One call of the library for several codecs, prepared once and made in every step."""
+"""A call of the library for several codecs at once, prepared once and repeated in each step."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .state import State
 
 
 class Batch:
-    """Calls a function for several codecs, which differ in n alone, in step after step.
+    """Calls a function of the library for several codecs, which differ only in n.
 
-    Arguments that stay the same are checked once, so that a call costs little. Only one call may
-    run at a time, as for a codec.
+    Arguments that stay the same are checked once, so a call costs little. Only one call may run at
+    a time.
 
     Parameters
     ----------
     function : str
         "compress", "aggregate", "decompress" or "inspect".
     codecs : sequence of Codec
-        For the CPU.
+        Codecs for the CPU.
     states : sequence of State, optional
-        The state of each codec, if the function compresses.
+        The state of each codec, for "compress" and "aggregate".
     payload : sequence of array of uint8, shape (payload_bytes,), optional
-        The memory that each codec writes its payload to.
+        Where each codec writes its payload.
     payloads : sequence of array of uint8, shape (count, bytes), optional
-        The payloads that each codec reads. Each row is contiguous.
+        The payloads that each codec reads. Each row must be contiguous.
     workspaces : sequence of int, optional
-        The address of each codec's workspace; by default all share one.
+        The address of each codec's workspace. By default all codecs share one.
 
     Attributes
     ----------
@@ -53,11 +53,17 @@ class Batch:
         self._calls, self.statuses = (Call * count)(), (Status * count)()
         workspace = None
         if workspaces is None:
-            most = max((codec.workspace_bytes for codec in codecs), default=0)
-            workspace = np.empty(most + 64, np.uint8)
+            size = max((codec.workspace_bytes for codec in codecs), default=0)
+            workspace = np.empty(size + 64, np.uint8)
             start = workspace.ctypes.data
             workspaces = [start + -start % 64] * count
-        self._kept = [codecs, states, payload, payloads, workspace]  # as long as the calls are
+        self._kept = [
+            codecs,
+            states,
+            payload,
+            payloads,
+            workspace,
+        ]  # the calls hold their addresses
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
             call.codec, call.scale, call.ratio, call.threads = codec.handle, 1.0, 1.0, 1
             call.workspace = workspaces[i]
@@ -83,12 +89,13 @@ class Batch:
         Parameters
         ----------
         values : sequence of int, optional
-            The address of each codec's values: contiguous, of its dtype.
+            The address of each codec's values, which must be contiguous and of its dtype.
         positions : sequence of Position, optional
-            The place in the random stream where each codec draws.
+            The position of each codec in its random stream.
         scale : float
+            See `Codec.compress`.
         ratios : sequence of float, optional
-            The ratio of each codec, as for `Codec.compress`.
+            The ratio of each codec. See `Codec.compress`.
 
         Raises
         ------

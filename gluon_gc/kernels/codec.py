@@ -1,4 +1,4 @@
-"""A codec: a compressor with its options, for arrays of one size."""
+"""The codec: a compressor with its options, for arrays of one size and dtype."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _NOTHING, _START = State(), position()
 
 
 class Codec(CodecHandle):
-    """Compresses, aggregates and decodes n elements of T. It has no state of its own.
+    """Compresses, aggregates and decodes n elements of the dtype T.
 
-    Arrays must be C-contiguous and of the stated dtype; nothing is converted. The results do not
-    depend on `threads` and `isa`, to the bit. Calls share a workspace, so only one may run at a
-    time. `CodecHandle` has the parameters and attributes.
+    The caller keeps the state (residual, momentum, random stream). Arrays must be C-contiguous and
+    of the stated dtype. Results are bit-identical for all values of `threads` and `isa`. Calls
+    share a workspace, so only one may run at a time. See `CodecHandle` for parameters and
+    attributes.
     """
 
-    _workspace: Optional[np.ndarray] = None  # made when first used
+    _workspace: Optional[np.ndarray] = None  # allocated at the first call
 
     @cached_property
     def _ticket(self) -> np.ndarray:
@@ -41,28 +42,38 @@ class Codec(CodecHandle):
         payload: Optional[np.ndarray] = None,
         threads: int = 1,
     ) -> Tuple[np.ndarray, Status]:
-        """Compress p: values * (scale * factor) after momentum and error feedback.
+        """Compress values after momentum and error feedback.
+
+        With the options "mu" and "ef", where m is the momentum and e the residual in `state`:
+
+            g = values * scale * factor
+            m = mu m + g,  g = g + mu m
+            p = g + ratio * e
+            payload = C(p),  e = p - D(payload)
+
+        C compresses and D decodes. dgc has its own momentum and accumulation.
 
         Parameters
         ----------
         values : array of T, shape (n,)
         state : State
+            It is updated in place.
         position : Position
-            Where it draws.
+            The position in the random stream.
         scale : float
         factor : array of float64, shape (1,), optional
-            On a GPU it is read when the call runs, not when it is queued.
+            Default 1. On a GPU it is read when the call runs, not when it is queued.
         ratio : float
-            The previous learning rate over the current one, for feedback other than "vanilla".
+            The previous learning rate over the current one. Not used if "ef" is "vanilla".
         payload : array of uint8, shape (payload_bytes,), optional
-            Where to write.
+            Where to write. By default a new array.
 
         Returns
         -------
         payload : array of uint8, shape (payload_bytes,)
         status : Status
-            If an element is not finite, the payload decodes to values that are not finite, and
-            `state` becomes zeros.
+            If an element is not finite, `finite` is 0, the payload decodes to values that are not
+            finite, and `state` is set to zeros.
         """
         payload = output_of("payload", payload, self.payload_bytes, np.uint8)
         status = self._run(
@@ -87,14 +98,19 @@ class Codec(CodecHandle):
         payload: Optional[np.ndarray] = None,
         threads: int = 1,
     ) -> Tuple[np.ndarray, Status]:
-        """Decode the rows of `payloads`, add them in their order, and compress the sum.
+        """Decode payloads, add them in the order of their rows, and compress the sum.
 
         Parameters
         ----------
         payloads : array of uint8, shape (count, bytes)
-            Each row contiguous.
+            Each row must be contiguous.
         payload : array of uint8, shape (payload_bytes,), optional
-            Where to write.
+            Where to write. By default a new array.
+
+        Returns
+        -------
+        payload, status
+            See `compress`.
 
         Raises
         ------
@@ -122,18 +138,23 @@ class Codec(CodecHandle):
         add: bool = False,
         threads: int = 1,
     ) -> Tuple[np.ndarray, Status]:
-        """Decode a payload, or decode several and add them in their order.
+        """Decode a payload, or decode several payloads and add them in the order of their rows.
 
         Parameters
         ----------
         payloads : array of uint8, shape (bytes,) or (count, bytes)
-            Each row contiguous.
+            Each row must be contiguous.
         position : Position
-            The position that compress had.
+            The position that `compress` had. Needed by compressors with the trait `draws_alike`.
         out : array of T, shape (n,), optional
-            Where to write.
+            Where to write. By default a new array.
         add : bool
             Whether to add to the values in `out`.
+
+        Returns
+        -------
+        out : array of T, shape (n,)
+        status : Status
 
         Raises
         ------
@@ -152,20 +173,22 @@ class Codec(CodecHandle):
         return out, status
 
     def residual(self, state: State) -> np.ndarray:
-        """The residual that error feedback adds to the next p."""
+        """The residual that error feedback adds in the next call. Array of T, shape (n,)."""
         residual = np.empty(self.n, self.dtype)
         self._run("residual", state, values=residual.ctypes.data)
         return residual
 
     def restore(self, state: State, residual: np.ndarray) -> None:
-        """Set the memory so that exactly this residual is added to the next p."""
+        """Set the memory in `state` so that error feedback adds this residual in the next call."""
         self._run("restore", state, values=address_of("residual", residual, self.n, self.dtype))
 
     def _run(self, function: str, state: Optional[State] = None, **fields: Any) -> Status:
         status = Status()
         if state is not None:
             if state.momentum is None and self.momentum and function in ("compress", "aggregate"):
-                raise ValueError("a codec with momentum needs it in its state")
+                raise ValueError(
+                    "state.momentum must be an array for a codec with momentum, got None"
+                )
             fields.update(self.kept(state))
         if self._workspace is None:
             self._workspace = np.empty(self.workspace_bytes + 64, np.uint8)

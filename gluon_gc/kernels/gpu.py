@@ -1,4 +1,4 @@
-"""Whether the library's kernels run on the GPUs of this machine."""
+"""Checks whether the library's kernels run on the GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from .library import library
 
 
 def runs_on_gpu(source: str) -> bool:
-    """Whether this process can run a source of kernels in operators/cuda.
+    """Whether this process can run the kernels of a source file in operators/cuda.
 
     If it cannot, one warning in the log gives the reason.
+
+    Parameters
+    ----------
+    source : str
+        The name of a compressor, "convert" or "clip".
     """
     reason = library.gluon_gc_cuda_ready(source.encode())
     if reason is not None:

@@ -1,4 +1,4 @@
-"""The casts between float32 and float16."""
+"""Casts between float32 and float16."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def half_from_float(
     threads: int = 1,
     isa: Optional[str] = None,
 ) -> np.ndarray:
-    """``x * scale`` of a float32 array, rounded to float16, to nearest even."""
+    """``x * scale`` of a float32 array as float16, rounded to nearest, ties to even."""
     out = output_of("out", out, x.size, np.float16)
     library.gluon_gc_half_from_float(
         address_of("x", x, x.size, np.float32),

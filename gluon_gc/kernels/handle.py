@@ -1,4 +1,4 @@
-"""A codec of the library: its sizes, and how its arguments are checked."""
+"""A codec of the library: its sizes, and checks of its arguments."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ class CodecHandle:
     Parameters
     ----------
     name : str
-        One of `names`.
+        The name of the compressor, one of `names`.
     options : mapping
-        The compressor's own, and "ef" and "mu" (`gluon_gc.compression`).
+        The options of the compressor, and "ef" and "mu". See `gluon_gc.compression`.
     n : int
         Number of elements.
     dtype : "float32" or "float64"
-        T.
+        The dtype T of the elements.
     isa : str, optional
-        One of `isas`; by default the best. Or "cuda", for a GPU that reaches all memory of this
-        process: it queues calls, and checks no payloads.
+        The instruction set, one of `isas`. By default the best one. "cuda" for a GPU that can read
+        all memory of this process: calls are queued, and payloads are not checked.
     stream : int, optional
-        The CUstream for queued calls; by default the default stream.
+        The CUstream in which calls are queued. By default the default stream.
 
     Attributes
     ----------
     isa : str or None
     traits : Traits
     payload_bytes : int
-        The most bytes of a payload.
+        The maximum length of a payload.
     memory : tuple of int
         The number of elements of each array that error feedback keeps.
     momentum : int
-        The number of elements of the array that momentum keeps, or 0.
+        The number of elements of the momentum array, or 0.
     draws : int
-        The number of draws from the random stream in each compression.
+        The number of draws from the random stream in each call that compresses.
     length_at : int or None
-        The offset of the length in a payload of varying length: a uint32 that counts the bytes from
-        this offset on.
+        For payloads of varying length, the offset of the length: a uint32 that counts the bytes
+        from this offset on. None for payloads of fixed length.
+    workspace_bytes : int
+        The bytes of temporary memory that a call needs.
 
     Raises
     ------
     ValueError
-        There is no such compressor, or its options do not fit n elements.
+        The compressor is unknown, or its options do not fit n elements.
     TypeError
         The dtype is neither float32 nor float64.
     """
@@ -95,10 +97,10 @@ class CodecHandle:
         return State(momentum, tuple(np.zeros(size, self.dtype) for size in self.memory))
 
     def saved_layout(self) -> Layout:
-        """Shape and dtype of each array that a checkpoint has for this codec, by name.
+        """Shape and dtype of each array that a checkpoint saves for this codec, by name.
 
-        The names are "stream" for the state of the random stream, "residual" for that of error
-        feedback, and "momentum", as far as the codec has each.
+        The names are "stream" (the state of the random stream), "residual" and "momentum". Arrays
+        that the codec does not have are left out.
         """
         layout: Layout = {}
         if self.traits.draws:
@@ -110,36 +112,38 @@ class CodecHandle:
         return layout
 
     def used(self, payload: np.ndarray) -> int:
-        """The number of bytes in use of a payload, which an array of uint8 begins with.
+        """The length of a payload at the beginning of an array of uint8.
 
         Raises
         ------
         ValueError
-            The payload says that it is longer than the array.
+            The length in the payload's header is larger than the array.
         """
         address = address_of("payload", payload, payload.size, np.uint8)
         used = library.gluon_gc_used(self._handle, address, payload.size)
         if used > payload.size:
-            raise ValueError(f"a payload of at most {payload.size} bytes says it has {used}")
+            raise ValueError(
+                f"payload must have {used} bytes, as its header says, got {payload.size}"
+            )
         return used
 
     def valid(self, payload: np.ndarray) -> bool:
-        """Whether an array of uint8 begins with a payload that can be decoded."""
+        """Whether an array of uint8 begins with a payload that this codec can decode."""
         address = address_of("payload", payload, payload.size, np.uint8)
         return bool(library.gluon_gc_valid(self._handle, address, payload.size))
 
     @property
     def handle(self) -> ctypes.c_void_p:
-        """The library's pointer to the codec."""
+        """The library's pointer to this codec."""
         return self._handle
 
     def rows(self, payloads: np.ndarray) -> Dict[str, int]:
-        """The fields of a `Call` that reads payloads.
+        """The fields of a `Call` for payloads that it reads.
 
         Parameters
         ----------
         payloads : array of uint8, shape (bytes,) or (count, bytes)
-            Each row contiguous.
+            Each row must be contiguous.
         """
         rows = payloads if payloads.ndim == 2 else payloads[None]
         count, size = rows.shape
@@ -151,12 +155,12 @@ class CodecHandle:
         return {"payloads": address, "stride": rows.strides[0], "count": count}
 
     def kept(self, state: State) -> Dict[str, Any]:
-        """The fields of a `Call` that updates a state.
+        """The fields of a `Call` for a state that it updates.
 
         Raises
         ------
         ValueError, TypeError
-            The state has other arrays than this codec keeps.
+            The state has other arrays than this codec needs.
         """
         count, needed = len(state.memory), len(self.memory)
         if count != needed:

@@ -1,4 +1,4 @@
-"""The C interface of operators/core/abi.h, and how NumPy arrays are handed to it."""
+"""Loads the compiled library and declares its C interface, operators/core/abi.h."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .. import env
 _pointer, _size, _integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _ISAS = ("scalar", "avx2", "avx512")
 CUDA = 16
-"""gluon_gc_cuda, which the library takes instead of an instruction set."""
+"""gluon_gc_cuda: the number that stands for the GPU instead of an instruction set."""
 TICKET_BYTES = 64
-"""gluon_gc_ticket_bytes: memory that each call of a codec for CUDA needs."""
+"""gluon_gc_ticket_bytes: the bytes of the ticket that each call of a codec for CUDA needs."""
 
 
 class Needs(ctypes.Structure):
@@ -39,15 +39,17 @@ class Traits(NamedTuple):
     Parameters
     ----------
     draws : bool
-        Whether it draws from the random stream.
+        Whether the compressor draws random numbers.
     draws_alike : bool
-        Whether all nodes draw the same numbers. Decoding then needs the position that compress had.
+        Whether all nodes draw the same numbers. Decoding then needs the position that `compress`
+        had.
     summable : bool
-        Whether a payload is an array of values, and the payload of a sum the sum of the payloads.
+        Whether payloads are arrays of values that can be summed without decoding.
     accumulates : bool
-        Whether it accumulates the elements that it does not send, and applies momentum, by itself.
+        Whether the compressor itself applies momentum and accumulates the elements that it does not
+        send.
     cuda : bool
-        Whether it has kernels for CUDA.
+        Whether the compressor has kernels for CUDA.
     """
 
     draws: bool
@@ -64,13 +66,13 @@ class _Traits(ctypes.Structure):
 
 
 class Position(ctypes.Structure):
-    """gluon_gc_position: a call draws from the random stream `draws` draws after `state`."""
+    """gluon_gc_position: a position in the random stream, `draws` draws after `state`."""
 
     _fields_ = [("state", ctypes.c_uint64 * 2), ("draws", ctypes.c_uint64)]
 
 
 class Status(ctypes.Structure):
-    """gluon_gc_status: the bytes in use of payloads, and 1 if all elements are finite."""
+    """gluon_gc_status: the total length of the payloads, and `finite`, 1 if all elements are."""
 
     _fields_ = [("bytes", ctypes.c_uint64), ("finite", ctypes.c_uint64)]
 
@@ -140,7 +142,7 @@ class Rows(ctypes.Structure):
 
 
 VERSION = 2
-"""gluon_gc_abi_version, which these declarations follow."""
+"""The gluon_gc_abi_version of these declarations."""
 STRUCTS = {
     "needs": Needs,
     "traits": _Traits,
@@ -155,15 +157,15 @@ STRUCTS = {
 
 
 def _declared() -> str:
-    """The declarations of this module, in the form of the library's gluon_gc_abi."""
+    """The versions and sizes that this module declares, in the form of gluon_gc_abi."""
     numbers = {"version": VERSION, "cuda": CUDA, "ticket_bytes": TICKET_BYTES}
     numbers.update((name, ctypes.sizeof(struct)) for name, struct in STRUCTS.items())
     return " ".join(f"{name}={number}" for name, number in numbers.items())
 
 
 def _require_same_interface(path: Path, loaded: ctypes.CDLL) -> None:
-    """ImportError unless a library has the C interface that this module declares."""
-    theirs = "version=0, from before this was said"
+    """Raise ImportError unless a library has the C interface that this module declares."""
+    theirs = "version=0"  # from before gluon_gc_abi existed
     if hasattr(loaded, "gluon_gc_abi"):
         loaded.gluon_gc_abi.restype = ctypes.c_char_p
         theirs = loaded.gluon_gc_abi().decode()
@@ -178,8 +180,8 @@ def _require_same_interface(path: Path, loaded: ctypes.CDLL) -> None:
 PATH = Path(env.get("GLUON_GC_LIBRARY") or Path(__file__).parent.with_name("libgluon_gc.so"))
 if not PATH.exists():
     raise ImportError(
-        f"{PATH} does not exist: install gluon_gc, or if it is, start Python elsewhere than in its "
-        "checkout"
+        f"{PATH} does not exist: install gluon_gc. If it is installed, start Python outside of its "
+        "source folder"
     )
 library = ctypes.CDLL(str(PATH))
 _require_same_interface(PATH, library)
@@ -228,7 +230,7 @@ for _name, (_result, *_arguments) in _FUNCTIONS.items():
 
 
 def check(message: Optional[bytes]) -> None:
-    """Raise ValueError if a function answered with a message."""
+    """Raise ValueError if a function of the library returned an error message."""
     if message is not None:
         raise ValueError(message.decode())
 
@@ -252,12 +254,12 @@ def names() -> Tuple[str, ...]:
 
 
 def isas() -> Tuple[str, ...]:
-    """The instruction sets that this machine has, the slowest first."""
+    """The instruction sets of this machine that the library uses, the slowest first."""
     return _ISAS[: library.gluon_gc_best_isa() + 1]
 
 
 def isa_number(name: Optional[str]) -> int:
-    """The library's number of an instruction set; by default the best one."""
+    """The library's number of an instruction set, by default of the best one."""
     available = isas()
     if name is None:
         return len(available) - 1
@@ -269,7 +271,7 @@ def isa_number(name: Optional[str]) -> int:
 def address_of(
     name: str, array: Optional[np.ndarray], size: int, dtype: Any, writes: bool = False
 ) -> Optional[int]:
-    """The address of an array after a check of its dtype and size; None for None."""
+    """Check the dtype, size and layout of an array, and return its address. None for None."""
     if array is None:
         return None
     if array.dtype != dtype:
@@ -282,7 +284,7 @@ def address_of(
 
 
 def output_of(name: str, array: Optional[np.ndarray], size: int, dtype: Any) -> np.ndarray:
-    """The array after a check that it can be written to; a new one for None."""
+    """Check an array for output, and return it. Return a new array for None."""
     if array is None:
         return np.empty(size, dtype)
     address_of(name, array, size, dtype, writes=True)

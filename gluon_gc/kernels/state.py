@@ -1,4 +1,4 @@
-"""The arrays that a codec keeps from call to call, and the options that it is made with."""
+"""The state that a codec updates in each call, and the text form of its options."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ Layout = Dict[str, Tuple[Tuple[int, ...], str]]
 
 
 class State(NamedTuple):
-    """The arrays that a codec keeps from call to call. They begin as zeros; calls update them.
+    """The arrays that a codec updates in each call. They are zeros before the first call.
 
     Parameters
     ----------
     momentum : array of T, shape (n,), or None
-        With the option "mu".
+        The momentum, with the option "mu".
     memory : tuple of arrays of T
-        With error feedback, of the sizes in `Codec.memory`.
+        The residual of error feedback, in the form that the compressor needs. `Codec.memory` has
+        the sizes.
     """
 
     momentum: Optional[np.ndarray] = None
@@ -29,12 +30,12 @@ class State(NamedTuple):
 
 
 def position(state: Sequence[int] = (0, 0), draws: int = 0) -> Position:
-    """The place in the random stream that is `draws` draws after a state of two words."""
+    """The position in the random stream that is `draws` draws after a state of two words."""
     return Position((ctypes.c_uint64 * 2)(*map(int, state)), draws)
 
 
 def as_text(options: Mapping[str, Any]) -> str:
-    """Options in the form that the library reads."""
+    """The options in the form that the library reads: a line "name=value" for each."""
     return "".join(f"{name}={_value(value)}\n" for name, value in options.items())
 
 

@@ -1,4 +1,4 @@
-"""What is found out about values: whether they are finite, and their sum of squares."""
+"""Checks arrays for values that are not finite, and sums squares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .library import address_of, isa_number, library
 
 
 def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> bool:
-    """Whether no element of a float16, float32 or float64 array is a NaN or an infinity."""
+    """Whether all elements of a float16, float32 or float64 array are finite."""
     if x.dtype not in (np.float16, np.float32, np.float64):
         raise TypeError(f"x must be float16, float32 or float64, got {x.dtype}")
     address = address_of("x", x, x.size, x.dtype)
@@ -20,9 +20,10 @@ def values_finite(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None)
 
 
 def sum_of_squares(x: np.ndarray, *, threads: int = 1, isa: Optional[str] = None) -> float:
-    """The sum of the squares of a float32 or float64 array, in float64.
+    """The sum of the squares of a float32 or float64 array, computed in float64.
 
-    Its order depends on the number of elements alone, as operators/core/sums.h has it.
+    The order of additions depends only on the number of elements (operators/core/sums.h), so the
+    result is the same for all values of `threads` and `isa`.
     """
     if x.dtype not in (np.float32, np.float64):
         raise TypeError(f"x must be float32 or float64, got {x.dtype}")

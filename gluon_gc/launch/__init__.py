@@ -1,1 +1,1 @@
-"""Starts and watches the processes of a cluster; needs no framework."""
+"""Starts and watches the processes of a cluster. It needs neither MXNet nor PyTorch."""

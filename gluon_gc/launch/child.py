@@ -1,4 +1,4 @@
-"""One process of a cluster on this machine: how it is started, read and ended."""
+"""Starts, reads and ends one process of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Iterable, Mapping, Optional, Sequence
 
 from .prefixed_output import LineSplitter, PrefixedOutput
 
-_LAST_LINES = 20  # that are kept for the report of a failure
+_LAST_LINES = 20  # lines kept for the report of a failure
 _PREFIXED = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -31,10 +31,10 @@ class Task:
     environ : mapping
         The whole environment of the process.
     service : bool
-        Whether it is a server or the scheduler. These leave with code 0 once all workers have
+        Whether it is a server or the scheduler. A service exits with code 0 when all workers have
         disconnected, which may be long before the workers end.
     bare : bool
-        Whether it uses the streams of this process, without a prefix.
+        Whether it inherits stdin, stdout and stderr from this process, without a prefix.
     """
 
     name: str
@@ -45,14 +45,20 @@ class Task:
 
 
 class Child:
-    """A running task in its own process group, which dies with this process.
+    """A running task in its own process group. The kernel kills it when this process dies.
+
+    Parameters
+    ----------
+    task : Task
+    output : PrefixedOutput
+        The destination of its output, unless the task is bare.
 
     Attributes
     ----------
     code : int or None
         The exit code, or minus the number of the signal that ended it; None while it runs.
     last_lines : deque of str
-        The end of its output.
+        The last lines of its output.
     """
 
     def __init__(self, task: Task, output: PrefixedOutput) -> None:
@@ -87,7 +93,7 @@ class Child:
             os.killpg(self._process.pid, number)
 
     def read(self) -> bool:
-        """Pass the output on as far as it is there. Returns False at its end."""
+        """Pass on the available output. Returns False at the end of the output."""
         while self.pipe is not None:
             data = self.pipe.read(65536)
             if data is None:
@@ -98,13 +104,13 @@ class Child:
         return False
 
     def reap(self) -> bool:
-        """Whether the process has ended. If so, this ends the rest of its group, too."""
+        """Whether the process has ended. If so, kill the rest of its process group."""
         if self.code is not None:
             return True
         pid = self._process.pid
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
-        os.killpg(pid, signal.SIGKILL)  # before the wait: until then the group's number is its own
+        os.killpg(pid, signal.SIGKILL)  # before the wait, after which the pid may be reused
         self.code = self._process.wait()
         self.read()
         self._show(self._splitter.close())

@@ -1,4 +1,4 @@
-"""The COMMAND of bpslaunch, as a program and its arguments."""
+"""Turns the COMMAND of bpslaunch into a program and its arguments."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from ..env import ConfigurationError
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*")
 _REDIRECTION = re.compile(r"\d*(<|>>?)(&\d+|\S*)|&>\S*")
 _BETWEEN_PROGRAMS = {"|", "||", "&&", ";"}
-# On a signal the shell waits for the program that has it too, and ends with that one's code.
+# The program gets the same signal as the shell. The shell waits for it, and exits with its code.
 _PATIENT = "trap exit HUP INT TERM; "
 
 
 def runnable(command: Sequence[str]) -> List[str]:
-    """COMMAND as a program and its arguments.
+    """The program and the arguments of COMMAND.
 
-    BytePS joins the words of COMMAND and hands them to a shell, and published scripts rely on it.
-    So words such as ``NAME=value`` in front are variables, words such as ``2>&1`` and ``>`` are
-    redirections, and ``|``, ``||``, ``&&`` and ``;`` are what they are to a shell. A single word,
-    or a first one, that is not a name, but something that only a shell can read, goes to a shell
-    with all that follow. Every other word is taken as it is.
+    BytePS joins the words of COMMAND and passes them to a shell, and published scripts rely on it.
+    So some words keep their meaning for a shell:
 
-    The shell is bash: of programs with a ``|`` between them, all must end well. Where there is
-    none, it is sh, which asks the last one alone, and knows no ``&>``.
+    * ``NAME=value`` in front sets a variable,
+    * ``2>&1``, ``>`` and the like are redirections,
+    * ``|``, ``||``, ``&&`` and ``;`` join programs,
+    * a first word with other shell syntax passes the whole COMMAND to a shell.
+
+    All other words are passed to the program unchanged.
+
+    The shell is bash, with pipefail: a pipeline fails if any of its programs fails. Without bash
+    it is sh, which only checks the last program of a pipeline, and does not know ``&>``.
 
     Raises
     ------
     ConfigurationError
-        There is no program, or none of that name.
+        COMMAND has no program, or the program does not exist.
     """
     variables = list(takewhile(_ASSIGNMENT.fullmatch, command))
     words = list(command[len(variables) :])
@@ -51,7 +55,10 @@ def runnable(command: Sequence[str]) -> List[str]:
 
 
 def keeps_shell(program: Sequence[str]) -> bool:
-    """Whether what `runnable` returned is a shell, not what this turns into."""
+    """Whether a result of `runnable` is a shell that keeps running beside its programs.
+
+    Otherwise it is a program, or a shell that replaces itself by one.
+    """
     return program[-1].startswith(_PATIENT)
 
 
@@ -62,7 +69,7 @@ def _in_shell(line: str) -> List[str]:
 
 
 def _quoted(words: Sequence[str]) -> str:
-    """The words for a shell, which is to take them as they are, but for what it is there for."""
+    """The words as a line for a shell, quoted except for operators, redirections and names."""
     return " ".join(map(_as_word, words))
 
 
@@ -70,7 +77,7 @@ def _as_word(word: str) -> str:
     if word in _BETWEEN_PROGRAMS or _REDIRECTION.fullmatch(word):
         return word
     name, equals, value = word.partition("=")
-    if equals and name.isidentifier():  # a variable, if it is in front of a program
+    if equals and name.isidentifier():  # sets a variable if it is in front of a program
         return f"{name}={shlex.quote(value)}"
     return shlex.quote(word)
 

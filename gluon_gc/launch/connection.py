@@ -1,4 +1,4 @@
-"""A node's end of its connection to the scheduler, with heartbeats in both directions."""
+"""A node's end of the connection to the scheduler, with heartbeats in both directions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .heartbeat import Heartbeat
 from .returning import come_back, show_life
 from .session import LINE_BYTES, Session
 
-_TICK = 1.0  # seconds between two checks, if there are no heartbeats
-_TCP_CLOSE = 7  # the state of a connection that was reset
+_TICK = 1.0  # seconds between two checks without heartbeats
+_TCP_CLOSE = 7  # Linux's state of a connection that was reset
 
 
 class SilentError(Exception):
@@ -22,13 +22,22 @@ class SilentError(Exception):
 
 
 class Connection:
-    """Takes over a socket, and sends heartbeats on it.
+    """Sends and receives messages and heartbeats on a socket to the scheduler.
+
+    It owns the socket, and reconnects after a reset once `survives` is called.
 
     Parameters
     ----------
     link : socket
         A connection to the scheduler, which has admitted this node.
     session : Session
+        The secret and the numbering of lines of this connection.
+
+    Attributes
+    ----------
+    messages : iterator of dict or None
+        The scheduler's messages. It yields None at a heartbeat and when none arrives in time, and
+        ends when the scheduler is gone. It raises SilentError after PS_HEARTBEAT_TIMEOUT.
     """
 
     def __init__(self, link: socket.socket, session: Session) -> None:
@@ -37,10 +46,9 @@ class Connection:
         self._back: Optional[Tuple[str, int]] = None  # name and port with which to reconnect
         self._life: Optional[socket.socket] = None
         self._closed = False
-        self._sending = threading.RLock()  # lines are counted in the order in which they are sent
+        self._sending = threading.RLock()  # lines must be sent in the order of their numbers
         self._begin()
         self.messages = self._messages()
-        """The scheduler's messages until it is gone, with None from time to time between them."""
 
     def _begin(self) -> None:
         interval = env.get("PS_HEARTBEAT_INTERVAL")
@@ -48,7 +56,7 @@ class Connection:
         self._link.settimeout(interval or _TICK)
 
     def survives(self, name: str, port: int) -> None:
-        """Reconnect under this name to this port, from now on, when the network resets it."""
+        """From now on, reconnect to this port under this name if the network resets the socket."""
         self._back = name, port
         self._show_life()
 
@@ -58,7 +66,7 @@ class Connection:
         with suppress(OSError):  # the scheduler is gone; reading will show it
             self._life = show_life((self._address, port), name, self._session)
         if before is not None:
-            _reset(before)  # an end would mean that this process has ended
+            _reset(before)  # a normal close would mean that this process has ended
 
     @property
     def uri(self) -> str:
@@ -69,7 +77,7 @@ class Connection:
         """Send a message to the scheduler. If it is gone, `messages` ends."""
         with self._sending:
             sealed = self._session.seal(message)
-            with suppress(OSError):  # after a reset the line is sent again
+            with suppress(OSError):  # reconnecting sends the line again
                 self._link.sendall(sealed)
 
     def close(self) -> None:
@@ -84,13 +92,13 @@ class Connection:
         self.forget()
 
     def forget(self) -> None:
-        """Leave the connection to the process that forked this one."""
+        """Close this process's copy of the sockets, after a fork. The parent keeps its own."""
         self._link.close()
         if self._life is not None:
             self._life.close()
 
     def _come_back(self) -> bool:
-        """Reconnect. Returns whether that was possible."""
+        """Reconnect to the scheduler. Returns False if that is not possible."""
         if self._closed or self._back is None:
             return False
         name, port = self._back
@@ -113,10 +121,10 @@ class Connection:
         return True
 
     def _was_reset(self) -> bool:
-        # A sending thread may have got the error, so that the receiving one sees just an end.
+        # Only one thread gets the error of a reset. If that was a sender, the receiver sees an end.
         try:
             return self._link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
-        except OSError:  # this end closed it
+        except OSError:  # this process closed the socket
             return False
 
     def _messages(self) -> Iterator[Optional[Dict[str, Any]]]:

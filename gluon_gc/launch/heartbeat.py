@@ -1,4 +1,4 @@
-"""The heartbeats of this process on its connection to the scheduler."""
+"""Sends the heartbeats of this process to the scheduler."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _end.restype, _end.argtypes = None, (ctypes.c_void_p,)
 
 
 class Heartbeat:
-    """Sends an empty line at regular intervals, from a thread of the library.
+    """Sends an empty line at regular intervals, from a C++ thread of the library.
 
-    A thread of Python would be silent while another one holds the interpreter's lock.
+    A Python thread would send nothing while another thread holds the interpreter's lock.
 
     Parameters
     ----------
     link : socket
+        The connection to the scheduler.
     seconds : float
         The interval.
     """
@@ -28,7 +29,7 @@ class Heartbeat:
         self._thread = _start(link.fileno(), int(1000 * seconds))
 
     def end(self) -> None:
-        """Stop sending. The socket can be closed afterwards."""
+        """Stop sending. Call it before the socket is closed."""
         if self._thread:
             _end(self._thread)
             self._thread = None

@@ -1,4 +1,4 @@
-"""The first message of a node to the scheduler, and what must be the same in all of them."""
+"""The hello, a node's first message to the scheduler, and the settings that must agree in it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Dict, Optional
 from .. import env
 from ..version import __version__
 
-_MOST = 65536  # workers, and workers a machine: a message with more is not one of our nodes'
+_MOST = 65536  # limit of ranks and of workers on a machine; a larger value is no valid hello
 FRAMEWORKS = {"mxnet": "MXNet", "torch": "PyTorch"}
 """The frameworks that workers train with. All workers of a cluster have the same one."""
 ZEROMQ = b"\xff"
-"""The first byte of ZeroMQ, which MXNet's own nodes speak, and so does ps-lite's scheduler."""
+"""The first byte of ZeroMQ, the protocol of MXNet's own nodes and of ps-lite's scheduler."""
 
 
 def required_settings() -> Dict[str, Any]:
@@ -20,12 +20,12 @@ def required_settings() -> Dict[str, Any]:
 
 
 def restarts() -> Optional[int]:
-    """The number of times that this node was restarted; None if nobody restarts it."""
+    """The number of restarts of this node so far; None if bpslaunch does not restart it."""
     return env.get("GLUON_GC_RESTARTS")
 
 
 def check(hello: Dict[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError unless a node of ours can have sent this."""
+    """Raise ValueError, KeyError or TypeError unless this is a valid hello of gluon_gc."""
     rank, local_size = hello["rank"], hello["local_size"]
     if hello["role"] not in ("worker", "server") or not isinstance(hello["alike"], dict):
         raise ValueError

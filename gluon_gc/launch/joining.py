@@ -1,4 +1,4 @@
-"""How a worker or a server joins the cluster at the scheduler (`membership`)."""
+"""Joins a cluster, as a worker or a server. `membership` is the scheduler's side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lifeline import Lifeline
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, plain, unsealed
 
 _GREETING = 0.3  # seconds in which ZeroMQ sends its greeting
-_PAUSE = 0.2  # seconds between two tries to reach the scheduler
+_PAUSE = 0.2  # seconds between two attempts to reach the scheduler
 
 
 def join(
@@ -28,36 +28,38 @@ def join(
     framework: str = "mxnet",
     store: Optional[Tuple[str, int]] = None,
 ) -> Lifeline:
-    """Join the cluster, and wait until all nodes have.
+    """Join the cluster, and wait until all nodes have joined.
 
     Parameters
     ----------
+    cluster : Cluster
+        This node's place, as the environment describes it.
     timeout : float
         Seconds in which the scheduler must be reached.
     framework : str
         The framework that a worker trains with: a key of `hello.FRAMEWORKS`.
-    store : tuple of str and int, optional
-        The address and the port at which worker 0 of PyTorch listens, for all nodes.
+    store : tuple of (str, int), optional
+        The address and the port at which worker 0 of PyTorch listens. All nodes receive it.
 
     Returns
     -------
     Lifeline
-        The connection to the scheduler. Its `cluster` has the number of workers a machine, and the
-        scheduler's IP address.
+        The connection to the scheduler. Its `cluster` has the number of workers on each machine,
+        and the scheduler's IP address.
 
     Raises
     ------
     ConnectionError
-        There is no scheduler in time; it leaves before all nodes have come; it has all its nodes
-        already; or it is MXNet's own.
+        No scheduler was reached in time, it ended before all nodes had joined, its cluster is
+        complete already, or it is MXNet's own scheduler.
     ConfigurationError
         The scheduler has another GLUON_GC_SECRET.
     RuntimeError
-        `membership.admit` finds a problem.
+        The scheduler reported a problem of the cluster (`membership.admit`).
     AloneError
-        bpslaunch has restarted this node, but the other nodes have not come back in time.
+        bpslaunch has restarted this node, but the other nodes did not come back in time.
     NotNeededError
-        This node is a server, but the workers were PyTorch's, and have ended.
+        This node is a server, but the workers trained with PyTorch, and have ended.
     """
     about = {"framework": framework, "store": store} if cluster.role == "worker" else {}
     deadline = time.monotonic() + timeout
@@ -71,14 +73,14 @@ def join(
                 raise
             if time.monotonic() >= deadline:
                 raise AloneError(str(error)) from None
-            time.sleep(_PAUSE)  # the scheduler was that of before the restart
+            time.sleep(_PAUSE)  # this was the scheduler from before the restart
 
 
 def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: float) -> Lifeline:
     address = f"{cluster.root_uri}:{cluster.root_port}"
     hello = {**_hello(cluster), **about}
     link, session = _introduced(cluster, hello, address, timeout, deadline)
-    gone = ConnectionError(f"the scheduler at {address} left before all nodes were there")
+    gone = ConnectionError(f"the scheduler at {address} ended before all nodes had joined")
     try:
         link.sendall(session.seal(hello))
         connection = Connection(link, session)
@@ -98,7 +100,7 @@ def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: f
     connection.survives(answer["name"], answer["port"])
     lifeline = Lifeline(connection, answer["name"], cluster, answer["store"])
     if cluster.role == "server" and answer["framework"] == "torch":
-        lifeline.wait_for_workers()  # so that it is there if all nodes are restarted
+        lifeline.wait_for_workers()  # an idle server stays, to restart together with all nodes
         lifeline.close()
         raise NotNeededError
     return lifeline
@@ -107,19 +109,22 @@ def _joined(cluster: Cluster, about: Dict[str, Any], timeout: float, deadline: f
 def _introduced(
     cluster: Cluster, hello: Dict[str, Any], address: str, timeout: float, deadline: float
 ) -> Tuple[socket.socket, Session]:
-    """A connection to the scheduler, after both ends have shown the same secret."""
+    """A connection to the scheduler, after both ends have proved that they share a secret."""
     own = nonce()
     link, text = _reached(cluster, address, timeout, deadline, own)
     if text.startswith(ZEROMQ):
         raise ConnectionError(
-            f"the scheduler at {address} takes no more nodes: either its cluster is complete, and "
-            "this node is too many or too late, or it is MXNet's own scheduler, not gluon_gc's"
+            f"the scheduler at {address} accepts no more nodes: either its cluster is complete, "
+            "and this node is one too many, or too late; or it is MXNet's own scheduler, not "
+            "gluon_gc's"
         )
     secret = env.get("GLUON_GC_SECRET")
     try:
         session = Session(secret, own, unsealed(text)["nonce"], is_node=True)
     except (ValueError, KeyError):
-        raise ConnectionError(f"what listens at {address} is no scheduler of gluon_gc") from None
+        raise ConnectionError(
+            f"the program that listens at {address} is not gluon_gc's scheduler"
+        ) from None
     try:
         session.open(text)
     except OtherSecretError as other:
@@ -135,7 +140,7 @@ def _introduced(
 def _reached(
     cluster: Cluster, address: str, timeout: float, deadline: float, own: str
 ) -> Tuple[socket.socket, bytes]:
-    """A connection to the scheduler, which may start later, and the answer to a nonce."""
+    """Wait for the scheduler, connect, and send a nonce. Returns the connection and the answer."""
     while True:
         try:
             left = max(1.0, deadline - time.monotonic())
@@ -147,18 +152,18 @@ def _reached(
             if time.monotonic() >= deadline:
                 raise ConnectionError(
                     f"no scheduler at {address} within {timeout:g} s ({error}); "
-                    "see DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
+                    "check DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and GLUON_GC_CONNECT_TIMEOUT"
                 ) from None
             time.sleep(_PAUSE)
 
 
 def _greets(link: socket.socket) -> bool:
-    """Whether the port is still ps-lite's, from before a restart. Our line would crash it."""
+    """Whether ps-lite still has the port, from before a restart. A line of ours would crash it."""
     return restarts() is not None and bool(select.select([link], [], [], _GREETING)[0])
 
 
 def _first_line(link: socket.socket) -> bytes:
-    """The first line of the scheduler, or the first bytes of ZeroMQ."""
+    """The first line of gluon_gc's scheduler, or the first bytes of ZeroMQ."""
     data = b""
     while not data.endswith(b"\n") and not data.startswith(ZEROMQ) and len(data) < LINE_BYTES:
         received = link.recv(LINE_BYTES)

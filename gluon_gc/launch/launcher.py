@@ -1,7 +1,7 @@
-"""bpslaunch: starts this machine's part of a cluster, or with --local a whole cluster here.
+"""bpslaunch: starts the processes of a cluster on this machine, or with --local a whole cluster.
 
-The role comes from the environment, as BytePS reads it (`gluon_gc.variables` lists what it reads).
-Imports no MXNet.
+The role of the machine is in the environment, under the names of BytePS (`gluon_gc.variables`).
+This module does not import MXNet.
 """
 
 from __future__ import annotations
@@ -37,21 +37,27 @@ def _parser() -> argparse.ArgumentParser:
         usage="bpslaunch [--max-restarts N] COMMAND...\n"
         "       bpslaunch --local -n WORKERS [-s SERVERS] [--max-restarts N] COMMAND...\n"
         "       bpslaunch --local -n WORKERS --backend horovod [--max-restarts N] COMMAND...",
-        description="Without --local, DMLC_ROLE and its like say what to start: a scheduler or a "
-        "server, which need no COMMAND, or workers, which run it once for every visible device.",
+        description="Without --local, environment variables such as DMLC_ROLE choose what to "
+        "start: a scheduler, a server, or workers. Each visible device gets one worker, which runs "
+        "COMMAND. A scheduler and a server need no COMMAND.",
         allow_abbrev=False,
     )
-    parser.add_argument("--local", action="store_true", help="a whole cluster on this machine")
+    parser.add_argument(
+        "--local", action="store_true", help="start a whole cluster on this machine"
+    )
     parser.add_argument("--version", action="version", version=f"gluon_gc {__version__}")
     parser.add_argument(
-        *("-n", "-np"), type=int, metavar="WORKERS", help="with --local: workers (default 1)"
+        *("-n", "-np"),
+        type=int,
+        metavar="WORKERS",
+        help="with --local: number of workers (default 1)",
     )
     parser.add_argument(
         "-s",
         type=int,
         metavar="SERVERS",
-        help="with --local: servers (default 1, or 0 where MXNet is not installed); 0: no "
-        "scheduler either, since PyTorch's workers need none, and MXNet's share memory",
+        help="with --local: number of servers (default 1, or 0 if MXNet is not installed). With 0, "
+        "no scheduler is started either: MXNet's workers share memory, and PyTorch's need none",
     )
     parser.add_argument(
         "--backend",
@@ -63,11 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="how often to start all again that this bpslaunch has started, when one of them fails "
-        "(default 0); give the bpslaunch of every node the same",
+        help="restart all processes of this bpslaunch when one of them fails, at most N times "
+        "(default 0). Give bpslaunch the same N on all nodes",
     )
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what each worker runs"
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command of each worker"
     )
     return parser
 
@@ -79,21 +85,23 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     for name, least, kind in (("n", 1, "positive"), ("s", 0, "count")):
         value = getattr(arguments, name)
         if value is not None and not arguments.local:
-            raise env.ConfigurationError(f"-{name} goes with --local")
+            raise env.ConfigurationError(f"-{name} needs --local")
         if value is not None and value < least:
             raise env.ConfigurationError(f"-{name} must be {KINDS[kind][0]}, got {value}")
     if arguments.max_restarts < 0:
         rule = KINDS["count"][0]
         raise env.ConfigurationError(f"--max-restarts must be {rule}, got {arguments.max_restarts}")
     if arguments.backend is not None and not arguments.local:
-        raise env.ConfigurationError("--backend goes with --local")
+        raise env.ConfigurationError("--backend needs --local")
     if arguments.backend == "horovod" and arguments.s is not None:
-        raise env.ConfigurationError("-s does not go with --backend horovod, which has no servers")
+        raise env.ConfigurationError(
+            "-s must be left out with --backend horovod, which has no servers"
+        )
     return arguments
 
 
 def horovod_command(command: Sequence[str], workers: int) -> List[str]:
-    """The command that runs this one on workers of this machine that use Horovod."""
+    """The horovodrun command that runs `command` on this number of workers on this machine."""
     beside_python = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     horovodrun = beside_python or shutil.which("horovodrun")
     if horovodrun is None:
@@ -102,12 +110,12 @@ def horovod_command(command: Sequence[str], workers: int) -> List[str]:
 
 
 def _become(command: Sequence[str], environ: dict) -> NoReturn:
-    """Replace this process by the command, which then has its signals, terminal and exit code."""
+    """Replace this process by the command, which gets its signals, terminal and exit code."""
     os.execvpe(command[0], list(command), environ)
 
 
 def _run(tasks: Callable[[], List[Task]], max_restarts: int) -> int:
-    """Run the tasks that `tasks` makes, and make them again after a failure."""
+    """Run the tasks that `tasks` returns. After a failure, call it again and restart them."""
 
     def again(restarts: int) -> List[Task]:
         changes = {"GLUON_GC_RESTARTS": str(restarts)} if max_restarts else {}
@@ -118,7 +126,8 @@ def _run(tasks: Callable[[], List[Task]], max_restarts: int) -> int:
 
 def _run_alone(task: Task, max_restarts: int) -> int:
     """Run the only process of this machine."""
-    if not max_restarts and not keeps_shell(task.command):  # which would not pass signals on
+    # A shell would not pass signals on to its program, so it needs a supervisor.
+    if not max_restarts and not keeps_shell(task.command):
         _become(task.command, task.environ)
     return _run(lambda: [replace(task, bare=True)], max_restarts)
 
@@ -142,21 +151,21 @@ def _start(arguments: argparse.Namespace) -> int:
     warn_of_misspelt()
     if env.one_machine():
         say(
-            f"no {role} is needed where DMLC_NUM_WORKER is 1: the workers share memory, "
-            "unless BYTEPS_FORCE_DISTRIBUTED=1 is set"
+            f"no {role} is needed if DMLC_NUM_WORKER is 1, because the workers share memory; set "
+            "BYTEPS_FORCE_DISTRIBUTED=1 to start it"
         )
         return 0
     if not env.get("DMLC_NUM_SERVER"):
-        say(f"no {role} is needed where DMLC_NUM_SERVER is 0: the workers are PyTorch's")
+        say(f"no {role} is needed if DMLC_NUM_SERVER is 0: PyTorch's workers use no servers")
         return 0
     cluster = env.cluster()
     if role == "scheduler":
-        listen(cluster.root_uri, cluster.root_port).close()  # fails now if it cannot
+        listen(cluster.root_uri, cluster.root_port).close()  # report a bad address now
     return _run_alone(Task(role, service(role), env.for_service({"DMLC_ROLE": None})), restarts)
 
 
 def _servers(wanted: Optional[int]) -> int:
-    """The number of servers of a cluster on this machine. Servers need MXNet."""
+    """The number of servers of a cluster on this machine: 0 without MXNet, which they need."""
     if ps_lite.is_installed():
         return 1 if wanted is None else wanted
     if wanted:
@@ -168,13 +177,13 @@ def _refuse_without_role(command: Sequence[str]) -> NoReturn:
     if not command:
         show(_parser().format_usage())
     raise env.ConfigurationError(
-        "DMLC_ROLE is not set: worker, server or scheduler; "
-        "--local needs none, and starts a whole cluster on this machine"
+        "DMLC_ROLE is not set: set it to worker, server or scheduler, or use --local, which starts "
+        "a whole cluster on this machine"
     )
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run bpslaunch with these arguments, by default the command line's; returns the exit code."""
+    """Run bpslaunch with these arguments, or the command line's. Returns the exit code."""
     open_closed()
     try:
         return _start(_parse(sys.argv[1:] if argv is None else argv))

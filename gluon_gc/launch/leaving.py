@@ -1,4 +1,4 @@
-"""How a process of the cluster ends: when all do, or at once where something went wrong."""
+"""Ends a process of the cluster: together with all others, or at once after an error."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from typing import Any, Callable, NoReturn, Optional, Type
 from ..log import logger
 
 ALONE = 69
-"""The exit code of a node that was restarted, and to which the others have not come back."""
+"""The exit code of a restarted node when the other nodes did not come back."""
 
 
 class AloneError(ConnectionError):
-    """The others have not come back to this node, which was restarted."""
+    """This node was restarted, but the other nodes did not come back."""
 
 
 class NotNeededError(Exception):
-    """This server had nothing to do: the workers were PyTorch's."""
+    """This server was not needed: the workers trained with PyTorch."""
 
 
 def die(message: str, code: int = 1) -> NoReturn:
-    """Say why and end the process at once: its main thread may wait for good inside MXNet."""
+    """Log the reason and end the process at once: its main thread may hang inside MXNet."""
     _flush()
     logger.critical(message)
     end(code)
 
 
 def exit_code(error: BaseException) -> int:
-    """With what a process ends that such an exception ends."""
+    """The exit code of a process that ends with this exception."""
     return ALONE if isinstance(error, AloneError) else 1
 
 
 def _flush() -> None:
     for stream, own in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
-        # Its reader has gone, it was closed, or it is None since it was before Python started.
+        # OSError: its reader has gone. ValueError: it is closed. AttributeError: it is None,
+        # because it was closed before Python started.
         with suppress(OSError, ValueError, AttributeError):
-            if isinstance(stream, io.StringIO):  # in which torch.distributed's excepthook collects
+            if isinstance(stream, io.StringIO):  # torch.distributed's excepthook collects output
                 own.write(stream.getvalue())
                 stream.truncate(0)
                 stream = own
@@ -49,15 +50,15 @@ def _flush() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End the process at once, without what Python and MXNet do at exit."""
+    """End the process at once, without the exit handlers of Python and MXNet."""
     _flush()
     os._exit(code)
 
 
 def failure(error: Optional[BaseException]) -> str:
-    """What others are told of a worker whose script such an exception ends; nothing if it is well.
+    """Describe the exception that ended a script, for the other nodes.
 
-    SystemExit with code 0 is well.
+    It is "" for a script that ended well: without an exception, or by SystemExit with code 0.
     """
     if error is None:
         return ""
@@ -68,11 +69,12 @@ def failure(error: Optional[BaseException]) -> str:
 
 
 class Ending:
-    """Sees how this process's script ends, for the backend that connects it to others.
+    """Watches the end of this process's script, and tells the backend that connects it to others.
 
-    A script that ends well leaves when all workers do (`close`). Where it fails, the others are
-    told why (`abandon`), and the process ends at once, since Python's own way out would wait inside
-    MXNet for them. An uncaught exception is a failure, and so is sys.exit with a code but 0.
+    If the script ends well, the process leaves together with all workers (`backend.close`). If it
+    fails, the other nodes get the reason (`backend.abandon`), and the process ends at once, because
+    Python's own exit would wait inside MXNet for them. An uncaught exception is a failure, and so
+    is sys.exit with a code other than 0.
     """
 
     def __init__(self) -> None:
@@ -86,30 +88,30 @@ class Ending:
         os.register_at_fork(after_in_child=self._forget)
 
     def concerns(self, store: Any) -> None:
-        """From now on the end is this backend's concern; None: nobody's.
+        """Tell this backend about the end of the process. None: no backend.
 
         Raises
         ------
         RuntimeError
-            The process has abandoned one, or stays in one.
+            The process has abandoned a cluster, or must stay in one.
         """
         if self._abandoned:
             raise RuntimeError(
-                "this process has left its cluster because of an error, and can join no other"
+                "this process has left its cluster because of an error, and cannot join another one"
             )
         if self._stay is not None:
             raise RuntimeError(
-                "a process can join only one cluster with PS_RESEND=1, since ps-lite cannot be "
-                "stopped then; do without suspend(), or PS_RESEND"
+                "a process can join only one cluster with PS_RESEND=1, because ps-lite cannot be "
+                "stopped then; leave out suspend() or PS_RESEND"
             )
         self._store = store
 
     def stays(self, stay: Callable[[], None]) -> None:
-        """The process stays connected to the last. In the end `stay` returns when it may go."""
+        """Keep the process connected until it exits. Then `stay` returns when it may end."""
         self._store, self._stay = None, stay
 
     def abandoned(self) -> None:
-        """The backend has left without the others: the process can only end now."""
+        """Note that the backend has left without the others. The process can then only end."""
         self._abandoned = True
 
     def _fail(
@@ -132,7 +134,7 @@ class Ending:
                 end(code or 1)
             if code:
                 self._leave(failure(SystemExit(self._status)), code)
-            if error is not None:  # which an excepthook after ours has shown
+            if error is not None:  # an excepthook that was set after ours has printed it
                 self._leave(failure(error), exit_code(error))
             try:
                 self._store.close()
@@ -159,7 +161,7 @@ _ending: Optional[Ending] = None
 
 
 def ending() -> Ending:
-    """The one of this process."""
+    """The `Ending` of this process."""
     global _ending
     if _ending is None:
         _ending = Ending()

@@ -1,7 +1,7 @@
-"""A node's connection to the scheduler, which stays open for the whole job.
+"""The lifeline: a node's connection to the scheduler, which stays open for the whole job.
 
-If it ends or is silent, the other end is gone. The scheduler tells all nodes which node is gone and
-why (`nodes`), and they end. A node that is done says so first.
+If it ends or is silent, the node at its other end is gone. The scheduler then tells all nodes which
+node is gone and why (`nodes`), and they end. A node that ends normally says so first.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from .connection import Connection, SilentError
 from .leaving import die
 from .progress import Progress
 
-_REASON_CHARACTERS = 1000  # of a reason, which may be any exception of a script
+_REASON_CHARACTERS = 1000  # limit of a reason, which may be any exception of a script
 
 
 class Lifeline:
-    """The end of a worker or a server. A thread ends the process when the cluster ends.
+    """The end of a worker or a server. Its thread ends the process if the cluster fails.
 
     Parameters
     ----------
     connection : Connection
-        The connection to the scheduler, after all nodes have come.
+        The connection to the scheduler, after all nodes have joined.
     name : str
-        The scheduler's name of this node.
+        The scheduler's name for this node, such as "worker 0".
     cluster : Cluster
-        The cluster with the facts that the scheduler has added.
-    store : pair of str and int, optional
+        The cluster, with the values that the scheduler has added.
+    store : pair of (str, int), optional
         The address and the port at which worker 0 of PyTorch listens.
 
     Attributes
     ----------
     progress : Progress
-        The progress that is reported to the scheduler, which finds stalls in it.
+        The progress of this node. The scheduler gets reports of it, and finds stalls.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Lifeline:
         self._all_left = threading.Event()
         self._over = threading.Event()
         self._closed = False
-        os.register_at_fork(after_in_child=self._forget)  # a child must not keep it open
+        os.register_at_fork(after_in_child=self._forget)  # or a child would keep it open
         self._thread = threading.Thread(target=self._listen, name="gluon_gc lifeline", daemon=True)
         self._thread.start()
 
@@ -83,7 +83,7 @@ class Lifeline:
         self._over.wait()
 
     def abandon(self, reason: str) -> None:
-        """Leave at once. All other nodes end, and print the reason."""
+        """Leave at once. All other nodes end with this reason."""
         self._closed = True
         self._connection.tell(failed=reason[:_REASON_CHARACTERS])
 

@@ -1,4 +1,4 @@
-"""The socket at which a cluster's nodes meet."""
+"""Opens the socket at which a cluster's nodes meet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from ..env import ConfigurationError
 
 
 def listen(host: str, port: int, whose: str = "the scheduler's own") -> socket.socket:
-    """A socket that listens there, and at no other address of this machine.
+    """A socket that listens at this address only, not on all interfaces of the machine.
 
     Parameters
     ----------
+    host, port : str, int
     whose : str
-        Which machine has the address, in the words of an error.
+        The node on whose machine the address must be, for error messages.
 
     Raises
     ------
     ConfigurationError
-        It is not an address, not this machine's, or taken.
+        `host` is not an address or belongs to another machine, or the port is in use.
     """
     try:
         address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]

@@ -1,7 +1,8 @@
-"""The workers of one machine: how they meet, what they tell each other, and memory that they share.
+"""Connects the workers of one machine, so that they can exchange bytes and share memory.
 
-They meet at an abstract Unix socket of the first, to which the others stay connected. Shared memory
-has no name, so that nothing is left of it when the last of them has ended, however it does.
+Worker 0 of the machine listens at an abstract Unix socket, and the others stay connected to it. The
+shared memory has no name, so nothing remains after the last worker has ended, even if it was
+killed.
 """
 
 from __future__ import annotations
@@ -21,29 +22,33 @@ from .. import env
 from ..env import Cluster
 
 _LENGTH = struct.Struct("=Q")
-_CREDENTIALS = struct.Struct("=3i")  # of a process: its number, user and group
-_PAUSE = 0.02  # seconds between two attempts
+_CREDENTIALS = struct.Struct("=3i")  # of a process: its pid, user and group
+_PAUSE = 0.02  # seconds between two attempts to connect
 
 
 class Machine:
-    """A worker's place among those of its machine. All of them call the same methods alike.
+    """The connections among the workers of a machine.
+
+    The methods are collective: all workers of the machine call them in the same order.
 
     Parameters
     ----------
     cluster : Cluster
-        Its `local_rank` and `local_size` say who this worker is, and how many there are.
+        Its `local_rank` and `local_size` are this worker's local rank and the number of workers.
     timeout : float
-        Seconds in which all must come.
+        Seconds in which all workers must connect.
 
     Attributes
     ----------
+    rank, size : int
+        The local rank of this worker, and the number of workers.
     links : dict
-        Connections by rank: the first's to all others, or another's to the first.
+        Sockets by local rank. Worker 0 has one to every other worker, which has one to worker 0.
 
     Raises
     ------
     ConnectionError
-        Some have not come, or what has come is another user's.
+        Some workers did not connect, two have the same rank, or a process belongs to another user.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
@@ -51,33 +56,38 @@ class Machine:
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         address = _address(cluster)
         self.links = {0: self._first(address)} if self.rank else self._others(address)
-        os.register_at_fork(after_in_child=self.close)  # else a child would keep them open
+        os.register_at_fork(after_in_child=self.close)  # or a child would keep them open
 
     def gather(self, data: bytes) -> List[bytes]:
-        """What all of them have, by rank; waits for them."""
+        """The data of all workers, by local rank. Blocks until all have called it."""
         if self.rank:
             (link,) = self.links.values()
             _send(link, data)
             return [_receive(link) for _ in range(self.size)]
-        everything = [data, *map(_receive, self.links.values())]
+        gathered = [data, *map(_receive, self.links.values())]
         for link in self.links.values():
-            for one in everything:
-                _send(link, one)
-        return everything
+            for piece in gathered:
+                _send(link, piece)
+        return gathered
 
     def share(self, num_bytes: int) -> np.ndarray:
-        """Zeros that all of them see and may change, uint8, shape (num_bytes,); waits for them.
+        """Allocate memory that all workers can read and write. Blocks until all have called it.
+
+        Returns
+        -------
+        ndarray
+            Zeros, uint8, shape (num_bytes,).
 
         Raises
         ------
         OSError
-            There is not so much memory.
+            There is not enough memory.
         """
         if self.rank:
             memory = reduction.recv_handle(*self.links.values())
         else:
             memory = os.memfd_create("gluon_gc")
-            os.posix_fallocate(memory, 0, num_bytes)  # or the lack of it would end a process later
+            os.posix_fallocate(memory, 0, num_bytes)  # or a lack of memory would cause SIGBUS later
             for link in self.links.values():
                 reduction.send_handle(link, memory, None)
         shared = mmap.mmap(memory, num_bytes)
@@ -85,12 +95,12 @@ class Machine:
         return np.frombuffer(shared, np.uint8)
 
     def close(self) -> None:
-        """Leave; what is shared stays as long as somebody uses it."""
+        """Close the connections. Shared memory exists as long as a worker uses it."""
         for link in self.links.values():
             link.close()
 
     def _others(self, address: bytes) -> Dict[int, socket.socket]:
-        """The first's connections to the others."""
+        """Listen as worker 0, and return the connections to the other workers."""
         links: Dict[int, socket.socket] = {}
         with socket.socket(socket.AF_UNIX) as server:
             try:
@@ -102,7 +112,7 @@ class Machine:
                 server.settimeout(max(_PAUSE, self._deadline - time.monotonic()))
                 try:
                     rank, link = self._accepted(server)
-                except (OSError, ValueError):  # a stranger's, or nobody's
+                except (OSError, ValueError):  # a stranger connected, or nobody did
                     if time.monotonic() >= self._deadline:
                         raise self._missing({*range(1, self.size)} - links.keys()) from None
                     continue
@@ -112,7 +122,7 @@ class Machine:
         return dict(sorted(links.items()))
 
     def _accepted(self, server: socket.socket) -> Tuple[int, socket.socket]:
-        """The rank of the next who connects, and the connection."""
+        """The local rank of the next worker that connects, and the connection."""
         link, _ = server.accept()
         if not _is_ours(link):
             raise ConnectionError
@@ -122,14 +132,14 @@ class Machine:
         return rank, link
 
     def _first(self, address: bytes) -> socket.socket:
-        """Another's connection to the first."""
+        """Connect to worker 0."""
         link = socket.socket(socket.AF_UNIX)
         try:
             self._try(link.connect, address)
         except OSError:
             raise self._missing([0]) from None
         if not _is_ours(link):
-            raise ConnectionError("this machine's workers must be the same user's processes")
+            raise ConnectionError("all workers of a machine must run as the same user")
         _send(link, str(self.rank).encode())
         return link
 
@@ -145,9 +155,9 @@ class Machine:
     def _missing(self, ranks: Sequence[int]) -> ConnectionError:
         names = ", ".join(map(str, sorted(ranks)))
         return ConnectionError(
-            f"of this machine's {self.size} workers, those of BYTEPS_LOCAL_RANK {names} have not "
-            f"come within {self._timeout:g} s; workers that share no memory, as in containers of "
-            "their own, need 'hierarchical': False in compression_params"
+            f"workers with BYTEPS_LOCAL_RANK {names} did not connect within {self._timeout:g} s, "
+            f"of the {self.size} workers of this machine; workers in separate containers cannot "
+            "share memory, and need 'hierarchical': False in compression_params"
         )
 
 
@@ -156,7 +166,7 @@ def _twice(rank: int) -> ConnectionError:
 
 
 def _address(cluster: Cluster) -> bytes:
-    """Where a machine's workers of a cluster meet: no other job has the same."""
+    """The socket address at which a machine's workers of a cluster meet, unique to the job."""
     job = (
         cluster.root_uri,
         cluster.root_port,

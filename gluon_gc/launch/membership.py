@@ -1,8 +1,8 @@
-"""Admits the nodes of a cluster at the scheduler's port, before ps-lite takes the port.
+"""Admits the nodes of a cluster at the scheduler's port, before ps-lite uses the port.
 
-ps-lite must know the number of worker processes, and only a machine knows how many it runs. So
-every node sends the scheduler a hello (`joining`). The scheduler answers when all nodes have come,
-and leaves the port to ps-lite. The connections stay open (`nodes`).
+ps-lite needs the number of worker processes, and only a machine knows how many it runs. So every
+node first sends the scheduler a hello (`joining`). The scheduler answers after all nodes have
+joined, and releases the port for ps-lite. The connections stay open (`nodes`).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from .nodes import Node, Nodes
 from .session import LINE_BYTES, OtherSecretError, Session, nonce, parsed, unsealed
 
 _REMINDER_SECONDS = 30  # between two warnings that name the missing nodes
-_HELLO_SECONDS = 10  # for a hello, from a node that has connected
-_UNKNOWN = 64  # connections without a hello; a new one then replaces the oldest
+_HELLO_SECONDS = 10  # for the hello of a node that has connected
+_UNKNOWN = 64  # connections without a hello, at most: a new one then replaces the oldest
 
 
 class _Members(Nodes):
-    """The nodes that have come so far."""
+    """The nodes that have joined so far."""
 
     def __init__(self, cluster: Cluster, without_mxnet: str) -> None:
         super().__init__(cluster)
         self._without_mxnet = without_mxnet
         self.all_here = asyncio.Event()
-        self._all_came = asyncio.Event()  # as many nodes as expected, whether they fit or not
+        self._all_came = asyncio.Event()  # the expected number has come, whether they agree or not
         self._servers = 0
         self._first_worker = ""
         self._unknown: Dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._refused: Dict[str, None] = {}  # messages about nodes that were not admitted
-        self.port = 0  # at which nodes reconnect
+        self.port = 0  # the port at which nodes reconnect
         self._waited = 0  # seconds since the last node came
-        self._store: Optional[List[Any]] = None  # the address of PyTorch's store, at worker 0
+        self._store: Optional[List[Any]] = None  # the address of PyTorch's store on worker 0
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Admit the node that has connected, or close the connection of a stranger."""
+        """Admit a node that has connected, and serve it. Close the connection of a stranger."""
         if len(self._unknown) >= _UNKNOWN:
             next(iter(self._unknown)).transport.abort()
         self._unknown[writer] = None
@@ -64,13 +64,14 @@ class _Members(Nodes):
     async def _admitted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Optional[Node]:
-        """The node; None or an error if it is none of ours, or has another secret."""
+        """The node of a new connection. None or an error means that it must be refused."""
         host = writer.get_extra_info("peername")[0]
         first = await reader.read(1)
         if first == ZEROMQ:
             self._refuse(
-                f"a node at {host} is not gluon_gc's but MXNet's own, and is not let in; start "
-                "servers and the scheduler with bpslaunch, and workers with bps.init()"
+                f"a node at {host} runs MXNet's own parameter server without gluon_gc, and is not "
+                "let in; start servers and the scheduler with bpslaunch, and workers with "
+                "bps.init()"
             )
         if first != b"{":
             return None
@@ -92,8 +93,8 @@ class _Members(Nodes):
         if self.all_here.is_set() and restarts() is None:
             problem = (
                 f"the cluster is complete: all of its {self.cluster.total_workers} workers and "
-                f"{self.cluster.num_server} servers are there, and this node is too many or too "
-                "late"
+                f"{self.cluster.num_server} servers have joined, so this node is one too many, or "
+                "too late"
             )
             writer.write(session.seal({"problem": problem, "code": 1}))
         if self.all_here.is_set() or self._ends_to_restart:
@@ -101,13 +102,14 @@ class _Members(Nodes):
         del self._unknown[writer]
         return self._enter(hello, session, reader, writer)
 
-    def _refuse(self, who: str) -> None:
-        if who not in self._refused and len(self._refused) < _UNKNOWN:
-            self._refused[who] = None
-            logger.warning("scheduler: %s", who)
+    def _refuse(self, message: str) -> None:
+        """Log why a node is refused, once for each message."""
+        if message not in self._refused and len(self._refused) < _UNKNOWN:
+            self._refused[message] = None
+            logger.warning("scheduler: %s", message)
 
     def _enter(self, hello: Dict[str, Any], session: Session, *streams: Any) -> Node:
-        """Add a node."""
+        """Add a node. It may complete the cluster, or end it by a setting that differs."""
         rank = hello["rank"]
         if hello["role"] == "server":
             rank, self._servers = self._servers, self._servers + 1
@@ -146,7 +148,7 @@ class _Members(Nodes):
         if size != self.cluster.local_size:
             return (
                 f"{name} has BYTEPS_LOCAL_SIZE {size}, but {self._first_worker} has "
-                f"{self.cluster.local_size}: all machines must have as many workers"
+                f"{self.cluster.local_size}: all machines must have the same number of workers"
             )
         if framework != self.framework:
             return (
@@ -158,9 +160,9 @@ class _Members(Nodes):
         return ""
 
     def missing(self) -> List[str]:
-        """The names of the nodes that have not come yet.
+        """The names of the nodes that have not joined yet.
 
-        Before any worker has come, these are the first worker of each machine.
+        Until the first worker joins, each machine counts as one worker.
         """
         expected = [f"server {i}" for i in range(self.cluster.num_server)]
         expected += [f"worker {i}" for i in range(self.cluster.total_workers)]
@@ -183,11 +185,11 @@ class _Members(Nodes):
 
     @property
     def _ends_to_restart(self) -> bool:
-        """Whether nodes that come now belong to the scheduler that follows this one."""
+        """Whether this scheduler ends and restarts, so that new nodes must wait for the next."""
         return bool(self.problem) and restarts() is not None
 
     async def remind(self) -> None:
-        """Warn of missing nodes from time to time, and give up after the time-out."""
+        """Warn of missing nodes at regular intervals, and give up after the time-out."""
         timeout = env.get("GLUON_GC_CONNECT_TIMEOUT" if restarts() else "GLUON_GC_TIMEOUT")
         while not self.problem:
             await asyncio.sleep(1)
@@ -199,17 +201,15 @@ class _Members(Nodes):
                 self.fail(f"{missing} did not come within {timeout} s (GLUON_GC_TIMEOUT)")
             elif self._waited % _REMINDER_SECONDS == 0:
                 logger.warning("scheduler: waits for %s", missing)
-                for who in self._refused:
-                    logger.warning("scheduler: %s", who)
+                for message in self._refused:
+                    logger.warning("scheduler: %s", message)
 
     async def aftermath(self) -> None:
-        """Stay to tell late nodes the problem, unless the scheduler restarts."""
+        """Wait for late nodes and tell them the problem, unless the scheduler restarts."""
         if self._ends_to_restart or self._all_came.is_set():
             return
         timeout, late = env.get("GLUON_GC_CONNECT_TIMEOUT"), ", ".join(self.missing())
-        logger.warning(
-            "scheduler: %s; stays for %d s, or until it has told %s", self.problem, timeout, late
-        )
+        logger.warning("scheduler: %s; waits up to %d s to tell %s", self.problem, timeout, late)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_came.wait(), timeout)
 
@@ -225,33 +225,34 @@ async def _admit_all(
     await members.all_here.wait()
     reminder.cancel()
     if members.framework == "mxnet":
-        server.close()  # ps-lite takes the port
+        server.close()  # ps-lite needs the port
     admitted.set_result(members)
     await watch
     await asyncio.Event().wait()  # `members` ends this process
 
 
 def admit(cluster: Cluster, without_mxnet: str = "") -> Nodes:
-    """Wait for all nodes, as the scheduler.
+    """Listen as the scheduler, and wait until all nodes have joined.
 
-    The process ends if a node leaves before all have come, if two nodes claim the same rank, or if
-    nodes differ in a value that must be the same on all. The nodes that came are told so.
+    This process ends if a node leaves early, if two nodes claim the same rank, or if nodes differ
+    in a value that must be the same on all. All nodes get the reason, and end too.
 
     Parameters
     ----------
+    cluster : Cluster
     without_mxnet : str
         The reason why this process cannot serve MXNet's workers; empty if it can.
 
     Returns
     -------
     Nodes
-        The connections to the nodes. Its `cluster` has the number of workers a machine, and this
-        scheduler's IP address.
+        The connections to the nodes. Its `cluster` has the number of workers on each machine, and
+        the scheduler's IP address.
 
     Raises
     ------
     ConfigurationError
-        It cannot listen at its address.
+        The scheduler cannot listen at its address.
     """
     admitted: Future = Future()
     listener = listen(cluster.root_uri, cluster.root_port)

@@ -1,4 +1,4 @@
-"""How workers of a machine notice the end of another one, without a scheduler."""
+"""Lets the workers of a machine notice the end of another worker, without a scheduler."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from .leaving import die
 from .machine import Machine
 
-_MOST_BYTES = 4096  # of a reason
-_NOTICE_SECONDS = 10  # in which the end of a worker must have been noticed
+_MOST_BYTES = 4096  # limit of a reason
+_NOTICE_SECONDS = 10  # time in which the thread must notice the end of a worker
 
 
 class Neighbours:
-    """A thread that ends this process, with a reason, when another worker ends too early.
+    """A thread that ends this process, with a reason, if another worker ends too early.
 
     Parameters
     ----------
     machine : Machine
-        The workers of the machine, which all make this object together.
+        The connections to the other workers. All workers create this object together.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._name = f"worker {machine.rank}"
-        self._words = machine.share(_MOST_BYTES)  # of the first who ended
+        self._words = machine.share(_MOST_BYTES)  # the reason, from the first worker that sets it
         self._leaving = False
         self._names = {link.fileno(): f"worker {rank}" for rank, link in machine.links.items()}
         self._thread = threading.Thread(target=self._watch, name="gluon_gc neighbours", daemon=True)
@@ -35,7 +35,7 @@ class Neighbours:
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
-        """Report an error in the block as the end of another worker, if that caused it."""
+        """Report a connection error in the block as the end of another worker, if it is one."""
         try:
             yield
         except (ConnectionError, EOFError):
@@ -43,7 +43,7 @@ class Neighbours:
             raise
 
     def leave(self) -> None:
-        """Let the other workers end from now on."""
+        """From now on, do not treat the end of another worker as a failure."""
         self._leaving = True
 
     def abandon(self, reason: str) -> None:
@@ -57,7 +57,7 @@ class Neighbours:
             ends.register(descriptor, select.POLLRDHUP)
         ((descriptor, _), *_) = ends.poll()
         if not self._leaving:
-            # A worker sees only the end of a neighbour; the first reason to be set wins.
+            # The failed worker may have set its own reason already. Then this one is dropped.
             self._set_reason(f"{self._names[descriptor]} is gone")
             die(f"{self._name} ends: {self._reason()}")
 

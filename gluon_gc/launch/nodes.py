@@ -1,4 +1,4 @@
-"""The scheduler's ends of the connections to all nodes."""
+"""The scheduler's side of the connections to all nodes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .returning import Door
 from .session import Session, plain
 from .stall import Stalls
 
-_HEAD_START = 0.2  # seconds in which a failed node ends first, so that launchers see it first
-_TOGETHER = 2  # intervals within which one fault silences all nodes that it cuts off
-_TICK = 1.0  # seconds between two checks, if there are no heartbeats
+_HEAD_START = 0.2  # seconds before other nodes end, so that launchers see the failed node first
+_TOGETHER = 2  # heartbeat intervals within which one fault silences all nodes that it cuts off
+_TICK = 1.0  # seconds between two checks without heartbeats
 _Return = Tuple[asyncio.StreamReader, asyncio.StreamWriter, int]
 
 
@@ -29,7 +29,7 @@ class Node:
     where : str
         The name and the host of the node.
     silent : int
-        The number of intervals since its last message.
+        The number of heartbeat intervals since its last message.
     machine : str
         The address of its machine.
     done : bool
@@ -52,7 +52,8 @@ class Node:
         self.silent = 0
         self.done = False
         self.comes_back = False
-        self._returns: asyncio.Queue[Optional[_Return]] = asyncio.Queue()  # None: it never will
+        # New connections of the node; None: it has ended, and will not reconnect.
+        self._returns: asyncio.Queue[Optional[_Return]] = asyncio.Queue()
         self._life: Optional[asyncio.Future] = None
 
     @property
@@ -60,18 +61,18 @@ class Node:
         return self.name.startswith("worker")
 
     def tell(self, **message: Any) -> None:
-        """Send a message, unless the node is done."""
+        """Send a message, unless the node has ended."""
         if not self.done:
             self.writer.write(self._session.seal(message))
 
     def beat(self) -> None:
-        """Send a heartbeat, and count an interval without a message."""
+        """Send a heartbeat, and count an interval in which the node was silent."""
         self.silent += 1
         if not self.writer.is_closing():
             self.writer.write(b"\n")
 
     async def next(self) -> Dict[str, Any]:
-        """The next message; EOFError at the end, ValueError if the message is not ours."""
+        """The next message. Raises EOFError at the end, ValueError if the line is not valid."""
         while True:
             was_reset = False
             try:
@@ -86,7 +87,7 @@ class Node:
                 return self._session.open(line)
 
     def session(self) -> Session:
-        """The session, for a node that reconnects; KeyError as long as it cannot."""
+        """The session, for a node that reconnects. Raises KeyError while it must not reconnect."""
         if not self.comes_back:
             raise KeyError
         return self._session
@@ -94,16 +95,19 @@ class Node:
     def let_in(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: int
     ) -> None:
-        """Take over a new connection of the node, which has received this number of lines."""
+        """Take over a new connection of the node.
+
+        `received` is the number of lines that the node had received on all earlier connections.
+        """
         if self.done:
             writer.write(plain({"received": self._session.received}))
             writer.close()
         else:
             self._returns.put_nowait((reader, writer, received))
-            self.writer.transport.abort()  # this end may not know of the reset
+            self.writer.transport.abort()  # the scheduler may not have noticed the reset
 
     def lives(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Let the end of this connection, the latest of its kind, be the end of the node."""
+        """Use this connection from now on to detect the end of the node's process."""
         if self._life is not None:
             self._life.cancel()
         self._life = asyncio.ensure_future(self._outlive(reader, writer))
@@ -132,9 +136,9 @@ class Nodes:
     Attributes
     ----------
     problem : str
-        The reason why the cluster ends; empty as long as it runs.
+        The reason why the cluster ends; empty while it runs.
     framework : str
-        The framework of the workers, "mxnet" or "torch"; empty before the first one has come.
+        The framework of the workers, "mxnet" or "torch"; empty until the first worker joins.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -157,7 +161,7 @@ class Nodes:
         return self.nodes[name].where if name in self.nodes else name
 
     def present(self) -> List[Node]:
-        """The nodes that are not done."""
+        """The nodes that have not ended."""
         return [node for node in self.nodes.values() if not node.done]
 
     async def attend(self, node: Node) -> None:
@@ -191,7 +195,7 @@ class Nodes:
                 self._all_done.set()
 
     def _prepare(self, node: Node) -> None:
-        """Note that a node is ready to end. Once all workers are, all nodes may end."""
+        """Note that a node is ready to end. When all workers are ready, all nodes may end."""
         if node.is_worker and node.name not in self._ready:
             self._ready.add(node.name)
             if len(self._ready) == self.cluster.total_workers:
@@ -224,7 +228,7 @@ class Nodes:
             self.fail(self._silence())
 
     def _silence(self) -> str:
-        """The problem when some nodes are silent."""
+        """Describe the nodes that are silent."""
         silent = [node for node in self.present() if env.is_silent(node.silent)]
         names = ", ".join(node.where for node in silent)
         problem = f"no heartbeat for {env.heartbeat_timeout()} s from {names}"
@@ -235,7 +239,7 @@ class Nodes:
         return problem
 
     def fail(self, problem: str, code: int = 1) -> None:
-        """End all nodes and this process with a code, which is 0 if all workers are done."""
+        """End all nodes and this process. The exit code is 0 if all workers have ended well."""
         if not self.problem:
             self.problem, self._code = problem, code
             if self._all_workers_done():
@@ -254,20 +258,20 @@ class Nodes:
             try:
                 await asyncio.wait_for(node.writer.drain(), 1)
             except (OSError, asyncio.TimeoutError):
-                pass  # this node is the one that is gone
+                pass  # the node is gone
         die(f"scheduler ends: {self.problem}", self._code)
 
     async def aftermath(self) -> None:
-        """Called when all nodes have been told of a problem, before this process ends."""
+        """Called after all nodes were told of a problem, before this process ends."""
 
-    # From another thread than the loop's
+    # The following methods are called from other threads than the loop's
 
     def wait_for_workers(self) -> None:
-        """Wait until all workers are done or ready to end."""
+        """Wait until all workers have ended, or are ready to end."""
         self._over.wait()
 
     def close(self, timeout: float) -> None:
-        """Wait until all nodes are done."""
+        """Wait until all nodes have ended. After `timeout` seconds, end the cluster as failed."""
         if not self._all_done.wait(timeout):
             late = ", ".join(node.where for node in self.present())
             problem = f"{late} did not leave within {timeout:g} s"

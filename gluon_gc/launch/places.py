@@ -1,8 +1,8 @@
-"""The place of this worker among all, which its launcher has set in the environment.
+"""Finds this worker's rank and the number of workers in the variables of its launcher.
 
-A launcher is bpslaunch, torchrun, horovodrun, mpirun or SLURM's srun. A script that was meant for
-several workers, and whose launcher does not say enough, gets an error, so that it never trains
-alone by mistake.
+A launcher is bpslaunch, torchrun, horovodrun, mpirun or SLURM's srun. If the variables of a job
+with several workers are incomplete, the script gets an error, so that it never trains alone by
+mistake.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _BPSLAUNCH, _SRUN = "bpslaunch", "srun"
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place among all.
+    """A worker's place among all workers.
 
     Parameters
     ----------
     launcher : str
-        The program that has started it.
+        The program that has started the worker.
     rank, size : int
         The rank of this worker, and the number of workers.
     local_rank, local_size : int, optional
-        The same on its machine, where the launcher says it.
+        The rank and the number on its machine, if the launcher sets them.
     """
 
     launcher: str
@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Variables:
-    """The variables in which a launcher sets a `Place`."""
+    """The names of the variables in which a launcher sets a `Place`."""
 
     launcher: str
     rank: str
@@ -67,7 +67,13 @@ class _Variables:
         return Place(self.launcher, rank, size, env.get(self.local_rank), local_size)
 
     def complete(self, others: List[Place]) -> Optional[Place]:
-        """The place. If rank or size is missing, another launcher's place completes it."""
+        """The place. If only its rank or its size is set, a matching place of `others` is used.
+
+        Raises
+        ------
+        ConfigurationError
+            Only one of the two is set, and no other place matches it.
+        """
         rank, size = env.get(self.rank), env.get(self.size)
         if (rank is None) == (size is None) or (rank is None and size == 1):
             return self.place()
@@ -93,7 +99,8 @@ _OTHERS = (
 def find() -> Optional[Place]:
     """The place that a launcher other than bpslaunch has set; None without such a launcher.
 
-    torchrun may be started by any of the others, and mpirun by srun: the innermost counts.
+    Launchers can be nested: torchrun in any of the others, and mpirun in srun. The innermost one
+    counts.
 
     Raises
     ------
@@ -122,9 +129,9 @@ def _of_srun() -> List[Place]:
 
 
 def of_bpslaunch() -> Optional[Place]:
-    """The place that DMLC_ROLE and its like say; None where they do not make a worker.
+    """The place in the variables of bpslaunch, such as DMLC_ROLE; None if this is not a worker.
 
-    torchrun may be started by bpslaunch, and counts then.
+    It is also None if bpslaunch has started torchrun: torchrun's variables count then.
     """
     if not env.is_worker() or env.is_set("TORCHELASTIC_RUN_ID"):
         return None
@@ -136,15 +143,17 @@ def of_bpslaunch() -> Optional[Place]:
 
 
 def address(place: Place) -> Tuple[str, int]:
-    """Where worker 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from other variables.
+    """The address and the port at which worker 0 listens.
 
-    Under bpslaunch they follow from the scheduler's address, where there is no scheduler, and in a
-    job of SLURM from its machines and its number.
+    They are MASTER_ADDR and MASTER_PORT. If these are not set, bpslaunch's workers use the
+    scheduler's address, because their job has no scheduler. Other workers of one machine use
+    127.0.0.1. In a job of SLURM, the address is the first machine, and the port follows from the
+    numbers of the job and the step.
 
     Raises
     ------
     ConfigurationError
-        It is not known.
+        The address or the port is not known.
     """
     host, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if place.launcher == _BPSLAUNCH:
@@ -156,30 +165,30 @@ def address(place: Place) -> Tuple[str, int]:
         port = port or slurm.port(place.launcher == _SRUN)
     if host is None or port is None:
         raise ConfigurationError(
-            f"{place}, but it is not known where worker 0 listens: set MASTER_ADDR and MASTER_PORT "
+            f"{place}, but the address of worker 0 is not known: set MASTER_ADDR and MASTER_PORT "
             "to the address of its machine and a free port there, the same for all workers, or "
-            "start them with torchrun"
+            "start the workers with torchrun"
         )
     return host, port
 
 
 def _given(name: str) -> Any:
-    """The value of a required variable; None where it is not set."""
+    """The value of a required variable; None if it is not set."""
     return env.get(name) if env.is_set(name) else None
 
 
 def require_alone() -> None:
-    """Refuse to train alone where variables of a cluster are set; warn in a job of SLURM.
+    """Refuse to train alone if variables of a cluster are set. Only warn in a job of SLURM.
 
     Raises
     ------
     ConfigurationError
-        DMLC_ROLE is "server" or "scheduler", or is not set where DMLC_NUM_WORKER is more than 1.
+        DMLC_ROLE is "server" or "scheduler", or it is not set while DMLC_NUM_WORKER is > 1.
     """
     if env.is_set("DMLC_ROLE"):
         if not env.is_worker():
             raise ConfigurationError(
-                f"DMLC_ROLE must be worker where a script trains, got {env.get('DMLC_ROLE')!r}"
+                f"DMLC_ROLE must be worker for a training script, got {env.get('DMLC_ROLE')!r}"
             )
         return
     workers = _given("DMLC_NUM_WORKER") or 1
@@ -191,6 +200,7 @@ def require_alone() -> None:
     tasks = env.get("SLURM_NTASKS") or 1
     if tasks > 1:
         logger.warning(
-            "SLURM has %d tasks for this job, but this process trains alone: srun starts workers",
+            "SLURM has %d tasks for this job, but this process trains alone: start the workers "
+            "with srun",
             tasks,
         )

@@ -1,7 +1,7 @@
 """Merges the output of several processes line by line, each line prefixed with its process's name.
 
-A progress bar is a line that a carriage return starts over. On a terminal the newest bar stays on
-the last row, below the lines that scroll by; elsewhere only its final state is written.
+A progress bar is a line that a carriage return overwrites. On a terminal, the newest bar stays on
+the last row, below the scrolling lines. In a file or a pipe, only its final state is written.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ _ERASE = "\r\x1b[K"
 
 
 class LineSplitter:
-    """Cuts one process's output into lines, whatever pieces it arrives in."""
+    """Cuts the output of one process into lines. The output may arrive in pieces of any size."""
 
     def __init__(self) -> None:
         self._open = b""
 
     def feed(self, data: bytes) -> List[str]:
-        """The lines that `data` ends, as they would stand on a terminal."""
+        """The lines that `data` completes, as a terminal would show them."""
         *ended, self._open = (self._open + data).split(b"\n")
-        if b"\r" in self._open:  # what was overwritten is never needed again
+        if b"\r" in self._open:  # drop overwritten text
             restarted = b"\r" if self._open.endswith(b"\r") else b""
             self._open = b"\r" + _visible(self._open) + restarted
         return [_text(line) for line in ended]
 
     def close(self) -> List[str]:
-        """The last line, where no newline ended it."""
+        """The last line, if no newline ended it."""
         text = _text(self._open)
         self._open = b""
         return [text] if text.strip() else []
 
     @property
     def bar(self) -> str:
-        """The progress bar that is being drawn, or nothing."""
+        """The current progress bar, or ""."""
         return _text(self._open).strip() if b"\r" in self._open else ""
 
 
@@ -55,21 +55,26 @@ class PrefixedOutput:
     ----------
     stream : binary file
     terminal : bool
-        Whether it is a terminal, on which bars are drawn.
+        Whether the stream is a terminal. Bars are drawn only there.
+
+    Attributes
+    ----------
+    error : OSError or None
+        The error that closed the stream, such as a broken pipe. Later lines are lost.
+    last_name : str
+        The process whose line was written last.
     """
 
     def __init__(self, stream: BinaryIO, terminal: bool) -> None:
         self.error: Optional[OSError] = None
-        """Why the stream takes no more, as where its reader has gone; later lines are lost."""
         self.last_name = ""
-        """The process whose line was written last."""
         self._stream = stream
         self._terminal = terminal
         self._owner = ""
         self._bar = ""
 
     def line(self, name: str, text: str) -> None:
-        """Write a finished line of the process `name`."""
+        """Write a complete line of the process `name`."""
         self.last_name = name
         erase = _ERASE if self._bar else ""
         if name == self._owner:
@@ -77,7 +82,7 @@ class PrefixedOutput:
         self._write(f"{erase}[{name}] {text}\n{self._bar}")
 
     def bar(self, name: str, text: str) -> None:
-        """Draw the progress bar of the process `name`; an empty one takes it away."""
+        """Draw the progress bar of the process `name`. An empty `text` erases it."""
         if not self._terminal or (not text and name != self._owner):
             return
         try:

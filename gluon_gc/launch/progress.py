@@ -1,4 +1,4 @@
-"""How far a node has come with what it exchanges, to be told to the scheduler."""
+"""Counts a worker's exchanges, so that the scheduler can find stalls."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 
 class Progress:
-    """Counts what this node has sent for others to answer, and what of that was answered.
+    """Counts the messages that this worker has sent, and the answers that it has received.
 
-    All workers count alike, so that one who has sent less than the others is behind.
+    All workers count in the same way, so a worker with a smaller count is behind the others.
     """
 
     def __init__(self) -> None:
@@ -19,12 +19,12 @@ class Progress:
 
     @contextmanager
     def waiting(self, doing: str = "") -> Iterator[None]:
-        """While in it, this thread waits for all others, which must do the same thing.
+        """Mark a block in which this thread waits until all workers have come to the same block.
 
         Parameters
         ----------
         doing : str
-            The call in which it waits, in the user's words.
+            The user's call in which it waits.
         """
         self._sent += 1
         self._doing = doing
@@ -33,11 +33,14 @@ class Progress:
         self._doing = ""
 
     def watch(self, server: int, messages: Callable[[], Tuple[int, bool]]) -> None:
-        """Count messages to a server: `messages` says how many, and if an answer is to come."""
+        """Count the messages to a server.
+
+        `messages` returns their number so far, and whether the last one is not answered yet.
+        """
         self._watched.append((server, messages))
 
     def now(self) -> Dict[str, Any]:
-        """The counts, the servers whose answers are to come, and in which call this node waits."""
+        """The numbers of messages and answers, the servers that have not answered, and the call."""
         sent, unanswered = self._sent, self._sent - self._answered
         servers = set()
         for server, messages in list(self._watched):

@@ -1,6 +1,6 @@
-"""ps-lite as it is in MXNet's library, taken from there without MXNet's Python.
+"""Calls ps-lite in MXNet's C++ library, without MXNet's Python package.
 
-MXNet's Python takes two seconds to import, which the scheduler does not need.
+The scheduler does not need that package, and importing it takes 2 seconds.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _CONTROLLER_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.
 
 
 def is_installed() -> bool:
-    """Whether there is an MXNet, which may still fail to be imported."""
+    """Whether MXNet is installed. Importing it may still fail."""
     return importlib.util.find_spec("mxnet") is not None
 
 
 @lru_cache(maxsize=None)
 def library() -> ctypes.CDLL:
-    """MXNet's library, the one that MXNet's Python loads.
+    """The same library that MXNet's Python package loads.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL:
     mxnet = importlib.util.find_spec("mxnet")
     path = mxnet and Path(mxnet.origin).with_name("libinfo.py")
     if path is None or not path.exists():
-        import_module("gluon_gc.mxnet")  # an error, which says what to install
+        import_module("gluon_gc.mxnet")  # raises the ImportError that says how to install MXNet
     spec = importlib.util.spec_from_file_location("mxnet_libinfo", path)
     libinfo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(libinfo)
@@ -50,7 +50,7 @@ def _check(status: int) -> None:
 
 
 def create() -> ctypes.c_void_p:
-    """The handle of a node whose role and cluster are in the environment."""
+    """Create a node of ps-lite from the environment, and return its handle."""
     handle = ctypes.c_void_p()
     _check(library().MXKVStoreCreate(b"dist", ctypes.byref(handle)))
     return handle
@@ -61,11 +61,11 @@ def serve(
     control: Callable[[int, bytes, object], None],
     wait: Callable[[], None],
 ) -> None:
-    """Serve until `wait` returns; `control` takes the commands that workers send.
+    """Serve until `wait` returns. Then the process must end by `leaving.end`.
 
-    ps-lite's own end is left out: it waits for all nodes, also for those that are gone, and counts
-    some twice where PS_RESEND is set. A thread stays in ps-lite, so that `leaving.end` must end the
-    process.
+    ps-lite's own shutdown is not used: it waits for all nodes, even for those that are gone, and
+    counts some nodes twice if PS_RESEND is set. So a thread remains inside ps-lite. `control`
+    receives the commands that workers send.
     """
     controller = _CONTROLLER_TYPE(control)
 
@@ -80,5 +80,5 @@ def serve(
 
 
 def leave_alone(node: ctypes.c_void_p) -> None:
-    """Let a worker leave without the others, when its handle is freed (see `serve`)."""
+    """Let a worker end without waiting for the others when its handle is freed (see `serve`)."""
     _check(library().MXKVStoreSetBarrierBeforeExit(node, 0))

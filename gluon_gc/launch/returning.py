@@ -1,11 +1,12 @@
-"""Reconnects a node to the scheduler when the network has reset their connection.
+"""Reconnects a node to the scheduler after the network has reset their connection.
 
-The node connects to a port that the scheduler has for this, and proves that it is the other end of
-the session. Both send the lost lines again.
+The node connects to a separate port of the scheduler, and proves that it is the other end of the
+session. Then both ends send the lost lines again.
 
-The kernel ends the connections of a process that ends, but resets a connection with unread data. So
-each node has a second connection to that port, on which the scheduler sends nothing. If it ends,
-the process has ended; if it is reset, the network did it.
+A reset alone does not show whether the network or the end of the process caused it, because the
+kernel also resets the connections of an ended process if they have unread data. So each node keeps
+a second connection to that port, on which the scheduler sends nothing. If that connection ends, the
+process has ended. If it is reset, the network did it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
     from .nodes import Node
 
 _PROOF_SECONDS = 10  # for the proof of a node that has connected
-_STRANGERS = 64  # connections without a proof, at most
+_STRANGERS = 64  # the most connections without a proof
 _PAUSE = 0.2  # seconds between attempts to connect
 _LIVES = "lives"  # the purpose of the connection that shows the end of a node
 _Result = TypeVar("_Result")
 
 
 def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[socket.socket, int]:
-    """A node's new connection, and the number of its lines that the scheduler has received.
+    """Reconnect a node to the scheduler.
+
+    Returns the new connection, and the number of the node's lines that the scheduler has received.
 
     Raises
     ------
@@ -41,7 +44,7 @@ def come_back(address: Tuple[str, int], name: str, session: Session) -> Tuple[so
 
 
 def show_life(address: Tuple[str, int], name: str, session: Session) -> socket.socket:
-    """A connection that ends with this process; OSError as `come_back` raises it."""
+    """Open the connection that ends with this process. Raises OSError as `come_back` does."""
     return _introduced(address, lambda link: _prove(link, name, _LIVES, session))[0]
 
 
@@ -56,7 +59,7 @@ def _introduced(
             link = socket.create_connection(address, max(_PAUSE, left))
             return link, introduce(link)
         except ConnectionRefusedError:
-            raise  # nobody listens any more
+            raise  # the scheduler has ended
         except (OSError, ValueError, KeyError):
             if link is not None:
                 link.close()
@@ -86,7 +89,7 @@ class Door:
     Parameters
     ----------
     nodes : mapping
-        The nodes that have come, by name.
+        The nodes that have joined, by name.
     """
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:

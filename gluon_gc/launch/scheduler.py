@@ -1,4 +1,4 @@
-"""The scheduler: it admits all nodes, and then runs ps-lite for MXNet's workers."""
+"""The scheduler: it admits all nodes, and then runs ps-lite if the workers train with MXNet."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from . import membership, ps_lite
 
 
 def serve() -> None:
-    """Serve until all nodes have left."""
+    """Serve until all nodes have ended."""
     why_without_mxnet = ""
     try:
-        ps_lite.library()  # fails before others wait for this node
+        ps_lite.library()  # fail before other nodes wait for this one
     except ImportError as error:
         if ps_lite.is_installed():
             raise
-        why_without_mxnet = str(error)  # PyTorch's workers need no ps-lite
+        why_without_mxnet = str(error)  # workers that train with PyTorch need no ps-lite
     nodes = membership.admit(env.cluster("scheduler"), why_without_mxnet)
     if nodes.framework == "torch":
         logger.warning(
-            "scheduler: the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is %d)",
+            "scheduler: the workers train with PyTorch and need no servers (DMLC_NUM_SERVER is %d)",
             nodes.cluster.num_server,
         )
         nodes.wait_for_workers()

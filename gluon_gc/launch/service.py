@@ -1,7 +1,7 @@
-"""Runs a server or the scheduler in a process of its own: `launcher.service` says how it starts.
+"""The main program of a server's or the scheduler's process, which `tasks.service` starts.
 
-It starts by the path of this file, since -m would put the current directory first on sys.path: a
-checkout's gluon_gc there, or a user's http.py, would be taken for the installed one.
+It is started by the path of this file. `python -m` would put the current directory first on
+sys.path, so that a checkout of gluon_gc or a user's http.py there would hide the installed module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SERVICES = {"scheduler": "gluon_gc.launch.scheduler", "server": "gluon_gc.mxnet.
 def main(role: str) -> None:
     """Serve as `role`, "server" or "scheduler", until all workers are done."""
     if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # this file's folder, whose modules are to be found within gluon_gc only
+        del sys.path[0]  # this file's folder: its modules must only be found within gluon_gc
     from gluon_gc.env import ConfigurationError
     from gluon_gc.launch.leaving import NotNeededError, die, end, exit_code
 
@@ -37,7 +37,10 @@ def _serve(role: str) -> None:
 
 
 def _refuse_workers_of_mxnet() -> None:
-    """Meet the others without MXNet: raise NotNeededError, or tell them that a server needs it."""
+    """Join as a server without MXNet.
+
+    Raises NotNeededError after a job of PyTorch. Otherwise all nodes end with the reason.
+    """
     from gluon_gc import env
     from gluon_gc.launch.joining import join
 

@@ -1,9 +1,12 @@
-"""The sealed lines of a connection between a node and the scheduler, which share a secret.
+"""Signs and checks the lines of a connection between a node and the scheduler.
 
-Each end begins with a nonce. A line is the HMAC-SHA256 of a message, and then the message in JSON.
-The key is made from GLUON_GC_SECRET and both nonces, and the code covers the number of the line. So
-no line can be forged, left out, or repeated on this or another connection. Without a secret, the
-key is made from an empty one.
+Each end first sends a nonce. Then each line is an HMAC-SHA256, the seal, and a message in JSON:
+
+    key  = HMAC(GLUON_GC_SECRET, both nonces)
+    seal = HMAC(key, sender, number of the line, message)
+
+So nobody without the secret can forge a line, drop one, or repeat one on this or another
+connection. Without GLUON_GC_SECRET, the secret is empty.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from collections import deque
 from typing import Any, Deque, Dict, Optional
 
 LINE_BYTES = 8192
-"""The most bytes of a line."""
-_KEPT = 1000  # lines that can be sent again: many more than are in flight at any time
-_HEX = 64  # digits of a seal
+"""The largest number of bytes of a line."""
+_KEPT = 1000  # sent lines that are kept to be sent again: far more than are ever in flight
+_HEX = 64  # hexadecimal digits of a seal
 
 
 def nonce() -> str:
-    """The random text with which an end of a connection begins."""
+    """A new nonce: the random text that an end of a connection sends first."""
     return secrets.token_hex(16)
 
 
@@ -33,7 +36,7 @@ def plain(message: Dict[str, Any]) -> bytes:
 
 
 class OtherSecretError(ValueError):
-    """A line was sealed with another secret, or not by the other end of its connection."""
+    """A line's seal is wrong: the sender has another secret, or is not the other end."""
 
 
 class Session:
@@ -44,7 +47,7 @@ class Session:
     secret : str, optional
         GLUON_GC_SECRET.
     node, scheduler : str
-        The nonces of both ends.
+        The nonces of the node and the scheduler.
     is_node : bool
         Whether this end is the node's.
     """
@@ -58,14 +61,14 @@ class Session:
         self._kept: Deque[bytes] = deque(maxlen=_KEPT)
 
     def seal(self, message: Dict[str, Any]) -> bytes:
-        """The next line to send."""
+        """Seal a message. Returns the next line to send."""
         text = json.dumps(message).encode()
         self._sent += 1
         self._kept.append(_mac(self._key, self._ends[0], self._sent, text) + text + b"\n")
         return self._kept[-1]
 
     def after(self, received: int) -> bytes:
-        """The lines after number `received`, to be sent again; ValueError if they are not kept."""
+        """The sent lines after number `received`. Raises ValueError if they are not kept."""
         lost = self._sent - received
         if not 0 <= lost <= len(self._kept):
             raise ValueError
@@ -73,22 +76,23 @@ class Session:
 
     @property
     def received(self) -> int:
-        """The number of lines that have come so far."""
+        """The number of lines that this end has received."""
         return self._received
 
     def proof(self, *words: Any) -> str:
-        """A code for these words that only the two ends of this session can make."""
+        """An HMAC of these words, which only the two ends of this session can compute."""
         return _mac(self._key, "either", 0, " ".join(map(str, words)).encode()).decode()
 
     def open(self, line: bytes) -> Dict[str, Any]:
-        """The message of the next line that has come.
+        """Check the next received line, and return its message.
 
         Raises
         ------
         OtherSecretError
-            The line was sealed with "no" or "another" secret, as the error's text says.
+            The seal is wrong. The error's text is "no" if it was made without a secret, and
+            otherwise "another".
         ValueError
-            The line is no message.
+            The line is not a message.
         """
         seal, text = line[:_HEX], line[_HEX:].rstrip(b"\n")
         self._received += 1
@@ -102,12 +106,12 @@ class Session:
 
 
 def unsealed(line: bytes) -> Dict[str, Any]:
-    """The message of a line, whatever its seal; ValueError if it is none."""
+    """The message of a line, without a check of its seal. Raises ValueError if there is none."""
     return parsed(line[_HEX:])
 
 
 def parsed(text: bytes) -> Dict[str, Any]:
-    """The message in a line of JSON; ValueError if it is none."""
+    """The message in a line of JSON. Raises ValueError if it is not a JSON object."""
     try:
         message = json.loads(text)
     except RecursionError:

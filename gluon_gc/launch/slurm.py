@@ -1,8 +1,8 @@
-"""SLURM's description of a process: its place in its step, and the first machine of the step.
+"""Reads SLURM's variables: a process's place in its step, and the first machine of the step.
 
-sbatch and salloc describe the job to the one process that they start, and srun describes a step to
-each of its processes. SLURM_PROCID is 0 and SLURM_NTASKS is the job's in a batch script as well, so
-that only the variables of a step tell that there are others.
+sbatch and salloc start one process and describe the job to it. srun starts the processes of a step,
+and describes the step to each. A batch script has SLURM_PROCID=0 and the job's SLURM_NTASKS too, so
+only the variables of a step show that a process is one of several.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import List, Optional
 from .. import env
 from ..env import ConfigurationError
 
-_PSEUDO_STEPS = 2**32 - 16  # from this number on: batch scripts, interactive shells
-_FIRST_PORT, _PORTS = 15000, 15000  # below those that Linux picks for outgoing connections
-_STEPS = 101  # of a job, until two have one port
+_PSEUDO_STEPS = 2**32 - 16  # the lowest step number of batch scripts and interactive shells
+_FIRST_PORT, _PORTS = 15000, 15000  # below the ports that Linux uses for outgoing connections
+_STEPS = 101  # steps of a job with ports of their own: later ones get ports of the next job
 _HOST = r"(?:[^,\[\]\s]|\[[^\[\]]+\])+"
 
 
@@ -27,25 +27,30 @@ def is_step() -> bool:
 
 
 def tasks_variable() -> str:
-    """The variable that has the number of the step's processes."""
+    """The name of the variable with the number of the step's processes."""
     of_step = "SLURM_STEP_NUM_TASKS"
     return of_step if env.is_set(of_step) else "SLURM_NTASKS"
 
 
 def tasks_here() -> Optional[int]:
-    """The number of the step's processes on this machine; None if SLURM does not say it."""
+    """The number of the step's processes on this machine; None if SLURM does not set it."""
     node, text = env.get("SLURM_NODEID"), env.get("SLURM_STEP_TASKS_PER_NODE")
     counts = _counts(text) if text else []
     return counts[node] if node is not None and node < len(counts) else None
 
 
 def first_host(of_step: bool) -> Optional[str]:
-    """The first machine of the step, or else of the job; None if SLURM names none.
+    """The first machine of the step or the job; None if SLURM names no machine.
+
+    Parameters
+    ----------
+    of_step : bool
+        Whether to look for the step's machines first.
 
     Raises
     ------
     ConfigurationError
-        The variable is no list of hosts.
+        The variable is not a list of hosts.
     """
     names = ["SLURM_STEP_NODELIST"] if of_step else []
     for name in (*names, "SLURM_JOB_NODELIST"):
@@ -60,13 +65,13 @@ def first_host(of_step: bool) -> Optional[str]:
 
 
 def port(of_step: bool) -> Optional[int]:
-    """A port that follows from the numbers of the job and the step; None outside of a job."""
+    """A port derived from the numbers of the job and the step; None outside of a job."""
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID") if of_step else 0
     return None if job is None else _FIRST_PORT + (_STEPS * job + (step or 0)) % _PORTS
 
 
 def _counts(text: str) -> List[int]:
-    """The numbers of an expression such as 2(x3),1; none if it is no such expression."""
+    """The numbers in a text such as "2(x3),1", which means 2, 2, 2, 1; none for other texts."""
     counts: List[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

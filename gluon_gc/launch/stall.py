@@ -1,4 +1,4 @@
-"""Finds exchanges that do not finish, and the nodes that they wait for."""
+"""Finds stalls: exchanges that do not finish, and the nodes that they wait for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Callable, Dict, List, Sequence, Tuple
 class _Worker:
     sent: int = 0
     answered: int = 0
-    servers: Sequence[int] = ()  # that have not answered
-    doing: str = ""  # the call in which it waits, if that is known
+    servers: Sequence[int] = ()  # servers that have not answered
+    doing: str = ""  # the call in which the worker waits, if it is known
     waited: float = 0.0  # seconds since the last answer
 
     @property
@@ -22,14 +22,15 @@ class _Worker:
 class Stalls:
     """Finds stalls in the `Progress` that workers report.
 
-    In a stall at least one worker waits. It is no stall if all workers compute for long.
+    In a stall, at least one worker waits for an answer. A long computation on all workers is not a
+    stall.
 
     Parameters
     ----------
     where : callable
         Returns the name and the host of a node, given its name.
     warn_after, give_up_after : float
-        Seconds; 0 means never.
+        Seconds without an answer; 0 means never.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Stalls:
         self._where = where
         self._warn_after, self._give_up_after = warn_after, give_up_after
         self._workers: Dict[str, _Worker] = {}
-        self._warnings = 0  # in this stall
+        self._warnings = 0  # warnings in this stall
 
     def expect(self, workers: Sequence[str]) -> None:
         """Watch these workers, in the order of their ranks."""
@@ -48,7 +49,7 @@ class Stalls:
     def heed(
         self, name: str, sent: int, answered: int, servers: Sequence[int], doing: str = ""
     ) -> None:
-        """Update the progress of a worker."""
+        """Update the progress of a worker. The parameters are the fields of `Progress.now`."""
         worker = self._workers[name]
         if answered != worker.answered:
             worker.waited = 0.0
@@ -56,14 +57,17 @@ class Stalls:
         worker.doing = doing
 
     def look(self, seconds: float) -> Tuple[str, str]:
-        """Look for a stall, this number of seconds after the last look.
+        """Look for a stall.
 
-        Seconds in which this process was suspended do not count.
+        Parameters
+        ----------
+        seconds : float
+            The time since the last look, without time in which this process was suspended.
 
         Returns
         -------
         warning, problem : str
-            A text to warn of, and a reason to give up. Both are empty most of the time.
+            A text to warn with, and a reason to give up; both are empty if there is no stall.
         """
         for worker in self._workers.values():
             worker.waited = worker.waited + seconds if worker.waits else 0.0
@@ -81,7 +85,7 @@ class Stalls:
         return [name for name, worker in self._workers.items() if worker.waits]
 
     def _awaited_call(self) -> str:
-        """The end of a message that names the call that workers wait in; "" if it is not known."""
+        """The end of a message: " to call NAME", or "" unless all wait in one known call."""
         (doing, *others) = {worker.doing for worker in self._workers.values() if worker.waits}
         return f" to call {doing}" if doing and not others else ""
 
@@ -104,12 +108,12 @@ class Stalls:
                 for call, name in doing.items()
             )
             return (
-                f"no exchange has finished for {seconds:g} s, since all workers must call the same "
-                f"functions: {each}"
+                f"no exchange has finished for {seconds:g} s, because the workers are in different "
+                f"calls: {each}"
             )
         numbers = sorted({number for worker in waiting for number in worker.servers})
         whom = ", ".join(self._where(f"server {number}") for number in numbers) or "the servers"
         return (
-            f"no exchange has finished for {seconds:g} s, though all workers have sent theirs: "
-            f"no answer from {whom}"
+            f"no exchange has finished for {seconds:g} s, although all workers have sent their "
+            f"messages: no answer from {whom}"
         )

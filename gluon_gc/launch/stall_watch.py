@@ -1,4 +1,4 @@
-"""Finds a stall from within a worker, where no scheduler sees all workers, as on Horovod."""
+"""Finds a stall from within a worker, for jobs without a scheduler, as with Horovod."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _TICK = 1.0  # seconds between two looks at the progress
 
 
 class StallWatch(Stalls):
-    """A thread that warns when this worker waits too long, and then ends the process.
+    """A thread that warns if this worker waits too long, and then ends the process.
+
+    It cannot know which other workers are late.
 
     Parameters
     ----------
     name : str
-        The worker's name.
+        The name of this worker.
     progress : Progress
-        The worker's own. The thread cannot know which other workers are late.
+        The progress of this worker.
     """
 
     def __init__(self, name: str, progress: Progress) -> None:
@@ -46,4 +48,4 @@ class StallWatch(Stalls):
 
     def _described(self, seconds: float) -> str:
         call = self._awaited_call()
-        return f"no exchange has finished for {seconds:g} s: other workers have not come{call}"
+        return f"no exchange has finished for {seconds:g} s: waiting for other workers{call}"

@@ -1,6 +1,6 @@
-"""Runs the processes of a cluster together: ends all of them when one fails, or starts them again.
+"""Runs the processes of a machine together. When one fails, it ends or restarts all of them.
 
-One thread does everything. It sleeps in select until there is output, an ended child or a signal.
+There is one thread. It sleeps in `select` until a child writes output or ends, or a signal arrives.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .prefixed_output import PrefixedOutput
 from .standard_streams import say
 
 GRACE = 5.0
-"""Seconds from a signal that asks a process to end to the one that makes it."""
+"""Seconds between the signal that asks a process to end and SIGKILL."""
 LEAVE = 10.0
-"""Seconds that servers and scheduler have to leave once the workers are done."""
+"""Seconds in which the servers and the scheduler must end after the last worker."""
 PAUSE = 1.0
-"""Seconds before tasks are started again."""
+"""Seconds before a restart."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -31,7 +31,7 @@ class _Supervisor:
     def __init__(self) -> None:
         self.children: list = []
         self.signals: list = []
-        self.asked = 0  # the first signal of all
+        self.asked = 0  # the first signal to this process; 0: none
         self._output = PrefixedOutput(sys.stdout.buffer, sys.stdout.isatty())
         self._selector = selectors.DefaultSelector()
         self._wakeup, waker = socket.socketpair()
@@ -42,7 +42,7 @@ class _Supervisor:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, *_FORWARDED):
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)  # its number arrives at the wake-up socket
+                signal.signal(number, lambda *_: None)  # Python writes its number to the socket
 
     def start(self, task: Task) -> None:
         child = Child(task, self._output)
@@ -51,7 +51,7 @@ class _Supervisor:
             self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def poll(self, timeout: Optional[float]) -> None:
-        """Sleep until there is output, an ended child or a signal, and take in all of them."""
+        """Sleep until a child writes or ends or a signal arrives, and handle all such events."""
         for key, _ in self._selector.select(timeout):
             if key.data is None:
                 numbers = self._wakeup.recv(4096)
@@ -63,7 +63,7 @@ class _Supervisor:
             child.reap()
 
     def wait(self, children: Sequence[Child], seconds: float) -> None:
-        """Wait until these have ended, a signal comes, or the seconds are over."""
+        """Wait until these children have ended, a signal arrives, or the time is over."""
         self._sleep(seconds, lambda: any(child.code is None for child in children))
 
     def _sleep(self, seconds: float, condition: Callable[[], bool] = lambda: True) -> None:
@@ -75,7 +75,7 @@ class _Supervisor:
             self.poll(left)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the workers with this signal, and then the services, which workers may still need."""
+        """End the workers with this signal, and then the services, which a worker may need."""
         for service, polite in ((False, number), (True, signal.SIGTERM)):
             group = [child for child in self.children if child.task.service == service]
             for step in (polite, signal.SIGKILL):
@@ -108,11 +108,14 @@ class _Supervisor:
             self._forget()
 
     def _working(self) -> bool:
-        """Whether there is a worker that has not ended well."""
+        """Whether a worker has not ended with code 0 yet."""
         return any(child.code != 0 for child in self.children if not child.task.service)
 
     def _first_failure(self) -> Optional[Child]:
-        """The child that failed first; None if all have ended well, or a signal ends them."""
+        """Wait for the end of the tasks, and return the first child that failed.
+
+        None means that all ended with code 0, a signal arrived, or the output cannot be written.
+        """
         while not self.signals and self._output.error is None:
             for child in self.children:
                 if child.code:
@@ -126,32 +129,35 @@ class _Supervisor:
         return None
 
     def _failure_of_services(self) -> Optional[Child]:
-        """The service that failed once the workers are done. Ends the services that remain."""
+        """The service that failed after the workers had ended. Ends the remaining services."""
         for child in self.children:
             if child.code:
                 return child
             if child.code is None:
-                say(f"ended {child.task.name}: still there {LEAVE:.0f} s after the last worker")
+                say(f"ended {child.task.name}, still running {LEAVE:.0f} s after the last worker")
                 child.signal(signal.SIGKILL)
         return None
 
     def _report(self, child: Child, what_next: str) -> None:
-        """End all children, and print how this one failed."""
-        in_sight = self._output.last_name == child.task.name and _one_stream()
+        """End all children, and print how this one failed.
+
+        Its last lines are repeated, unless they are just above on the same terminal or file.
+        """
+        visible = self._output.last_name == child.task.name and _one_stream()
         self.stop()
-        last_lines = "".join(f"\n  {line}" for line in child.last_lines if not in_sight)
+        last_lines = "".join(f"\n  {line}" for line in child.last_lines if not visible)
         lines = f"; its last lines:{last_lines}" if last_lines else ""
         say(child.obituary() + ("" if self.asked else what_next) + lines)
 
     def _without_output(self, error: OSError) -> int:
-        """The exit code where nothing can be written any more."""
+        """The exit code after the output could not be written."""
         if isinstance(error, BrokenPipeError):
             return 128 + signal.SIGPIPE
         say(f"the output cannot be written: {error.strerror}")
         return 1
 
     def _forget(self) -> None:
-        """Drop the children after all of them have ended."""
+        """Drop the ended children before a restart."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._selector.unregister(key.fileobj)
@@ -173,25 +179,25 @@ def _one_stream() -> bool:
 
 
 def run(tasks: Callable[[int], Sequence[Task]], max_restarts: int = 0) -> int:
-    """Run tasks until the workers among them are done and the services have left.
+    """Run tasks until the workers and then the services have ended.
 
-    A task that fails, or a SIGINT, SIGTERM or SIGHUP to this process, ends all of them, with their
-    process groups. Nothing outlives this process, except that a task's own children may if this
-    process is killed with SIGKILL.
+    If a task fails, or this process gets SIGINT, SIGTERM or SIGHUP, all tasks end with their
+    process groups. No task outlives this process, but a task's own children may if this process
+    gets SIGKILL.
 
     Parameters
     ----------
     tasks : callable
-        Makes the tasks. Its argument is the number of earlier starts.
+        Returns the tasks. Its argument is the number of earlier starts.
     max_restarts : int
-        How often all tasks are started again when one fails. They are not started again after a
-        signal, after the workers have ended well, or when a task exits with `leaving.ALONE` because
-        the other machines have not come back.
+        The number of restarts after failures. There is no restart after a signal, after all
+        workers have ended with code 0, or after a task has exited with `leaving.ALONE`, because
+        the other machines did not come back.
 
     Returns
     -------
     int
-        0, or the exit code of the task that failed last, or 128 plus the number of the signal.
+        0, the exit code of the task that failed last, or 128 plus the number of the signal.
     """
     supervisor = _Supervisor()
     try:

@@ -1,4 +1,4 @@
-"""The processes that bpslaunch starts: the workers of this machine, or a whole cluster on it."""
+"""Describes the processes that bpslaunch starts: this machine's workers, or a whole cluster."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .child import Task
 from .command import runnable
 from .listening import listen
 
-_Changes = Dict[str, Optional[str]]  # of the environment; None removes a variable
+_Changes = Dict[str, Optional[str]]  # changes to the environment; None removes a variable
 _NODES = Path("/sys/devices/system/node")
 
 
 def service(role: str) -> List[str]:
-    """The command of a server or the scheduler, whose current directory is not on sys.path."""
+    """The command of a server or the scheduler. It leaves the current folder out of sys.path."""
     path = Path(__file__).resolve().with_name("service.py")
     return [sys.executable, str(path), role]
 
 
 def _bound_to_numa_node(command: List[str], local_rank: int, local_size: int) -> List[str]:
-    """The command on its share of the NUMA nodes, if BYTEPS_NUMA_ON is set."""
+    """The command, bound to one NUMA node if BYTEPS_NUMA_ON is set and numactl is installed."""
     if not env.get("BYTEPS_NUMA_ON") or shutil.which("numactl") is None:
         return command
     nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
@@ -48,7 +48,7 @@ def _free_ports(count: int) -> List[str]:
 
 
 def _threads(workers: int) -> str:
-    """The number of OpenMP threads of each process, if all are on this machine."""
+    """The number of OpenMP threads of each process, if all workers run on this machine."""
     return str(env.get("OMP_NUM_THREADS") or max(1, cores() // workers))
 
 
@@ -79,7 +79,7 @@ def _cluster_here(workers: int, servers: int) -> _Changes:
 
 
 def _place(rank: int, size: int, local_rank: int, local_size: int) -> _Changes:
-    """The variables in which torchrun sets the place of a worker."""
+    """The place of a worker, in torchrun's variables."""
     values = {"RANK": rank, "WORLD_SIZE": size}
     values.update(LOCAL_RANK=local_rank, LOCAL_WORLD_SIZE=local_size)
     return {"TORCHELASTIC_RUN_ID": None, **{name: str(value) for name, value in values.items()}}
@@ -95,9 +95,9 @@ def _service_tasks(cluster: _Changes) -> List[Task]:
 
 
 def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task]:
-    """The processes of a cluster on this machine, in which each worker counts as a machine.
+    """The processes of a cluster on this machine.
 
-    Without servers they are the workers of one machine.
+    With servers, each worker counts as a machine. Without servers, all are workers of one machine.
     """
     program = runnable(command)
     if not servers:
@@ -107,14 +107,14 @@ def local_tasks(command: Sequence[str], workers: int, servers: int) -> List[Task
     for rank in range(workers):
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
         own.update(_place(rank, workers, rank, workers))
-        if env.get("BYTEPS_TRACE_ON"):  # machines of their own would not share a directory
+        if env.get("BYTEPS_TRACE_ON"):  # all workers have local rank 0, and need separate folders
             own["BYTEPS_TRACE_DIR"] = os.path.join(env.get("BYTEPS_TRACE_DIR"), f"worker{rank}")
         tasks.append(Task(f"worker {rank}", program, env.for_child({**cluster, **own})))
     return tasks
 
 
 def _machine_tasks(program: List[str], workers: int) -> List[Task]:
-    """The workers of a job on this machine alone, with the variables of BytePS."""
+    """The workers of a job that runs on this machine only, with BytePS's variables."""
     job = {
         "DMLC_ROLE": "worker",
         "DMLC_NUM_WORKER": "1",
@@ -140,7 +140,7 @@ def _meeting_here(workers: int) -> _Changes:
 def _workers(
     program: List[str], job: _Changes, local_size: int, size: int, first: int
 ) -> List[Task]:
-    """This machine's workers of a job. The first of them has rank `first`."""
+    """This machine's workers of a job. The first one has rank `first`."""
     tasks = []
     for local_rank in range(local_size):
         rank = first + local_rank
@@ -160,9 +160,9 @@ def _devices() -> List[str]:
 
 
 def worker_tasks(command: Sequence[str]) -> List[Task]:
-    """This machine's workers: one a visible device, or BYTEPS_LOCAL_SIZE of them.
+    """This machine's workers: one for each visible device, or else BYTEPS_LOCAL_SIZE workers.
 
-    All see all devices; scripts choose theirs as ``mx.gpu(bps.local_rank())``.
+    Every worker sees all devices. A script chooses its own with ``mx.gpu(bps.local_rank())``.
     """
     program = runnable(command)
     size = len(_devices()) or env.get("BYTEPS_LOCAL_SIZE")
@@ -170,8 +170,8 @@ def worker_tasks(command: Sequence[str]) -> List[Task]:
         return _workers(program, _meeting_here(size), size, size, 0)
     cluster = env.cluster(servers_needed=False)
     first, job = cluster.worker_id * size, {}
-    if not cluster.num_server:  # nobody else listens there: worker 0 does
+    if not cluster.num_server:  # no scheduler runs, so worker 0 listens at its address
         job = {"MASTER_ADDR": cluster.root_uri, "MASTER_PORT": str(cluster.root_port)}
-        if first == 0:  # fails now if it cannot
+        if first == 0:  # report a bad address now
             listen(cluster.root_uri, cluster.root_port, "worker 0's").close()
     return _workers(program, job, size, cluster.num_worker * size, first)

@@ -1,4 +1,4 @@
-"""The front end of MXNet Gluon. It has the public names of gluon_gc, as byteps.mxnet has them."""
+"""The MXNet Gluon front end: all public names of gluon_gc, as in byteps.mxnet."""
 
 from typing import Any
 

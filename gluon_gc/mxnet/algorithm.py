@@ -1,4 +1,4 @@
-"""An algorithm at work in MXNet: a trainer's parameters, and rounds through an exchange."""
+"""Runs an algorithm in MXNet: it averages vectors of a trainer's parameters."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .parameters import first_copy, spread
 class AlgorithmAveraging(Averaging):
     """Runs an algorithm on the parameters of a trainer; the `FrontEnd` of a `Driver`.
 
-    Vectors and state are on the first context of a parameter. The gradients that the algorithm sees
-    are sums over the contexts of this worker and over its batch: the optimizer's update divides
-    them by the batch size.
+    Vectors and state are on the first context of a parameter. The algorithm sees gradients that are
+    summed over the contexts and the batch of this worker. The optimizer's update divides them by
+    the batch size.
 
     Parameters
     ----------
@@ -51,25 +51,25 @@ class AlgorithmAveraging(Averaging):
         self._algorithm = algorithm
         self.described = {"name": algorithm.name, **algorithm.described()}
         self._driver = Driver(algorithm, self)
-        self._averaged: Dict[int, Parameter] = {}  # by number, those that the rounds average
-        self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of the round
+        self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
+        self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
         self._states = AlgorithmStates(algorithm, self._driver, self._averaged)
-        self._begun = False  # whether the algorithm has its state
-        self._declared = False  # whether the exchange knows the rounds
+        self._begun = False  # whether the algorithm's state exists
+        self._declared = False  # whether the rounds' tensors are declared
 
     def require_every_step(self, call: str) -> None:
         raise RuntimeError(
-            f"{call} is for averages of gradients in every step, which algorithm "
-            f"{self._algorithm.name} does not make: call trainer.step(batch_size), before which "
-            "gradients may be changed, or leave out algorithm"
+            f"{call} does not work with algorithm {self._algorithm.name}, which does not average "
+            "gradients in every step: change gradients before trainer.step(batch_size), or leave "
+            "out algorithm"
         )
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         if self._begun and not goes_on:
             raise RuntimeError(
-                f"algorithm {self._algorithm.name} goes on after bps.resume only with the workers "
-                "that were there, with their ranks: save_states before bps.suspend, and "
-                "load_states(files, strict=False) into a new trainer"
+                f"algorithm {self._algorithm.name} goes on after bps.resume only with the same "
+                "workers and ranks: call save_states before bps.suspend, and "
+                "load_states(files, strict=False) of a new trainer"
             )
         self.exchange, self._declared = exchange, False
         return not self._begun
@@ -99,7 +99,7 @@ class AlgorithmAveraging(Averaging):
         return indices
 
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
-        """Raise ValueError if other parameters have gradients than at the first step."""
+        """Raise ValueError unless the same parameters have gradients as in the first step."""
         changed = self._averaged.keys() ^ set(indices)
         if self._begun and changed:
             raise ValueError(
@@ -153,19 +153,19 @@ class AlgorithmAveraging(Averaging):
         self.steps = steps
         self._states.load(arrays, steps)
 
-    # The driver's
+    # The driver calls these
 
     def parameters(self) -> Dict[str, NDArray]:
         """This worker's parameters."""
         return {param.name: first_copy(param) for param in self._averaged.values()}
 
     def gradients(self) -> Dict[str, NDArray]:
-        """This worker's own gradients, of those parameters that have a fresh one."""
+        """This worker's own gradients, of the parameters with a fresh one."""
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 
     def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]]) -> None:
-        """Note the shapes of a kind of round, which `prepare` declares."""
+        """Store the shapes of a kind of round, for `prepare`."""
         self._shapes[kind] = shapes
 
     def average(self, request: Round) -> Dict[str, NDArray]:

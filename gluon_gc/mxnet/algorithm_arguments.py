@@ -1,4 +1,4 @@
-"""Which arguments and parameters of a trainer go with an algorithm."""
+"""Checks that a trainer's arguments and parameters fit its algorithm."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from ..algorithms.requirements import require_fitting_compression, require_float
 def checked(
     algorithm: Any, on_nonfinite: str, max_grad_norm: Optional[float], compression_params: Any
 ) -> Optional[Algorithm]:
-    """The argument `algorithm` of a trainer, checked; ValueError if another argument does not fit.
+    """The trainer's argument `algorithm`, parsed; None: no algorithm.
 
     The parameters are those of `DistributedTrainer`.
+
+    Raises
+    ------
+    ValueError
+        Another argument does not fit the algorithm.
     """
     parsed = parse(algorithm)
     if parsed is None:
@@ -24,7 +29,7 @@ def checked(
     if on_nonfinite == "skip":
         raise ValueError(
             f"on_nonfinite must be 'raise' or 'propagate' with algorithm {parsed.name}, got "
-            "'skip': the workers do not meet in every step, and cannot leave one out together"
+            "'skip': the workers do not communicate in every step, so they cannot skip one together"
         )
     if max_grad_norm is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The arrays of an algorithm in a checkpoint, by the number of the parameter."""
+"""The arrays of an algorithm in a checkpoint, by parameter index."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..checkpoint import LOCAL, OF_ALL, Place
 from .parameters import first_copy, spread
 
 _PARAMETER = "parameter"
-"""This worker's parameter, as `Place.what`."""
+"""`Place.what` of this worker's own parameter."""
 
 
 class AlgorithmStates:
-    """The state of an algorithm, and this worker's own parameters.
+    """Saves and restores an algorithm's state and this worker's own parameters.
 
     Parameters
     ----------
     algorithm : Algorithm
     driver : Driver
-        It counts the steps, and has the state.
+        Counts the steps, and holds the state.
     params : mapping
-        The parameters that the algorithm averages, by number.
+        The parameters that the algorithm averages, by index.
     """
 
     def __init__(
@@ -36,24 +36,26 @@ class AlgorithmStates:
         self._algorithm, self._driver, self._params = algorithm, driver, params
 
     def arrays(self) -> Dict[Place, NDArray]:
-        """The algorithm's state and this worker's parameters, by the parameter's number."""
+        """The algorithm's state and this worker's parameters, by parameter index."""
         numbers = {param.name: i for i, param in self._params.items()}
-        kept = {Place(i, LOCAL, _PARAMETER): first_copy(param) for i, param in self._params.items()}
+        saved = {
+            Place(i, LOCAL, _PARAMETER): first_copy(param) for i, param in self._params.items()
+        }
         for kind, arrays in self._driver.state.items():
             node = OF_ALL if kind in self._algorithm.shared else LOCAL
-            kept.update({Place(numbers[name], node, kind): a for name, a in arrays.items()})
-        return kept
+            saved.update({Place(numbers[name], node, kind): a for name, a in arrays.items()})
+        return saved
 
     def check(self, file: str, arrays: Mapping[Place, np.ndarray], strict: bool) -> None:
         """Raise ValueError unless a file has the arrays that `arrays` returns, in their shapes.
 
-        If not strict, arrays may be missing. Arrays of other nodes are not looked at.
+        If not strict, arrays may be missing. Arrays of other nodes are ignored.
         """
-        for place, here in self.arrays().items():
-            there = arrays.get(place)
-            found = "missing" if there is None else f"{there.shape} of {there.dtype.name}"
-            expected = f"{here.shape} of {np.dtype(here.dtype).name}"
-            if found != expected and (strict or there is not None):
+        for place, own in self.arrays().items():
+            saved = arrays.get(place)
+            found = "missing" if saved is None else f"{saved.shape} of {saved.dtype.name}"
+            expected = f"{own.shape} of {np.dtype(own.dtype).name}"
+            if found != expected and (strict or saved is not None):
                 name = self._params[place.tensor].name
                 raise ValueError(
                     f"'{file}' does not fit: the {place.what} of '{name}' is {found} there, but "
@@ -61,16 +63,16 @@ class AlgorithmStates:
                 )
 
     def load(self, arrays: Mapping[Place, np.ndarray], steps: int) -> None:
-        """Go on from arrays that `arrays` returned, after this number of steps.
+        """Restore arrays that `arrays` returned after this number of steps.
 
-        State without an array is as at the beginning.
+        State without an array starts as in the first step.
         """
         values = {
             place: mx.nd.array(a, ctx=first_copy(self._params[place.tensor]).context, dtype=a.dtype)
             for place, a in arrays.items()
         }
-        own = [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]
-        for place in own:
+        own_places = [place for place in values if place[1:3] == (LOCAL, _PARAMETER)]
+        for place in own_places:
             values.pop(place).copyto(first_copy(self._params[place.tensor]))
         spread(self._params.values())
         state = self._algorithm.begin(

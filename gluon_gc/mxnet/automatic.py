@@ -1,4 +1,4 @@
-"""What "auto" has chosen for a trainer: the same on all workers, for as long as it trains."""
+"""The compressors that "auto" chose for a trainer: the same on all workers, in all steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .exchange import Exchange
 
 
 class Automatic:
-    """What "auto" has chosen for the parameters of a trainer, by their numbers."""
+    """The choices of "auto" for the parameters of a trainer, by parameter index."""
 
     def __init__(self) -> None:
         self._chosen: Dict[int, str] = {}
@@ -27,9 +27,10 @@ class Automatic:
     def settled(
         self, exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
     ) -> List[Tensor]:
-        """The tensors, whose params say how they are compressed; all workers call it.
+        """Replace "auto" in these tensors by the chosen compressors; all workers call it.
 
-        What rank 0 had chosen before stays. Else all measure, and rank 0 chooses.
+        If rank 0 has already chosen a tensor's compressor, the choice stays. For the other tensors
+        all workers measure, and rank 0 chooses.
 
         Parameters
         ----------
@@ -37,14 +38,14 @@ class Automatic:
         tensors : sequence of Tensor
             In the order of backward.
         gradients : sequence of NDArray
-            These tensors, which backward may be about to make.
+            The gradients of these tensors, which backward may still be computing.
         """
         arrays = dict(zip((tensor.name for tensor in tensors), gradients))
         undecided = [tensor for tensor in tensors if tensor.params.accuracy is not None]
         if not undecided:
             return list(tensors)
-        known = [self._chosen.get(tensor.index) for tensor in undecided]
-        names = _of_root(exchange, known)
+        previous = [self._chosen.get(tensor.index) for tensor in undecided]
+        names = _of_root(exchange, previous)
         if None in names:
             chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
             names = _of_root(exchange, [old or new for old, new in zip(names, chosen)])
@@ -62,17 +63,17 @@ class Automatic:
         names: Mapping[int, str],
         params: Mapping[int, CompressionParams],
     ) -> None:
-        """Choose again what a checkpoint has, where nothing was chosen yet.
+        """Take over the choices in a checkpoint, for parameters without a choice.
 
         Parameters
         ----------
         saved : sequence of mapping
-            The parameters that its header lists.
+            The parameters in the checkpoint's header.
         names, params : mapping
-            Those of the trainer's parameters, by number.
+            Name and compression of each of the trainer's parameters, by index.
         """
         by_name = {parameter["name"]: parameter for parameter in saved}
-        if by_name.keys().isdisjoint(names.values()):  # they are then taken in their order
+        if by_name.keys().isdisjoint(names.values()):  # match by order instead
             by_name = {names[i]: saved[i] for i in names if i < len(saved)}
         for i, name in names.items():
             if params[i].accuracy is None or name not in by_name:
@@ -83,7 +84,7 @@ class Automatic:
 
 
 def _of_root(exchange: Exchange, value: Any) -> Any:
-    """What rank 0 has, made of plain values."""
+    """Rank 0's value, which consists of plain Python values."""
     if exchange.num_workers == 1:
         return value
     data = json.dumps(value).encode()
@@ -94,7 +95,7 @@ def _of_root(exchange: Exchange, value: Any) -> Any:
 def _choose(
     exchange: Exchange, tensors: Sequence[Tensor], gradients: Sequence[NDArray]
 ) -> List[str]:
-    """What is best for each tensor; the log of rank 0 says why."""
+    """The best compressor for each tensor. The log of rank 0 gives the reasons."""
     topology = exchange.topology()
 
     def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
@@ -105,9 +106,10 @@ def _choose(
 
 
 def _ready(gradients: Iterable[NDArray]) -> List[float]:
-    """Seconds from the first of these to each, once backward runs at its usual speed.
+    """For each gradient, the seconds from the first gradient until it is ready.
 
-    The first backward, which this waits for, is taken to run at half of it.
+    The call waits for the first backward. Later ones are assumed to be twice as fast, so its times
+    are halved.
     """
     times = []
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""The base of the ways in which a trainer's workers average."""
+"""The base class of the ways to average: gradients in every step, or an algorithm's vectors."""
 
 from __future__ import annotations
 
@@ -34,43 +34,44 @@ from .compressions import Compressions
 from .exchange import Exchange
 
 Update = Callable[[float, bool], None]
-"""Applies the optimizer, given the factor of the gradients and whether some may be stale."""
+"""Applies the optimizer, given a factor for the gradients and `ignore_stale_grad`."""
 
 
 class Averaging(ABC):
-    """What the workers of a trainer average, and through which exchange.
+    """Averages gradients or other vectors of a trainer over all workers.
 
     All workers call each method together.
 
     Parameters
     ----------
     name : str
-        The first part of the tensors' names in the exchange.
+        The prefix of the tensors' names in the exchange.
     exchange : Exchange
     params : sequence of Parameter
-        The trainer's.
+        The trainer's parameters.
     last_first : sequence of int
-        The numbers of the parameters in the order in which backward makes their gradients.
+        The indices of the parameters, in the order in which backward computes their gradients.
     compressions : Compressions
-        How the gradient or the vectors of each parameter are compressed.
+        The compression of each parameter's gradient or vectors.
     on_nonfinite : str
-        As `DistributedTrainer` has it.
+        As in `DistributedTrainer`.
 
     Attributes
     ----------
+    noun : str
+        The log's word for the averaged vectors: "gradient" or "vector".
     steps : int
-        How many steps were made.
+        The number of steps so far.
     tensors : dict
-        The tensors that the exchange knows, by the number of the parameter and the kind of vector,
-        which is "" for a gradient.
+        The declared tensors, by parameter index and kind of vector. The kind of a gradient is "".
     learning_rates : LearningRates
-        By the number of the parameter. They are the optimizer's own, without lr_mult.
+        By parameter index. These are the optimizer's learning rates, without lr_mult.
     described : dict or None
-        The algorithm's name and options; None: gradients are averaged in every step.
+        The algorithm's name and options. None: gradients are averaged in every step.
     mu : float or None
         The momentum that is applied outside the optimizer.
     when_prepared : callable
-        Is called once the exchange knows more tensors.
+        Is called after new tensors are declared.
     """
 
     noun: ClassVar[str]
@@ -95,7 +96,7 @@ class Averaging(ABC):
         self.when_prepared: Callable[[], None] = lambda: None
         self._epoch: Optional[int] = None
 
-    # For each way
+    # A subclass implements these
 
     @abstractmethod
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
@@ -105,28 +106,28 @@ class Averaging(ABC):
         ----------
         exchange : Exchange
         goes_on : bool
-            Whether all workers have the ranks and the number that they had.
+            Whether the workers are the same as before, with the same ranks.
 
         Returns
         -------
-        Whether the workers' parameters must be made equal again.
+        Whether the initial parameters must be broadcast again.
         """
 
     @abstractmethod
     def prepare(self, optimizer: Optimizer, call: str, about: Facts = ()) -> List[int]:
-        """Make sure that the exchange knows all that is averaged.
+        """Declare all vectors that are not declared yet.
 
         Parameters
         ----------
         optimizer : Optimizer
         call : str
-            The function of the user that does this.
+            The user's function that needs this, for errors.
         about : Facts, optional
-            What the workers compare besides the call, the optimizer and the parameters.
+            Facts that the workers compare besides the call, the optimizer and the parameters.
 
         Returns
         -------
-        The numbers of the parameters that have gradients, in the order of backward.
+        The indices of the parameters that have gradients, in the order of backward.
         """
 
     @abstractmethod
@@ -138,66 +139,66 @@ class Averaging(ABC):
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        """Make a step, with gradients times `scale`.
+        """Make a step with gradients times `scale`.
 
         Parameters
         ----------
         optimizer : Optimizer
-            Makes the update.
+            The optimizer that `update` applies.
         scale : float
         ignore_stale_grad : bool
             As in `DistributedTrainer.step`.
         scaler : AgreedLossScaler, optional
-            If it finds an overflow, the step is left out.
+            AMP's loss scaler. If it finds an overflow, the step is left out.
         update : Update
             Applies the optimizer.
         """
 
     def require_every_step(self, call: str) -> None:
-        """Raise RuntimeError unless gradients are averaged in every step, as `call` needs it."""
+        """Raise RuntimeError if an algorithm is used, because `call` does not work with one."""
         return
 
     @abstractmethod
     def arrays(self) -> Mapping[Place, Union[np.ndarray, NDArray]]:
-        """The arrays that a checkpoint needs besides those of the exchange."""
+        """The arrays that a checkpoint needs besides the arrays of the exchange."""
 
     @abstractmethod
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
-        """Go on from a checkpoint, whose arrays were checked."""
+        """Restore the state of a checkpoint, whose arrays are already checked."""
 
     def check(self, file: str, arrays: Arrays, strict: bool) -> None:
         """Raise ValueError unless a file has the arrays that `arrays` returns."""
         return
 
     def recall(self, parameters: Sequence[Mapping[str, Any]]) -> None:
-        """Choose the compressors that "auto" had chosen for a checkpoint's parameters."""
+        """Take over the compressors that "auto" chose for the parameters of a checkpoint."""
         return
 
-    # For all
+    # Shared by the subclasses
 
     def set_epoch(self, epoch: int) -> None:
-        """Compress as in an epoch, counted from 0."""
+        """Tell the compressors the epoch, counted from 0."""
         self._epoch = epoch
         self.exchange.channels.set_epoch(self.names(), epoch)
 
     def names(self, indices: Optional[Collection[int]] = None) -> Set[str]:
-        """The names of the tensors of these parameters, or of all."""
-        wanted = None if indices is None else set(indices)
-        return {t.name for (i, _), t in self.tensors.items() if wanted is None or i in wanted}
+        """The names of the tensors of these parameters; None: of all parameters."""
+        selected = None if indices is None else set(indices)
+        return {t.name for (i, _), t in self.tensors.items() if selected is None or i in selected}
 
     def with_gradients(self) -> List[int]:
-        """The numbers of the parameters that have gradients, in the order of backward."""
+        """The indices of the parameters that have gradients, in the order of backward."""
         return [i for i in self._last_first if self._params[i].grad_req != "null"]
 
     def _moved(self, names: Collection[str]) -> None:
-        """Let the new channels of these tensors go on in this epoch."""
+        """Set the current epoch in the new channels of these tensors."""
         if self._epoch is not None:
             self.exchange.channels.set_epoch(names, self._epoch)
 
     def _facts(
         self, optimizer: Optimizer, indices: Sequence[int], new: Sequence[int]
     ) -> List[Tuple[str, Any]]:
-        """Facts about the optimizer of some parameters, and about those that are new."""
+        """Facts about the optimizer for `indices`, and about the parameters in `new`."""
         return [
             *trainer_facts.of_optimizer(optimizer, indices),
             *trainer_facts.of_parameters(optimizer, {i: self._params[i] for i in new}),

@@ -1,4 +1,4 @@
-"""Compression: casts for hand-written exchanges, as byteps.mxnet has them."""
+"""Compression: casts for hand-written exchanges, as in byteps.mxnet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Casts floating-point tensors to float16, and back to the dtype that they had."""
+    """Casts floating-point tensors to float16, and back to their original dtype."""
 
     @staticmethod
     def compress(tensor: NDArray) -> Tuple[NDArray, Optional[type]]:

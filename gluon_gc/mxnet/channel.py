@@ -1,4 +1,7 @@
-"""The way of a message: values, encode, what a backend does, decode, deliver."""
+"""A channel carries one message in each step: values, encode, exchange, decode, deliver.
+
+The backend supplies the exchange; the channel does the rest.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Start = Tuple[int, int]
 
 
 class Metered:
-    """What was done in a channel, by the meter that its operators update.
+    """Reads the meter that a channel's operators update.
 
     Parameters
     ----------
@@ -31,57 +34,57 @@ class Metered:
     def __init__(self, meter: NDArray) -> None:
         self._meter = meter
         self._now = operators.now_in(meter)
-        self._before: Dict[str, float] = {}  # what `done` leaves out
+        self._before: Dict[str, float] = {}  # subtracted in `done`
 
     def done(self) -> Dict[str, float]:
-        """What was done since `count_again`; waits until it is."""
+        """The meter's fields since `count_again`; waits until all operators have run."""
         so_far = operators.read_meter(self._meter)
         return {field: so_far[field] - self._before.get(field, 0) for field in so_far}
 
     def under_way(self) -> Tuple[int, bool]:
-        """How many messages were made so far, and if the answer to the last is to come.
+        """How many messages were made, and whether the answer to the last one is still missing.
 
-        Waits for nothing, and any thread may ask.
+        It does not wait for operators, and any thread may call it.
         """
         return operators.messages_in(self._now)
 
     def count_again(self) -> None:
-        """Let `done` begin at zero; the meter goes on, since errors say its number of the step."""
+        """Restart `done` from zero. The meter itself goes on, because errors name its step."""
         self._before = operators.read_meter(self._meter)
 
     def spans(self) -> Dict[int, Tuple[float, float]]:
-        """When the latest steps since `count_again` began and ended here, by their number."""
+        """Begin and end of the latest steps since `count_again`, in seconds, by step number."""
         spans = operators.read_spans(self._meter)
         before = len(spans) - int(self.done()["calls"])
         return {int(step): (begin, end) for step, begin, end in spans[max(0, before) :]}
 
     def nonfinite(self) -> int:
-        """How often something that came back was not finite; waits until all is back."""
+        """How many results were not finite; waits until all results are there."""
         return int(operators.read_meter(self._meter)["nonfinite"])
 
 
 class Channel(Metered):
-    """The chunks of a message, and what makes it of gradients and back.
+    """The chunks of a message, with the codec that compresses and decompresses them.
 
     Parameters
     ----------
     chunks : sequence of Chunk
-        Compressed alike, or one plain chunk.
+        Chunks with the same compression, or one uncompressed chunk.
     tensors : mapping
         The tensors by name.
     starts : sequence
-        For each chunk where its random stream starts, or None.
+        The first state of each chunk's random stream, or None.
 
     Attributes
     ----------
     codec : MessageCodec, RowsCodec or None
-        None: values travel as they are.
+        None: the values travel uncompressed.
     hierarchical : bool
-        Whether the workers of a machine add up what they have before it travels, if they can.
+        Whether the workers of a machine sum their values before these travel, if the backend can.
     gpu : Context or None
-        Where gradients are compressed; None: on the CPU.
+        The GPU that compresses the gradients; None: the CPU does.
     paths : list of str
-        With a codec: how the name of what a checkpoint has of a chunk begins.
+        With a codec: for each chunk, the prefix of its names in a checkpoint.
     """
 
     def __init__(
@@ -100,8 +103,8 @@ class Channel(Metered):
         numbers = {name: i for i, name in enumerate(dict.fromkeys(p.tensor for p in self.slices))}
         self.tensors = numbers.keys()
         self._ends = {piece.tensor: piece.end for piece in self.slices}
-        of_tensors = all(tensors[name].params.hierarchical for name in numbers)
-        self.hierarchical = of_tensors and not first.rows
+        hierarchical = all(tensors[name].params.hierarchical for name in numbers)
+        self.hierarchical = hierarchical and not first.rows
         self._places = tuple((numbers[piece.tensor], piece.begin) for piece in self.slices)
         self.codec: Union[None, MessageCodec, RowsCodec] = None
         if self.params is None:
@@ -118,7 +121,7 @@ class Channel(Metered):
                 self.codec = MessageCodec(self.params, self.dtype, parts)
             self._coder = self.codec
         self.gpu: Optional[mx.Context] = None
-        self._attribute = operators.MessageAttribute(dtype=self.dtype)  # of values that are copied
+        self._attribute = operators.MessageAttribute(dtype=self.dtype)  # for `copy`
         sizes = [piece.size for piece in self.slices]
         self._sizes = dict(sizes=operators.listed(sizes))
         self._side_by_side = tuple((0, begin) for begin in (0, *itertools.accumulate(sizes[:-1])))
@@ -127,16 +130,16 @@ class Channel(Metered):
 
     @property
     def framed(self) -> bool:
-        """Whether payloads travel, rather than values that an engine sums."""
+        """Whether payloads travel. Otherwise the engine sums values."""
         return self.aggregated or self.gathered
 
     @property
     def runs_on_gpu(self) -> bool:
-        """Whether gradients can be made into messages on the GPU that they are on."""
+        """Whether messages can be made on the GPU that holds the gradients."""
         return self._coder.runs_on_gpu
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
-        """Have gradients on a GPU from now on, if it `runs_on_gpu`, or on the CPU."""
+        """Expect gradients on this GPU from now on (see `runs_on_gpu`), or on the CPU if None."""
         if gpu != self.gpu:
             self._coder.move_to(gpu)
             self.gpu = gpu
@@ -148,10 +151,10 @@ class Channel(Metered):
         framing: Optional[Mapping[str, Any]] = None,
         out: Optional[NDArray] = None,
     ) -> NDArray:
-        """What travels: payloads as `MessageCodec.compress` makes them, or values.
+        """The message of a job: payloads from `MessageCodec.compress`, or values.
 
-        `values` are those of the chunks side by side, times scale and factor, if they are not the
-        gradients'.
+        `values`, if given, replace the gradients. They are the values of all chunks side by side,
+        already multiplied by scale and factor.
         """
         scale, factor = job.scale, job.factor
         if values is not None:
@@ -164,9 +167,9 @@ class Channel(Metered):
         return self._coder.compress(arrays, places, scale, ratio, framing, out, factor, step)
 
     def copy(self, job: Job, to: NDArray, metered: bool = False) -> NDArray:
-        """Write the slices' own values side by side, times scale and factor.
+        """Write this worker's own values of all slices side by side, times scale and factor.
 
-        If it is `metered`, that counts as what this worker does instead of `encode`.
+        If `metered`, the meter counts this copy in place of `encode`.
         """
         arrays, places = self._arrays(job.gradients, "own")
         meter = dict(meter=self._meter, step=job.step) if metered else {}
@@ -180,7 +183,7 @@ class Channel(Metered):
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Write what came back to the gradients."""
+        """Decode the received messages, and write the sum to the gradients."""
         if self.gpu is None:
             arrays, places = self._arrays(gradients, "result")
             self._coder.decompress(received, arrays, places, count, framing)
@@ -192,9 +195,9 @@ class Channel(Metered):
                 gradients[piece.tensor].spread(array, begin, piece)
 
     def _arrays(self, gradients: Gradients, which: str) -> Tuple[List[NDArray], Places]:
-        """The arrays that the slices are of, and for each which one and where it begins.
+        """The arrays that hold the slices. For each slice: the index of its array, and its offset.
 
-        A tensor that takes no part in this step travels with others as zeros.
+        A tensor that takes no part in this step travels as zeros.
         """
         arrays = [
             getattr(gradients[name], which) if name in gradients else self._nothing(end, which)
@@ -203,7 +206,7 @@ class Channel(Metered):
         return arrays, self._places
 
     def _on_gpu(self, gradients: Gradients, which: str) -> List[Tuple[NDArray, int]]:
-        """For each slice an array on the GPU, and where the slice begins in it."""
+        """For each slice: an array on the GPU that holds it, and its offset in that array."""
         return [
             getattr(gradients[piece.tensor], which)(self.gpu, piece)
             if piece.tensor in gradients
@@ -212,7 +215,7 @@ class Channel(Metered):
         ]
 
     def _nothing(self, size: int, which: str) -> NDArray:
-        """Zeros to send, or room for what is not wanted."""
+        """An array for a tensor that takes no part: zeros to send, or room for an unused result."""
         context = self.gpu or mx.cpu()
         name = f"{which} {size} {context}"
         if name not in self._absent:
@@ -220,7 +223,7 @@ class Channel(Metered):
         return self._absent[name]
 
     def shares(self) -> List[Tuple[str, float]]:
-        """For each slice its tensor and its share of the message's bytes."""
+        """For each slice: its tensor, and its share of the message's bytes."""
         if self.codec is not None:
             sizes = [codec.payload_bytes for codec in self.codec.codecs]
         else:
@@ -230,7 +233,7 @@ class Channel(Metered):
 
 
 def _together(slices: Sequence[Tuple[NDArray, int]]) -> Tuple[List[NDArray], Places]:
-    """The arrays that slices are of, each once; for each slice which one, and where it begins."""
+    """Each distinct array once; for each slice: the index of its array, and its offset."""
     arrays = {id(array): array for array, _ in slices}
     numbers = {key: number for number, key in enumerate(arrays)}
     return list(arrays.values()), tuple((numbers[id(array)], begin) for array, begin in slices)

@@ -1,4 +1,4 @@
-"""The tensors that an exchange knows, and the channels in which they travel."""
+"""The declared tensors of an exchange, and the channels that carry them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Channels:
     Attributes
     ----------
     tensors : dict
-        The tensors by name.
+        The declared tensors by name.
     """
 
     def __init__(self) -> None:
@@ -33,21 +33,21 @@ class Channels:
         return iter(self._channels)
 
     def of(self, names: Collection[str]) -> List[AnyChannel]:
-        """The channels in which these tensors travel."""
+        """The channels that carry these tensors."""
         return [channel for channel in self if not channel.tensors.isdisjoint(names)]
 
     def add(self, channels: Iterable[AnyChannel]) -> None:
-        """Add channels of tensors that `tensors` has."""
+        """Add channels, whose tensors are already in `tensors`."""
         self._channels += channels
 
     def hide(self, names: Collection[str]) -> List[AnyChannel]:
-        """Leave out the channels of these tensors, and return them."""
+        """Remove the channels of these tensors, and return them."""
         hidden = self.of(names)
         self._channels = [channel for channel in self if channel not in hidden]
         return hidden
 
     def require_new(self, tensors: Iterable[Tensor]) -> None:
-        """Raise ValueError if a tensor of the same name exists."""
+        """Raise ValueError if a tensor of the same name is declared."""
         for tensor in tensors:
             if tensor.name in self.tensors:
                 raise ValueError(f"tensor '{tensor.name}' is declared already")
@@ -61,9 +61,9 @@ class Channels:
         ----------
         name : str
         arrays : sequence of NDArray
-            The tensor's copies, one a context.
+            The tensor's copies, one for each context.
         targets : sequence of NDArray
-            The arrays that get the sum.
+            The arrays that receive the sum.
 
         Raises
         ------
@@ -75,15 +75,15 @@ class Channels:
         return Gradient(arrays, targets, "row_sparse" if tensor.rows else "default")
 
     def nonfinite(self, names: Collection[str]) -> int:
-        """How many sums of chunks of these tensors had a NaN or an infinity so far.
+        """How many chunk sums of these tensors had a NaN or an infinity so far.
 
-        All workers get the same number, after all exchanges are done. Uncompressed tensors whose
-        `on_nonfinite` is "propagate" do not count.
+        The number is the same on all workers. The call waits for all exchanges. Uncompressed
+        tensors whose `on_nonfinite` is "propagate" are not counted.
         """
         return sum(channel.nonfinite() for channel in self.of(names))
 
     def set_epoch(self, names: Collection[str], epoch: int) -> None:
-        """Compress these tensors as their compressors do in an epoch, counted from 0."""
+        """Tell the compressors of these tensors the epoch, counted from 0."""
         for channel in self.of(names):
             if channel.codec is not None:
                 channel.codec.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""The codecs of a message at work in MXNet: with feedback, momentum and random streams."""
+"""Compresses and decompresses messages in MXNet, with error feedback and momentum."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Part:
     size : int
         Number of elements.
     start : tuple of two int, optional
-        Where its random stream starts, for a compressor that draws.
+        The first state of its random stream, if the compressor draws random numbers.
     refused : str
-        What an error calls it if it is not finite; "": that is no error.
+        The chunk's name in the error about a NaN or an infinity; "": there is no such error.
     """
 
     size: int
@@ -38,16 +38,26 @@ class Part:
 
 
 class MessageCodec:
-    """Compresses, aggregates and decodes the chunks of a message, step after step.
+    """Compresses, aggregates and decompresses the chunks of a message, step after step.
 
-    Everything is queued on MXNet's engine, and returns at once.
+    With gradient g (times the scale), momentum m, residual e, compressor C and decompressor D::
+
+        m = mu m + g;  g = g + mu m       Nesterov momentum
+        p = g + r e;   e = p - D(C(p))    error feedback
+
+    The payload is C(p). r is previous / current learning rate, or 1 for "vanilla" feedback. DGC has
+    formulas of its own. All calls are queued on MXNet's engine and return at once.
+
+    Momentum before compression is from Zheng et al. 2019 ("Communication-Efficient Distributed
+    Blockwise Momentum SGD with Error-Feedback"). Error feedback is from Seide et al. 2014 ("1-Bit
+    Stochastic Gradient Descent") and Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD").
 
     Parameters
     ----------
     params : CompressionParams
         With a compressor; the same for all chunks.
     dtype : str
-        "float32" or "float64": of the arithmetic and the state.
+        The dtype of the arithmetic and the state: "float32" or "float64".
     parts : sequence of Part
         The chunks.
 
@@ -70,7 +80,7 @@ class MessageCodec:
         self._refused = operators.refusing([part.refused for part in parts])
 
     def _configure(self) -> None:
-        """Make the codecs, whose draws may change with the epoch, and what operators are told."""
+        """Create the codecs and the operators' attributes, which may depend on the epoch."""
         options = self._params.options(self._epoch)
         name = self._params.compressor.name
         self.codecs = [kernels.Codec(name, options, part.size, self._dtype) for part in self.parts]
@@ -87,26 +97,26 @@ class MessageCodec:
         )
 
     def rows(self) -> MessageRows:
-        """How its messages travel through MXNet's parameter server."""
+        """The layout of its messages in MXNet's parameter server."""
         parts = tuple((codec.payload_bytes, codec.length_at) for codec in self.codecs)
         return MessageRows(parts, in_one=self._params.compressor.full)
 
     def _positions(self) -> Dict[str, str]:
-        """Where the chunks draw; they move on."""
+        """The positions of the chunks' random streams, which then advance."""
         if not self._params.compressor.traits.draws:
             return {}
         taken = (stream.take(codec.draws) for stream, codec in zip(self._streams, self.codecs))
         return {"positions": operators.listed(word for position in taken for word in position)}
 
     def move_on(self) -> Dict[str, str]:
-        """Let random streams move on as in a step; where `compress` draws in it."""
+        """Advance the random streams as a step does; return the positions for `compress`."""
         positions = self._positions()
         if self._alike:
             self._drawn_alike = positions
         return positions
 
     def set_epoch(self, epoch: int) -> None:
-        """Compress as in an epoch, counted from 0."""
+        """Tell the compressor the epoch, counted from 0."""
         self._epoch = epoch
         self._configure()
 
@@ -121,38 +131,38 @@ class MessageCodec:
         factor: Optional[NDArray] = None,
         step: int = 0,
     ) -> NDArray:
-        """Make a message of scale * gradients, after momentum and feedback.
+        """Make a message of scale * gradients, after momentum and error feedback.
 
         Parameters
         ----------
         gradients : sequence of NDArray
-            Of any shape, of the codec's dtype or float16; where `move_to` said.
+            Of any shape, of the codec's dtype or float16, on the device that `move_to` set.
         places : tuple of (int, int)
-            For each chunk, its gradient and where it begins in it.
+            For each chunk, the index of its gradient and its offset there.
         scale : float
         ratio : float
-            Previous learning rate over the current one, for feedback that is not "vanilla".
+            Previous learning rate / current one, for feedback that is not "vanilla".
         framing : mapping, optional
-            `MessageRows.framing_at` the rows to write; else payloads side by side.
+            `MessageRows.framing_at` the rows to write. None: payloads side by side.
         out : NDArray, optional
-            Where to write.
+            The array to write.
         factor : NDArray, optional
-            Multiplies the gradients too; float64, shape (1,).
+            Another multiplier of the gradients; float64, shape (1,).
         step : int
-            Number of the exchange, from 1, with which the meter has it; 0: of none.
+            The number of the exchange for the meter, from 1; 0: not counted.
         """
         positions = self.move_on()
         framing, meters = framing or {}, (self.meter,)
         rows, target = framing, out
-        if self._gpu:  # which has no meter, and frames nothing
+        if self._gpu:  # GPU operators have no meter and no framing; `_packed` does both
             rows, meters, target = {}, (), None
         factors = () if factor is None else (factor.as_in_context(self._gpu or mx.cpu()),)
-        kept = self.memory.arrays
-        layout = dict(states=len(kept), metered=len(meters), clipped=len(factors), **rows)
+        states = self.memory.arrays
+        layout = dict(states=len(states), metered=len(meters), clipped=len(factors), **rows)
         values = dict(scale=float(scale), ratio=float(ratio), step=step)
         message = operators.call(
             "compress",
-            (*kept, *meters, *gradients, *factors),
+            (*states, *meters, *gradients, *factors),
             target,
             **self._options,
             **self._attribute("compress", layout, len(gradients), places, **values),
@@ -167,7 +177,7 @@ class MessageCodec:
         threads: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> NDArray:
-        """The message of the sum of `count` messages, in their order, with feedback of its own."""
+        """Sum `count` messages in their order; return the sum's message, after error feedback."""
         layout = dict(states=len(self.memory.arrays), count=count, threads=threads, **framing or {})
         return operators.call(
             "aggregate",
@@ -185,7 +195,7 @@ class MessageCodec:
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Write the sum of `count` messages to gradients, which are as `compress` had them."""
+        """Write the sum of `count` messages to the gradients; see `compress`."""
         layout = dict(arrays=len(messages), count=count, metered=1, **framing or {})
         meter, refused = self.meter, self._refused
         if self._gpu:
@@ -203,26 +213,26 @@ class MessageCodec:
 
     @cached_property
     def _unread(self) -> NDArray:
-        """A meter for what is counted elsewhere."""
+        """A meter that nobody reads, because another meter counts these messages."""
         return operators.new_meter()
 
     def unframed(
         self, messages: Sequence[NDArray], out: NDArray, framing: Mapping[str, Any]
     ) -> None:
-        """Write the payloads of messages, which are framed so, side by side; uint8."""
+        """Write the payloads of framed messages side by side to `out`, uint8."""
         layout = dict(arrays=len(messages), count=out.size // self.payload_bytes, **framing)
         inputs = (*messages, self._unread)
         operators.call("unpack", inputs, out, **self._options, **self._attribute("unpack", layout))
 
-    # Gradients on a GPU: payloads come and go through pinned memory
+    # Gradients on a GPU: payloads are copied through pinned memory
 
     @cached_property
     def runs_on_gpu(self) -> bool:
-        """Whether `move_to` a GPU is possible; if kernels are not there, the log says why, once."""
+        """Whether `move_to` a GPU is possible. If kernels are missing, the log says why, once."""
         return self._params.compressor.runs_on_gpu()
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
-        """Have gradients on a GPU from now on, or on the CPU."""
+        """Expect gradients on this GPU from now on, or on the CPU if None."""
         self._gpu = gpu
         self.memory.move_to(gpu)
 
@@ -236,13 +246,13 @@ class MessageCodec:
         return operators.call("pack", (self.meter, host), out, **self._options, **message)
 
     def _unpacked(self, messages: Sequence[NDArray], layout: Mapping[str, Any]) -> NDArray:
-        """The payloads of messages, checked."""
+        """The checked payloads of messages, in pinned memory."""
         host = self._pinned_memory("received", layout["count"] * self.payload_bytes, np.uint8)
         inputs, message = (*messages, self.meter), self._attribute("unpack", layout)
         return operators.call("unpack", inputs, host, **self._options, **message, **self._refused)
 
     def _pinned_memory(self, name: str, size: int, dtype: Any) -> NDArray:
-        """Memory that a GPU copies to and from by itself; the same each time."""
+        """Pinned memory, which GPUs copy without the CPU; the same array each time."""
         if name not in self._pinned or self._pinned[name].size != size:
             self._pinned[name] = mx.nd.empty(size, mx.cpu_pinned(), dtype)
         return self._pinned[name]
@@ -252,14 +262,14 @@ class MessageCodec:
         return [codec.saved_layout() for codec in self.codecs]
 
     def state(self) -> List[Dict[str, np.ndarray]]:
-        """A checkpoint's arrays of each chunk: "stream", "residual", "momentum", if it has them."""
+        """For a checkpoint, each chunk's "stream", "residual" and "momentum", if it has them."""
         states = self.memory.saved(self.codecs)
         if self._params.compressor.traits.draws:
             states = [{"stream": s.state(), **saved} for s, saved in zip(self._streams, states)]
         return states
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a result of `state`."""
         self.memory.load(self.codecs, states)
         if self._params.compressor.traits.draws:
             for stream, state in zip(self._streams, states):

@@ -1,4 +1,4 @@
-"""What all workers do together beside training: meet, and sum up metrics."""
+"""Collective calls besides training: barrier and allreduce of metrics."""
 
 from __future__ import annotations
 
@@ -17,90 +17,92 @@ Value = TypeVar("Value", float, np.ndarray, NDArray)
 
 
 def barrier() -> None:
-    """Return when all workers have come here.
+    """Return when all workers have called it.
 
-    What is queued on MXNet's engine goes on meanwhile; `mx.nd.waitall` waits for it.
+    It does not wait for operators on MXNet's engine; `mx.nd.waitall` does.
 
     Raises
     ------
     RuntimeError
-        `init` was not called; or a worker is about to do something else together.
+        `init` was not called, or another worker makes another collective call.
     """
     default_exchange().agree("barrier")
 
 
 def allreduce(value: Value, average: bool = True) -> Value:
-    """The average or sum of a metric over all workers, the same on all; waits for it.
+    """The average or sum of a metric over all workers, the same on all workers; waits for it.
 
-    It is computed in float64, and the sum of integers is exact. Where workers have different
-    numbers of samples, sum up both::
+    The average is computed in float64. The sum of integers is exact. If the workers have different
+    numbers of samples, sum the metric and the count::
 
         right, count = bps.allreduce(np.array([right, count]), average=False)
 
     Parameters
     ----------
     value : int, float, ndarray or NDArray
-        Of the same shape on all workers; not changed.
+        The same shape on all workers; not changed.
     average : bool
-        Average if true, else sum.
+        Whether to average instead of sum.
 
     Returns
     -------
-    As given: a Python number, or a new array of the same shape and dtype, on the same device. The
-    average of integers is float, or float64, and so is the sum of an integer and others' floats.
+    A Python number, or a new array of the same shape, dtype and device as `value`. The average of
+    integers is a float, or float64. If this worker has an integer and another has a float, their
+    sum is a float.
 
     Raises
     ------
     TypeError
-        The value is not one of numbers.
+        The value does not consist of numbers.
     OverflowError
-        The sum of integers does not fit their dtype, or 64 bits; on all workers.
+        The sum of integers does not fit their dtype, or 64 bits. All workers raise it.
     RuntimeError
-        `init` was not called; or a worker has another shape, or is about to do something else.
+        `init` was not called; or another worker has another shape, or makes another call.
     """
-    given = _as_numpy(value)
+    array = _as_numpy(value)
     exchange = default_exchange()
-    parts = _summands(given)
+    parts = _summands(array)
     facts = {
-        "shape": list(given.shape),
+        "shape": list(array.shape),
         "average": bool(average),
         "64-bit integers": len(parts) > 1,
     }
     exchange.agree("allreduce", [("", facts)])
-    sums = total_of_parts(exchange, f"metrics.{given.size}.{len(parts)}", parts, "allreduce")
+    sums = total_of_parts(exchange, f"metrics.{array.size}.{len(parts)}", parts, "allreduce")
     floats = integers.as_floats(sums)
     if average:
         floats = floats / exchange.num_workers
-    whole = given.dtype.kind != "f" and not average and bool((floats % 1 == 0).all())
+    whole = array.dtype.kind != "f" and not average and bool((floats % 1 == 0).all())
     if whole:
-        return _like(value, integers.total(sums, given.dtype, "the values"))
-    return _like(value, floats.astype(given.dtype if given.dtype.kind == "f" else np.float64))
+        return _like(value, integers.total(sums, array.dtype, "the values"))
+    return _like(value, floats.astype(array.dtype if array.dtype.kind == "f" else np.float64))
 
 
-def _summands(given: np.ndarray) -> List[np.ndarray]:
-    """The float64 arrays that are summed: the same number for all single numbers.
+def _summands(array: np.ndarray) -> List[np.ndarray]:
+    """The float64 arrays that are summed.
 
-    So a worker may have the integer 0 where others have floats.
+    All single numbers have the same number of summands, so one worker may have the integer 0 where
+    others have floats.
     """
-    if given.dtype.kind != "f":
-        given = given if given.ndim else given.astype(np.int64)
-        return integers.summands(given)
-    values = given.astype(np.float64)
-    return [values] if given.ndim else [np.zeros_like(values), values]
+    if array.dtype.kind != "f":
+        array = array if array.ndim else array.astype(np.int64)
+        return integers.summands(array)
+    values = array.astype(np.float64)
+    return [values] if array.ndim else [np.zeros_like(values), values]
 
 
 def _as_numpy(value: Value) -> np.ndarray:
     if not isinstance(value, (numbers.Real, np.ndarray, NDArray)):
         kind = type(value).__name__
         raise TypeError(f"value must be a number, an ndarray or an NDArray, got {value!r} ({kind})")
-    given = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
-    if given.dtype.kind not in "iuf":
-        raise TypeError(f"value must have integers or floats, got {value!r} ({given.dtype})")
-    return given
+    array = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"value must have integers or floats, got {value!r} ({array.dtype})")
+    return array
 
 
 def _like(value: Value, result: np.ndarray) -> Value:
-    """The result in the form of the value."""
+    """The result in the form of the value: a number, an ndarray or an NDArray."""
     if isinstance(value, NDArray):
         array = mx.np.array if isinstance(value, mx.np.ndarray) else mx.nd.array
         return array(result, ctx=value.context, dtype=result.dtype)

@@ -1,4 +1,4 @@
-"""How the gradient of each parameter of a trainer is compressed."""
+"""The compression of each parameter of a trainer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..compression import CompressionParams, byteps
 from ..compression.momentum import has_nesterov, require_linear
 from .momentum import LINEAR, Momentum
 
-OfOptimizer = Tuple[Optional[float], bool, str]
-"""An optimizer's momentum, whether it is Nesterov's, and the optimizer's name."""
+OptimizerInfo = Tuple[Optional[float], bool, str]
+"""An optimizer's momentum, whether it is Nesterov momentum, and the optimizer's name."""
 
 
 class Compressions:
-    """The compression_params of a trainer, and those of single parameters, which win over them.
+    """The compression_params of a trainer, and those of single parameters, which override them.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Compressions:
     default : CompressionParams
         The same, parsed.
     params : sequence of Parameter
-    of_optimizer : OfOptimizer
+    optimizer_info : OptimizerInfo
     algorithm : str, optional
         The name of the trainer's algorithm.
 
@@ -38,7 +38,7 @@ class Compressions:
     Raises
     ------
     ValueError, TypeError, KeyError
-        The compression_params of a parameter are wrong, or do not go with the algorithm.
+        The compression_params of a parameter are wrong, or do not fit the algorithm.
     """
 
     def __init__(
@@ -46,26 +46,26 @@ class Compressions:
         given: Optional[Mapping[str, Any]],
         default: CompressionParams,
         params: Sequence[Parameter],
-        of_optimizer: OfOptimizer,
+        optimizer_info: OptimizerInfo,
         algorithm: Optional[str] = None,
     ) -> None:
         spelled = {i: byteps.of_parameter(param, given) for i, param in enumerate(params)}
-        own = {i: found for i, found in spelled.items() if found is not None}
-        self.written = [given, *(found.params for found in own.values())]
+        own_params = {i: found for i, found in spelled.items() if found is not None}
+        self.written = [given, *(found.params for found in own_params.values())]
         if algorithm is not None:
             require_fitting_compression(algorithm, *self.written)
-        self.default, self._of_optimizer = default, of_optimizer
-        self._parsed = {i: found.parse(*of_optimizer) for i, found in own.items()}
+        self.default, self._optimizer_info = default, optimizer_info
+        self._parsed = {i: found.parse(*optimizer_info) for i, found in own_params.items()}
 
     def momentum(self, optimizer: Optimizer) -> Optional[Momentum]:
-        """The momentum to apply outside the optimizer, if the compressor of any parameter does.
+        """The momentum to apply outside the optimizer; None if no compressor applies momentum.
 
         Raises
         ------
         ValueError
             The optimizer's update is not linear in the gradient.
         """
-        mu, *_ = self._of_optimizer
+        mu, *_ = self._optimizer_info
         compressors = (self.default, *self._parsed.values())
         if mu is None or all(params.mu is None for params in compressors):
             return None
@@ -73,10 +73,10 @@ class Compressions:
         return Momentum(mu, self._nesterov)
 
     def of(self, index: int) -> CompressionParams:
-        """The compression of the parameter of this number."""
+        """The compression of the parameter with this index."""
         return self._parsed.get(index, self.default)
 
     def _nesterov(self, index: int) -> bool:
-        """Whether the parameter has Nesterov's momentum."""
-        _, of_optimizer, _ = self._of_optimizer
-        return has_nesterov(self._parsed.get(index), self.default, of_optimizer)
+        """Whether the parameter has Nesterov momentum."""
+        _, optimizer_nesterov, _ = self._optimizer_info
+        return has_nesterov(self._parsed.get(index), self.default, optimizer_nesterov)

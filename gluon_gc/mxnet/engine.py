@@ -1,4 +1,4 @@
-"""Order on MXNet's engine beyond what operators read and write."""
+"""Queues C functions on MXNet's engine, to order operators beyond their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def push(
     *more: bool,
     deleter: Optional[ctypes.c_void_p] = None,
 ) -> None:
-    """Queue a C function of a parameter, by MXEnginePushSyncND or MXEnginePushAsyncND.
+    """Queue a C function with its parameter, by MXEnginePushSyncND or MXEnginePushAsyncND.
 
-    The deleter is called with the parameter once the function has run.
+    The deleter is called with the parameter after the function has run.
     """
     name = b"gluon_gc_order"
     variables = (_handles(read), len(read), _handles(written), len(written))
@@ -39,20 +39,20 @@ def _handles(arrays: Sequence[NDArray]) -> ctypes.Array:
 
 
 def meet(*arrays: NDArray) -> None:
-    """Let what is queued for any of these arrays from now on wait for all that is queued already.
+    """Make later operators on any of these arrays wait for all operators queued on them so far.
 
-    An operator of a library would hold shared resources while it waits; this does not.
+    An operator of our library could do this too, but would hold shared resources while it waits.
     """
     push(_LIB.MXEnginePushSyncND, _NOTHING, None, (), arrays)
 
 
 def second_handle(array: NDArray) -> NDArrayHandle:
-    """A further handle of an array's memory, whose shape may change without it."""
+    """A second handle of an array's memory, which keeps its shape if the array's changes."""
     handle = NDArrayHandle()
     check_call(_LIB.MXNDArraySlice(array.handle, 0, array.shape[0], ctypes.byref(handle)))
     return handle
 
 
 def free_when_done(handle: NDArrayHandle, array: NDArray) -> None:
-    """Free a handle once all is done that is queued already to write an array."""
+    """Free a handle after all queued operators that write the array have run."""
     push(_LIB.MXEnginePushSyncND, _NOTHING, handle, (array,), (), deleter=_FREE)

@@ -1,6 +1,7 @@
-"""Counts in memory that processes share, which MXNet's engine advances and awaits.
+"""Eventcounts (Reed and Kanodia 1979): shared counters that MXNet's engine advances and awaits.
 
-operators/mxnet/eventcounts.cpp does it: no thread of the engine waits, and none of Python's.
+operators/mxnet/eventcounts.cpp implements them. Waiting occupies no thread of the engine, and no
+Python thread.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class _Await(ctypes.Structure):
 
 
 class Watcher:
-    """Looks after the counts that this process awaits.
+    """A thread that watches the counters for which this process waits.
 
     Parameters
     ----------
     bells : ndarray
-        One of each process, uint32, zero at first, in memory that all share.
+        One bell for each process, uint32, initially zero, in shared memory.
     place : int
-        Which is this process's.
+        The index of this process's bell.
     """
 
     def __init__(self, bells: np.ndarray, place: int) -> None:
@@ -53,23 +54,23 @@ class Watcher:
         self.handle = _start(bells[place:].ctypes.data)
 
     def end(self) -> None:
-        """Watch no more; nothing may be awaited."""
+        """End the thread. No wait may be pending."""
         _end(self.handle)
         self.handle = None
 
 
 class Eventcount:
-    """A count that some advance by one, and others await.
+    """A counter that some processes advance by one, and others wait for.
 
     Parameters
     ----------
     watcher : Watcher
     count : ndarray
-        uint32, shape (1,), zero at first, in memory that all share.
+        uint32, shape (1,), initially zero, in shared memory.
     each : int
-        How often it is advanced between one `wait` and the next.
+        The number of advances from one `wait` to the next.
     awaited_by : slice
-        The places of those who await it.
+        The indices of the processes that wait for it.
     """
 
     def __init__(self, watcher: Watcher, count: np.ndarray, each: int, awaited_by: slice) -> None:
@@ -79,10 +80,10 @@ class Eventcount:
         self._await = _Await(watcher.handle, count.ctypes.data, each, 0)
 
     def advance(self, read: Sequence[NDArray] = (), written: Sequence[NDArray] = ()) -> None:
-        """Advance it once all that is queued has written `read`, and is done with `written`."""
+        """Advance it once all queued operators have written `read`, and finished with `written`."""
         push(_LIB.MXEnginePushSyncND, _ADVANCE, ctypes.byref(self._advance), read, written)
 
     def wait(self, written: Sequence[NDArray]) -> None:
-        """Let what is queued for these arrays from now on wait for `each` more advances."""
+        """Make later operators on these arrays wait for `each` more advances."""
         awaited = ctypes.byref(self._await)
         push(_LIB.MXEnginePushAsyncND, _AWAIT, awaited, (), written, False)

@@ -1,4 +1,4 @@
-"""The base of all backends: compress, hand over to the engine, decompress into the gradients."""
+"""The base class of all backends: compress gradients, exchange them, decompress the averages."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ from .sparse import SparseChannel
 from .worker_group import WorkerGroup
 
 States = List[Dict[str, np.ndarray]]
-"""The state of a codec, chunk by chunk."""
+"""The states of a codec: one dict of arrays for each chunk."""
 
 
 class Exchange(WorkerGroup):
-    """Sums gradients over all workers, compressed; the base of the backends.
+    """Sums compressed gradients over all workers; the base class of the backends.
 
-    A backend supplies `_open`, `_exchange`, `_exchange_rows` and `_broadcast`. All calls are
+    A backend implements `_open`, `_exchange`, `_exchange_rows` and `_broadcast`. All calls are
     collective: every worker makes them for the same tensors in the same order. `start` returns at
-    once; the result is there when the arrays are next read.
+    once. A later read of the gradients waits for the result.
 
     Attributes
     ----------
     channels : Channels
-        The tensors that were declared, and the channels in which they travel.
+        The declared tensors, and the channels that carry them.
     when_declared : callable
-        Is told the names of tensors once they can be exchanged.
+        Is called with the names of new tensors after they are declared.
     """
 
-    spreads_aggregators = False  # over all workers, whose checkpoints have a part each
+    spreads_aggregators = False  # whether each worker runs, and saves, some of the aggregators
 
     def __init__(self) -> None:
         super().__init__()
         self.channels = Channels()
-        self._aggregators: Dict[Channel, MessageCodec] = {}  # those that run in this process
+        self._aggregators: Dict[Channel, MessageCodec] = {}  # that run in this process
         self.when_declared: Callable[[Set[str]], None] = lambda names: None
         self._streams = StreamStarts(self.bytes_of_root)
         self._step = 0  # the number of the last exchange
         self._gpus = GpuShares(self._can_run_on_gpu)
 
-    # A backend supplies these
+    # A backend implements these
 
     def _open(self, channels: Sequence[Channel]) -> None:
-        """Prepare these channels for messages."""
+        """Prepare new channels for messages."""
         raise NotImplementedError
 
     def _open_rows(self, channels: Sequence[SparseChannel]) -> None:
@@ -79,36 +79,38 @@ class Exchange(WorkerGroup):
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         """Sum a job's gradients over all workers, with the highest priority for the first channel.
 
-        `Channel.encode` makes the message of a channel, and `Channel.deliver` takes the answer.
+        `Channel.encode` makes a channel's message, and `Channel.deliver` takes the answer.
         """
         raise NotImplementedError
 
     def _exchange_rows(
         self, channel: SparseChannel, gradient: Gradient, priority: int
     ) -> Tuple[RowSparseNDArray, Optional[NDArray]]:
-        """The sum of `channel.sent` over all workers, and the rows in which it is.
+        """Sum `channel.sent` over all workers; `SparseChannel.encode` has already written it.
 
-        `channel.sent` is made of the gradient already. The rows are all workers' lists, one below
-        the other, or None where the answer has no other rows.
+        Returns
+        -------
+        The rows of the sum, and the row lists of all workers, one below the other, for
+        `SparseChannel.deliver`. The lists are None if every row of the sum is in one of them.
         """
         raise NotImplementedError
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
-        """Whether the GPU that has a channel's gradients can compress them."""
+        """Whether the GPU that holds a channel's gradients can compress them."""
         return channel.runs_on_gpu
 
     def _forget(self, channel: AnyChannel) -> None:
-        """Free the memory of a channel that will not be used again."""
+        """Free the memory of a channel that is no longer used."""
         self._aggregators.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
-        """This worker's number among the workers that exchange a chunk, and how many they are."""
+        """This worker's rank among the workers that exchange a chunk, and how many they are."""
         return self.rank, self.num_workers
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
-        """Bytes that this worker pushes and pulls in a channel in a step, so far on average.
+        """Bytes that this worker pushes and pulls in a channel, on average over the steps so far.
 
-        `done` is its meter.
+        `done` is the reading of the channel's meter.
         """
         if not done["calls"]:
             return channel.message_bytes, channel.message_bytes
@@ -124,7 +126,7 @@ class Exchange(WorkerGroup):
         bundled: bool = True,
         call: str = "step",
     ) -> None:
-        """Prepare exchanges of these tensors; those declared together may travel fused.
+        """Prepare to exchange these tensors. Tensors of one call may share messages.
 
         Parameters
         ----------
@@ -132,31 +134,32 @@ class Exchange(WorkerGroup):
         minimum : int, optional
             Smaller tensors, in bytes, are not compressed; by default BYTEPS_MIN_COMPRESS_BYTES.
         about : Facts, optional
-        call : str
-            As in `agree`.
+            More facts that must be the same on all workers.
         bundled : bool
             Whether compressed tensors may share messages.
+        call : str
+            As in `agree`.
 
         Raises
         ------
         ValueError
-            A tensor of that name exists already.
+            A tensor of that name is already declared.
         RuntimeError
-            Workers declare other tensors.
+            The workers declare different tensors.
         """
         tensors = list(tensors)
         self.channels.require_new(tensors)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         sparse = [t for t in tensors if t.rows and not plan.travels_compressed(t, minimum)]
-        others = [tensor for tensor in tensors if tensor not in sparse]
-        chunks = plan.cut(others, env.get("BYTEPS_PARTITION_BYTES"), minimum)
+        dense = [tensor for tensor in tensors if tensor not in sparse]
+        chunks = plan.cut(dense, env.get("BYTEPS_PARTITION_BYTES"), minimum)
         self.agree(call, [*about, *plan.facts(tensors)])
         self._streams.draw(chunks)
-        known = self.channels.tensors
-        known.update((tensor.name, tensor) for tensor in tensors)
+        declared_tensors = self.channels.tensors
+        declared_tensors.update((tensor.name, tensor) for tensor in tensors)
         owners = self.num_workers if self.spreads_aggregators else 1
         channels = [
-            Channel(message, known, [self._start(c, self.place(c)[0]) for c in message])
+            Channel(message, declared_tensors, [self._start(c, self.place(c)[0]) for c in message])
             for message in in_messages(chunks, owners, bundled)
         ]
         in_rows = [SparseChannel(tensor) for tensor in sparse]
@@ -166,25 +169,25 @@ class Exchange(WorkerGroup):
         self.when_declared({tensor.name for tensor in tensors})
 
     def declared(self, name: str) -> bool:
-        """Whether a tensor of that name can be exchanged."""
+        """Whether a tensor of that name is declared."""
         return name in self.channels.tensors
 
     def withdraw(self, names: Collection[str]) -> List[Tensor]:
-        """Forget these tensors, and return them; all workers make the same call.
+        """Remove these tensors, and return them; all workers make the same call.
 
-        No other tensor may share a message with them.
+        They must not share a message with any other tensor.
         """
         for channel in self.channels.hide(names):
             self._forget(channel)
-        known = self.channels.tensors
-        return [known.pop(name) for name in list(known) if name in names]
+        declared_tensors = self.channels.tensors
+        return [declared_tensors.pop(name) for name in list(declared_tensors) if name in names]
 
     # Exchanges
 
     def start(self, job: Job, priority: int = 0) -> None:
         """Sum a job's gradients over contexts and workers.
 
-        `priority` is the first message's; later messages have lower ones.
+        `priority` is that of the first message. Later messages have lower priorities.
         """
         self._step += 1
         job.step = self._step
@@ -210,7 +213,7 @@ class Exchange(WorkerGroup):
         Parameters
         ----------
         arrays : mapping
-            By the name of a tensor that was declared.
+            Arrays by the name of a declared tensor.
         scale : float
         priority : int
             As in `start`.
@@ -222,17 +225,17 @@ class Exchange(WorkerGroup):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Within, exchanges do not count as steps."""
+        """A context manager in which exchanges do not count as steps."""
         step = self._step
         try:
             yield
         finally:
             self._step = step
 
-    # Aggregators, and their states in checkpoints
+    # Aggregators and their states in checkpoints
 
     def _aggregator(self, channel: Channel) -> MessageCodec:
-        """The codec that aggregates a channel's messages."""
+        """A codec that aggregates a channel's messages."""
         parts = [Part(chunk.size, self._start(chunk, node=None)) for chunk in channel.chunks]
         return MessageCodec(channel.params.aggregators, channel.dtype, parts)
 
@@ -241,21 +244,28 @@ class Exchange(WorkerGroup):
         return channel in self._aggregators
 
     def aggregator_states(self, channels: Sequence[Channel]) -> Iterator[States]:
-        """The state of the aggregator of each of these channels, which this worker keeps."""
+        """The states of these channels' aggregators, for this worker's checkpoint."""
         return (self._aggregators[channel].state() for channel in channels)
 
     def share_aggregators(
         self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]
     ) -> Mapping[Place, np.ndarray]:
-        """The arrays that `load_aggregators` needs, of all workers' arrays; all of them call it."""
+        """Collect the arrays of all workers that `load_aggregators` needs; all workers call it.
+
+        Parameters
+        ----------
+        channels : sequence of Channel
+        arrays : mapping
+            The aggregators' arrays in this worker's checkpoint.
+        """
         return arrays
 
     def load_aggregators(
         self, channels: Sequence[Channel], states_of: Callable[[Channel], States]
     ) -> None:
-        """Let the aggregators of these channels go on from states; all workers call it.
+        """Restore the states of these channels' aggregators; all workers call it.
 
-        Servers take those of rank 0.
+        Servers take the states from rank 0.
         """
         for channel in channels:
             if channel in self._aggregators:
@@ -264,14 +274,14 @@ class Exchange(WorkerGroup):
     # Random streams
 
     def first_stream(self, chunk: Chunk, node: str) -> np.ndarray:
-        """The state in which the random stream of a chunk begins, on a "worker" or "aggregator"."""
+        """The first state of a chunk's random stream on a "worker" or "aggregator"."""
         number = self.place(chunk)[0] if node == "worker" else None
         return np.array(self._start(chunk, number), np.uint64)
 
     def _start(self, chunk: Chunk, node: Optional[int]) -> Optional[stream.State]:
-        """Where a node's stream for a chunk starts, if its compressor draws.
+        """The first state of a node's random stream for a chunk; None if its compressor needs none.
 
-        `node` is a worker's number; None: the aggregator.
+        `node` is a worker's number, or None for the aggregator.
         """
         if chunk.params is None:
             return None

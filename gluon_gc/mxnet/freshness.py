@@ -1,8 +1,8 @@
-"""Fresh and stale gradients: those that backward has made since the last update, and the others.
+"""Fresh gradients, which backward has written since the last update, and stale ones.
 
-MXNet marks a parameter's array when backward writes its gradient, and gluon.Trainer removes the
-mark when it updates the parameter. A stale gradient is the average of an earlier step, or what the
-memory held at first, so that it counts as zeros.
+MXNet marks a parameter's array when backward writes its gradient. gluon.Trainer removes the mark
+when it updates the parameter. A stale gradient holds an earlier step's average, or uninitialized
+memory, so it counts as zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .totals import total
 
 
 def _stale(params: Iterable[Parameter]) -> Iterator[Tuple[Parameter, mx.Context]]:
-    """The parameters whose gradient is stale, with the contexts on which it is."""
+    """The parameters with a stale gradient, and the contexts on which it is stale."""
     for param in params:
         if param.grad_req != "null":
             for data in param.list_data():
@@ -34,12 +34,12 @@ def first_stale(params: Iterable[Parameter]) -> str:
 
 
 def require_fresh(params: Iterable[Parameter]) -> None:
-    """Raise gluon's UserWarning if a gradient is stale."""
+    """Raise UserWarning, as gluon.Trainer does, if a gradient is stale."""
     for param, context in _stale(params):
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {context} has not been updated by "
-            "backward since last `step`. If some steps are meant not to use it, all workers call "
-            "step with ignore_stale_grad=True"
+            "backward since last `step`. If this is intended, call step with "
+            "ignore_stale_grad=True on all workers"
         )
 
 
@@ -48,18 +48,18 @@ def fresh_anywhere(
 ) -> List[bool]:
     """For each parameter, whether its gradient is fresh on any context of any worker.
 
-    All workers call this, and wait for each other. The stale copies of such a gradient become
-    zeros and fresh, so that each worker and context updates the parameter.
+    All workers call this, and wait for each other. If a gradient is fresh anywhere, its stale
+    copies become zeros and fresh, so each worker and context updates the parameter.
 
     Parameters
     ----------
     exchange : Exchange
     name : str
-        What the exchange calls the flags.
+        The name of the flags in the exchange.
     params : sequence of Parameter
-        The same number whenever the name is used.
+        The same number in all calls with this name.
     about : Facts
-        What the workers must have in common when the name is first used.
+        Facts that must be the same on all workers in the first call with this name.
     """
     flags = [_is_fresh(param) for param in params]
     if exchange.num_workers > 1:
@@ -72,7 +72,7 @@ def fresh_anywhere(
 
 
 def renew_on_all_contexts(params: Iterable[Parameter]) -> None:
-    """Make the stale copies of each gradient that is fresh on a context zeros, and fresh."""
+    """If a gradient is fresh on a context, set its stale copies to zero and mark them fresh."""
     for param in params:
         if _is_fresh(param):
             _renew(param)
@@ -84,7 +84,7 @@ def _is_fresh(param: Parameter) -> bool:
 
 
 def _renew(param: Parameter) -> None:
-    """Make the stale copies of a gradient zeros, and fresh."""
+    """Set the stale copies of a gradient to zero and mark them fresh."""
     for data, gradient in zip(param.list_data(), legacy(param.list_grad())):
         if not data._fresh_grad:
             mx.nd.zeros_like(gradient, out=gradient)
@@ -92,7 +92,7 @@ def _renew(param: Parameter) -> None:
 
 
 def use_up(params: Iterable[Parameter]) -> None:
-    """Make all gradients stale: those of a step that is left out are not used again."""
+    """Mark all gradients stale, because their step is left out."""
     for param in params:
         if param.grad_req != "null":
             for data in param.list_data():

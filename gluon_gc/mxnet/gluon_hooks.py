@@ -1,4 +1,4 @@
-"""The hooks that gluon.Trainer and AMP call on a trainer."""
+"""The methods and attributes that gluon.Trainer and AMP use of a trainer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .totals import total
 
 
 class HookedTrainer(Trainer):
-    """A gluon.Trainer without a store of weights, whose loss scaler all workers update together.
+    """A gluon.Trainer without a KVStore, whose loss scaler all workers update together.
 
     Attributes
     ----------
     _name : str
-        The first part of the names of the trainer's tensors.
+        The prefix of the names of the trainer's tensors.
     _averaging : Averaging
     _momentum : Momentum or None
         The momentum that is applied instead of the optimizer's.
@@ -33,7 +33,7 @@ class HookedTrainer(Trainer):
         self._kv_initialized = True
 
     def _init_params(self) -> None:
-        """Parameters were broadcast in the constructor."""
+        """Do nothing, because the constructor has broadcast the parameters."""
         self._params_to_init = []
 
     def _apply(self, rescale: float, ignore_stale_grad: bool) -> None:
@@ -62,6 +62,6 @@ class HookedTrainer(Trainer):
         )
 
     def _divided_by_loss_scale(self, scaler: Optional[AgreedLossScaler]) -> None:
-        """Note that averages have no loss scale any more."""
+        """Reset the scale to 1, because the averages are already divided by the loss scale."""
         if scaler is not None and not scaler.has_overflow(self._params):
             self._scale = 1.0

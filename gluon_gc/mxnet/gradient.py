@@ -1,4 +1,4 @@
-"""Gradients of several contexts as one array, on the CPU or slice by slice on a GPU."""
+"""A gradient with copies on several contexts, as one array on the CPU or slices on a GPU."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..plan import Slice
 
 
 def legacy(arrays: Iterable[NDArray]) -> List[NDArray]:
-    """The same arrays, without a copy, for operators that know none of mxnet.numpy.
+    """The same arrays, without a copy, as mx.nd arrays: our operators do not know mxnet.numpy.
 
-    They crash on a shape without axes, which becomes (1,).
+    The operators crash on an array without axes, so its shape becomes (1,).
     """
     arrays = [array.as_nd_ndarray() for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in arrays]
 
 
 def params_for(array: NDArray, params: CompressionParams) -> CompressionParams:
-    """How a gradient that is on the device of this array is compressed, of what was asked for."""
+    """The compression of a gradient on this array's device, given the requested compression."""
     return params.on_gpu if array.context.device_type == "gpu" else params
 
 
 def _with_storage(array: NDArray, stype: str) -> NDArray:
-    """The array itself if it is stored so: tostype would copy it."""
+    """The array in this storage type; without a copy if it has that type, unlike tostype."""
     return array if array.stype == stype else array.tostype(stype)
 
 
@@ -37,42 +37,43 @@ def _part(array: NDArray, piece: Slice) -> NDArray:
 
 
 class Gradient:
-    """The copies of one tensor (one a context), and where the result goes.
+    """The copies of one tensor, one for each context, and the arrays that receive the result.
 
-    The worker's own sum, and the result, are arrays on the CPU, which share memory where the copies
-    may be overwritten. Or the sum of a slice is made on a GPU, and its result spread from there.
+    There are two ways to use it. On the CPU, `own` is the sum of the copies, and `result` is the
+    array for the result. Both share memory with the copies and targets where these may be
+    overwritten. On a GPU, `sum_on` sums one slice, and `spread` copies the result of a slice to all
+    targets.
 
-    What is of one array on the CPU may be used again; any other is good for one exchange. Sum and
-    result are stored as `stype` says.
+    If the gradient is a single CPU array, the object may be used in several exchanges; otherwise
+    only in one. `own` and `result` have the storage type `stype`.
 
     Attributes
     ----------
     contexts : tuple of Context
-        Of the copies.
+        The contexts of the copies.
     from_gpus : bool
-        Whether all of them are on GPUs.
+        Whether all copies are on GPUs.
     """
 
     def __init__(
         self, arrays: Sequence[NDArray], targets: Sequence[NDArray], stype: str = "default"
     ) -> None:
-        given = arrays
         both = (*arrays, *targets)
-        legacy_of = dict(zip(map(id, both), legacy(both)))  # an array in both becomes one object
+        legacy_of = dict(zip(map(id, both), legacy(both)))  # the same array stays one object
         self._arrays = [legacy_of[id(array)] for array in arrays]
         self._targets = [legacy_of[id(target)] for target in targets]
         self._stype = stype
         self.contexts = tuple(array.context for array in self._arrays)
         self.from_gpus = all(context.device_type == "gpu" for context in self.contexts)
         self._on_cpu: Optional[Tuple[NDArray, NDArray]] = None
-        self._wanted = False  # whether the result is written there
+        self._wanted = False  # whether `result` was asked for
         (first, *others), (context, *_) = self._arrays, self.contexts
         in_place = any(target is first for target in self._targets)
         alone = not others and context.device_type == "cpu" and first.stype == stype
-        self._only = given[0] if alone and in_place else None
+        self._only = arrays[0] if alone and in_place else None
 
     def is_of(self, arrays: Sequence[NDArray]) -> bool:
-        """Whether it is just this one array, from which it comes and to which it goes."""
+        """Whether this array is the only copy and the only target."""
         return len(arrays) == 1 and self._only is arrays[0]
 
     # On the CPU
@@ -84,7 +85,7 @@ class Gradient:
 
     @property
     def result(self) -> NDArray:
-        """Where the result is written, for `finish`."""
+        """The array to write the result to, before `finish`."""
         self._wanted = True
         return (self._on_cpu or self._make())[1]
 
@@ -94,13 +95,13 @@ class Gradient:
         local = [_with_storage(a, self._stype).as_in_context(cpu) for a in self._arrays]
         own = result = mx.nd.add_n(*local) if len(local) > 1 else local[0]
         if own is first and not any(target is first for target in self._targets):
-            alike = [target for target in self._targets if _alike(target, own)]
-            result = alike[0] if alike else _empty(own, cpu)
+            reusable = [target for target in self._targets if _same_layout(target, own)]
+            result = reusable[0] if reusable else _empty(own, cpu)
         self._on_cpu = own, result
         return self._on_cpu
 
     def finish(self) -> None:
-        """Copy the result, if it was asked for, to every target."""
+        """Copy the result to every target, if `result` was asked for."""
         if not self._wanted:
             return
         for target in self._targets:
@@ -111,13 +112,13 @@ class Gradient:
 
     @property
     def only(self) -> NDArray:
-        """The one copy that there is."""
+        """The only copy."""
         (array,) = self._arrays
         return array
 
     @property
     def gpus(self) -> Tuple[mx.Context, ...]:
-        """Those that have a copy; none if anything of it is elsewhere, or in rows."""
+        """The GPUs that hold the copies; none if a copy or target is elsewhere, or sparse."""
         if not self.from_gpus:
             return ()
         dense = all(array.stype == "default" for array in (*self._arrays, *self._targets))
@@ -125,21 +126,21 @@ class Gradient:
         return self.contexts if dense and back else ()
 
     def sum_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
-        """An array on a GPU that has the sum of a slice, and where in it that begins."""
+        """An array on a GPU with the sum of a slice, and the slice's offset in it."""
         if self.contexts == (gpu,):
             return self._arrays[0], piece.begin
         first, *others = (_part(array, piece).as_in_context(gpu) for array in self._arrays)
         return sum(others, first), 0
 
     def room_on(self, gpu: mx.Context, piece: Slice) -> Tuple[NDArray, int]:
-        """An array on a GPU for the result of a slice, for `spread`, and where in it to write."""
+        """An array on a GPU for the result of a slice, and the slice's offset, for `spread`."""
         for target in self._targets:
             if target.context == gpu:
                 return target, piece.begin
         return mx.nd.empty(piece.size, gpu, self._arrays[0].dtype), 0
 
     def spread(self, array: NDArray, begin: int, piece: Slice) -> None:
-        """Copy the result of a slice, which is in what `room_on` gave, to every target."""
+        """Copy the result of a slice, which is in the array of `room_on`, to every target."""
         others = [target for target in self._targets if target is not array]
         if others:
             result = array.reshape(-1)[begin : begin + piece.size]
@@ -153,13 +154,13 @@ def _empty(like: NDArray, context: mx.Context) -> NDArray:
     return mx.nd.sparse.zeros(like.stype, like.shape, context, like.dtype)
 
 
-def _alike(a: NDArray, b: NDArray) -> bool:
+def _same_layout(a: NDArray, b: NDArray) -> bool:
     properties = [(x.stype, x.context, x.shape, x.dtype) for x in (a, b)]
     return properties[0] == properties[1]
 
 
 def sum_over_contexts(arrays: Sequence[NDArray]) -> None:
-    """Replace the copies of a dense gradient, one a context, by their sum."""
+    """Replace the copies of a dense gradient, one for each context, by their sum."""
     first, *others = legacy(arrays)
     if others:
         mx.nd.add_n(first, *(other.as_in_context(first.context) for other in others), out=first)
@@ -168,7 +169,7 @@ def sum_over_contexts(arrays: Sequence[NDArray]) -> None:
 
 
 def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:
-    """The worker's own sums, for `clip_factor`: on the one GPU that all are on, or on the CPU."""
+    """This worker's own sums, for `clip_factor`: on one GPU if all are there, else on the CPU."""
     gpus = {gradient.gpus for gradient in gradients}
     on_one = len(gpus) == 1 and len(next(iter(gpus))) == 1
     if on_one and kernels.runs_on_gpu("clip"):
@@ -177,4 +178,4 @@ def sums_of(gradients: Sequence[Gradient]) -> List[NDArray]:
 
 
 Gradients = Mapping[str, Gradient]
-"""By tensor; a chunk's tensors may be missing, if they take no part in a step."""
+"""By tensor. A tensor of a chunk is missing if it takes no part in this step."""

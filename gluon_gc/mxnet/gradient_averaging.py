@@ -1,4 +1,4 @@
-"""Averages of all gradients in every step: what a trainer does without an algorithm."""
+"""Averages all gradients in every step: the default of a trainer, without an algorithm."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class GradientAveraging(Averaging):
     Parameters
     ----------
     momentum : Momentum, optional
-        The momentum of gradients whose compressor applies none.
+        Applies momentum to gradients whose compressor applies none.
     max_grad_norm : float, optional
-        As `DistributedTrainer` has it.
+        As in `DistributedTrainer`.
     **common
         The arguments of `Averaging`.
     """
@@ -51,20 +51,20 @@ class GradientAveraging(Averaging):
         self.mu = None if momentum is None else momentum.mu
         self._automatic = Automatic()
         self._reused: Dict[str, Gradient] = {}
-        self._momentum_after: Set[int] = set()  # gradients whose compressor applies no momentum
-        self._nonfinite = 0  # results so far that were not finite
+        self._momentum_after: Set[int] = set()  # indices whose compressor applies none
+        self._nonfinite = 0  # the number of averages so far that were not finite
         self._skipped = False  # whether the last step is left out
-        self._stale = ""  # the first stale gradient that the last step averaged
+        self._stale = ""  # the parameter of the first stale gradient that the last step averaged
         self._unused = False  # whether no update has used the averages yet
         self._updated = False  # whether there was an update
-        self._warned = False  # of averages that no update used
+        self._warned = False  # whether `_warn_of_unused` has warned
 
     def follow(self, exchange: Exchange, goes_on: bool) -> bool:
         self.exchange = exchange
         self.tensors.clear()
         self._nonfinite = 0
         self._momentum_after.clear()
-        if not goes_on:  # these are equal on all workers, and a new worker has none
+        if not goes_on:  # new workers start without them, and all workers must be equal
             self.learning_rates.last.clear()
             if self._momentum is not None:
                 self._momentum.clear()
@@ -129,7 +129,7 @@ class GradientAveraging(Averaging):
         about = [("the trainer", shared)]
         indices = self._to_exchange(ignore_stale_grad, about)
         if scaler is not None and scaler.check([self._params[i] for i in indices], about):
-            self._skipped = True  # on all workers
+            self._skipped = True  # all workers skip, because the check is collective
             return
         self.prepare(optimizer, "step", about)
         if self._unused and self._updated and not self._warned:
@@ -148,7 +148,7 @@ class GradientAveraging(Averaging):
                     self._momentum.add_to_gradient(i, gradients[i])
 
     def apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
-        """Have the averages applied by `update`, unless the step is left out."""
+        """Apply the averages with `update`, unless the step is left out."""
         if self._skipped:
             freshness.use_up(self._params)
             return
@@ -156,7 +156,7 @@ class GradientAveraging(Averaging):
         self._unused, self._updated = False, True
 
     def require_averaged_fresh(self) -> None:
-        """Raise ValueError if the last averages have a stale gradient."""
+        """Raise ValueError if the last averages include a stale gradient."""
         if self._stale:
             raise ValueError(
                 f"the gradient of {self._stale} was stale when it was averaged: call "
@@ -164,7 +164,7 @@ class GradientAveraging(Averaging):
             )
 
     def _to_exchange(self, ignore_stale_grad: bool, about: Facts) -> List[int]:
-        """The parameters whose gradients are to be exchanged, in the order of backward."""
+        """The parameters whose gradients this step exchanges, in the order of backward."""
         indices = self.with_gradients()
         if not ignore_stale_grad:
             self._stale = freshness.first_stale(self._params)
@@ -175,7 +175,7 @@ class GradientAveraging(Averaging):
         return [i for i in indices if fresh[i]]
 
     def _ratios(self, optimizer: Optimizer, indices: Sequence[int]) -> Dict[str, float]:
-        """By tensor, the previous learning rate over the next one, where it is not 1."""
+        """For each tensor, previous learning rate / current one, where that is not 1."""
         rate = next_rate(optimizer, indices)
         ratios = self.learning_rates.advance(dict.fromkeys(indices, rate))
         return {self.tensors[i, ""].name: ratio for i, ratio in ratios.items()}
@@ -185,9 +185,9 @@ class GradientAveraging(Averaging):
     ) -> None:
         """Queue the exchange of these parameters' gradients."""
         gradients = {}
-        for i, of_parameter in arrays.items():
+        for i, copies in arrays.items():
             name = self.tensors[i, ""].name
-            gradients[name] = self._gradient(name, of_parameter)
+            gradients[name] = self._gradient(name, copies)
         factor = None
         if self._max_grad_norm is not None:
             floating = [tensor.name for tensor in self.tensors.values() if tensor.floating]
@@ -196,7 +196,7 @@ class GradientAveraging(Averaging):
         self.exchange.start(Job(gradients, scale / self.exchange.num_workers, factor, ratios))
 
     def _gradient(self, name: str, arrays: Sequence[NDArray]) -> Gradient:
-        """The gradient of a tensor, the same object again where that is possible."""
+        """The Gradient of a tensor, reused from step to step where possible."""
         gradient = self._reused.get(name)
         if gradient is None or not gradient.is_of(arrays):
             gradient = self.exchange.channels.gradient(name, arrays, arrays)
@@ -205,20 +205,20 @@ class GradientAveraging(Averaging):
         return gradient
 
     def _warn_of_unused(self, indices: Sequence[int]) -> None:
-        """Say that compression keeps a part of gradients that no update has used."""
+        """Warn if residuals or momentum contain a gradient that no update has used."""
         tensors, least = [self.tensors[i, ""] for i in indices], _minimum()
         kept = [t.index for t in tensors if t.params.keeps_state and travels_compressed(t, least)]
         if kept:
             self._warned = True
             logger.warning(
-                "allreduce_grads() is called again, but update() was not: the residual or momentum "
-                "of %s has a gradient that no update has used. Decide before allreduce_grads() "
+                "allreduce_grads() was called twice without update(): the residual or momentum of "
+                "%s contains a gradient that no update has used. Decide before allreduce_grads() "
                 "whether to leave a step out, or pass on_nonfinite='skip' to the trainer",
                 self._params[kept[0]].name,
             )
 
     def _found_nonfinite(self) -> bool:
-        """Whether a result is not finite, on all workers or on none; waits for it."""
+        """Whether this step's averages are not finite: the same on all workers; waits for them."""
         before = self._nonfinite
         self._nonfinite = self.exchange.channels.nonfinite(self.names())
         return self._nonfinite > before
@@ -226,7 +226,7 @@ class GradientAveraging(Averaging):
     # Checkpoints
 
     def arrays(self) -> Mapping[Place, np.ndarray]:
-        """The momentum of uncompressed gradients, and the part of it that weight decay has."""
+        """The momentum of uncompressed gradients, and the weight decay's part of the momentum."""
         if self._momentum is None:
             return {}
         return {
@@ -250,5 +250,5 @@ class GradientAveraging(Averaging):
 
 
 def _minimum() -> int:
-    """The bytes of the smallest tensors that are compressed."""
+    """Smaller tensors, in bytes, are not compressed."""
     return env.get("BYTEPS_MIN_COMPRESS_BYTES")

@@ -1,4 +1,4 @@
-"""The gradients of one exchange, on their way."""
+"""The gradients of one exchange."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from .gradient import Gradients
 
 @dataclass
 class Job:
-    """Gradients whose sums over workers replace them.
+    """Gradients that one exchange replaces by their sums over all workers.
 
     Parameters
     ----------
     gradients : Gradients
-        By the names of tensors that were declared.
+        By the names of declared tensors.
     scale : float
-        Multiplies the gradients of this worker, before momentum and compression.
+        Multiplies this worker's gradients, before momentum and compression.
     factor : NDArray, optional
-        Multiplies them too; float64, shape (1,).
+        Another multiplier, for gradient clipping; float64, shape (1,).
     ratios : mapping
-        By tensor, the previous learning rate over the current one, where it is not 1. All tensors
-        of a message have the same.
+        For each tensor, previous learning rate / current one, where that is not 1. All tensors of a
+        message have the same ratio.
 
     Attributes
     ----------
     step : int
-        The number of the exchange, from 1, which meters record. `Exchange.start` sets it.
+        The number of the exchange, from 1, for the meters. `Exchange.start` sets it.
     """
 
     gradients: Gradients

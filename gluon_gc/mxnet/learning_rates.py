@@ -1,4 +1,4 @@
-"""The learning rates of MXNet's optimizers in steps to come."""
+"""The learning rates of MXNet's optimizers in the next step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mxnet.optimizer import Optimizer
 
 
 def next_rate(optimizer: Optimizer, indices: Sequence[int]) -> float:
-    """The learning rate of the update to come, which will change these parameters."""
+    """The learning rate of the next update, which will change these parameters."""
     if optimizer.lr_scheduler is None:
         return optimizer.learning_rate
     counts, first = optimizer._index_update_count, optimizer.begin_num_update

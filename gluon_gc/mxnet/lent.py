@@ -1,4 +1,4 @@
-"""Arrays of MXNet in memory that NumPy has, such as what processes share."""
+"""NDArrays that use the memory of NumPy arrays, for example memory that processes share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _GIVE_BACK = ctypes.cast(kernels.library.gluon_gc_give_back, DeleterFunc)
 
 
 def lent(memory: np.ndarray) -> NDArray:
-    """An NDArray with the memory, shape and dtype of a NumPy array, which lives as long as it.
+    """An NDArray that shares the memory of a NumPy array, and keeps it alive.
 
-    MXNet's own `from_numpy` calls Python when the array is freed. That crashes a process in which
-    the array outlives Python's modules.
+    MXNet's own `from_numpy` calls Python when the array is freed. That crashes a process if the
+    array outlives Python's modules.
     """
     assert memory.flags.c_contiguous
     managed = DLManagedTensor()

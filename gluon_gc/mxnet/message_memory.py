@@ -13,14 +13,14 @@ from .lent import lent
 
 
 class MessageMemory:
-    """Arrays in which the codecs of a message keep what the next step needs.
+    """Arrays in which the codecs of a message keep their state between steps.
 
-    An array has the parts of all chunks side by side.
+    Each array holds the parts of all chunks side by side.
 
     Parameters
     ----------
     codecs : sequence of kernels.Codec
-        One a chunk.
+        One for each chunk.
     dtype : str
 
     Attributes
@@ -31,7 +31,7 @@ class MessageMemory:
     def __init__(self, codecs: Sequence[kernels.Codec], dtype: str) -> None:
         sizes = [[codec.momentum for codec in codecs]]
         sizes += [list(memory) for memory in zip(*(codec.memory for codec in codecs))]
-        self._sizes = [of_array for of_array in sizes if any(of_array)]
+        self._sizes = [chunk_sizes for chunk_sizes in sizes if any(chunk_sizes)]
         self._dtype = dtype
         self.arrays: List[NDArray] = [mx.nd.zeros(sum(s), dtype=dtype) for s in self._sizes]
 
@@ -41,17 +41,17 @@ class MessageMemory:
         return sum(array.size for array in self.arrays) * np.dtype(self._dtype).itemsize
 
     def use(self, memory: np.ndarray) -> None:
-        """Keep the arrays in zeros of `num_bytes`, uint8, on the CPU."""
+        """Use this memory for the arrays from now on: `num_bytes` zeros, uint8, on the CPU."""
         ends = np.cumsum([array.size for array in self.arrays])[:-1]
         pieces = np.split(memory.view(self._dtype), ends) if self.arrays else []
         self.arrays = [lent(piece) for piece in pieces]
 
     def move_to(self, gpu: Optional[mx.Context]) -> None:
-        """Keep the arrays on a GPU from now on, or on the CPU."""
+        """Move the arrays to a GPU, or to the CPU if None."""
         self.arrays = [array.as_in_context(gpu or mx.cpu()) for array in self.arrays]
 
     def saved(self, codecs: Sequence[kernels.Codec]) -> List[Dict[str, np.ndarray]]:
-        """Each chunk's "residual" and "momentum", if it has them, for a checkpoint."""
+        """For a checkpoint, each chunk's "residual" and "momentum", if it has them."""
         states = []
         for codec, kept in zip(codecs, self._of_chunks(codecs, self._as_numpy())):
             state = {}
@@ -65,7 +65,7 @@ class MessageMemory:
     def load(
         self, codecs: Sequence[kernels.Codec], states: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Go on from what `saved` returned."""
+        """Restore a result of `saved`."""
         arrays = self._as_numpy()
         for codec, kept, state in zip(codecs, self._of_chunks(codecs, arrays), states):
             if codec.memory:

@@ -1,4 +1,4 @@
-"""Puts chunks into the messages that travel through MXNet's engines."""
+"""Groups chunks into the messages that travel through MXNet's engines."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Any, Dict, List, Sequence, Tuple
 from .. import plan
 from ..plan import Chunk
 
-_EACH = 2  # messages for each owner, if there are enough chunks
+_MESSAGES_PER_OWNER = 2  # if there are enough chunks
 
 
 def in_messages(
     chunks: Sequence[Chunk], owners: int = 1, bundled: bool = True
 ) -> List[List[Chunk]]:
-    """Chunks that travel in one message, in the order of their first ones.
+    """Group chunks into messages, which are in the order of their first chunks.
 
-    Chunks that are compressed with the same params share messages of up to `plan.SMALL_BYTES`. A
-    chunk in rows has a message of its own, and so has a plain chunk, which fuses several tensors
-    already. With several `owners`, who aggregate messages, there are enough messages for all of
-    them. Unless they are `bundled`, only chunks of one tensor share a message.
+    Chunks with the same compression share messages of up to `plan.SMALL_BYTES`. A row-sparse chunk
+    has a message of its own. So has a plain chunk, which already fuses several tensors. If several
+    `owners` aggregate messages, there are enough messages for all of them. If not `bundled`, only
+    chunks of one tensor share a message.
     """
     most = plan.SMALL_BYTES
     if owners > 1:
-        most = min(most, sum(chunk.message_bytes for chunk in chunks) // (_EACH * owners))
+        most = min(
+            most, sum(chunk.message_bytes for chunk in chunks) // (_MESSAGES_PER_OWNER * owners)
+        )
     bundles: List[List[Chunk]] = []
     open_bundles: Dict[Any, Tuple[List[Chunk], int]] = {}
     for chunk in chunks:

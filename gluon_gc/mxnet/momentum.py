@@ -1,8 +1,10 @@
-"""Momentum where the compressor does not apply it.
+"""Momentum that neither the compressor nor the optimizer applies.
 
-Where the compressor of any parameter applies momentum to the gradient, the optimizer applies none.
-What is left is the momentum of gradients that travel uncompressed, and the part that weight decay
-has in the optimizer's momentum.
+If the compressor of any parameter applies momentum to the gradient, the optimizer applies none.
+This module then applies the rest: the momentum of uncompressed gradients, and the part of weight
+decay in the optimizer's momentum. Momentum before compression is from Zheng et al. 2019
+("Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback"). The part of
+weight decay follows BytePS.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ LINEAR = (SGD, NAG)
 
 
 def momentum_of(optimizer: Optimizer) -> Tuple[Optional[float], bool]:
-    """An optimizer's momentum, None without, and whether it is Nesterov's."""
+    """An optimizer's momentum, or None without, and whether it is Nesterov momentum."""
     mu = getattr(optimizer, "momentum", None)
     return float(mu) if mu else None, isinstance(optimizer, NAG)
 
 
 @contextmanager
 def switched_off(optimizer: Optimizer) -> Iterator[None]:
-    """Within, an optimizer applies no momentum; afterwards it is as its owner made it."""
+    """A context manager in which an optimizer applies no momentum."""
     momentum, optimizer.momentum = optimizer.momentum, 0.0
     try:
         yield
@@ -47,23 +49,26 @@ class Momentum:
     mu : float
         0 < mu.
     nesterov : callable
-        Whether the parameter of a number has Nesterov's momentum, rather than the classic one.
+        Whether the parameter with an index has Nesterov rather than classic momentum.
     """
 
     def __init__(self, mu: float, nesterov: Callable[[int], bool]) -> None:
         self.mu, self._nesterov = mu, nesterov
         self._state: Dict[Tuple[int, ...], NDArray] = {}
 
-    def _of(self, place: Tuple[int, ...], like: NDArray) -> NDArray:
-        """The state of that place, on the context of `like`; zeros at first."""
-        if place not in self._state:
+    def _of(self, key: Tuple[int, ...], like: NDArray) -> NDArray:
+        """The state with this key, on the context of `like`; initially zeros."""
+        if key not in self._state:
             dtype = working_dtype(np.dtype(like.dtype).name)
-            self._state[place] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
-        self._state[place] = self._state[place].as_in_context(like.context)
-        return self._state[place]
+            self._state[key] = mx.nd.zeros(like.shape, ctx=like.context, dtype=dtype)
+        self._state[key] = self._state[key].as_in_context(like.context)
+        return self._state[key]
 
     def add_to_gradient(self, index: int, gradients: Sequence[NDArray]) -> None:
-        """m = mu m + g, then g = g + mu m or g = m, for the equal gradients of all contexts."""
+        """m = mu m + g, then g = g + mu m (Nesterov) or g = m (classic).
+
+        The gradients of all contexts are equal.
+        """
         first, *others = legacy(gradients)
         m = self._of((index,), first)
         m *= self.mu
@@ -78,10 +83,10 @@ class Momentum:
     def add_weight_decay(
         self, optimizer: Optimizer, params: Sequence[Parameter], rescale: float
     ) -> None:
-        """w = mu (w + wd x), and g = g + w, where the optimizer will multiply g by `rescale`.
+        """w = mu (w + wd x), then g = g + w / rescale: the optimizer will multiply g by `rescale`.
 
-        Classic momentum adds the w of the step before. Weights whose gradient is stale are left
-        alone, as the optimizer leaves them.
+        Classic momentum adds the w of the step before. Weights with a stale gradient are left
+        alone, because the optimizer does not update them.
         """
         for index, param in enumerate(params):
             if param.grad_req != "null":
@@ -95,7 +100,7 @@ class Momentum:
             if fresh[context] and (wd or place in self._state):
                 w = self._of(place, x)
                 if nesterov and rescale == 1.0 and _dense_float32(x, gradient):
-                    # SGD's operator does it all: w is its momentum, x what it takes for a gradient.
+                    # SGD's update computes both formulas: w is its momentum, x its gradient.
                     rate = -self.mu * wd
                     mx.nd.sgd_mom_update(gradient, x, w, lr=rate, momentum=self.mu, out=gradient)
                     continue
@@ -106,15 +111,15 @@ class Momentum:
                 gradient += added.astype(gradient.dtype, copy=False)
 
     def clear(self) -> None:
-        """Start again from zero."""
+        """Restart from zero."""
         self._state.clear()
 
     def state(self) -> Dict[Tuple[int, ...], np.ndarray]:
-        """For a checkpoint, by (index,), or (index, context) for the part of weight decay."""
+        """For a checkpoint: m by (index,), and w of weight decay by (index, context)."""
         return {place: array.asnumpy() for place, array in self._state.items()}
 
     def load_state(self, state: Mapping[Tuple[int, ...], np.ndarray]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a result of `state`."""
         self._state = {place: mx.nd.array(a, dtype=a.dtype) for place, a in state.items()}
 
 

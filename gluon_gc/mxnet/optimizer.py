@@ -1,4 +1,4 @@
-"""DistributedOptimizer: any MXNet optimizer, with gradients averaged over all workers first."""
+"""DistributedOptimizer: an MXNet optimizer that first averages gradients over all workers."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from .trainer_facts import of_optimizer
 class DistributedOptimizer(Optimizer):
     """Wraps an optimizer for the Module API or for hand-written updates.
 
-    Gradients travel uncompressed; Gluon users want `DistributedTrainer`.
+    Gradients travel uncompressed. For Gluon, use `DistributedTrainer`.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Applies the averaged gradients. Its attributes are reachable through this object. Workers
-        compare its class and hyper-parameters at the first update.
+        Applies the averaged gradients. Its attributes are attributes of this object too. The
+        workers compare its class and hyper-parameters at the first update.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an mxnet Optimizer, got {optimizer!r}")
         self._optimizer = optimizer
-        self._compared = False  # with those of other workers
+        self._compared = False  # whether the workers have compared their optimizers
 
     @property
     def unwrapped(self) -> Optimizer:
-        """The optimizer inside."""
+        """The wrapped optimizer."""
         return self._optimizer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
 
     def __reduce__(self) -> Tuple[type, Tuple[Optimizer]]:
-        """For pickle and copy: what there is, is the optimizer inside."""
+        """For pickle and copy: the only state is the wrapped optimizer."""
         return type(self), (self._optimizer,)
 
     def create_state(self, index: Any, weight: NDArray) -> Any:

@@ -19,26 +19,26 @@ class OptimizerStates:
     Parameters
     ----------
     updaters : sequence of Updater
-        MXNet's, one a context.
+        MXNet's updaters, one for each context.
     params : sequence of Parameter
-        The trainer's.
+        The trainer's parameters.
     """
 
     def __init__(self, updaters: Sequence[Updater], params: Sequence[Parameter]) -> None:
         self._updaters, self._params = updaters, params
 
     def pickled(self) -> bytes:
-        """The states and the optimizer, as gluon.Trainer.save_states pickles them."""
+        """The states and the optimizer, pickled as by gluon.Trainer.save_states."""
         return self._updaters[0].get_states(dump_optimizer=True)
 
     def load(self, pickled: bytes, numbers: Dict[int, int]) -> None:
-        """Go on from what `pickled` returned, on all contexts.
+        """Restore a result of `pickled`, on all contexts.
 
         Parameters
         ----------
         pickled : bytes
         numbers : dict
-            By the number of a parameter in the checkpoint, its number here.
+            Maps a parameter's index in the checkpoint to its index here.
         """
         first = self._updaters[0]
         for updater in self._updaters:
@@ -54,20 +54,20 @@ class OptimizerStates:
 
 
 def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes, Dict[int, int]]:
-    """The optimizer's states in a file of gluon.Trainer, and the numbers of the parameters.
+    """The optimizer's states in a file of gluon.Trainer, and the indices of the parameters.
 
     Parameters
     ----------
     fname : str
     parameters : int
-        How many the trainer has.
+        The number of the trainer's parameters.
     mu : float, optional
         The momentum that compression applies instead of the optimizer.
 
     Raises
     ------
     ValueError
-        The file is not one of gluon.Trainer, or it has states of other parameters, or another
+        gluon.Trainer did not write the file, or it was saved with other parameters or another
         momentum.
     """
     data = Path(fname).read_bytes()
@@ -86,10 +86,10 @@ def read_stock(fname: str, parameters: int, mu: Optional[float]) -> Tuple[bytes,
                 f"{parameters} parameters here"
             )
     if mu is not None:
-        theirs, _ = momentum_of(optimizer)
-        fitting.check(fname, "momentum", theirs, mu)
+        saved_momentum, _ = momentum_of(optimizer)
+        fitting.check(fname, "momentum", saved_momentum, mu)
     return data, {i: i for i in range(parameters)}
 
 
-def _renumbered(of_parameters: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:
-    return {numbers[i]: value for i, value in of_parameters.items() if i in numbers}
+def _renumbered(values: Dict[int, Any], numbers: Dict[int, int]) -> Dict[int, Any]:
+    return {numbers[i]: value for i, value in values.items() if i in numbers}

@@ -1,4 +1,4 @@
-"""The parameters of a trainer: their gradients as tensors, their order, and their first values."""
+"""The parameters of a trainer: their gradients, their order, and their initial broadcast."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Broadcast = Callable[[Sequence[Parameter]], None]
 
 
 def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List[int]:
-    """The indices of the parameters, which gluon.Trainer sorts by name, the last layer's first.
+    """The indices of the parameters in the order of backward: the last layer first.
 
-    What is exchanged first must be there first: what follows stands in line behind it.
+    gluon.Trainer sorts its parameters by name, so this order comes from `given`. Exchanges queue up
+    in this order, so a gradient that is ready late would delay those behind it.
     """
     in_order = list(given.values() if hasattr(given, "values") else given)
     place = {id(param): number for number, param in enumerate(in_order)}
@@ -29,18 +30,18 @@ def in_order_of_backward(params: Sequence[Parameter], given: Parameters) -> List
 def tensor_of(
     name: str, param: Parameter, index: int, given: CompressionParams, on_nonfinite: str
 ) -> Tensor:
-    """A parameter's gradient as the plan sees it.
+    """A parameter's gradient as a `Tensor` of the plan.
 
     Parameters
     ----------
     name : str
-        What the store calls it.
+        The tensor's name in the exchange.
     param : Parameter
         Initialized.
     index : int
-        Its number in the trainer.
+        The parameter's index in the trainer.
     given : CompressionParams
-        How it is to be compressed, as far as its gradient's device, storage and shape allow.
+        The requested compression. The gradient's device, storage type and shape may restrict it.
     on_nonfinite : str
     """
     gradient = param.list_grad()[0]
@@ -71,7 +72,7 @@ def first_copy(param: Parameter) -> NDArray:
 
 
 def spread(params: Iterable[Parameter]) -> None:
-    """Make the arrays of all contexts those of the first."""
+    """Copy each parameter's array on the first context to its other contexts."""
     for param in params:
         first, *others = legacy(param.list_data())
         for other in others:
@@ -79,7 +80,7 @@ def spread(params: Iterable[Parameter]) -> None:
 
 
 def broadcast_initial(params: Sequence[Parameter], broadcast: Broadcast) -> None:
-    """Broadcast those that have values, and deferred ones once they are initialized."""
+    """Broadcast initialized parameters now, and deferred ones when they are initialized."""
     broadcast([param for param in params if param._deferred_init == () and param._data is not None])
     for param in params:
         if param._deferred_init:
@@ -90,7 +91,7 @@ def _broadcast_when_initialized(param: Parameter, broadcast: Broadcast) -> None:
     initialize = param._init_impl
 
     def initialize_and_broadcast(*args: Any, **kwargs: Any) -> None:
-        param.__dict__.pop("_init_impl", None)  # the class's method again: this happens once
+        param.__dict__.pop("_init_impl", None)  # only once: restores the class's method
         initialize(*args, **kwargs)
         broadcast([param])
 

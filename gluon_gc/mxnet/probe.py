@@ -1,4 +1,4 @@
-"""The probe of a cluster of MXNet workers."""
+"""Measures the network and the compressors of a cluster of MXNet workers, for "auto"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _links: WeakKeyDictionary[Exchange, Link] = WeakKeyDictionary()
 def measured(
     exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
 ) -> Measured:
-    """What the cluster is, and how fast these compressors are; it takes some seconds."""
+    """Measure the cluster's network and the speed of these compressors; takes some seconds."""
     with exchange.uncounted():
         if exchange not in _links:
             before = set(exchange.channels.tensors)
@@ -37,7 +37,7 @@ class _Workers(probe.Workers):
     ----------
     exchange : Exchange
     name : str
-        Begins the names of sums. Those of the link's probe can be exchanged in that probe alone.
+        The prefix of the tensors' names. Tensors of the link's probe are removed after that probe.
     """
 
     def __init__(self, exchange: Exchange, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Sums and averages of single tensors, and broadcasts of parameters, as byteps.mxnet has them."""
+"""byteps_push_pull and broadcast_parameters: exchanges of single tensors, as in byteps.mxnet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .totals import total_of_parts
 
 
 class _Declared(NamedTuple):
-    """What `byteps_declare_tensor` was told."""
+    """The arguments of `byteps_declare_tensor`, parsed."""
 
     params: CompressionParams = CompressionParams()
     on_nonfinite: Optional[str] = None
@@ -32,12 +32,12 @@ class _Declared(NamedTuple):
 
 _CALL = "byteps_push_pull"
 _declared: Dict[str, _Declared] = {}
-_used: Dict[str, Tensor] = {}  # tensors by name, as they were first exchanged
-_nameless = itertools.count(1)  # tensors that got a name here
+_used: Dict[str, Tensor] = {}  # by name, as the first exchange described them
+_nameless = itertools.count(1)  # numbers the calls without a name
 
 
 def _forget() -> None:
-    """The process has left its cluster."""
+    """Reset this module, because the process has left its cluster."""
     global _nameless
     _declared.clear()
     _used.clear()
@@ -50,19 +50,20 @@ runtime.when_left.append(_forget)
 def byteps_declare_tensor(
     name: str, on_nonfinite: Optional[str] = None, **compression_params: Any
 ) -> None:
-    """Name a tensor that `byteps_push_pull` will exchange.
+    """Declare a tensor that `byteps_push_pull` will exchange.
 
     Parameters
     ----------
     name : str
-        The same on all workers, which must declare their tensors in the same order.
+        The tensor's name, the same on all workers. All workers must declare their tensors in the
+        same order.
     on_nonfinite : None, "raise", "skip" or "propagate"
-        What happens where it has a NaN or an infinity on any worker, as `DistributedTrainer` has
-        it; "skip" makes the result zeros, on all workers. None: "raise" if the tensor is
-        compressed, or else "propagate".
+        What happens if the tensor has a NaN or an infinity on any worker, as in
+        `DistributedTrainer`. With "skip" the result is zeros, on all workers. None: "raise" if the
+        tensor is compressed, else "propagate".
     **compression_params
-        As `DistributedTrainer` takes them, or in BytePS's spelling, byteps_compressor_type and its
-        like (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
+        As in `DistributedTrainer`, or in BytePS's spelling, such as byteps_compressor_type
+        (`gluon_gc.compression.byteps`). Momentum needs byteps_momentum_mu.
     """
     spelled = byteps.translate(compression_params)
     params = spelled.parse().require_chosen()
@@ -81,36 +82,38 @@ def byteps_push_pull(
 ) -> None:
     """Replace `tensor` by its sum or average over all workers.
 
-    It returns at once, unless the tensor has integers, whose result it waits for.
+    The call returns at once if the tensor has floats. It waits for the sum of integers.
 
     Parameters
     ----------
     tensor : NDArray
-        Any shape, floats or integers; as many elements of the same dtype whenever the name is used.
-        A sparse one travels as a dense one does.
+        Any shape, floats or integers. All tensors of one name have the same number of elements and
+        dtype. A sparse tensor is sent as a dense one.
     version : int
         Ignored, as in BytePS.
     priority : int
-        Larger ones are sent first.
+        Tensors with a higher priority are sent first.
     name : str, optional
-        Which tensor this is, on all workers. Each call without one is of another tensor, "noname.1"
-        and so on in the order of the calls, for which memory is kept: name what comes again.
+        The tensor's name, the same on all workers. Each call without a name makes a new tensor,
+        "noname.1" and so on in the order of the calls, and keeps memory for it. So name tensors
+        that are exchanged repeatedly.
     is_average : bool
-        Average if true, else sum; the same on all workers. The average of integers is rounded
-        towards 0.
+        Whether to average instead of sum; the same on all workers. The average of integers is
+        rounded towards 0.
 
     Raises
     ------
     TypeError
-        It is not an NDArray of floats or integers.
+        The tensor is not an NDArray of floats or integers.
     ValueError
-        The name was used with another number of elements or dtype.
+        The name was used with another number of elements or another dtype.
     OverflowError
-        It has integers, whose sum does not fit their dtype; on all workers.
+        The sum of integers does not fit their dtype. All workers raise it.
     RuntimeError
         Workers use the names in different orders, or differ in `is_average`.
     MXNetError
-        When the result is waited for: it is not finite, and was declared to be refused then.
+        The result is not finite, and on_nonfinite is "raise". It is raised when the result is
+        waited for.
     """
     exchange = runtime.default_exchange()
     if name is None:
@@ -122,7 +125,7 @@ def byteps_push_pull(
         dense.tostype(tensor.stype).copyto(tensor)
         return
     declared, average = _declared.get(name, _Declared()), bool(is_average)
-    # Sums and averages of a name have keys of their own: workers that differ do not mix them.
+    # Sums and averages have different keys, so workers that disagree do not mix them.
     key = f"byteps.{name}" if average else f"byteps.{name}.sum"
     described = _used.setdefault(name, _described(tensor, name, declared))
     check_fits([tensor], described)
@@ -140,7 +143,7 @@ def byteps_push_pull(
 
 
 def _require_numbers(tensor: Any, name: str) -> None:
-    """Raise TypeError unless it is an NDArray that can be summed."""
+    """Raise TypeError unless the tensor is an NDArray that can be summed."""
     if not isinstance(tensor, NDArray):
         raise TypeError(
             f"tensor '{name}' must be an NDArray, got {tensor!r} ({type(tensor).__name__}); "
@@ -175,7 +178,7 @@ def _push_pull_integers(
     average: bool,
     about: Facts,
 ) -> None:
-    """Replace integers by their exact sum or average, for which this waits."""
+    """Replace integers by their exact sum or average; waits for it."""
     values = tensor.asnumpy()
     sums = total_of_parts(exchange, key, integers.summands(values), _CALL, about)
     if average:
@@ -195,21 +198,21 @@ def _make_zero_unless_finite(tensor: NDArray) -> None:
 def broadcast_parameters(
     params: Union[ParameterDict, Mapping[str, Any], Sequence[Any]], root_rank: int = 0
 ) -> None:
-    """Overwrite parameters on all workers with those of one, bit for bit.
+    """Overwrite parameters on all workers with those of one worker, bit for bit.
 
     Parameters
     ----------
     params : ParameterDict, dict or list
-        Of Parameters or NDArrays, initialized, the same on all workers.
+        Initialized Parameters or NDArrays, the same on all workers.
     root_rank : int
-        The worker that has the right ones.
+        The worker whose values are sent.
 
     Raises
     ------
     TypeError
-        They are none; nothing was sent.
+        An item is neither a Parameter nor an NDArray. Nothing was sent.
     RuntimeError
-        Workers have others, or another root_rank.
+        The workers have different parameters, or another root_rank.
     """
     exchange = runtime.default_exchange()
     if isinstance(params, (dict, ParameterDict)):
@@ -225,7 +228,7 @@ def broadcast_parameters(
 
 
 def _copies(called: str, value: Any) -> List[NDArray]:
-    """The arrays of a parameter, one a context."""
+    """The arrays of a parameter, one for each context."""
     if isinstance(value, Parameter):
         return value.list_data()
     if isinstance(value, NDArray):

@@ -1,4 +1,4 @@
-"""Says in one sentence what to install where MXNet cannot be imported."""
+"""Imports MXNet, and says what to install if that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def import_mxnet() -> None:
     Raises
     ------
     ImportError
-        It, or what it needs, is not installed, or Python or NumPy is too new for it.
+        MXNet, or a package that it needs, is not installed; or Python or NumPy is too new for it.
     """
     if sys.version_info >= (3, 12):
         version = ".".join(map(str, sys.version_info[:2]))

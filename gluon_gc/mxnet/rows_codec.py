@@ -1,4 +1,4 @@
-"""The codec of a gradient in rows at work in MXNet: with feedback row by row, and a stream."""
+"""Compresses and decompresses row-sparse gradients, with a residual for each row."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from .operators import MessageRows, Places
 
 @dataclass(frozen=True)
 class Payload:
-    """Room for which rows there are, and for the payload of their values.
+    """The size of a payload: a list of rows, then the payload of their values.
 
     Parameters
     ----------
     payload_bytes : int
-        Of all rows.
+        The size with all rows.
     """
 
     payload_bytes: int
 
     @staticmethod
     def used(payload: np.ndarray) -> int:
-        """How many bytes of it are in use."""
+        """The number of its bytes that are in use."""
         return int(payload[:4].view(np.uint32)[0])
 
 
 class RowsCodec:
-    """Compresses and decodes the rows that a gradient has, which change from step to step.
+    """Compresses and decompresses a gradient whose rows change from step to step.
 
-    It is used as a `MessageCodec` of one chunk is. What is lost of a row is added to it when it is
-    in a gradient again. In each step a compressor that draws moves on by what all rows would take,
-    so that which rows there were changes no later draw.
+    It has the interface of a `MessageCodec` with one chunk. The residual of a row is added when the
+    gradient has that row again. In each step the random stream advances by the draws of all rows.
+    Later draws then do not depend on which rows there were.
 
     Parameters
     ----------
     params : CompressionParams
         With a compressor that does not accumulate.
     rows : int
-        Of the gradient, whose dtype is float32.
+        The number of rows of the gradient, whose dtype is float32.
     part : Part
-        All of its elements.
+        All elements of the gradient.
     """
 
     runs_on_gpu = False
@@ -73,14 +73,14 @@ class RowsCodec:
         self._refused = operators.refusing([part.refused])
 
     def rows(self) -> MessageRows:
-        """How its messages travel through MXNet's parameter server."""
+        """The layout of its messages in MXNet's parameter server."""
         return MessageRows(((self.payload_bytes, 0),))
 
     def set_epoch(self, epoch: int) -> None:
-        """Only compressors that accumulate have a use for it."""
+        """Do nothing: only compressors that accumulate use the epoch."""
 
     def _position(self) -> Dict[str, str]:
-        """Where it draws; it moves on."""
+        """The position of the random stream, which then advances."""
         if not self._params.compressor.traits.draws:
             return {}
         return {"positions": operators.listed(self._stream.take(self._draws))}
@@ -96,10 +96,10 @@ class RowsCodec:
         factor: Optional[NDArray] = None,
         step: int = 0,
     ) -> NDArray:
-        """Make a message of scale * the gradient's rows, after feedback.
+        """Make a message of scale * the gradient's rows, after error feedback.
 
-        The one gradient is row_sparse; all else is as `MessageCodec.compress` has it. The ratio
-        concerns rows that are not there as well.
+        The only gradient is row_sparse. The rest is as in `MessageCodec.compress`. The ratio also
+        multiplies the residuals of rows that the gradient lacks.
         """
         if ratio != 1.0 and self._params.ef in ("corrected", "sparse"):
             for residual in self._residual:
@@ -126,7 +126,7 @@ class RowsCodec:
         count: int = 1,
         framing: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Write the sum of `count` messages to the one gradient, in the rows that any has."""
+        """Write the sum of `count` messages to the gradient, which gets the rows of all of them."""
         layout = dict(arrays=len(messages), count=count, **framing or {})
         (gradient,) = gradients
         operators.call(
@@ -140,7 +140,7 @@ class RowsCodec:
         )
 
     def state(self) -> List[Dict[str, np.ndarray]]:
-        """What a checkpoint keeps, as `MessageCodec.state` has it of a chunk."""
+        """For a checkpoint, as `MessageCodec.state` of one chunk."""
         state = {}
         if self._params.compressor.traits.draws:
             state["stream"] = self._stream.state()
@@ -149,7 +149,7 @@ class RowsCodec:
         return [state]
 
     def load_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Go on from what `state` returned."""
+        """Restore a result of `state`."""
         (state,) = states
         if self._params.compressor.traits.draws:
             self._stream.load_state(state["stream"])

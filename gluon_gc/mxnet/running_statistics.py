@@ -1,4 +1,4 @@
-"""Averages of what layers such as BatchNorm gather while a network trains."""
+"""Averages the running statistics of layers such as BatchNorm over all workers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .runtime import default_exchange
 from .totals import total_of_parts
 
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
-"""Ends of names: a network from a file says in no other way which parameters are statistics."""
+"""Name endings of statistics: a network that is loaded from a file does not mark them otherwise."""
 _FIXED = ("gamma", "beta")
-"""Ends of names of parameters that BatchNorm(scale=False, center=False) never changes."""
+"""Name endings of parameters that BatchNorm(scale=False, center=False) marks like statistics."""
 
 
 def average_statistics(
@@ -24,23 +24,24 @@ def average_statistics(
 ) -> None:
     """Average the running statistics of a network over all contexts of all workers.
 
-    Each context of each worker updates the means and variances of its BatchNorm layers from its own
-    batches, and no step exchanges them. Call this on all workers before you validate or save. It
-    waits for the workers.
+    Each context updates the running means and variances of BatchNorm layers from its own batches,
+    and training steps do not exchange them. Call this on all workers before you validate or save.
+    The workers wait for each other.
 
     Parameters
     ----------
     net : Block, ParameterDict, dict or list
-        A network or its Parameters. Those that are averaged are made with differentiable=False, as
-        BatchNorm and SyncBatchNorm make them, or have the names of running means and variances, as
-        in a SymbolBlock. Constants, integers and what is not initialized are left alone.
+        A network or its Parameters. A parameter is averaged if it was made with
+        differentiable=False, as by BatchNorm and SyncBatchNorm, or if its name is that of a running
+        mean or variance, as in a SymbolBlock. Constants, integers and uninitialized parameters do
+        not change.
 
     Raises
     ------
     TypeError
-        It is none of these.
+        `net` is none of these.
     RuntimeError
-        `init` was not called; or workers have other statistics, or make another call.
+        `init` was not called; or another worker has other statistics, or makes another call.
     """
     statistics = [param for param in _parameters(net) if _is_statistic(param)]
     exchange = default_exchange()
@@ -52,8 +53,8 @@ def average_statistics(
     exchange.agree("average_statistics", facts)
     if not statistics:
         return
-    own = np.concatenate([_mean(copies) for copies in arrays])
-    (sums,) = total_of_parts(exchange, f"statistics.{own.size}", [own], "average_statistics")
+    means = np.concatenate([_mean(copies) for copies in arrays])
+    (sums,) = total_of_parts(exchange, f"statistics.{means.size}", [means], "average_statistics")
     ends = np.cumsum([copies[0].size for copies in arrays])[:-1]
     for copies, values in zip(arrays, np.split(sums / exchange.num_workers, ends)):
         for array in copies:

@@ -1,4 +1,4 @@
-"""The process in its cluster: init, shutdown and ranks."""
+"""The process in its cluster: init, shutdown, suspend, resume, and ranks."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from .kvstore.parameter_server.backend import ParameterServer
 from .suspension import Suspended, all_fit
 
 _CONNECTED = {backend.type: backend for backend in (ParameterServer, Horovod, OneMachine)}
-_OF_MXNET = ("device", "nccl", "dist", "dist_async", "dist_device_sync", "dist_sync_device")
+_MXNET_STORES = ("device", "nccl", "dist", "dist_async", "dist_device_sync", "dist_sync_device")
 _default: Optional[Exchange] = None
 _suspended: Optional[Suspended] = None
 _was_connected = False  # whether `shutdown` has ended a connection
-_goes_on = False  # whether all workers go on as they were before `suspend`
+_goes_on = False  # whether the workers are the same as before `suspend`, with the same ranks
 when_left: List[Callable[[], None]] = []
-"""What other modules do when the process leaves its cluster."""
+"""Functions of other modules, which are called when the process leaves its cluster."""
 
 
 def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exchange:
-    """The backend that a name means.
+    """The backend with this name.
 
     Parameters
     ----------
     kvstore : None, "local", "dist_sync", "horovod" or a backend object
-        None: the parameter server if the environment describes one (`env.distributed`), Horovod
-        if horovodrun or mpirun started this process, the memory that they share if all workers
-        are one machine's, else local. A process has one connection, which all trainers share.
+        None: the environment decides. It is the parameter server if the DMLC variables describe one
+        (`env.distributed`), else Horovod if horovodrun or mpirun started this process, else shared
+        memory if all workers are on one machine, else local. A process has one connection, and all
+        its trainers share it.
 
     Raises
     ------
     ConfigurationError
         The environment says that there are other workers, but not how to reach them.
     ValueError
-        Another name.
+        The name is unknown.
     TypeError
-        An object that is not a backend.
+        The object is not a backend.
     """
     if isinstance(kvstore, CompressingKVStore):
         return kvstore.exchange
@@ -61,7 +62,7 @@ def create_exchange(kvstore: Union[None, str, CompressingKVStore] = None) -> Exc
         kvstore = "machine"
     if kvstore not in _CONNECTED:
         hint = ""
-        if kvstore in _OF_MXNET:
+        if kvstore in _MXNET_STORES:
             hint = (
                 ", which is MXNet's own: leave it out. DistributedTrainer sums over the contexts "
                 "of a process by itself, and the environment says what connects the workers"
@@ -95,7 +96,7 @@ def _of_environment() -> str:
 
 
 def _require_all(exchange: Exchange) -> None:
-    """Refuse a Horovod that knows nothing of the workers that mpirun has started."""
+    """Raise ConfigurationError if Horovod does not know all workers that mpirun has started."""
     place = places.find()
     if place is not None and place.size != exchange.num_workers:
         raise env.ConfigurationError(
@@ -105,16 +106,16 @@ def _require_all(exchange: Exchange) -> None:
 
 
 def init(lazy: bool = True) -> None:
-    """Join the cluster that the environment describes; alone, be a cluster of one.
+    """Join the cluster that the environment describes; without one, be a cluster of one worker.
 
-    Once joined, an uncaught exception ends the process at once, so that the others hear of it.
-    Calling it again does nothing.
+    From then on, an uncaught exception ends the process at once, so that the other workers learn of
+    it. A second call does nothing.
 
     Parameters
     ----------
     lazy : bool
-        Ignored: BytePS's workers meet their servers at the first tensor if it is true; here they
-        always do it at once.
+        Ignored. In BytePS, True makes workers connect to their servers at the first tensor. Here
+        they always connect at once.
 
     Raises
     ------
@@ -130,15 +131,15 @@ def init(lazy: bool = True) -> None:
     suspended, _goes_on = _suspended, all_fit(exchange, _suspended)
     if suspended is not None:
         exchange.when_declared = lambda names: suspended.give_back(exchange, names, _goes_on)
-    if _default.local_rank == 0:  # the others of its machine were given the same variables
+    if _default.local_rank == 0:  # once a machine: its workers have the same variables
         warn_of_misspelt()
 
 
 def shutdown() -> None:
-    """Finish what is under way and leave the cluster, when all workers have come here.
+    """Finish all exchanges, and leave the cluster when all workers have called this.
 
-    Called while an exception is in flight, as in a ``finally`` block, it leaves at once: the others
-    end, and say why.
+    If an exception is in flight, as in a ``finally`` block, the process leaves at once. The other
+    workers then end, and report the exception.
     """
     global _default, _suspended, _was_connected
     exchange, _default, _suspended = _default, None, None
@@ -155,9 +156,9 @@ def shutdown() -> None:
 
 
 def suspend() -> None:
-    """Leave the cluster when all workers have come here, to `resume` in another.
+    """Leave the cluster when all workers have called this, to `resume` in another one.
 
-    What compression carries over is kept, and summed over all workers.
+    Each worker keeps its residuals and momentum, and the sums of those of all workers.
     """
     global _suspended
     leaving = _default is None or failure(sys.exc_info()[1])
@@ -167,27 +168,27 @@ def suspend() -> None:
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
-    """Join a cluster of another size, whose scheduler and servers are new.
+    """Join a cluster of another size, with a new scheduler and new servers.
 
-    Trainers go on with it at their next step: parameters are broadcast from the root rank. If all
-    workers are those that were there, with their ranks, they go on bit for bit. Else, where W
-    workers are now W', each who was there has 1 / min(W, W') of the sum of all residuals, and of
-    all momenta, and who is new starts from zero, as servers do.
+    Trainers use it from their next step, after they have broadcast the parameters from the root
+    rank. If the workers are the same as before, with the same ranks, training continues bit for
+    bit. Otherwise, with W workers before and W' now, each old worker gets 1 / min(W, W') of the sum
+    of all residuals and of all momenta. New workers and servers start from zero.
 
     Parameters
     ----------
     num_workers, num_servers : int
-        Instead of DMLC_NUM_WORKER and DMLC_NUM_SERVER. One machine's worker then trains by itself,
+        Replace DMLC_NUM_WORKER and DMLC_NUM_SERVER. A single machine's workers need no servers,
         unless BYTEPS_FORCE_DISTRIBUTED is set.
     global_rank : int
-        Instead of DMLC_WORKER_ID; -1: as before.
+        Replaces DMLC_WORKER_ID; -1: unchanged.
     """
     env.resize(num_workers, num_servers, None if global_rank == -1 else global_rank)
     init()
 
 
 def goes_on() -> bool:
-    """Whether all workers go on as they were before `suspend`."""
+    """Whether the workers are the same as before `suspend`, with the same ranks."""
     return _goes_on
 
 
@@ -203,12 +204,12 @@ def default_exchange() -> Exchange:
 
 
 def rank() -> int:
-    """This worker's number, from 0 to `size` - 1: DMLC_WORKER_ID and BYTEPS_LOCAL_RANK."""
+    """This worker's number, from 0 to `size` - 1; from DMLC_WORKER_ID and BYTEPS_LOCAL_RANK."""
     return default_exchange().rank
 
 
 def size() -> int:
-    """Number of workers."""
+    """The number of workers."""
     return default_exchange().num_workers
 
 
@@ -218,5 +219,5 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Number of workers on this machine."""
+    """The number of workers on this machine."""
     return default_exchange().local_size

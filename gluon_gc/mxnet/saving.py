@@ -1,4 +1,4 @@
-"""What `DistributedTrainer.save_states` saves, and `load_states` loads."""
+"""Saves and loads the checkpoints of `DistributedTrainer.save_states` and `load_states`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Files = Union[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint of a trainer is made of.
+    """The parts of a trainer that a checkpoint saves.
 
     Parameters
     ----------
     averaging : Averaging
     params : sequence of Parameter
-        The trainer's.
+        The trainer's parameters.
     indices : sequence of int
-        The numbers of those that have gradients.
+        The indices of the parameters that have gradients.
     optimizer : OptimizerStates
     """
 
@@ -43,9 +43,9 @@ class Saved:
     optimizer: OptimizerStates
 
     def header(self) -> Dict[str, Any]:
-        """What a file must have in common with the trainer that loads it.
+        """Facts that must be the same in a file and in the trainer that loads it.
 
-        The names of parameters may differ, and `senders` and `learning_rate` need not agree.
+        Only the names of parameters, `senders` and `learning_rate` may differ.
         """
         averaging, exchange = self.averaging, self.averaging.exchange
         places = tensor_states.places(exchange)
@@ -78,22 +78,21 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Found:
-    """A checkpoint to go on from, all of it checked.
+    """A checkpoint that is checked and ready to be loaded.
 
     Parameters
     ----------
     described : str
-        The same on all workers.
+        Its step and number of workers, in words. It must be the same on all workers.
     optimizer : bytes
-        Pickled.
+        The optimizer's states, pickled.
     numbers : dict
-        By the number of a parameter in the file, its number in the trainer.
+        Maps a parameter's index in the file to its index in the trainer.
     arrays : dict
-        By the names of tensors in the exchange; the arrays of `Averaging` by the number of the
-        parameter.
+        The exchange's arrays by tensor name, and those of `Averaging` by parameter index.
     steps : int
     learning_rates : dict
-        By the number of the parameter.
+        By parameter index.
     """
 
     described: str
@@ -115,8 +114,8 @@ def save(saved: Saved, fname: str) -> None:
         number, kind = by_name[place.tensor]
         return place._replace(tensor=number, what=f"{kind}/{place.what}" if kind else place.what)
 
-    of_exchange = tensor_states.layout(exchange, names)
-    layout = {in_file(place): of_array for place, of_array in of_exchange.items()}
+    exchange_layout = tensor_states.layout(exchange, names)
+    layout = {in_file(place): shape_and_dtype for place, shape_and_dtype in exchange_layout.items()}
     layout.update((p, (array.shape, np.dtype(array.dtype).name)) for p, array in own.items())
     arrays = itertools.chain(
         ((in_file(place), array) for place, array in tensor_states.state(exchange, names)),
@@ -129,7 +128,7 @@ def save(saved: Saved, fname: str) -> None:
 def chosen(fname: Files) -> List[Dict[str, Any]]:
     """The parameters in a file's header, with the compressors that "auto" chose.
 
-    It is empty if the file cannot be read, which `load` reports.
+    The list is empty if the file cannot be read; `load` then reports the error.
     """
     several = not isinstance(fname, (str, os.PathLike))
     with contextlib.suppress(LookupError, OSError, TypeError, ValueError):
@@ -138,7 +137,7 @@ def chosen(fname: Files) -> List[Dict[str, Any]]:
 
 
 def load(saved: Saved, fname: Files, strict: bool = True) -> None:
-    """Go on from what `save` wrote, once all of it was checked; see `DistributedTrainer`."""
+    """Check everything that `save` wrote, then restore it; see `DistributedTrainer`."""
     averaging, exchange = saved.averaging, saved.averaging.exchange
     found = if_all_can(
         lambda facts: exchange.agree("load_states", facts),
@@ -149,13 +148,13 @@ def load(saved: Saved, fname: Files, strict: bool = True) -> None:
     )
     saved.optimizer.load(found.optimizer, found.numbers)
     own = {place: a for place, a in found.arrays.items() if place.node in (OF_ALL, LOCAL)}
-    of_exchange = {place: array for place, array in found.arrays.items() if place not in own}
-    tensor_states.load(exchange, averaging.names(saved.indices), of_exchange)
+    exchange_arrays = {place: array for place, array in found.arrays.items() if place not in own}
+    tensor_states.load(exchange, averaging.names(saved.indices), exchange_arrays)
     averaging.load(own, found.steps, found.learning_rates)
 
 
 def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
-    """The checkpoint in a file, or in those of all workers."""
+    """The checkpoint in this worker's file, or in the files of all workers."""
     averaging, exchange = saved.averaging, saved.averaging.exchange
     several = not isinstance(fname, (str, os.PathLike))
     if several and strict:
@@ -177,14 +176,14 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
         numbers = fitting.numbers_of_parameters(name, there, here["parameters"], strict)
         arrays.append(_renamed(averaging, states.arrays, numbers))
     loaded = averaging.names(set(numbers.values()))
-    for (name, _), of_worker in zip(files, arrays):
-        _check_arrays(saved, name, "worker", of_worker, loaded, strict)
-        averaging.check(name, of_worker, strict)
+    for (name, _), file_arrays in zip(files, arrays):
+        _check_arrays(saved, name, "worker", file_arrays, loaded, strict)
+        averaging.check(name, file_arrays, strict)
     (name, _), chosen_arrays = files[0], arrays[0]
     if len(files) > 1:
         before = {i: there[number]["senders"] for number, i in numbers.items()}
         chosen_arrays = fitting.shared_out(arrays, _shares(averaging, before), exchange.rank == 0)
-    number = exchange.rank % len(files)  # of the worker whose local arrays this one gets
+    number = exchange.rank % len(files)  # the file whose local arrays this worker gets
     chosen_arrays.update((place, a) for place, a in arrays[number].items() if place.node == LOCAL)
     if not exchange.spreads_aggregators:
         _check_arrays(saved, name, "aggregator", chosen_arrays, loaded, strict)
@@ -201,13 +200,13 @@ def _find(saved: Saved, fname: Files, strict: bool) -> _Found:
 
 
 def _learning_rates(header: Dict[str, Any], numbers: Dict[int, int]) -> Dict[int, float]:
-    """The learning rates of the trainer's parameters when their gradients were last exchanged."""
+    """The learning rates of the trainer's parameters at their last exchange."""
     rates = {i: header["parameters"][number]["learning_rate"] for number, i in numbers.items()}
     return {i: rate for i, rate in rates.items() if rate is not None}
 
 
 def _renamed(averaging: Averaging, arrays: Arrays, numbers: Dict[int, int]) -> Arrays:
-    """The arrays of a file, as `_Found` has them; without those that are of no use here."""
+    """The arrays of a file with the keys of `_Found`, without arrays that are not needed here."""
     renamed, tensors = {}, averaging.tensors
     for place, array in arrays.items():
         number = numbers.get(place.tensor)
@@ -225,29 +224,31 @@ def _check_arrays(
     """Raise ValueError unless a file has the states that a node keeps of these tensors."""
     there = {place: array for place, array in arrays.items() if place.node == node}
     layout = tensor_states.layout(saved.averaging.exchange, loaded)
-    here = {place: of_array for place, of_array in layout.items() if place.node == node}
+    here = {
+        place: shape_and_dtype for place, shape_and_dtype in layout.items() if place.node == node
+    }
     called = {t.name: saved.params[i].name for (i, _), t in saved.averaging.tensors.items()}
     fitting.check_arrays(name, there, here, called, strict)
 
 
 def _shares(averaging: Averaging, before: Dict[int, Any]) -> Dict[str, fitting.Share]:
-    """Of each tensor, the share that this worker gets of the residuals that there were before."""
+    """For each tensor, this worker's share of the residuals in the files."""
     places: Dict[str, Tuple[int, int]] = tensor_states.places(averaging.exchange)
     shares = {}
     for (i, _), tensor in averaging.tensors.items():
         if tensor.name in places and before.get(i):
             number, now = places[tensor.name]
-            alike = tensor.params.compressor.traits.draws_alike
-            shares[tensor.name] = fitting.Share(before[i], now, number, alike)
+            draws_alike = tensor.params.compressor.traits.draws_alike
+            shares[tensor.name] = fitting.Share(before[i], now, number, draws_alike)
     return shares
 
 
 def _of_stock(saved: Saved, fname: str) -> _Found:
-    """A file of gluon.Trainer, which has only the optimizer's states."""
+    """The checkpoint in a file of gluon.Trainer, which has only the optimizer's states."""
     data, numbers = read_stock(fname, len(saved.params), saved.averaging.mu)
     logger.warning(
-        "'%s' is one of gluon.Trainer: the optimizer's states are loaded, but residuals and the "
-        "momentum of compression start from zero",
+        "'%s' was saved by gluon.Trainer: the optimizer's states are loaded, but the residuals and "
+        "the momentum of compression start from zero",
         fname,
     )
     return _Found("of gluon.Trainer", data, numbers, {}, 0, {})

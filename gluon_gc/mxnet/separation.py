@@ -1,7 +1,8 @@
-"""Takes tensors out of messages that they share with others.
+"""Moves tensors from shared messages to messages of their own.
 
-The codec of a message compresses all of its chunks in every exchange. A tensor that took no part in
-one would be compressed as zeros: its residual and momentum would change, and the result be lost.
+The codec of a message compresses all of its chunks in every exchange. A tensor that takes no part
+in an exchange would be compressed as zeros. Its residual and momentum would change, and the result
+would be lost.
 """
 
 from __future__ import annotations
@@ -13,33 +14,33 @@ from .exchange import Exchange
 
 
 def separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, float]) -> bool:
-    """Give tensors messages of their own where one that they share cannot be exchanged as it is.
+    """Give tensors messages of their own if a shared message cannot be exchanged as it is.
 
-    That is a message with feedback or momentum, of which some tensors are exchanged and others are
-    not, or whose tensors have different ratios. Residuals, momentum and random streams go on. All
-    workers call this alike.
+    This concerns messages with residuals or momentum. Such a message cannot be exchanged if only
+    some of its tensors take part, or if they have different ratios. Residuals, momentum and random
+    streams move with the tensors. All workers make the same call.
 
     Parameters
     ----------
     exchange : Exchange
     names : collection of str
-        The tensors that are about to be exchanged.
+        The tensors of the next exchange.
     ratios : mapping
-        Previous learning rate over the current one, by tensor, where it is not 1.
+        For each tensor, previous learning rate / current one, where that is not 1.
 
     Returns
     -------
     Whether any tensor was moved.
     """
-    torn: Set[str] = set()
+    split: Set[str] = set()
     for channel in exchange.channels.of(names):
         if channel.params is not None and channel.params.keeps_state:
             different = len({ratios.get(name, 1.0) for name in channel.tensors}) > 1
             if different or not channel.tensors <= names:
-                torn |= channel.tensors
-    if not torn:
+                split |= channel.tensors
+    if not split:
         return False
-    together = _with_all_that_share(exchange, torn)
+    together = _with_all_that_share(exchange, split)
     arrays = dict(tensor_states.state(exchange, together))
     exchange.declare(exchange.withdraw(together), bundled=False)
     tensor_states.load(exchange, together, arrays)
@@ -47,9 +48,9 @@ def separate(exchange: Exchange, names: Collection[str], ratios: Mapping[str, fl
 
 
 def _with_all_that_share(exchange: Exchange, names: Set[str]) -> Set[str]:
-    """These tensors and all that share messages with them, directly or through others."""
+    """These tensors, and all tensors that share messages with them, directly or indirectly."""
     while True:
-        more = {name for channel in exchange.channels.of(names) for name in channel.tensors}
-        if more <= names:
+        sharing = {name for channel in exchange.channels.of(names) for name in channel.tensors}
+        if sharing <= names:
             return names
-        names = names | more
+        names = names | sharing

@@ -1,7 +1,7 @@
-"""What the server runs.
+"""The server process: it aggregates the workers' messages in MXNet's parameter server.
 
-Importing MXNet with DMLC_ROLE=server would turn the process into MXNet's own server, half
-initialised. So `bpslaunch` takes DMLC_ROLE away, and it is put back here.
+If DMLC_ROLE is "server" when MXNet is imported, the import itself runs MXNet's own server, half
+initialised. So `bpslaunch` removes DMLC_ROLE, and `serve` sets it again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from .kvstore.parameter_server.pages import PAGE_BYTES
 
 
 class Server:
-    """Answers the workers' pushes.
+    """Answers the workers' pushes, key by key:
 
-    A key is configured as compressed, whose payloads are aggregated or gathered, or as values in
-    rows, which are summed. The rows of other keys are workers' hellos, and dense arrays are sums
-    that MXNet has made already.
+    - Payloads of a compressed key are aggregated, or gathered.
+    - Rows of values are summed.
+    - Rows of any other key are messages in which workers compare facts.
+    - Dense arrays are already summed by MXNet, and stored.
     """
 
     def __init__(self, kv: KVStore, threads: int, lifeline: Lifeline) -> None:
@@ -44,17 +45,17 @@ class Server:
         self._aggregators: Dict[int, MessageCodec] = {}
         self._rows: Dict[int, operators.MessageRows] = {}
         self._gathered: Set[int] = set()
-        self._summed: Dict[int, str] = {}  # dtypes of values
+        self._summed: Dict[int, str] = {}  # the dtype of each key's values
         self._page_key: Optional[int] = None
-        self._page: Optional[NDArray] = None  # what workers pull pages from
+        self._page: Optional[NDArray] = None  # the stored array from which workers pull pages
         self._saved = archive.Cutter(iter(()))
         self._loaded = archive.Joiner({})
         self._serving = False
         self._trace: Optional[trace.Trace] = None
-        self._updates: Counter = Counter()  # of each key of payloads, to know which step it is
+        self._updates: Counter = Counter()  # of each key of payloads; the maximum is the step
 
     def control(self, command: int, body: bytes, _: object) -> None:
-        """Take a request in JSON; anything else, such as a pickled optimizer, is refused."""
+        """Handle a request in JSON. Anything else, such as a pickled optimizer, is refused."""
         try:
             ((action, request),) = json.loads(body)["gluon_gc"].items()
             act = {"configure": self._configure, "save": self._save, "load": self._load}[action]
@@ -68,10 +69,10 @@ class Server:
             act(request)
         except Exception:
             traceback.print_exc()
-            self._fail(f"cannot {action} what worker 0 sent")
+            self._fail(f"cannot carry out worker 0's request '{action}'")
 
     def close(self) -> None:
-        """Write what there is of a trace."""
+        """Write the trace, if there is one."""
         if self._trace is not None:
             self._trace.close()
 
@@ -90,27 +91,29 @@ class Server:
             else:
                 self._aggregators[key] = _aggregator(message)
                 self._rows[key] = self._aggregators[key].rows()
-        if not self._serving:  # MXNet takes an updater only once the server runs
+        if not self._serving:  # MXNet accepts an updater only after the server has started
             self._kv._set_updater(self.update)
             self._serving = True
             if env.get("BYTEPS_TRACE_ON"):
                 self._trace = trace.Trace(f"server{self._kv.rank}")
 
     def _save(self, request: Dict[str, Any]) -> None:
-        """Lay ready the next page of what is carried over, or the first for these keys."""
+        """Prepare the next page of the aggregators' states, or the first page for new keys."""
         if "keys" in request:
-            own = [self._aggregators[key] for key in request["keys"] if key in self._aggregators]
-            self._saved = archive.Cutter(codec.state() for codec in own)
+            local_codecs = [
+                self._aggregators[key] for key in request["keys"] if key in self._aggregators
+            ]
+            self._saved = archive.Cutter(codec.state() for codec in local_codecs)
         pages.full(self._saved.page(PAGE_BYTES)).copyto(self._page)
         self._page.wait_to_read()
 
     def _load(self, request: Dict[str, Any]) -> None:
-        """Expect pages of what is to be carried over for these keys."""
-        own = [key for key in request["keys"] if key in self._aggregators]
-        self._loaded = archive.Joiner({key: self._aggregators[key].layouts() for key in own})
+        """Expect pages with the states of these keys' aggregators."""
+        local_keys = [key for key in request["keys"] if key in self._aggregators]
+        self._loaded = archive.Joiner({key: self._aggregators[key].layouts() for key in local_keys})
 
     def update(self, key: int, received: NDArray, stored: NDArray) -> None:
-        """Called by MXNet once every worker has pushed `key`."""
+        """MXNet calls this when every worker has pushed `key`."""
         try:
             if received.stype == "default":
                 received.copyto(stored)
@@ -151,13 +154,13 @@ class Server:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of an operator says, without what MXNet adds to it."""
-    said = re.findall(r"\]: gluon_gc: (.*)", str(error))
-    return said[-1] if said else str(error)
+    """The text of an operator's error, without MXNet's additions."""
+    reasons = re.findall(r"\]: gluon_gc: (.*)", str(error))
+    return reasons[-1] if reasons else str(error)
 
 
 def _aggregator(message: Dict[str, Any]) -> MessageCodec:
-    """What aggregates messages that are described so."""
+    """The codec that aggregates messages with this description."""
     parts = [Part(chunk["size"], chunk["start"]) for chunk in message["chunks"]]
     return MessageCodec(compression.parse(message["params"]), message["dtype"], parts)
 

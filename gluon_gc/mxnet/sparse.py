@@ -1,4 +1,4 @@
-"""Row-sparse gradients that travel uncompressed: only the rows that some worker has."""
+"""Exchanges uncompressed row-sparse gradients: only rows that some worker has travel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .operators import MessageRows
 
 
 class SparseChannel(Metered):
-    """The way of one row-sparse gradient, which is a chunk and a message by itself.
+    """The channel of one row-sparse gradient, which is its only chunk.
 
     Parameters
     ----------
@@ -29,14 +29,14 @@ class SparseChannel(Metered):
     Attributes
     ----------
     tensor : str
-        Its name.
+        The tensor's name.
     shape : tuple of int
         (rows, elements of a row).
     sent : RowSparseNDArray
-        What travels: always in the same array, so that the engine ends one exchange before the
-        next.
+        The rows to send. It is the same array in every step, so the engine finishes one exchange
+        before the next one begins.
     layout : MessageRows
-        Of a message that says which rows these are.
+        The layout of the message that lists the gradient's rows.
     """
 
     params = codec = None  # it is not compressed
@@ -54,7 +54,7 @@ class SparseChannel(Metered):
         self._checks = {"checked": int(tensor.checked), **operators.refusing([tensor.refused])}
 
     def encode(self, gradient: Gradient, job: Job) -> None:
-        """Make `sent` of the gradient's rows, times the job's scale and factor."""
+        """Write the gradient's rows, times the job's scale and factor, to `sent`."""
         factors = () if job.factor is None else (job.factor.as_in_context(mx.cpu()),)
         operators.call(
             "rows_scaled",
@@ -66,24 +66,24 @@ class SparseChannel(Metered):
         )
 
     def listed(self, gradient: Gradient) -> NDArray:
-        """The list of the gradient's rows, uint8, as `deliver` takes those of several workers."""
+        """The list of the gradient's rows, uint8, for `deliver`."""
         return operators.call("rows_listed", (gradient.own,))
 
     def deliver(
         self, rows: RowSparseNDArray, gradient: Gradient, lists: Optional[NDArray] = None
     ) -> None:
-        """Write to the gradient those of the rows that are in any of the lists, or all."""
+        """Write to the gradient the rows that are in any of the lists; without lists, all rows."""
         inputs = (rows, self._meter, *(() if lists is None else (lists,)))
         listed = int(lists is not None)
         operators.call("rows_received", inputs, gradient.result, lists=listed, **self._checks)
 
     def shares(self) -> List[Tuple[str, float]]:
-        """The one tensor has all."""
+        """The only tensor has the whole message."""
         return [(self.tensor, 1.0)]
 
 
 def summed(channel: SparseChannel, ids: bytes, values: bytes) -> RowSparseNDArray:
-    """The sums of rows, given the numbers of all workers' rows and their values."""
+    """The sums of rows, given the row numbers of all workers and the rows' values."""
     numbers = np.frombuffer(ids, np.int64)
     rows, place = np.unique(numbers, return_inverse=True)
     sums = np.zeros((rows.size, channel.shape[1]), np.float32)

@@ -1,4 +1,4 @@
-"""The bytes and seconds of a step, from the meters of channels."""
+"""The bytes and seconds of a step, computed from the meters of channels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SECONDS = ("compress_seconds", "wait_seconds", "decompress_seconds")
 def of_step(
     exchange: Exchange, tensors: Mapping[str, Tensor], reset: bool = False
 ) -> Dict[str, Any]:
-    """The stats of a step on average, of these tensors and in all; waits for their exchanges.
+    """The average stats of a step, for each tensor and in total; waits for the exchanges.
 
     Parameters
     ----------
     exchange : Exchange
     tensors : mapping
-        The tensors by the names that the stats give them.
+        The tensors, by their names in the stats.
     reset : bool
-        Whether the next averages are of later steps alone.
+        Whether the next call averages only over the steps after this one.
     """
     names = {tensor.name for tensor in tensors.values()}
     measured = stats.by_tensor(_messages(exchange, names))
@@ -52,7 +52,7 @@ def _messages(
 
 
 def _exposed_seconds(channels: Iterable[Metered]) -> float:
-    """The seconds of a step, on average, from the last gradient's start to the last average."""
+    """The average seconds of a step from the last gradient's start to the last average."""
     spans = [channel.spans() for channel in channels]
     kept_from = max((min(steps) for steps in spans if len(steps) == KEPT_SPANS), default=0)
     exposed = []

@@ -1,4 +1,4 @@
-"""How the tensors of a trainer travel, in words."""
+"""A summary of a trainer's exchange in words, for its log line and `repr`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .exchange import Exchange
 
 
 def of_trainer(trainer: Trainer, averaging: Averaging, given: CompressionParams) -> List[str]:
-    """Lines that say how the tensors of a trainer travel; `given` is the compression of most."""
+    """Lines about how a trainer's tensors travel; `given` is the trainer's own compression."""
     exchange, names, noun = averaging.exchange, averaging.names(), averaging.noun
     head = (
         f"{type(trainer).__name__}: {type(trainer.optimizer).__name__}, {exchange.type}, "
@@ -27,7 +27,7 @@ def of_trainer(trainer: Trainer, averaging: Averaging, given: CompressionParams)
 
 
 def _of_tensors(exchange: Exchange, names: Collection[str], noun: str) -> List[str]:
-    """A line for those of these tensors, called by a noun, that travel in one way."""
+    """One line for all tensors with the same compression."""
     by_compression: Dict[Hashable, List[Channel]] = {}
     for channel in exchange.channels.of(names):
         by_compression.setdefault(channel.params or channel.dtype, []).append(channel)
@@ -47,7 +47,7 @@ def _line(channels: List[Channel], noun: str) -> str:
 
 
 def of_params(params: CompressionParams) -> str:
-    """As compression_params, and which momentum comes before the compressor."""
+    """The compression_params, and the momentum that is applied before the compressor."""
     momentum = f", momentum {params.mu}" if params.mu is not None else ""
     return f"{params.given() or 'uncompressed'}{momentum}"
 

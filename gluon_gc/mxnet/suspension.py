@@ -1,4 +1,4 @@
-"""What compression carries over from one cluster to the next, within a process."""
+"""Residuals and momentum that a process keeps from one cluster to the next."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .exchange import Exchange
 
 
 class Suspended:
-    """What a worker has of a cluster that all leave; all workers make it together.
+    """The state of a worker whose cluster is suspended; all workers create it together.
 
     Parameters
     ----------
     exchange : Exchange
-        Connected yet.
+        Still connected.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -32,7 +32,7 @@ class Suspended:
             place: array * array.dtype.type(places[place.tensor][1] / self._workers)
             for place, array in self._own.items()
             if place.node == "worker" and place.what != STREAM
-        }  # workers of a node may have the same residual, which counts once
+        }  # the workers of a machine may have the same residual, which counts once
         if self._workers > 1:
             self._sum_up(exchange)
 
@@ -51,13 +51,14 @@ class Suspended:
         self._sums = {place: a.asnumpy() for place, a in zip(self._sums, totals.values())}
 
     def fits(self, exchange: Exchange) -> bool:
-        """Whether this worker has its rank and as many others again."""
+        """Whether this worker has the same rank again, among the same number of workers."""
         return (self._rank, self._workers) == (exchange.rank, exchange.num_workers)
 
     def give_back(self, exchange: Exchange, names: Collection[str], all_fit: bool) -> None:
-        """Let the channels of these tensors go on: each as it was, if that `all_fit`.
+        """Restore the state of these tensors' channels.
 
-        Else those who have been there share the sums, and aggregators and random streams are new.
+        If `all_fit`, each worker gets its own state back. Otherwise the old workers share the sums
+        of all states, and aggregators and random streams start anew.
         """
         if all_fit:
             tensor_states.load(exchange, names, self._own)
@@ -68,10 +69,10 @@ class Suspended:
 
 
 def all_fit(exchange: Exchange, suspended: Optional[Suspended]) -> bool:
-    """Whether every worker of a cluster goes on as it was; all ask together."""
+    """Whether every worker has its old rank again, in a cluster of the same size; collective."""
     fits = suspended is not None and suspended.fits(exchange)
     try:
         exchange.agree("init", [("", {"goes on as it was": fits})])
-    except RuntimeError:  # some do, and some do not
+    except RuntimeError:  # some workers fit, others do not
         return False
     return fits

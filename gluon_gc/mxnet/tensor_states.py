@@ -1,6 +1,6 @@
-"""Residuals, momentum and random streams as named arrays, which are flat over the whole tensor.
+"""Residuals, momentum and random streams as named arrays, flat over the whole tensor.
 
-`state` joins the arrays of the chunks, and `load` cuts them for the chunks that there are then.
+`state` joins the arrays of the chunks. `load` cuts them for the current chunks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .exchange import Exchange, States
 
 
 def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Place, np.ndarray]]:
-    """What this worker keeps of these tensors, in the order of `layout`; waits for all exchanges.
+    """This worker's state of these tensors, in the order of `layout`; waits for all exchanges.
 
-    Each array is made when it is asked for.
+    It is a generator, which makes each array when it is asked for.
     """
     shapes = layout(exchange, names)
     unfinished: Arrays = {}
@@ -56,7 +56,7 @@ def state(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[Place, n
 
 
 def layout(exchange: Exchange, names: Collection[str]) -> Layout:
-    """Shape and dtype of each array of `state`, in the order in which they are complete."""
+    """Shape and dtype of each array of `state`, in the order in which the arrays are complete."""
     whole: Layout = {}
     for node, channels in _kept(exchange, names):
         runs = _runs(channels)
@@ -66,8 +66,8 @@ def layout(exchange: Exchange, names: Collection[str]) -> Layout:
             for piece in channel.slices:
                 if piece.tensor not in names:
                     continue
-                of_chunk = params.state_layout(piece.size, channel.dtype)
-                for what, ((count, *_), dtype) in of_chunk.items():
+                chunk_layout = params.state_layout(piece.size, channel.dtype)
+                for what, ((count, *_), dtype) in chunk_layout.items():
                     if what == STREAM:
                         place = Place(piece.tensor, node, STREAM)
                         streams[place] = streams.get(place, 0) + 1
@@ -80,27 +80,30 @@ def layout(exchange: Exchange, names: Collection[str]) -> Layout:
 
 
 def load(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
-    """Go on from what `state` returned; all workers call it, each with its own arrays.
+    """Restore a result of `state`; all workers call it, each with its own arrays.
 
-    What is nowhere starts from zero, with a random stream of its own. What servers carry over is in
-    rank 0's; an aggregator that is a worker's may find it in any worker's.
+    State that is in no array starts from zero, with a new random stream. The arrays of servers are
+    in rank 0's checkpoint. An aggregator on a worker may find its arrays in the checkpoint of any
+    worker.
     """
     load_workers(exchange, names, arrays)
     aggregated = [channel for channel in _compressed(exchange, names) if channel.aggregated]
-    theirs = {place: array for place, array in arrays.items() if place.node == "aggregator"}
-    saved = Saved(exchange.share_aggregators(aggregated, theirs))
+    aggregator_arrays = {
+        place: array for place, array in arrays.items() if place.node == "aggregator"
+    }
+    saved = Saved(exchange.share_aggregators(aggregated, aggregator_arrays))
     exchange.load_aggregators(aggregated, lambda c: _cut(exchange, c, "aggregator", saved))
 
 
 def load_workers(exchange: Exchange, names: Collection[str], arrays: Arrays) -> None:
-    """Let this worker go on from what `state` returned, without aggregators."""
+    """Restore this worker's part of a result of `state`, without aggregators."""
     saved = Saved(arrays)
     for channel in _compressed(exchange, names):
         channel.codec.load_state(_cut(exchange, channel, "worker", saved))
 
 
 def places(exchange: Exchange) -> Dict[str, Tuple[int, int]]:
-    """Of each compressed tensor, which residual is this worker's, and how many there are."""
+    """For each compressed tensor, the index of this worker's residual, and their number."""
     compressed = (channel for channel in exchange.channels if channel.codec is not None)
     return {
         piece.tensor: exchange.place(chunk)
@@ -115,14 +118,14 @@ def _compressed(exchange: Exchange, names: Collection[str]) -> List[Channel]:
 
 
 def _kept(exchange: Exchange, names: Collection[str]) -> Iterator[Tuple[str, List[Channel]]]:
-    """For each node whose states this worker saves, the channels."""
+    """For each node whose states this worker saves, its channels."""
     channels = _compressed(exchange, names)
     yield "worker", channels
     yield "aggregator", [channel for channel in channels if exchange.keeps_aggregator(channel)]
 
 
 def _runs(channels: Iterable[Channel]) -> Dict[Slice, int]:
-    """For each slice, where those without a gap before it begin."""
+    """For each slice, the first element of the run of slices without gaps that it is in."""
     runs: Dict[Slice, int] = {}
     last: Optional[Slice] = None
     slices = itertools.chain.from_iterable(channel.slices for channel in channels)

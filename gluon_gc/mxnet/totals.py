@@ -1,4 +1,4 @@
-"""Sums over all workers of small arrays that are no gradients, such as flags and metrics."""
+"""Sums small arrays that are not gradients, such as flags and metrics, over all workers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def total(exchange: Exchange, name: str, array: NDArray, call: str, about: Facts
     ----------
     exchange : Exchange
     name : str
-        What the array is; its size and dtype are the same whenever the name is used.
+        The array's name. All arrays of one name have the same size and dtype.
     array : NDArray
     call : str
-        The function of the user that needs the sum.
+        The user's function that needs the sum, for errors.
     about : Facts, optional
-        What else the workers must have in common when the name is first used.
+        Facts that must be the same on all workers in the first call with this name.
     """
     if not exchange.declared(name):
         dtype = np.dtype(array.dtype).name
@@ -43,9 +43,9 @@ def total_of_parts(
     call: str,
     about: Facts = (),
 ) -> List[np.ndarray]:
-    """The sum of each of several float64 arrays of one shape, in one exchange, for which it waits.
+    """The sum over all workers of several float64 arrays of one shape; waits for it.
 
-    The parameters are those of `total`.
+    It takes one exchange. The parameters are those of `total`.
     """
     array = mx.nd.array(np.concatenate([part.reshape(-1) for part in parts]), dtype="float64")
     sums = np.split(total(exchange, name, array, call, about).asnumpy(), len(parts))

@@ -1,4 +1,4 @@
-"""BYTEPS_TRACE_ON: a Chrome trace of some steps of this process, made by MXNet's profiler."""
+"""BYTEPS_TRACE_ON: MXNet's profiler writes a Chrome trace of some steps of this process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from .. import env
 
 
 def writable(folder: str) -> Path:
-    """A folder of BYTEPS_TRACE_DIR, made if it is missing; ConfigurationError if it cannot be."""
+    """A folder of BYTEPS_TRACE_DIR, which is created if it is missing.
+
+    Raises
+    ------
+    ConfigurationError
+        The folder cannot be created or written.
+    """
     path = Path(env.get("BYTEPS_TRACE_DIR"), folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise env.ConfigurationError(
-            f"BYTEPS_TRACE_ON is set, but nothing can be written to BYTEPS_TRACE_DIR, {path}: "
-            f"{error}"
+            f"BYTEPS_TRACE_ON is set, but BYTEPS_TRACE_DIR, {path}, is not writable: {error}"
         ) from None
     return path
 
@@ -28,8 +33,9 @@ def writable(folder: str) -> Path:
 class Trace:
     """Records the steps from BYTEPS_TRACE_START_STEP to BYTEPS_TRACE_END_STEP, both included.
 
-    What earlier and later steps queued on the engine is waited for, and stays out. If the process
-    ends before the last step, MXNet writes what there is, unless `close` has done so.
+    It waits for the operators of earlier steps before the trace, and for those of traced steps at
+    its end. If the process ends before the last step, MXNet writes the steps so far, unless `close`
+    has.
 
     Parameters
     ----------
@@ -39,7 +45,7 @@ class Trace:
     Attributes
     ----------
     step : int
-        The step that is under way, from 1.
+        The current step, from 1.
 
     Raises
     ------
@@ -56,7 +62,7 @@ class Trace:
         self.next_step()
 
     def next_step(self) -> None:
-        """A step has ended and another begins."""
+        """End the current step and begin the next one."""
         if self._span is not None:
             self._span.stop()
             self._span = None
@@ -74,7 +80,7 @@ class Trace:
             self._write()
 
     def close(self) -> None:
-        """No more steps will come: write those that there were."""
+        """Write the steps so far, because no more steps will come."""
         if self._span is not None:
             self._span.stop()
             self._write()

@@ -1,4 +1,4 @@
-"""DistributedTrainer: gluon.Trainer whose gradients travel compressed."""
+"""DistributedTrainer: a gluon.Trainer that averages compressed gradients over all workers."""
 
 from __future__ import annotations
 
@@ -26,54 +26,81 @@ from .optimizer_states import OptimizerStates
 from .parameters import Parameters, broadcast_initial, in_order_of_backward
 from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
 
-_numbers = itertools.count()  # of trainers, equal on all workers, which make them in one order
+_trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order
 
 
 class DistributedTrainer(HookedTrainer):
-    """Applies an optimizer to parameters, with gradients averaged over all workers.
+    """Averages compressed gradients over all workers, then updates the parameters.
 
-    Every worker makes its trainers, and calls their methods, in the same order.
+    It is used like gluon.Trainer. Each worker is a process that trains on one or more contexts
+    (devices). Without the argument `algorithm`, a step has these stages:
+
+    1. Each worker sums the gradient of a parameter over its contexts.
+    2. It compresses the sum. The compressed bytes are the payload.
+    3. The backend sends the payloads of all workers to an aggregator, which is a server or one of
+       the workers. The aggregator sums them, compresses the sum again, and sends it to all workers.
+       (With the compressor dgc, each worker gets all payloads and sums them itself.)
+    4. Each worker decompresses the average into the gradient: the same bits on all workers.
+    5. Each worker runs the optimizer.
+
+    Large gradients are cut into chunks, and stages 2 to 4 handle each chunk by itself. With error
+    feedback, a residual keeps the error of a compression, and is added to the next gradient.
+    Workers and aggregators have residuals of their own.
+
+    All workers must create their trainers, and call the methods of the trainers, in the same order.
 
     Parameters
     ----------
     params : ParameterDict, dict or list
-        As in gluon.Trainer. A Parameter's attribute ``compression_params`` (a dict, or None: not
-        compressed) wins over the argument below. So does BytePS's ``byteps_compressor_type``
-        (`gluon_gc.compression.byteps`); BytePS's other attributes alone add to the argument.
+        The parameters to train, as in gluon.Trainer. If a Parameter has the attribute
+        ``compression_params`` (a dict, or None for no compression), it replaces the argument of
+        that name for this parameter. BytePS's attribute ``byteps_compressor_type`` replaces it too.
+        BytePS's other attributes, without that one, are added to the argument
+        (`gluon_gc.compression.byteps`).
     optimizer : str or Optimizer
-        As in gluon.Trainer. If a compressor applies the momentum, the updates apply none; the
-        object is not changed.
+        As in gluon.Trainer. If the compressor applies the momentum ("momentum" in
+        compression_params, or "dgc"), the optimizer's update applies none. The optimizer object
+        itself is not changed.
     optimizer_params : dict, optional
         As in gluon.Trainer; not changed.
     root_rank : int
-        The worker whose initial parameters all others get.
+        The worker whose initial parameters are broadcast to all workers.
     compression_params : dict, optional
-        How gradients are compressed; `gluon_gc.compression.options` lists the keys.
+        How gradients are compressed. `gluon_gc.compression.options` lists the keys. None: gradients
+        are not compressed.
     kvstore : None, "local", "dist_sync", "horovod" or a CompressingKVStore
-        The backend; None: the environment decides.
+        The backend that moves payloads between workers. None: the launcher's environment variables
+        decide.
     on_nonfinite : str
-        What happens if a gradient has a NaN or an infinity on any worker, or if the sum of
-        uncompressed gradients has one (as when float16 overflows). "raise": all workers get an
-        MXNetError that names the parameter and the step, when they next wait for the result.
-        "skip": all workers leave the step out; they wait for each other in every step.
-        "propagate": nothing. In any case the momentum and the residual of that chunk start again
-        from zero, on that worker and on the aggregator.
+        What happens if a gradient has a NaN or an infinity on any worker. The same happens if a sum
+        of uncompressed gradients has one, for example because float16 overflows.
+
+        - "raise": all workers raise an MXNetError when they next wait for the result. The error
+          names the parameter and the step.
+        - "skip": all workers leave the update of this step out. In every step they wait for the
+          averages to decide this.
+        - "propagate": nothing is reported, and the average is not finite.
+
+        In all three cases the momentum and the residual of the affected chunk restart from zero, on
+        that worker and on the aggregator.
     max_grad_norm : float, optional
-        Clips this worker's own gradient, summed over its contexts and divided by the batch size,
-        to this l2 norm over all parameters, before momentum and compression. The average's norm
-        is no larger then. `allreduce_grads` clips before `update` divides.
+        Clips this worker's own gradient before momentum and compression. If the l2 norm over all
+        parameters is larger than this number, the gradient is scaled down to it. The norm is taken
+        after the gradient is summed over the contexts and divided by the batch size. The norm of
+        the average over all workers is then at most this number. `allreduce_grads` clips before the
+        gradients are divided by the batch size, because `update` divides them later.
     update_on_kvstore : None or False
-        As gluon.Trainer's: the optimizer always runs on the workers.
+        For compatibility with gluon.Trainer. The optimizer always runs on the workers.
     algorithm : None, str or dict, optional
-        How the workers average: a name of `gluon_gc.algorithms.registry`, or a dict of "name" and
-        options. None: they average every gradient in every step. With an algorithm,
-        compression_params say how its vectors travel, and the optimizer applies its momentum.
+        Which vectors the workers average, and in which steps: the name of an algorithm in
+        `gluon_gc.algorithms.registry`, or a dict with "name" and its options. None: they average
+        every gradient in every step. With an algorithm, compression_params apply to the vectors
+        that the algorithm averages, and the optimizer applies its own momentum.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong compression_params, max_grad_norm or algorithm, or what does not go with the
-        algorithm; before anything is sent.
+        An argument is wrong, or does not fit the algorithm. Nothing was sent.
     RuntimeError
         `init` was not called.
     """
@@ -95,11 +122,11 @@ class DistributedTrainer(HookedTrainer):
         require_on_nonfinite(on_nonfinite)
         if max_grad_norm is not None:
             require_positive("max_grad_norm", max_grad_norm)
-        parsed = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
+        checked_algorithm = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
         optimizer, optimizer_params = as_optimizer(optimizer, optimizer_params)
-        mu, nesterov = momentum_of(optimizer) if parsed is None else (None, False)
-        of_optimizer = mu, nesterov, type(optimizer).__name__
-        default = parse(compression_params, *of_optimizer)
+        mu, nesterov = momentum_of(optimizer) if checked_algorithm is None else (None, False)
+        optimizer_info = mu, nesterov, type(optimizer).__name__
+        default = parse(compression_params, *optimizer_info)
         self._own_exchange, self._root_rank = kvstore is not None, root_rank
         exchange = (
             runtime.create_exchange(kvstore) if self._own_exchange else runtime.default_exchange()
@@ -107,14 +134,18 @@ class DistributedTrainer(HookedTrainer):
         if not 0 <= root_rank < exchange.num_workers:
             raise ValueError(f"root_rank must be in [0, {exchange.num_workers}), got {root_rank}")
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        number = next(_numbers)
+        number = next(_trainer_numbers)
         self._name = f"trainer{number}"
         self._compressions = Compressions(
-            compression_params, default, self._params, of_optimizer, parsed and parsed.name
+            compression_params,
+            default,
+            self._params,
+            optimizer_info,
+            checked_algorithm and checked_algorithm.name,
         )
         warn_of_ignored(*self._compressions.written)
         self._momentum = self._compressions.momentum(optimizer)
-        common = dict(
+        shared_args = dict(
             name=self._name,
             exchange=exchange,
             params=self._params,
@@ -123,25 +154,25 @@ class DistributedTrainer(HookedTrainer):
             on_nonfinite=on_nonfinite,
         )
         self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
-            AlgorithmAveraging(parsed, **common)
-            if parsed is not None
-            else GradientAveraging(self._momentum, max_grad_norm, **common)
+            AlgorithmAveraging(checked_algorithm, **shared_args)
+            if checked_algorithm is not None
+            else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
         self._averaging.when_prepared = self._log_summary
-        traced = env.get("BYTEPS_TRACE_ON") and number == 0
-        if traced:
+        writes_trace = env.get("BYTEPS_TRACE_ON") and number == 0
+        if writes_trace:
             trace.writable(str(exchange.local_rank))
         broadcast_initial(self._params, self._broadcast)
-        self._trace = trace.Trace(str(exchange.local_rank)) if traced else None
+        self._trace = trace.Trace(str(exchange.local_rank)) if writes_trace else None
 
-    # Parameters
+    # Broadcast and cluster changes
 
     def _broadcast(self, params: Sequence[Parameter]) -> None:
         copies = [(f"parameter {param.name}", param.list_data()) for param in params]
         broadcast_copies(self._averaging.exchange, copies, self._root_rank)
 
     def _follow_cluster(self) -> None:
-        """After `resume`, go on with the new cluster."""
+        """After `resume`, use the exchange of the new cluster."""
         if self._own_exchange or self._averaging.exchange is runtime.default_exchange():
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
@@ -150,7 +181,11 @@ class DistributedTrainer(HookedTrainer):
     # A step
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Average the gradients over all workers and update the parameters; returns at once.
+        """Average the gradients over all workers and update the parameters.
+
+        The call queues its work on MXNet's engine and normally returns at once. It waits for other
+        workers in the first step, for uncompressed row-sparse gradients on Horovod, and if
+        ignore_stale_grad, on_nonfinite="skip" or AMP needs the workers' answers.
 
         With an algorithm, the optimizer applies this worker's own gradients, divided by batch_size.
         The algorithm decides whether the workers average vectors in this step.
@@ -158,22 +193,28 @@ class DistributedTrainer(HookedTrainer):
         Parameters
         ----------
         batch_size : int
-            Of this worker. Gradients are divided by batch_size * size() before momentum and
-            compression.
+            The number of samples in this worker's batch. Gradients are divided by batch_size *
+            size() before momentum and compression, so their sum over all workers is the average.
         ignore_stale_grad : bool
-            Whether a gradient may be stale, which means that backward has not made it since the
-            last step; the same on all workers. A stale gradient counts as zeros. A parameter whose
-            gradient is fresh on any context of any worker is updated everywhere; a parameter whose
-            gradient is fresh nowhere keeps its weight, residual and momentum. The workers wait for
-            each other to find this out. With an algorithm, each worker decides by itself whether
-            to update a parameter, and the algorithm averages all parameters.
+            Whether stale gradients are allowed; the same on all workers. A gradient is stale if
+            backward has not written it since the last step. If stale gradients are allowed:
+
+            - A stale gradient counts as zeros.
+            - A parameter is updated on all workers if its gradient is fresh on any context of any
+              worker.
+            - A parameter whose gradient is stale everywhere keeps its weight, residual and
+              momentum.
+            - The workers wait for each other in every step to compare which gradients are fresh.
+
+            With an algorithm, each worker decides alone whether to update a parameter, and the
+            algorithm averages all parameters.
 
         Raises
         ------
         ValueError, TypeError
-            batch_size is not a positive number; nothing was sent.
+            batch_size is not a positive number. Nothing was sent.
         UserWarning
-            A gradient of this worker is stale, and that is not to be ignored; nothing was sent.
+            A gradient of this worker is stale, and ignore_stale_grad is False. Nothing was sent.
         """
         require_positive("batch_size", batch_size)
         if not ignore_stale_grad:
@@ -185,19 +226,20 @@ class DistributedTrainer(HookedTrainer):
         self._end_step()
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
-        """Average the gradients over all workers, without dividing by the batch size.
+        """Average the gradients over all workers, without dividing them by the batch size.
 
-        `update` does that; in between, gradients may be looked at or changed.
+        Call `update` afterwards: it divides the gradients and updates the parameters. Between the
+        two calls the script may read the gradients or change them, for example clip them.
 
         Parameters
         ----------
         ignore_stale_grad : bool
-            As in `step`. Otherwise a stale gradient is averaged like any other.
+            As in `step`. If False, a stale gradient is averaged like a fresh one.
 
         Raises
         ------
         RuntimeError
-            The trainer has an algorithm, whose steps are made by `step`.
+            The trainer has an algorithm: call `step` instead.
         """
         self._averaging.require_every_step("allreduce_grads")
         self._follow_cluster()
@@ -206,24 +248,24 @@ class DistributedTrainer(HookedTrainer):
         self._divided_by_loss_scale(scaler)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update the parameters from the gradients that `allreduce_grads` left.
+        """Update the parameters from the gradients that `allreduce_grads` has averaged.
 
         Parameters
         ----------
         batch_size : int
-            Of this worker; gradients are divided by it.
+            The number of samples in this worker's batch. The gradients are divided by it.
         ignore_stale_grad : bool
-            As in `step`; `allreduce_grads` must have been given the same.
+            As in `step`. Pass the same value to `allreduce_grads`.
 
         Raises
         ------
         ValueError, TypeError
-            batch_size is not a positive number; or stale gradients are to be ignored, but
-            `allreduce_grads` has averaged one.
+            batch_size is not a positive number; or ignore_stale_grad is True, but `allreduce_grads`
+            has averaged a stale gradient.
         UserWarning
-            A gradient is stale, and that is not to be ignored.
+            A gradient is stale, and ignore_stale_grad is False.
         RuntimeError
-            The trainer has an algorithm, whose steps are made by `step`.
+            The trainer has an algorithm: call `step` instead.
         """
         self._averaging.require_every_step("update")
         require_positive("batch_size", batch_size)
@@ -233,9 +275,9 @@ class DistributedTrainer(HookedTrainer):
         self._end_step()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell compressors with a warm-up the epoch, counted from 0; all workers make this call.
+        """Tell compressors with a warm-up which epoch it is, counted from 0; all workers call this.
 
-        Until then they compress as after the warm-up.
+        Without this call they compress as after the warm-up.
         """
         self._averaging.set_epoch(checked_epoch(epoch))
 
@@ -256,25 +298,30 @@ class DistributedTrainer(HookedTrainer):
         return "\n  ".join(self._summary())
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
-        """Bytes and seconds of an average step: "tensors" by parameter name, and "total".
+        """Bytes and seconds of a step, on average: "tensors" by parameter name, and "total".
 
-        With an algorithm, "tensors" has the vectors of its rounds, such as "difference of w", and
-        the numbers are averages over rounds. Waits until all steps are done.
+        The call waits until all steps are done. With an algorithm, "tensors" lists the vectors that
+        it averages, such as "difference of w". The numbers are then averages over the exchanges of
+        these vectors, not over all steps. Each entry is a dict:
 
-        Each is a dict of raw_bytes (of the gradient), pushed_bytes and pulled_bytes (of this
-        worker's messages), ratio (raw_bytes / pushed_bytes, or None if nothing is pushed, as by
-        workers that share memory), bits_per_element (pushed), compress_seconds, wait_seconds and
-        decompress_seconds. Chunks overlap, so the seconds add up to more than a step takes.
+        - raw_bytes: size of the uncompressed gradient.
+        - pushed_bytes, pulled_bytes: bytes that this worker sends and receives.
+        - ratio: raw_bytes / pushed_bytes, or None if nothing is pushed, as when workers share
+          memory.
+        - bits_per_element: bits that this worker sends for each element.
+        - compress_seconds, wait_seconds, decompress_seconds: chunks overlap, so these add up to
+          more than the duration of a step.
 
-        "total" has exposed_seconds too: the time from the start of the last gradient's compression
-        (or copy) to the last average, over the last 64 steps at most. Backward hides all that is
-        done before. With `max_grad_norm`, compression starts when all gradients are there; on a
-        machine with several workers, when the workers have summed the gradient.
+        "total" also has exposed_seconds: the time from the start of the last gradient's compression
+        (or copy) to the last average, on average over at most the last 64 steps. Backward overlaps
+        with everything before. With `max_grad_norm`, compression starts when all gradients exist.
+        On a machine with several workers, it starts when they have summed the gradient.
+        exposed_seconds does not include the clipping and that sum.
 
         Parameters
         ----------
         reset : bool
-            Whether the next averages are of later steps alone.
+            Whether the next call averages only over the steps after this one.
         """
         tensors = {
             f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
@@ -285,41 +332,44 @@ class DistributedTrainer(HookedTrainer):
     # Checkpoints
 
     def save_states(self, fname: str) -> None:
-        """Save the optimizer's state with this worker's residuals and momentum.
+        """Save the optimizer's state, and the residuals and momentum of compression, to a file.
 
-        Residuals differ between workers, so each worker saves a file. Rank 0's has the residuals
-        of the servers too. With an algorithm, a file also has the algorithm's state and this
-        worker's parameters. An existing file is replaced once the new one is whole and on disk;
-        `gluon_gc.checkpoint` has the format.
+        Residuals differ between workers, so each worker saves a file of its own. Rank 0's file also
+        has the residuals of the servers. With an algorithm, each file also has the algorithm's
+        state and this worker's parameters. An existing file is replaced only when the new one is
+        complete and on disk. `gluon_gc.checkpoint` describes the format.
         """
         saving.save(self._checkpoint("save_states"), fname)
 
     def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
-        """Go on from what `save_states` saved; all workers call it, each with its own file.
+        """Restore the states that `save_states` saved; all workers call it, each with its own file.
 
-        Nothing changes before all workers have checked their files. Parameters are found by name;
-        if the names differ but shapes and dtypes agree, by order, with a warning. The number of
-        servers and the size of chunks may change. A file of gluon.Trainer has the optimizer's state
-        only, so residuals and momentum start from zero, with a warning. Load only files that you
-        trust: the optimizer's part is a pickle, which can run code.
+        Nothing changes until all workers have checked their files. Parameters are matched by name.
+        If the names differ but shapes and dtypes agree, they are matched by order, with a warning.
+        The number of servers and the size of chunks may differ from those of the saved job. A file
+        that gluon.Trainer saved has only the optimizer's state, so residuals and momentum start
+        from zero, with a warning.
+
+        Load only files that you trust: the optimizer's state is a pickle, which can run code.
 
         Parameters
         ----------
         fname : str or list of str
-            This worker's file. If not strict, also a list of the files of all workers, of any
-            number, the same on every worker: each worker then gets an even share of the sums of
-            all residuals and momenta.
+            This worker's file. If `strict` is False, it may also be the list of all workers' files,
+            the same list on every worker. The saved job may then have had another number of
+            workers: each worker gets an even share of the sums of all residuals and momenta.
         strict : bool
-            If not, parameters that are missing in the file start from zero, and parameters that
-            are missing here are ignored; the log names them.
+            If False, parameters that the file lacks start from zero, and parameters that the
+            trainer lacks are ignored. The log names both.
 
         Raises
         ------
         ValueError
-            A file has other parameters, another compression, rank, step or number of workers, or
-            it is damaged, or `save_states` did not write it.
+            The file was saved with other parameters, compression, rank or number of workers; it is
+            damaged, or `save_states` did not write it; or the files of a list are of different
+            steps.
         RuntimeError
-            Another worker refuses its file, or has a file of another step.
+            Another worker refuses its file, or its file is of another step.
         """
         self._follow_cluster()
         self._averaging.recall(saving.chosen(fname))

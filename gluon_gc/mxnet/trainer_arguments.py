@@ -1,4 +1,4 @@
-"""Checks of the arguments of a trainer and of its methods."""
+"""Checks the arguments of a trainer and of its methods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require_positive(name: str, value: Any) -> None:
 
 
 def require_update_on_workers(update_on_kvstore: Optional[bool]) -> None:
-    """Raise ValueError if the optimizer is to run in a store."""
+    """Raise ValueError if the optimizer is to run in a KVStore."""
     if update_on_kvstore:
         raise ValueError(
             f"update_on_kvstore must be None or False, got {update_on_kvstore!r}: the "
@@ -34,9 +34,11 @@ def require_update_on_workers(update_on_kvstore: Optional[bool]) -> None:
 def as_optimizer(
     given: Union[str, Optimizer], params: OptimizerParams
 ) -> Tuple[Optimizer, OptimizerParams]:
-    """The optimizer that a trainer was given, and the optimizer_params that are left to set."""
+    """The optimizer that a trainer was given, and the optimizer_params that are still to be set."""
     if isinstance(given, DistributedOptimizer):
-        warning = "DistributedTrainer averages by itself: unwrapped DistributedOptimizer"
+        warning = (
+            "DistributedTrainer averages gradients itself: it unwraps the DistributedOptimizer"
+        )
         warnings.warn(warning, stacklevel=3)
         return given.unwrapped, params
     if isinstance(given, Optimizer):

@@ -1,4 +1,4 @@
-"""What workers must have in common for their weights to stay equal: facts that they compare."""
+"""Facts that workers compare, because they must be the same for equal weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from mxnet.optimizer import Optimizer
 from ..agreement import Facts
 from .learning_rates import next_rate
 
-_OTHERS = {"learning_rate", "lr_scheduler", "rescale_grad", "param_idx2name", "param_dict", "sym"}
-"""Arguments of optimizers that are compared in another way, or need not be the same."""
+_NOT_COMPARED = {
+    "learning_rate",
+    "lr_scheduler",
+    "rescale_grad",
+    "param_idx2name",
+    "param_dict",
+    "sym",
+}
+"""Optimizer arguments that may differ, or that `of_optimizer` compares in another way."""
 _ATTRIBUTES = {"eps": "float_stable_eps", "pwr": "power"}
-"""Names under which MXNet's classes keep some arguments, where these are others."""
+"""Attributes of MXNet's classes whose names differ from those of the arguments."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -26,7 +33,7 @@ def of_optimizer(optimizer: Optimizer, indices: Sequence[int] = ()) -> Facts:
     ----------
     optimizer : Optimizer
     indices : sequence of int
-        The parameters that the update to come will change, whose learning rate is compared.
+        The parameters that the next update will change. That update's learning rate is compared.
     """
     scheduler = optimizer.lr_scheduler
     values = {
@@ -35,12 +42,12 @@ def of_optimizer(optimizer: Optimizer, indices: Sequence[int] = ()) -> Facts:
         "learning_rate": _plain(next_rate(optimizer, indices)),
         **_kept(optimizer),
     }
-    of_scheduler = [("the lr_scheduler", _kept(scheduler))] if scheduler is not None else []
-    return [("the optimizer", values), *of_scheduler]
+    scheduler_facts = [("the lr_scheduler", _kept(scheduler))] if scheduler is not None else []
+    return [("the optimizer", values), *scheduler_facts]
 
 
 def of_parameters(optimizer: Optimizer, params: Dict[int, Parameter]) -> Facts:
-    """The shape of each parameter, by its number, and what multiplies its rate and weight decay."""
+    """Each parameter's shape, and its multipliers of learning rate and weight decay, by index."""
     return [
         (
             f"parameter {param.name}",
@@ -55,25 +62,27 @@ def of_parameters(optimizer: Optimizer, params: Dict[int, Parameter]) -> Facts:
 
 
 def _multiplier(optimizer: Optimizer, index: int, which: str) -> Any:
-    """As the optimizer has it: of the Parameter, or of its own dict."""
+    """The multiplier from the Parameter, or from the optimizer's own dict."""
     if index in optimizer.param_dict:
         return getattr(optimizer.param_dict[index], which)
     return getattr(optimizer, which).get(index, 1.0)
 
 
-def _kept(thing: Any) -> Dict[str, Any]:
-    """The arguments of the constructor that an object keeps, if they are plain values."""
+def _kept(instance: Any) -> Dict[str, Any]:
+    """The constructor arguments that an object keeps, if they are plain values."""
     names: Set[str] = set()
-    for kind in type(thing).__mro__[:-1]:
+    for kind in type(instance).__mro__[:-1]:
         if inspect.isfunction(vars(kind).get("__init__")):
             names.update(inspect.signature(kind.__init__).parameters)
-    attributes = {name: _ATTRIBUTES.get(name, name) for name in sorted(names - _OTHERS)}
-    kept = {name: _plain(getattr(thing, attribute, None)) for name, attribute in attributes.items()}
-    return {name: value for name, value in kept.items() if _is_plain(value)}
+    attributes = {name: _ATTRIBUTES.get(name, name) for name in sorted(names - _NOT_COMPARED)}
+    arguments = {
+        name: _plain(getattr(instance, attribute, None)) for name, attribute in attributes.items()
+    }
+    return {name: value for name, value in arguments.items() if _is_plain(value)}
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, and tuples as lists."""
+    """NumPy numbers as Python numbers, and tuples as lists."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value

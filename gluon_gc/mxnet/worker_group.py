@@ -1,4 +1,4 @@
-"""The workers that a backend connects: who they are, and how they agree."""
+"""The workers that a backend connects: their ranks, and how they compare facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..auto.choice import Topology
 class WorkerGroup:
     """The workers that train together; the part of a backend that moves no gradients.
 
-    A backend supplies `_compared` and `_broadcast`. All workers make the same calls in the same
+    A backend implements `_compared` and `_broadcast`. All workers make the same calls in the same
     order.
 
     Attributes
@@ -24,9 +24,9 @@ class WorkerGroup:
     type : str
         The backend's name.
     rank, num_workers : int
-        This worker's number, and how many workers there are.
+        This worker's number, and the number of workers.
     local_rank, local_size : int
-        The same of the workers on this machine.
+        The same among the workers on this machine.
     """
 
     type = ""
@@ -38,44 +38,44 @@ class WorkerGroup:
         self.local_rank = env.get("BYTEPS_LOCAL_RANK")
         self.local_size = env.get("BYTEPS_LOCAL_SIZE")
 
-    # A backend supplies these
+    # A backend implements these
 
     def topology(self) -> Optional[Topology]:
         """The machines and servers that the network connects; None: there is no network."""
 
     def _compared(self, message: Message, call: str) -> Message:
-        """The answer of `agreement.compare` to all workers' messages.
+        """The answer of `agreement.compare` to the messages of all workers.
 
-        `call` is the function of the user in which this worker waits for the others.
+        `call` is the user's function in which this worker waits for the others.
         """
         return agreement.compare([message])
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays, on which all workers have agreed, with those of `root_rank`."""
+        """Overwrite arrays with those of `root_rank`; the workers already agree on them."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Finish all exchanges; nothing can be exchanged afterwards."""
+        """Finish all exchanges. The backend is unusable afterwards."""
 
     def abandon(self, why: str) -> None:
-        """Tell the others that this worker leaves at once; nothing can be exchanged afterwards."""
+        """Tell the others that this worker leaves at once. The backend is unusable afterwards."""
 
     # All workers call these
 
     def agree(self, call: str, facts: Facts = ()) -> None:
-        """Return when all workers have come here.
+        """Return when all workers have called this with the same arguments.
 
         Parameters
         ----------
         call : str
-            The function of the user that does this.
+            The user's function that needs this.
         facts : Facts, optional
-            What all workers must have in common.
+            Facts that must be the same on all workers.
 
         Raises
         ------
         RuntimeError
-            Workers make another call, or state other facts.
+            Workers make different calls, or state different facts.
         """
         called = [("", {"call": call}), *facts]
         agreement.reach(self.rank, called, lambda message: self._compared(message, call))
@@ -90,14 +90,14 @@ class WorkerGroup:
         arrays : sequence of NDArray
         root_rank : int
         called : sequence of str, optional
-            What errors call the arrays.
+            The arrays' names in errors.
 
         Raises
         ------
         ValueError
             There is no such worker.
         RuntimeError
-            Workers have arrays of other names, shapes or dtypes, or another root_rank.
+            Workers have arrays of different names, shapes or dtypes, or another root_rank.
         """
         if not 0 <= root_rank < self.num_workers:
             raise ValueError(f"root_rank must be in [0, {self.num_workers}), got {root_rank}")
@@ -110,7 +110,7 @@ class WorkerGroup:
         self._broadcast(arrays, root_rank)
 
     def bytes_of_root(self, own: bytes) -> bytes:
-        """Rank 0's bytes, given each worker's, which are as many."""
+        """Rank 0's bytes. All workers pass the same number of bytes."""
         array = mx.nd.array(np.frombuffer(own, np.uint8), dtype="uint8")
         self.broadcast([array], root_rank=0)
         return array.asnumpy().tobytes()

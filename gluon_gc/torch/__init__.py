@@ -1,6 +1,6 @@
-"""Gradient compression for PyTorch: a hook for DistributedDataParallel, and BytePS's API.
+"""Gradient compression for PyTorch: a DistributedDataParallel hook, and BytePS's API.
 
-Bytes travel through torch.distributed; torchrun starts the workers.
+torch.distributed sends the data between the workers. torchrun or another launcher starts them.
 
     import gluon_gc.torch as bps
 """

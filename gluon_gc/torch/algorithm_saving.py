@@ -1,4 +1,4 @@
-"""The `state_dict` of an AlgorithmState: plain values and tensors.
+"""The `state_dict` of an AlgorithmState, made of plain values and tensors.
 
     {"format": 1, "rank", "world_size", "machines", "algorithm": {"name", OPTION...}, "steps",
      "tensors": [{"name", "shape", "dtype", "compression"}, ...],
@@ -31,7 +31,7 @@ _OWNER = "a DistributedOptimizer with an algorithm"
 
 
 def state_dict(state: AlgorithmState) -> Dict[str, Any]:
-    """This worker's checkpoint."""
+    """Return this worker's checkpoint."""
     kinds = {
         kind: {name: array.detach().clone() for name, array in arrays.items()}
         for kind, arrays in state.driver.state.items()
@@ -55,7 +55,7 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same, the signs of zeros included."""
+    """Return whether two tensors have the same bits, including the signs of zeros."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     bits = torch.int32 if one.itemsize == 4 else torch.int64
@@ -63,7 +63,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
-    """Go on from a checkpoint, after every worker has checked its own."""
+    """Continue from a checkpoint, after every worker has checked its own."""
     gather = state.rounds.meeting.gather_objects
     state_dicts.if_all_fit(
         gather, lambda: _checked(state, given), lambda checked: _facts(state, checked)
@@ -83,7 +83,7 @@ def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
 
 
 def _described(state: AlgorithmState) -> Dict[str, Any]:
-    """Everything but the algorithm that must be the same in a checkpoint and in the state."""
+    """Return the values, except the algorithm, that a checkpoint and the state must share."""
     return {
         **state_dicts.described_workers(state.rounds.meeting),
         "tensors": state_dicts.described_parameters(state.parameters, state.params),
@@ -91,7 +91,7 @@ def _described(state: AlgorithmState) -> Dict[str, Any]:
 
 
 def _checked(state: AlgorithmState, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state_dict that fits; ValueError if it does not."""
+    """Return the state_dict, or raise ValueError if it does not fit."""
     state_dicts.require_format(given, "algorithm", _OWNER)
     here = _described(state)
     for key in ("world_size", "rank", "machines"):
@@ -110,12 +110,12 @@ def _checked(state: AlgorithmState, given: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
-    """ValueError unless the algorithm's state has the kinds and shapes that it begins with."""
+    """Raise ValueError unless the saved state has the kinds and shapes of a new state."""
     begun = state.algorithm.begin(state.rounds.parameters()) if given["steps"] else {}
     fitting.check(NOUN, "set of kinds of state", sorted(given["state"]), sorted(begun))
     for kind, arrays in begun.items():
         for name in arrays.keys() & given["state"][kind].keys():
-            shapes = [list(of[name].shape) for of in (given["state"][kind], arrays)]
+            shapes = [list(side[name].shape) for side in (given["state"][kind], arrays)]
             fitting.check(NOUN, f"shape of the {kind} of parameter '{name}'", *shapes)
 
 
@@ -124,7 +124,7 @@ def _sizes(optimizer: Mapping[str, Any]) -> List[int]:
 
 
 def _facts(state: AlgorithmState, given: Mapping[str, Any]) -> Facts:
-    """Facts that must be the same in the checkpoints of all workers."""
+    """Return facts that must be the same in the checkpoints of all workers."""
     shared = {kind: given["state"].get(kind, {}) for kind in state.algorithm.shared}
     checksums = [
         (

@@ -1,4 +1,4 @@
-"""The state of an algorithm for the parameters of an optimizer, and its steps."""
+"""AlgorithmState: the state and the steps of an algorithm for one optimizer."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class AlgorithmState:
     named_parameters : iterable of (str, Parameter)
     algorithm : Algorithm
     compression_params : dict, optional
-        How vectors are compressed.
+        The compression of the vectors that are averaged.
     optimizer : Optimizer
     process_group : ProcessGroup, optional
     overrides : mapping, optional
+        See `CompressionState`.
 
     Attributes
     ----------
-    parameters : dict of Parameter
+    parameters : dict of str to Parameter
         By name.
     options : dict
-        The algorithm's options, with its "name".
+        The options of the algorithm, and its "name".
     driver : Driver
     rounds : Rounds
     optimizer : Optimizer
@@ -81,7 +82,7 @@ class AlgorithmState:
         return self.driver.steps
 
     def step(self, update: Callable[[], None]) -> None:
-        """Make a step, in which the algorithm calls `update`; all workers call this."""
+        """Make a step, in which the algorithm calls `update`. All workers call this."""
         self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
         if not self._agreed:
@@ -89,7 +90,7 @@ class AlgorithmState:
         self.driver.step(update)
 
     def _agree(self) -> None:
-        """RuntimeError, on all workers, unless they can begin together."""
+        """Raise a RuntimeError on all workers unless they can begin together."""
         facts = [*facts_of(self.optimizer, None)]
         if not self.steps:
             parameters = self.rounds.parameters().items()
@@ -99,16 +100,16 @@ class AlgorithmState:
         self._agreed = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell compressors with a warm-up which epoch it is, counted from 0; on all workers."""
+        """Set the epoch, counted from 0, for compressors with a warm-up. All workers call this."""
         epoch = checked_epoch(epoch)
         for exchange in self.rounds.exchanges.values():
             exchange.set_epoch(epoch)
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
-        """Bytes and seconds of a step, on average over steps with and without rounds.
+        """Return the average bytes and seconds of a step, over steps with and without rounds.
 
         The keys are those of `CompressionState.compression_stats`, and "rounds": the number of
-        rounds of each kind. With `reset`, the next averages are of later steps alone.
+        rounds of each kind. With `reset`, the next call only averages over later steps.
         """
         steps = self.steps - self._stats_from
         exchanges = self.rounds.exchanges
@@ -120,30 +121,32 @@ class AlgorithmState:
         return found
 
     def state_dict(self) -> Dict[str, Any]:
-        """This worker's checkpoint; each worker saves its own.
+        """Return this worker's checkpoint. Each worker saves its own.
 
-        It has the algorithm's state, the residuals of its rounds, the optimizer's state and this
-        worker's parameters: plain values and tensors, which `torch.load(weights_only=True)` reads.
-        If a parameter equals a tensor of the state, both are one tensor, which is saved once.
+        It contains the algorithm's state, the residuals of its rounds, the optimizer's state and
+        this worker's parameters. It has only plain values and tensors, so that
+        ``torch.load(weights_only=True)`` reads it. A parameter that equals a tensor of the state is
+        that tensor, so that torch.save writes it once.
         """
         return algorithm_saving.state_dict(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned on this worker; all workers call this.
+        """Continue from the `state_dict` of this worker. All workers call this.
 
         Parameters and the optimizer's state are overwritten.
 
         Raises
         ------
         ValueError
-            It does not fit; nothing was changed.
+            The state_dict does not fit. Nothing was changed.
         RuntimeError
-            It does not fit on another worker, or is of another step there; nothing was changed.
+            The state_dict of another worker does not fit, or is of another step. Nothing was
+            changed.
         """
         self.rounds.require_open()
         algorithm_saving.load(self, state_dict)
         self._stats_from = self.steps
 
     def close(self) -> None:
-        """End the threads; no step can be made afterwards."""
+        """Stop the threads. No step can be made afterwards."""
         self.rounds.close()

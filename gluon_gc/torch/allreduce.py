@@ -1,4 +1,4 @@
-"""Chunks whose values travel as they are, and are many: torch.distributed sums them in place."""
+"""Allreduce: large uncompressed chunks, which torch.distributed sums in place."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from .job import Job
 from .stages import Stages
 from .stats import Meter, shares_of
 
-LARGE_BYTES = 512 * 1024  # of a chunk; smaller ones' rings would take their hops' time
+LARGE_BYTES = 512 * 1024  # of a chunk; for smaller ones, the latency of a ring would dominate
 
 
 def sums_in_place(chunk: ExchangedChunk) -> bool:
-    """Whether a chunk is for `Allreduce`: smaller ones travel with others, in their messages."""
+    """Return whether `Allreduce` sums a chunk. Other chunks share messages with neighbours."""
     plain = chunk.kind == PLAIN and chunk.local is None and chunk.num_bytes >= LARGE_BYTES
-    as_they_are = chunk.wire == getattr(torch, chunk.working)
-    return plain and as_they_are and gpu.in_host_memory(chunk.device)
+    no_cast = chunk.wire == getattr(torch, chunk.working)
+    return plain and no_cast and gpu.in_host_memory(chunk.device)
 
 
 class Allreduce(Stages[Job]):
-    """Neighbours in one tensor, summed together by torch.distributed.
+    """Neighbouring chunks of one tensor, which torch.distributed sums together.
 
-    Tensors are not summed together: the order in which a sum is added up depends on where it is
-    in the whole, and the bits are not to depend on which tensors are neighbours.
+    Different tensors are summed separately: the order of the additions depends on an element's
+    place in the summed array, and the result must not depend on the tensors that happen to be
+    neighbours.
 
     Parameters
     ----------
@@ -46,14 +47,14 @@ class Allreduce(Stages[Job]):
         first, last = self.chunks[0].piece, self.chunks[-1].piece
         self._piece = Slice(first.tensor, first.begin, last.end)
         self._group, self._work = group, []
-        self._users = torch.zeros(1)  # how many workers have a gradient
+        self._users = torch.zeros(1)  # the number of workers that have a gradient
         self._bytes = sum(chunk.num_bytes for chunk in chunks)
 
     def shares(self) -> Iterator[Tuple[str, float]]:
         return shares_of(self.chunks)
 
     def send(self, job: Job) -> None:
-        """Begin to sum the job's values."""
+        """Start to sum the job's values."""
         values = job.of(self._piece)
         if job.scale != 1.0:
             values *= job.scale
@@ -65,7 +66,7 @@ class Allreduce(Stages[Job]):
         self.meter.pushed_bytes += self._bytes
 
     def deliver(self, job: Job) -> None:
-        """Wait until they are there."""
+        """Wait for the sums."""
         with self.meter.timing("wait_seconds"):
             for work in self._work:
                 work.wait()

@@ -1,4 +1,4 @@
-"""The choices of "auto" for parameters, and the probe of the links between their workers."""
+"""The choices of the compressor "auto", and its probe of the network between the workers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .staging import Staged, wire_of
 
 
 def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dict[str, str]:
-    """The best compressor for each tensor, by name; all workers of the group call this.
+    """Return the name of the best compressor for each tensor. All workers of the group call this.
 
     Parameters
     ----------
     tensors : sequence of Tensor
-        In the order of backward. Their params have an accuracy.
+        In the order in which backward computes them. Their params have an accuracy.
     group : ProcessGroup, optional
     """
     with closing(Exchange(group)) as exchange:
@@ -37,14 +37,22 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
 
         says = exchange.rank == 0
         names = selection.chosen(tensors, _topology(exchange), measure, says=says)
-        of_root = exchange.gather_objects(names)[0]
-    return dict(zip((tensor.name for tensor in tensors), of_root))
+        root_names = exchange.gather_objects(names)[0]
+    return dict(zip((tensor.name for tensor in tensors), root_names))
 
 
 def recalled(
     params: Mapping[str, CompressionParams], saved: Iterable[Mapping[str, Any]]
 ) -> Dict[str, str]:
-    """The choices in a state_dict that lists such parameters, by their names."""
+    """Return the choices of "auto" in a checkpoint, by parameter name.
+
+    Parameters
+    ----------
+    params : mapping of str to CompressionParams
+        The params of the parameters that have the compressor "auto".
+    saved : iterable of mapping
+        The descriptions of the checkpoint's parameters.
+    """
     names = {}
     for parameter in saved:
         if parameter["name"] in params:
@@ -57,13 +65,13 @@ def recalled(
 def measured(
     exchange: Exchange, topology: Topology, compressors: Mapping[str, CompressionParams]
 ) -> Measured:
-    """The speeds of the links and of these compressors; it takes some seconds."""
+    """Measure the speed of the network and of these compressors, for some seconds."""
     workers = _Workers(exchange)
     return Measured(probe.link(workers, topology), probe.speeds(workers, compressors))
 
 
 def _topology(exchange: Exchange) -> Optional[Topology]:
-    """None: there is one machine, or worker, alone."""
+    """Return None if there is only one machine or worker."""
     machines = exchange.workers if exchange.machines is None else exchange.machines.count
     return Topology(machines, servers=0) if machines > 1 else None
 

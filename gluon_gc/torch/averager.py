@@ -1,20 +1,10 @@
-"""Hands gradients over as backward makes them, in an order that all workers share."""
+"""Averager: averages gradients while backward computes them, in the same order on all workers."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-)
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch.autograd import Variable
@@ -25,25 +15,25 @@ from ..options import is_whole
 from .optimizer_hooks import require_averaged
 from .state import CompressionState
 
-_BUCKET_BYTES = 4 * 2**20  # of gradients that are handed over together, about
+_BUCKET_BYTES = 4 * 2**20  # the approximate size of a bucket of gradients
 
 _numbers = itertools.count()
 averagers: weakref.WeakValueDictionary[int, Averager] = weakref.WeakValueDictionary()
-"""All of this process, in the order in which they were made, which is the same on all workers."""
+"""The averagers of this process, by a number that is the same on all workers."""
 
 Bucket = Sequence[torch.nn.Parameter]
-"""One parameter whose gradient is sparse, or some whose gradients are dense."""
+"""One parameter with a sparse gradient, or several with dense gradients."""
 
 
 class UnderWay(NamedTuple):
-    """Gradients that are being averaged.
+    """A bucket whose gradients are being averaged.
 
     Parameters
     ----------
     future : Future
     bucket : Bucket
-    values : dict
-        By parameter the dense tensor that becomes the average.
+    values : dict of Parameter to Tensor
+        The dense tensors that become the averages; empty for a sparse gradient.
     """
 
     future: Future[Any]
@@ -52,7 +42,7 @@ class UnderWay(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A gradient as backward has left it."""
+    """A gradient as backward left it."""
 
     gradient: torch.Tensor
     version: int
@@ -61,40 +51,40 @@ class _Made(NamedTuple):
 class Averager:
     """Averages the gradients of an optimizer's parameters.
 
-    Averages are there when backward returns, if it has made the gradients of all parameters; or
-    else when the optimizer steps.
+    When backward returns, all gradients are averaged if it has computed one for every parameter.
+    Otherwise the optimizer's step averages the rest.
 
     Parameters
     ----------
     optimizer : Optimizer
     passes : int
-        How often backward is called in a step.
+        The number of backward passes per step.
     state : CompressionState
-        Of all parameters that the optimizer steps.
+        The state for all parameters of the optimizer.
 
     Attributes
     ----------
     skips : bool
-        Whether steps do not average.
+        Whether the optimizer steps without averaging.
     """
 
     def __init__(self, optimizer: Optimizer, passes: int, state: CompressionState) -> None:
         self.set_passes(passes)
         self.skips, self.state, self._optimizer = False, state, optimizer
-        self._buckets: Optional[List[Bucket]] = None  # until it is known which are sparse
+        self._buckets: Optional[List[Bucket]] = None  # unknown until the first gradients exist
         self._averages: Dict[torch.Tensor, weakref.ref] = {}
         self._begin()
         state.gradients.when_made = self._ready
         averagers[next(_numbers)] = self
 
     def set_passes(self, passes: int) -> None:
-        """Expect so many backwards a step from now on."""
+        """Set the number of backward passes per step."""
         self.passes = checked_passes(passes)
 
     def _begin(self) -> None:
-        """Expect the gradients of a new step."""
+        """Prepare for the gradients of a new step."""
         self._passes: Dict[torch.Tensor, int] = dict.fromkeys(self.state.parameters.values(), 0)
-        self._left = len(self._passes)  # parameters that backward has not come to often enough
+        self._left = len(self._passes)  # the parameters that wait for further backward passes
         self._made: Dict[torch.Tensor, _Made] = {}
         self._under_way: List[UnderWay] = []
         self._averaged = False
@@ -102,7 +92,7 @@ class Averager:
     # Backward
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        """Note that backward has added to a gradient."""
+        """Handle a gradient that backward has added to."""
         if self._dropped(parameter):
             self.drop()
         name = self.state.name_of(parameter)
@@ -113,8 +103,8 @@ class Averager:
         if self._averaged or self._passes[parameter] == self.passes:
             raise RuntimeError(
                 f"backward computed the gradient of parameter {name} more than "
-                f"backward_passes_per_step ({self.passes}) times before step(); the optimizer's "
-                "zero_grad() leaves a step out"
+                f"backward_passes_per_step ({self.passes}) times before step(); to skip a step, "
+                "call the optimizer's zero_grad()"
             )
         self._made[parameter] = _Made(parameter.grad, parameter.grad._version)
         self._passes[parameter] += 1
@@ -125,17 +115,17 @@ class Averager:
             Variable._execution_engine.queue_callback(self._finish_backward)
 
     def _finish_backward(self) -> None:
-        """Called when backward has made all gradients, just before it returns."""
+        """Called just before backward returns, if it has computed all gradients."""
         self.synchronize()
 
     def _dropped(self, parameter: torch.Tensor) -> bool:
-        """Whether a gradient was set to None since backward has made it, without a step."""
+        """Return whether a gradient of backward was replaced or set to None without a step."""
         if self._averaged:
             return self._averages[parameter]() is not parameter.grad
         return parameter in self._made and self._made[parameter].gradient is not parameter.grad
 
     def _hand_over(self, all_of_them: bool = False) -> None:
-        """Begin to average the buckets whose turn it is."""
+        """Start to average the complete buckets, in their order, up to the first incomplete one."""
         for bucket in self._buckets[len(self._under_way) :]:
             if not all_of_them and any(self._passes[p] < self.passes for p in bucket):
                 return
@@ -160,7 +150,7 @@ class Averager:
     # Afterwards
 
     def synchronize(self) -> None:
-        """Wait until all gradients are averages, unless they are."""
+        """Wait until all gradients are averaged."""
         if self._averaged:
             return
         require_averaged(self._optimizer, self._passes)
@@ -176,15 +166,18 @@ class Averager:
         self._averaged = True
 
     def _find_buckets(self) -> None:
-        """Ask all workers which gradients are sparse."""
+        """Learn from all workers which gradients are sparse."""
         parameters = self.state.parameters
         own = [n for n, p in parameters.items() if p.grad is not None and p.grad.is_sparse]
-        everybody = self.state.exchange.gather_objects(own, "begin the first step")
-        self._of_sparse = {parameters[name] for names in everybody for name in names}
+        sparse_names = self.state.exchange.gather_objects(own, "begin the first step")
+        self._of_sparse = {parameters[name] for names in sparse_names for name in names}
         self._buckets = _buckets(parameters, self._of_sparse)
 
     def _deliver(self, part: UnderWay) -> None:
-        """Wait for averages, and give them to the parameters; unused ones have none."""
+        """Wait for the averages of a bucket and give them to the parameters.
+
+        A parameter without a gradient on any worker gets none.
+        """
         result = part.future.wait()
         for parameter in part.bucket:
             if not part.values:
@@ -193,24 +186,24 @@ class Averager:
                 parameter.grad = part.values[parameter]
 
     def drop(self) -> None:
-        """Forget the gradients of this step, once those under way have been exchanged."""
+        """Discard the gradients of this step, after the exchanges under way have ended."""
         under_way = self._under_way
         self._begin()
         for part in under_way:
             part.future.wait()
 
     def leave(self) -> None:
-        """Finish what is under way; a step that has begun is left out."""
+        """Finish the exchanges under way. A step that has begun is skipped."""
         self.drop()
 
     def before_step(self) -> None:
-        """What the optimizer's hook does."""
+        """Average the gradients. The optimizer calls this before each step."""
         if not self.skips:
             self.synchronize()
         self._begin()
 
     def _require_unchanged(self) -> None:
-        """RuntimeError if a gradient was changed since backward has made it."""
+        """Raise a RuntimeError if a gradient was changed after backward computed it."""
         for parameter, (gradient, version) in self._made.items():
             if parameter.grad is not gradient or gradient._version != version:
                 raise RuntimeError(
@@ -221,7 +214,7 @@ class Averager:
 
 
 def checked_passes(passes: Any) -> int:
-    """backward_passes_per_step as an int; ValueError if it is wrong."""
+    """Return backward_passes_per_step as an int, or raise ValueError if it is wrong."""
     if not is_whole(passes) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be a whole number > 0, got {passes!r}")
     return int(passes)
@@ -230,7 +223,7 @@ def checked_passes(passes: Any) -> int:
 def _buckets(
     parameters: Mapping[str, torch.nn.Parameter], of_sparse: Collection[torch.Tensor]
 ) -> List[Bucket]:
-    """Neighbours on one device, the last ones first, as backward comes to them."""
+    """Group neighbouring parameters of one device, the last ones first, as in backward."""
     buckets: List[List[torch.nn.Parameter]] = []
     size, last = _BUCKET_BYTES, None
     for parameter in reversed(list(parameters.values())):
@@ -244,12 +237,12 @@ def _buckets(
 
 
 def _as_dense(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter's gradient, dense: the same memory if it is; zeros if there is none."""
+    """Return a parameter's gradient as a dense tensor: itself if dense, zeros if None."""
     if parameter.grad is None:
         return torch.zeros_like(parameter, requires_grad=False)
     return parameter.grad.to_dense()
 
 
 def _reference(tensor: Optional[torch.Tensor]) -> Callable[[], Optional[torch.Tensor]]:
-    """What gives a tensor, without keeping it."""
+    """Return a function that returns the tensor while it exists, without keeping it alive."""
     return (lambda: None) if tensor is None else weakref.ref(tensor)

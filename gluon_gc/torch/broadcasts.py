@@ -1,4 +1,4 @@
-"""BytePS's broadcasts, through torch.distributed's."""
+"""BytePS's broadcast functions, implemented with torch.distributed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def broadcast_parameters(
     Parameters
     ----------
     params : mapping, or iterable of (str, Tensor) or of Tensor
-        As `model.state_dict()`, `model.named_parameters()` or `model.parameters()`; all workers
-        have the same names, shapes and dtypes in the same order.
+        The result of `model.state_dict()`, `model.named_parameters()` or `model.parameters()`. All
+        workers pass the same names, shapes and dtypes in the same order.
     root_rank : int
     prefix : str
-        Accepted, without effect, as BytePS has it.
+        Accepted for BytePS's sake, without effect.
 
     Raises
     ------
     TypeError
-        A parameter is no tensor.
+        A parameter is not a tensor.
     RuntimeError
-        Workers differ in them; nothing has changed then.
+        The workers' parameters differ. Nothing was changed.
     """
     _check_root(root_rank)
-    given = enumerate(params.items() if isinstance(params, Mapping) else params)
-    pairs = [one if isinstance(one, tuple) else (number, one) for number, one in given]
+    numbered = enumerate(params.items() if isinstance(params, Mapping) else params)
+    pairs = [item if isinstance(item, tuple) else (number, item) for number, item in numbered]
     named = [(name, tensor) for name, tensor in pairs if tensor is not None]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
@@ -50,29 +50,29 @@ def broadcast_parameters(
     ]
     _agree([("broadcast_parameters", {"root_rank": root_rank}), *facts], "broadcast_parameters")
     for _, tensor in named:
-        whole = tensor.data.contiguous()
-        dist.broadcast(whole.reshape(-1).view(torch.uint8), root_rank)
-        if whole.data_ptr() != tensor.data_ptr():
-            tensor.data.copy_(whole)
+        contiguous = tensor.data.contiguous()
+        dist.broadcast(contiguous.reshape(-1).view(torch.uint8), root_rank)
+        if contiguous.data_ptr() != tensor.data_ptr():
+            tensor.data.copy_(contiguous)
 
 
 def broadcast_optimizer_state(
     optimizer: Optimizer, root_rank: int = 0, prefix: str = "Parameter."
 ) -> None:
-    """Overwrite an optimizer's state, and the settings of its groups, with worker `root_rank`'s.
+    """Overwrite an optimizer's state and group settings with those of worker `root_rank`.
 
     Parameters
     ----------
     optimizer : Optimizer
-        All workers have one of the same class, for the same parameters.
+        All workers pass an optimizer of the same class, with parameters of the same shapes.
     root_rank : int
     prefix : str
-        Accepted, without effect, as BytePS has it.
+        Accepted for BytePS's sake, without effect.
 
     Raises
     ------
     RuntimeError
-        Workers differ in class or parameters; nothing has changed then.
+        The classes or the parameters differ. Nothing was changed.
     """
     _check_root(root_rank)
     groups = param_groups(optimizer)
@@ -85,19 +85,19 @@ def broadcast_optimizer_state(
     _agree(facts, "broadcast_optimizer_state")
     state = broadcast_object(optimizer.state_dict(), root_rank)
     if dist.get_rank() != root_rank and any(group["params"] for group in groups):
-        optimizer.load_state_dict(state)  # moves tensors to where the parameters are
+        optimizer.load_state_dict(state)  # moves tensors to the parameters' device
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str = "") -> Any:
-    """What worker `root_rank` calls this with, on all workers.
+    """Return the object of worker `root_rank`, on all workers.
 
     Parameters
     ----------
     obj : object
-        That can be pickled; of other workers it is not looked at.
+        It must be picklable. The objects of other workers are ignored.
     root_rank : int
     name : str
-        Accepted, without effect, as BytePS has it.
+        Accepted for BytePS's sake, without effect.
     """
     _check_root(root_rank)
     box = [obj]

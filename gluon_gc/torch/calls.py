@@ -1,8 +1,8 @@
-"""Compresses and decompresses all chunks of a `Coding` with one call: on the CPU or on a GPU.
+"""Library calls that compress or decompress all chunks of a `Coding` at once, on the CPU or a GPU.
 
-Each of these classes has `compress`, which writes the payloads of a job's values to the buffers,
-and `decompress`, which writes the sums to the job's values and returns a status for each chunk.
-`delivered` has the chunks whose sum this worker gets.
+Each class has two methods. `compress` writes the payloads of a job's values to the buffers.
+`decompress` writes the sums to the job's values, and returns a status for each chunk. The attribute
+`delivered` lists the chunks whose sum this worker gets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ratios = Optional[Sequence[float]]
 
 
 class OnHost:
-    """Calls on the CPU, for values in its memory.
+    """Calls on the CPU, for values in host memory.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class OnHost:
 
 
 class ByHost(OnHost):
-    """Calls on the CPU, for values that are copied to its memory, and back."""
+    """Calls on the CPU, for values on a GPU, which are copied to host memory and back."""
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
         super().__init__(chunks, buffers)
@@ -81,9 +81,9 @@ class ByHost(OnHost):
 
 
 class OnGpu:
-    """Calls on the GPU that has the values. Payloads are copied from its memory and to it.
+    """Calls on the GPU that has the values. Only payloads are copied between GPU and host memory.
 
-    The CPU checks received payloads before they are copied.
+    The CPU checks received payloads before they are copied to the GPU.
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
@@ -124,7 +124,7 @@ class OnGpu:
 
 
 class _GpuBatch(kernels.Batch):
-    """Calls for codecs of a GPU. Each call has a workspace and a ticket of its own there.
+    """A batch of calls on a GPU. Each call has its own workspace and ticket in GPU memory.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class _GpuBatch(kernels.Batch):
 
     def __init__(self, function: str, coders: Sequence[GpuCoder], device: torch.device) -> None:
         codecs = [coder.gpu_codec for coder in coders]
-        self._workspaces = [  # PyTorch aligns them to 64 bytes at least
+        self._workspaces = [  # PyTorch aligns them to at least 64 bytes
             torch.empty(codec.workspace_bytes, dtype=torch.uint8, device=device) for codec in codecs
         ]
         self._tickets = torch.zeros(len(codecs) * TICKET_BYTES, dtype=torch.uint8, device=device)
@@ -148,12 +148,12 @@ class _GpuBatch(kernels.Batch):
             call.status = None
 
     def write(self, payload: Sequence[torch.Tensor]) -> None:
-        """Let the calls write payloads to these tensors, in the GPU's memory."""
+        """Set the tensors in GPU memory that the calls write payloads to."""
         for call, tensor in zip(self._calls, payload):
             call.payload = tensor.data_ptr()
 
     def read(self, payloads: Sequence[torch.Tensor]) -> None:
-        """Let the calls read payloads from the rows of these tensors, in the GPU's memory."""
+        """Set the tensors in GPU memory whose rows are the payloads that the calls read."""
         for call, tensor in zip(self._calls, payloads):
             call.payloads, call.stride, call.count = (
                 tensor.data_ptr(),
@@ -162,13 +162,13 @@ class _GpuBatch(kernels.Batch):
             )
 
     def queue(self, stream: int) -> None:
-        """Let the calls run in a stream."""
+        """Set the CUDA stream of the calls."""
         for call in self._calls:
             call.stream = stream
 
 
 def calls_of(chunks: Sequence[ExchangedChunk]) -> Type[Union[OnHost, OnGpu]]:
-    """The class of these that is for the chunks of a `Coding`."""
+    """Return the class for the chunks of a `Coding`."""
     if gpu.in_host_memory(chunks[0].device):
         return OnHost
     return OnGpu if isinstance(chunks[0].coder, GpuCoder) else ByHost

@@ -1,4 +1,4 @@
-"""What is open, and is closed when this worker shuts down."""
+"""The objects of this worker that are closed at shutdown."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Protocol
 
 
 class Closable(Protocol):
-    """What has threads or groups."""
+    """An object with threads or process groups."""
 
     def close(self) -> None:
-        """End them; does nothing the second time."""
+        """Stop the threads and release the groups. A second call does nothing."""
 
 
 _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
-def opened(one: Closable) -> None:
-    """Have it closed at the end, if nobody closes it earlier."""
-    _open.add(one)
+def opened(closable: Closable) -> None:
+    """Close this object at shutdown, unless it is closed earlier."""
+    _open.add(closable)
 
 
 def close_all() -> None:
-    """Close all of them."""
-    for one in list(_open):
-        one.close()
+    """Close all open objects."""
+    for closable in list(_open):
+        closable.close()
     _open.clear()

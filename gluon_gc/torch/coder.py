@@ -1,4 +1,4 @@
-"""The codec of one compressed chunk, with its residual, momentum and random stream."""
+"""Coder: the codec of one compressed chunk, with its residual, momentum and random stream."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from . import gpu
 
 
 class Coder:
-    """The codec of n elements with its residual, momentum and random stream.
+    """The codec of n elements, with its residual, momentum and random stream.
 
     Parameters
     ----------
     params : CompressionParams
-        With a compressor.
+        It has a compressor.
     n : int
-        Number of elements.
+        The number of elements.
     dtype : "float32" or "float64"
-        The dtype of the arithmetic and the state.
+        The dtype of the arithmetic and of the state.
     start : stream.State, optional
-        The start of its random stream, for a compressor that draws.
+        The start of the random stream; None if the compressor draws no random numbers.
 
     Attributes
     ----------
     codec : Codec
     carried : kernels.State
-        The residual and momentum, in the form that the codec gives them.
+        The residual and momentum, in the codec's own form.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class Coder:
         self._kept: Optional[Tuple[List[Any], streams.Stream]] = None  # copies
 
     def set_epoch(self, epoch: Optional[int]) -> None:
-        """Compress as in an epoch, counted from 0."""
+        """Set the epoch, counted from 0; None: compress as after the warm-up."""
         self.codec = self._params.codec(self._n, self._dtype, epoch)
 
     def take_draws(self) -> kernels.Position:
-        """The position of the next call in the random stream, which moves on."""
+        """Return the position of the next call in the random stream, and advance the stream."""
         *state, drawn = self._stream.take(self.codec.draws)
         return kernels.position(state, drawn)
 
-    # Steps that are left out
+    # Steps that are undone
 
     def keep(self) -> None:
-        """Keep a copy of residual, momentum and random stream, for `take_back`."""
+        """Copy the residual, momentum and random stream, for `take_back`."""
         self._kept = self._copies(), copy.copy(self._stream)
 
     def take_back(self) -> None:
-        """Go back to the state at the last `keep`, or to the beginning if there was none."""
+        """Return to the state at the last `keep`, or to the start if there was none."""
         if self._kept is None:
             self._stream = streams.Stream(self._start)
             self._overwrite(None)
@@ -80,14 +80,17 @@ class Coder:
         return kept
 
     def _overwrite(self, arrays: Optional[List[Any]]) -> None:
-        """Write copies to the arrays in use; None: zeros."""
+        """Write the copies back to the arrays in use; None: write zeros."""
         for i, array in enumerate(_arrays(self.carried)):
             array[:] = 0 if arrays is None else arrays[i]
 
     # Checkpoints
 
     def state(self) -> Dict[str, np.ndarray]:
-        """For a checkpoint: "residual" and "momentum", shape (n,), and "stream", shape (2,)."""
+        """Return the arrays for a checkpoint.
+
+        They are "residual" and "momentum", shape (n,), and "stream", shape (2,).
+        """
         state = {}
         if self.codec.traits.draws:
             state["stream"] = self.stream_state()
@@ -98,11 +101,11 @@ class Coder:
         return state
 
     def stream_state(self) -> np.ndarray:
-        """The state of the random stream, shape (2,)."""
+        """Return the state of the random stream, shape (2,)."""
         return self._stream.state()
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from the result of `state`."""
+        """Continue from the result of `state`."""
         if self.codec.traits.draws:
             self._stream.load_state(state["stream"])
         carried = self.carried
@@ -114,24 +117,24 @@ class Coder:
 
 
 def _arrays(state: kernels.State) -> List[np.ndarray]:
-    """The arrays of a codec's state."""
+    """Return the arrays of a codec's state."""
     return [array for array in (state.momentum, *state.memory) if array is not None]
 
 
 class GpuCoder(Coder):
-    """A coder with residual and momentum in the memory of a GPU, which compresses there.
+    """A coder that compresses on a GPU. The residual and momentum are in GPU memory.
 
     Parameters
     ----------
     device : torch.device
         The GPU.
     params, n, dtype, start
-        As `Coder` has them.
+        See `Coder`.
 
     Attributes
     ----------
     gpu_codec : Codec
-        The codec on that GPU. `codec` is the same one on the CPU.
+        The codec for this GPU. `codec` is the same codec for the CPU.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class GpuCoder(Coder):
 
     @property
     def carried(self) -> kernels.State:
-        """A copy in the host's memory."""
+        """A copy of the residual and momentum in host memory."""
         momentum, *memory = (None if t is None else t.cpu().numpy() for t in self._tensors)
         return kernels.State(momentum, tuple(memory))
 
@@ -183,13 +186,13 @@ class GpuCoder(Coder):
 
     @property
     def addresses(self) -> Tuple[Optional[int], Any]:
-        """The addresses of momentum and memory on the GPU, as the library takes them."""
+        """The GPU addresses of momentum and memory, in the form of the library."""
         momentum, *memory = (None if t is None else t.data_ptr() for t in self._tensors)
         return momentum, (ctypes.c_void_p * 2)(*memory)
 
 
 class Coders:
-    """Makes coders. Their random streams start at the same places on all workers of a group.
+    """Creates coders whose random streams are consistent on all workers of a group.
 
     Parameters
     ----------
@@ -205,13 +208,13 @@ class Coders:
         return words[0]
 
     def draw(self, chunks: Iterable[Chunk]) -> None:
-        """Share random bytes if one of these chunks needs them; all workers call this together."""
+        """Share random bytes if one of these chunks needs them. All workers call this together."""
         self._starts.draw(chunks)
 
     def of_worker(
         self, chunk: Chunk, node: int, index: int, begin: int, device: torch.device
     ) -> Coder:
-        """The coder of a worker, or of a machine, for a chunk of values on a device.
+        """Return the coder of a worker, or of a machine, for a chunk with values on a device.
 
         `StreamStarts.start` explains the other parameters.
         """
@@ -221,6 +224,6 @@ class Coders:
         return Coder(chunk.params, chunk.size, chunk.dtype, start)
 
     def of_aggregator(self, chunk: Chunk, index: int, begin: int) -> Coder:
-        """The coder of a chunk's owner, in the host's memory."""
+        """Return the coder with which a chunk's owner aggregates, in host memory."""
         start = self._starts.start(chunk, None, index, begin)
         return Coder(chunk.params.aggregators, chunk.size, chunk.dtype, start)

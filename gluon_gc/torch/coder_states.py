@@ -2,9 +2,13 @@
 
     {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}
 
-NODE is "worker" or "aggregator" (of the chunks that this worker owns). KIND is "residual",
-"momentum" or "stream", and BEGIN the element of the tensor that the array begins at. A stream has a
-row for each chunk: the elements that it begins and ends at, and two words of its random stream.
+- NAME is the name of a parameter or another exchanged tensor.
+- NODE is "worker", or "aggregator" for the chunks that this worker owns.
+- KIND is "residual", "momentum" or "stream".
+- BEGIN is the first element of the array in the flat tensor NAME.
+
+A tensor of the kind "stream" has one row for each chunk: its first element, the element after its
+last one, and the two words of its random stream.
 """
 
 from __future__ import annotations
@@ -33,11 +37,11 @@ if TYPE_CHECKING:
     from .exchange import Exchange
 
 Tensors = Dict[str, Dict[str, torch.Tensor]]
-"""By tensor, and by NODE.KIND.BEGIN."""
+"""The keys are NAME, and then NODE.KIND.BEGIN."""
 
 
 class NodeCoder(NamedTuple):
-    """A coder of a chunk, and the node that it belongs to: "worker" or "aggregator"."""
+    """A coder of a chunk, and its node: "worker" or "aggregator"."""
 
     node: str
     chunk: ExchangedChunk
@@ -45,7 +49,7 @@ class NodeCoder(NamedTuple):
 
 
 def coders(chunks: Iterable[ExchangedChunk]) -> Iterator[NodeCoder]:
-    """This worker's coders, and those of the chunks that it owns."""
+    """Yield this worker's coders, and its aggregators of the chunks that it owns."""
     for chunk in chunks:
         if chunk.coder is not None:
             yield NodeCoder("worker", chunk, chunk.coder)
@@ -54,28 +58,28 @@ def coders(chunks: Iterable[ExchangedChunk]) -> Iterator[NodeCoder]:
 
 
 def packed(chunks: Iterable[ExchangedChunk]) -> Tensors:
-    """The states of the coders of these chunks."""
+    """Return the states of the coders of these chunks."""
     tensors: Tensors = {}
     streams: Dict[Tuple[str, str], List[List[int]]] = {}
     for node, chunk, coder in coders(chunks):
         piece = chunk.piece
-        of_tensor = tensors.setdefault(piece.tensor, {})
+        tensor_states = tensors.setdefault(piece.tensor, {})
         for kind, values in coder.state().items():
             if kind == STREAM:
                 row = [piece.begin, piece.end, *values.tolist()]
                 streams.setdefault((piece.tensor, f"{node}.{STREAM}.0"), []).append(row)
             else:
-                of_tensor[f"{node}.{kind}.{piece.begin}"] = torch.from_numpy(values)
+                tensor_states[f"{node}.{kind}.{piece.begin}"] = torch.from_numpy(values)
     for (name, key), rows in streams.items():
         tensors[name][key] = torch.from_numpy(np.array(rows, np.uint64).view(np.int64))
     return tensors
 
 
 def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
-    """The reverse of `packed`."""
+    """Invert `packed`."""
     arrays: Arrays = {}
-    for name, of_tensor in tensors.items():
-        for key, tensor in of_tensor.items():
+    for name, tensor_states in tensors.items():
+        for key, tensor in tensor_states.items():
             node, kind, begin = key.split(".")
             array = tensor.detach().cpu().numpy()
             array = array.view(np.uint64) if kind == STREAM else array
@@ -84,20 +88,20 @@ def unpacked(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Arrays:
 
 
 def worker_layout(chunks: Iterable[ExchangedChunk]) -> Layout:
-    """Shape and dtype of each array of this worker's coders."""
+    """Return the shape and dtype of each array of this worker's coders."""
     layout: Layout = {}
     for chunk in chunks:
         if chunk.coder is None:
             continue
         piece, plan = chunk.piece, chunk.plan
-        for kind, of_array in plan.params.state_layout(plan.size, plan.dtype).items():
+        for kind, array_layout in plan.params.state_layout(plan.size, plan.dtype).items():
             begin = 0 if kind == STREAM else piece.begin
-            layout[Place(piece.tensor, "worker", kind, begin)] = of_array
+            layout[Place(piece.tensor, "worker", kind, begin)] = array_layout
     return layout
 
 
 def restore(chunks: Iterable[ExchangedChunk], arrays: Arrays) -> None:
-    """Let coders go on from arrays, however these are cut. Missing elements begin at zero."""
+    """Restore coders from arrays of any chunks. Missing elements start from zero."""
     saved = Saved(arrays)
     for node, chunk, coder in coders(chunks):
         coder.load_state(
@@ -106,16 +110,16 @@ def restore(chunks: Iterable[ExchangedChunk], arrays: Arrays) -> None:
 
 
 def with_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
-    """This worker's arrays, and other workers' aggregator arrays of the chunks that it owns now.
+    """Add other workers' aggregator arrays of the chunks that this worker owns now.
 
     All workers call this.
     """
-    everybody = exchange.gather_objects(_not_owned(exchange, arrays), "call load_state_dict")
-    return with_aggregators(arrays, everybody)
+    not_owned = exchange.gather_objects(_not_owned(exchange, arrays), "call load_state_dict")
+    return with_aggregators(arrays, not_owned)
 
 
 def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
-    """The aggregator arrays of chunks that other workers own now, and all random streams."""
+    """Return the aggregator arrays of chunks that other workers own now, and all random streams."""
     owned = cutting.by_tensor(c.piece for c in exchange.chunks if c.aggregator is not None)
 
     def is_owned(place: Place, array: np.ndarray) -> bool:
@@ -130,11 +134,11 @@ def _not_owned(exchange: Exchange, arrays: Arrays) -> Arrays:
     }
 
 
-def with_aggregators(arrays: Arrays, everybody: Sequence[Arrays]) -> Arrays:
-    """A worker's arrays, and the aggregator arrays of all workers."""
+def with_aggregators(arrays: Arrays, all_workers: Sequence[Arrays]) -> Arrays:
+    """Add the aggregator arrays of all workers to one worker's arrays."""
     joined = {place: a for place, a in arrays.items() if place[1:3] != ("aggregator", STREAM)}
-    for of_worker in everybody:
-        for place, array in of_worker.items():
+    for worker_arrays in all_workers:
+        for place, array in worker_arrays.items():
             if place[1:3] == ("aggregator", STREAM):
                 rows = [joined[place], array] if place in joined else [array]
                 joined[place] = np.concatenate(rows)

@@ -1,6 +1,6 @@
-"""Encodes the chunks of a transfer, sums them as their owner, and decodes the sums.
+"""Encoding of a transfer's chunks, their summation by the owner, and decoding of the sums.
 
-A `Coding` does this for all chunks that one call of the library can compress.
+One `Coding` handles all chunks that a single call of the library can compress.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class Buffers:
     sent : dict
         The payloads or values of this worker: uint8, shape (bytes,).
     received : dict
-        The payloads or values of all workers, at this owner: shape (workers, bytes).
+        The payloads or values of all workers, for the chunks that this worker owns: uint8, shape
+        (workers, bytes).
     answer : dict
-        This owner's sum: shape (bytes,).
+        The sums of the chunks that this worker owns: uint8, shape (bytes,).
     answers : dict
-        The sums of all owners: shape (1, bytes), or (workers, bytes) if all payloads come here.
-        Chunks whose sum this worker does not get are missing.
+        The sums of all owners: uint8, shape (1, bytes). For a chunk whose payloads all workers
+        receive, these payloads: shape (workers, bytes). Chunks whose sum this worker does not get
+        are missing.
     """
 
     sent: Dict[ExchangedChunk, np.ndarray]
@@ -41,28 +43,28 @@ class Buffers:
     answers: Dict[ExchangedChunk, np.ndarray]
 
     def delivered(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
-        """The chunks among these whose sum this worker gets."""
+        """Return the chunks whose sum this worker gets."""
         return [chunk for chunk in chunks if chunk in self.answers]
 
 
 class Coding(Protocol):
     """The work on some chunks of a transfer. The methods are called in this order.
 
-    Each may be called on a thread of its own.
+    Each method may be called on a different thread.
     """
 
     def encode(self, job: Job) -> None:
         """Write this worker's payloads or values to the buffers."""
 
     def answer(self) -> None:
-        """As an owner, sum what the workers have sent."""
+        """As an owner, sum the payloads or values of all workers."""
 
     def deliver(self, job: Job) -> List[str]:
-        """Write the sums to the job's values, and return the tensors with a NaN or an infinity."""
+        """Write the sums to the job's values. Return the tensors with a NaN or an infinity."""
 
 
 class PlainCoding(Coding):
-    """Chunks that travel uncompressed.
+    """Chunks that are sent uncompressed.
 
     Parameters
     ----------
@@ -106,7 +108,9 @@ class PlainCoding(Coding):
 
 
 class PayloadCoding(Coding):
-    """Chunks with equal compression, whose owners aggregate payloads or which are gathered.
+    """Chunks with the same compression whose payloads must be decoded before they are added.
+
+    Either the owner aggregates the payloads, or all workers receive all payloads.
 
     Parameters
     ----------
@@ -145,7 +149,7 @@ class PayloadCoding(Coding):
 
     def answer(self) -> None:
         if self._aggregators:
-            drawn = [one.take_draws() for one in self._aggregators] if self._draws else None
+            drawn = [coder.take_draws() for coder in self._aggregators] if self._draws else None
             self._aggregate(positions=drawn)
 
     def deliver(self, job: Job) -> List[str]:
@@ -155,7 +159,7 @@ class PayloadCoding(Coding):
 
 
 class SummedCoding(PayloadCoding):
-    """Chunks with equal compression whose payloads are values that can be added."""
+    """Chunks with the same compression whose payloads are values that can be added."""
 
     def _prepare_answers(self, buffers: Buffers) -> None:
         owned = [chunk for chunk in self._chunks if chunk in buffers.received]
@@ -172,7 +176,7 @@ class SummedCoding(PayloadCoding):
 
 
 def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers) -> List[Coding]:
-    """A coding for each set of chunks that one call can compress."""
+    """Return a coding for each group of chunks that one call can compress."""
     groups: Dict[Tuple, List[ExchangedChunk]] = {}
     for chunk in chunks:
         groups.setdefault(chunk.coding, []).append(chunk)
@@ -181,11 +185,11 @@ def codings(chunks: Sequence[ExchangedChunk], buffers: Buffers) -> List[Coding]:
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as values of a dtype, in the same memory."""
+    """View bytes as values of a dtype, in the same memory."""
     return torch.from_numpy(array).view(dtype)
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether values in the host's memory have no NaN and no infinity."""
+    """Return whether values in host memory have no NaN and no infinity."""
     values = values.float() if values.dtype == torch.bfloat16 else values
     return kernels.values_finite(values.numpy())

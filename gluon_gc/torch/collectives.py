@@ -1,8 +1,8 @@
-"""The two collectives of an exchange, on bytes: to owners, and to all.
+"""The two collectives of an exchange, on bytes: `ToOwners` and `ToAll`.
 
-Each chunk has a room, which is memory that it writes to. `start` sends the rooms and returns at
-once. After `wait` the rows have the received bytes, until `expect`. If the length of payloads
-varies, only the bytes in use travel: a payload begins with its length.
+Each chunk has a room: the buffer for its bytes in an outgoing message. `start` sends the rooms and
+returns at once. After `wait`, `rows` holds the received bytes, until `expect` is called. If
+payloads vary in length, only the bytes in use are sent; such a payload begins with its length.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import torch.distributed as dist
 
 from . import gpu, groups
 
-_ALIGNMENT = 8  # of rooms, for values in them
+_ALIGNMENT = 8  # bytes; rooms may hold float64 values
 
 
 class WireSize(NamedTuple):
-    """The bytes of one chunk, or of a header, in a message.
+    """The size of one chunk, or of a header, in a message.
 
     Attributes
     ----------
     most : int
         The bytes of its room.
     used : callable, optional
-        Returns the number of bytes in use, given an array that begins with them. None: all of them.
+        Returns the number of bytes in use, given an array that begins with them. None: all bytes
+        are used.
     """
 
     most: int
@@ -38,7 +39,7 @@ WireSizes = Sequence[WireSize]
 
 
 def _begins(sizes: WireSizes) -> List[int]:
-    """The offsets of the rooms, one behind the other, and the end of the last one."""
+    """Return the offsets of consecutive rooms, and the end of the last one."""
     aligned = (-(-size.most // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return [0, *itertools.accumulate(aligned)]
 
@@ -48,7 +49,7 @@ def _zeros(size: int) -> np.ndarray:
 
 
 def _others(rank: int, workers: int) -> List[int]:
-    """The other workers. Each worker begins with its successor, so that all receivers get bytes."""
+    """Return the other workers, the next rank first, so that all receive at the same time."""
     return [(rank + i) % workers for i in range(1, workers)]
 
 
@@ -59,14 +60,14 @@ class _Message:
     ----------
     sizes : sequence of WireSize
     memory : array of uint8, optional
-        The memory of the rooms; None: memory of its own.
+        The memory of the rooms. None: it is allocated.
 
     Attributes
     ----------
     rooms : list of array of uint8
-        One for each size.
+        A room for each size.
     wire : array of uint8
-        The bytes on the wire. A received message may be shorter.
+        The bytes that travel. A received message may be shorter.
     """
 
     def __init__(self, sizes: WireSizes, memory: Optional[np.ndarray] = None) -> None:
@@ -78,14 +79,14 @@ class _Message:
         self.wire = _zeros(begins[-1]) if self._varies else memory
 
     def used(self) -> List[int]:
-        """The bytes in use of each room."""
+        """Return the number of bytes in use of each room."""
         return [
             size.most if size.used is None else size.used(room)
             for size, room in zip(self._sizes, self.rooms)
         ]
 
     def packed(self, used: Sequence[int]) -> np.ndarray:
-        """The bytes to send: the first `used` bytes of each room."""
+        """Return the bytes to send: the first `used` bytes of each room."""
         if not self._varies:
             return self.wire
         end = 0
@@ -95,7 +96,7 @@ class _Message:
         return self.wire[:end]
 
     def unpack(self) -> int:
-        """Write the received bytes to the rooms, and return their number."""
+        """Copy the received bytes to the rooms, and return their number."""
         if not self._varies:
             return sum(size.most for size in self._sizes)
         end = 0
@@ -108,23 +109,23 @@ class _Message:
 
 
 class ToOwners:
-    """Each worker sends bytes to each owner.
+    """Each worker sends different bytes to each owner.
 
     Parameters
     ----------
     group : ProcessGroup
-        All members call the same in the same order.
+        All members make the same calls in the same order.
     tag : int
-        The same on all members, and of nothing else in the group.
+        The same on all members. Nothing else in the group may use it.
     sizes : sequence of sequence of WireSize
-        Those of each owner's chunks.
+        For each owner, the sizes of its chunks.
 
     Attributes
     ----------
     rooms : list of array of uint8
         The rooms of all chunks, in the order of their owners.
     rows : list of array of uint8, shape (workers, bytes)
-        The bytes that all workers sent for each chunk of this owner.
+        For each chunk that this worker owns, the bytes of all workers.
     """
 
     def __init__(self, group: dist.ProcessGroup, tag: int, sizes: Sequence[WireSizes]) -> None:
@@ -135,14 +136,14 @@ class ToOwners:
         self.rows = [memory[:, begin : begin + size.most] for begin, size in zip(begins, mine)]
         self._incoming = {worker: _Message(mine, memory[worker]) for worker in self._others}
         self._outgoing = [
-            _Message(of_owner, memory[rank] if owner == rank else None)
-            for owner, of_owner in enumerate(sizes)
+            _Message(owner_sizes, memory[rank] if owner == rank else None)
+            for owner, owner_sizes in enumerate(sizes)
         ]
         self.rooms = [room for message in self._outgoing for room in message.rooms]
         self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._incoming))
 
     def start(self) -> int:
-        """Send the rooms, and return the number of bytes in use."""
+        """Start to send the rooms, and return the number of bytes in use."""
         used = [message.used() for message in self._outgoing]
         self._messages.send(
             {owner: self._outgoing[owner].packed(used[owner]) for owner in self._others}
@@ -150,44 +151,45 @@ class ToOwners:
         return sum(map(sum, used))
 
     def wait(self) -> None:
-        """Return when all bytes are in the rows."""
+        """Wait until `rows` has all bytes."""
         self._messages.wait()
         for message in self._incoming.values():
             message.unpack()
 
     def expect(self) -> None:
-        """Let the next bytes overwrite the rows."""
+        """Allow the next bytes to overwrite `rows`."""
         self._messages.expect()
 
 
 class ToAll:
-    """Each worker sends the same bytes to all.
+    """Each worker sends the same bytes to all workers.
 
     Parameters
     ----------
     group : ProcessGroup
-        All members call the same in the same order.
+        All members make the same calls in the same order.
     tag : int
-        The same on all members, and of nothing else in the group.
+        The same on all members. Nothing else in the group may use it.
     gathered : sequence of WireSize
-        Those of the chunks that every worker sends.
+        The sizes of the chunks that every worker sends.
     sizes : sequence of sequence of WireSize
-        Those of each owner's chunks.
+        For each owner, the sizes of its chunks.
 
     Attributes
     ----------
     rooms : list of array of uint8
-        The rooms of this worker: those of gathered chunks, then those of the chunks that it owns.
+        The rooms of this worker: first those of the gathered chunks, then those of the chunks that
+        it owns.
     rows : list of array of uint8
-        The bytes that were received for each chunk. Gathered chunks come first, with the shape
-        (workers, bytes). The others follow in the order of their owners, with the shape (1, bytes).
+        The received bytes of each chunk: first the gathered chunks, shape (workers, bytes), then
+        the other chunks in the order of their owners, shape (1, bytes).
     """
 
     def __init__(
         self, group: dist.ProcessGroup, tag: int, gathered: WireSizes, sizes: Sequence[WireSizes]
     ) -> None:
         rank, workers = dist.get_rank(group), len(sizes)
-        self._all = [_Message([*gathered, *of_owner]) for of_owner in sizes]
+        self._all = [_Message([*gathered, *owner_sizes]) for owner_sizes in sizes]
         self._outgoing = self._all[rank]
         self._incoming = {worker: self._all[worker] for worker in _others(rank, workers)}
         self._gathered = [np.zeros((workers, size.most), np.uint8) for size in gathered]
@@ -197,13 +199,13 @@ class ToAll:
         self._messages = groups.TRANSPORT.messages(group, tag, _wires(self._incoming))
 
     def start(self) -> List[int]:
-        """Send the rooms, and return the bytes in use of each."""
+        """Start to send the rooms, and return the number of bytes in use of each."""
         used = self._outgoing.used()
         self._messages.send(dict.fromkeys(self._incoming, self._outgoing.packed(used)))
         return used
 
     def wait(self) -> int:
-        """Return when all bytes are in the rows: their number, this worker's own included."""
+        """Wait until `rows` has all bytes, also this worker's own, and return their number."""
         self._messages.wait()
         received = [message.unpack() for message in self._incoming.values()]
         for chunk, rows in enumerate(self._gathered):
@@ -212,7 +214,7 @@ class ToAll:
         return sum(received) + sum(self._outgoing.used())
 
     def expect(self) -> None:
-        """Let the next bytes overwrite the rows."""
+        """Allow the next bytes to overwrite `rows`."""
         self._messages.expect()
 
 

@@ -1,4 +1,4 @@
-"""Compression: float16 or nothing, as byteps.torch has it."""
+"""Compression: BytePS's choice between float16 and no compression."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class NoneCompressor:
-    """Leaves tensors as they are."""
+    """Leaves tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, None]:
@@ -20,7 +20,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Casts tensors of float32 and float64 to float16, and back to the dtype that they had."""
+    """Casts float32 and float64 tensors to float16, and back to their own dtype."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.dtype]]:
@@ -34,7 +34,7 @@ class FP16Compressor:
 
 
 class Compression:
-    """The two by name: ``Compression.none`` and ``Compression.fp16``."""
+    """The two compressors: ``Compression.none`` and ``Compression.fp16``."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -43,21 +43,21 @@ class Compression:
 def params_of(
     compression: Any, compression_params: Optional[Mapping[str, Any]] = None
 ) -> Optional[Mapping[str, Any]]:
-    """The compression_params that BytePS's argument `compression` means.
+    """Return the compression_params for BytePS's argument `compression`.
 
     Parameters
     ----------
     compression : NoneCompressor, FP16Compressor, dict or None
-        One of `Compression`, or compression_params themselves.
+        A member of `Compression`, or compression_params.
     compression_params : dict, optional
-        Where there is an argument of that name beside it.
+        The separate argument of that name, if the caller has one.
 
     Raises
     ------
     TypeError
         `compression` is something else.
     ValueError
-        Both say something.
+        Both arguments choose a compression.
     """
     if isinstance(compression, Mapping):
         params: Optional[Mapping[str, Any]] = compression
@@ -79,5 +79,5 @@ def params_of(
 
 
 def _is(compression: Any, compressor: type) -> bool:
-    """Whether it is that class, or an instance of it."""
+    """Return whether the argument is this class or an instance of it."""
     return compression is compressor or type(compression) is compressor

@@ -1,4 +1,4 @@
-"""The base class of distributed optimizers, and copies of them."""
+"""The base class of distributed optimizers, and copies of such optimizers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.optim import Optimizer
 
 
 class Distributed:
-    """Mixed into the class of an optimizer that was made distributed."""
+    """Added to the class of an optimizer that was made distributed."""
 
     def contents(self) -> Dict[str, Any]:
-        """An optimizer's defaults, state and parameter groups, as a copy of it has them."""
+        """Return an optimizer's defaults, state and parameter groups, for a copy of it."""
         return self.__getstate__()
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -19,21 +19,21 @@ class Distributed:
 
 
 class _Copied:
-    """A copy of a distributed optimizer, or one that was unpickled: it steps nothing."""
+    """Added to the class of a copied or unpickled distributed optimizer, which cannot step."""
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return _copied, (kind_of(self), self.__getstate__())
 
 
 def kind_of(optimizer: Optimizer) -> Type[Optimizer]:
-    """The class that an optimizer had before it was made distributed."""
+    """Return the class that an optimizer had before it was made distributed."""
     return next(c for c in type(optimizer).__mro__ if not issubclass(c, (Distributed, _Copied)))
 
 
 def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
-    """The optimizer that is unpickled."""
-    made = type(kind.__name__, (_Copied, kind), {})
-    optimizer = made.__new__(made)
+    """Return the unpickled optimizer."""
+    copied_class = type(kind.__name__, (_Copied, kind), {})
+    optimizer = copied_class.__new__(copied_class)
     optimizer.__setstate__(contents)
     optimizer.register_step_pre_hook(_refuse)
     return optimizer
@@ -42,6 +42,6 @@ def _copied(kind: Type[Optimizer], contents: Mapping[str, Any]) -> Optimizer:
 def _refuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if isinstance(optimizer, _Copied):
         raise RuntimeError(
-            "this is a copy of a DistributedOptimizer, which averages nothing: call "
+            "this is a copy of a DistributedOptimizer, which cannot average gradients: call "
             "DistributedOptimizer with it"
         )

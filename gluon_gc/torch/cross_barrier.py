@@ -1,6 +1,8 @@
-"""CrossBarrier: averages go on during the next forward. The names of byteps.torch.cross_barrier.
+"""CrossBarrier: averaging continues during the next forward.
 
-import gluon_gc.torch.cross_barrier as bps
+The names are those of byteps.torch.cross_barrier.
+
+    import gluon_gc.torch.cross_barrier as bps
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ __all__ = [
     "synchronize",
 ]
 
-_KINDS = (SGD, Adam, RMSprop)  # which update each parameter by itself
+_KINDS = (SGD, Adam, RMSprop)  # optimizers that update each parameter independently
 
-_CROSSINGS = "_gluon_gc_crossings"  # the attribute of a model that has its CrossingAveragers
+_CROSSINGS = "_gluon_gc_crossings"  # the name of a model's attribute: its CrossingAveragers
 
 
 class _Crossing(Averaging):
-    """Mixed into the class of an optimizer whose updates are applied late."""
+    """Added to the class of an optimizer whose updates are applied late."""
 
     _averager: CrossingAverager
 
@@ -56,7 +58,7 @@ class _Crossing(Averaging):
     def finish(self) -> None:
         """Wait until all updates of the last step are applied.
 
-        The model's forward, `state_dict`, `parameters` and their like do so by themselves.
+        The model's forward, `state_dict`, `parameters` and similar methods call this themselves.
         """
         self._averager.finish()
 
@@ -66,7 +68,7 @@ class _Crossing(Averaging):
 
 
 class _Late:
-    """Mixed into the class of a model, so that its parameters are updated before they are read."""
+    """Added to the class of a model, to update its parameters before they are read."""
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         _finish(self)
@@ -85,26 +87,26 @@ class _Late:
         return super()._apply(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients; those that are under way are not among them."""
-        crossings = vars(self).pop(_CROSSINGS)  # so that nobody waits for them
+        """Reset all gradients, except those that are being averaged."""
+        crossings = vars(self).pop(_CROSSINGS)  # so that `parameters` does not wait
         try:
             super().zero_grad(set_to_none)
         finally:
             vars(self)[_CROSSINGS] = crossings
 
     def __reduce_ex__(self, protocol: int) -> Tuple[Any, ...]:
-        """A copy is of the class that the model had, and does not wait."""
+        """Make copies instances of the model's original class, which never waits."""
         _finish(self)
         make, arguments, *others = super().__reduce_ex__(protocol)
         kind = next(c for c in type(self).__mro__ if not issubclass(c, _Late))
-        arguments = tuple(kind if one is type(self) else one for one in arguments)
+        arguments = tuple(kind if argument is type(self) else argument for argument in arguments)
         if others and isinstance(others[0], dict):
             others[0] = {k: v for k, v in others[0].items() if k != _CROSSINGS}
         return (_new if make is copyreg.__newobj__ else make, arguments, *others)
 
 
 def _new(kind: type, *arguments: Any) -> Any:
-    """As `copyreg.__newobj__`, but for any class."""
+    """Like `copyreg.__newobj__`, but for any class."""
     return kind.__new__(kind, *arguments)
 
 
@@ -116,31 +118,33 @@ def CrossBarrier(
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
 ) -> Optimizer:
-    """Make an optimizer average gradients over all workers: during backward and the next forward.
+    """Make an optimizer average gradients during backward and the next forward.
 
-    Training gives the same bits as with `DistributedOptimizer`. A step returns while gradients are
-    being averaged, and sets them to None. The update of a parameter is applied before the forward
-    of the module that needs it. A forward without autograd waits for all updates, and so do the
-    model's `state_dict`, `parameters`, `to` and copies. Call the optimizer's `finish` before you
-    read parameters in another way, and `synchronize` before you read or change gradients.
+    Training gives the same bits as with `DistributedOptimizer`.
+
+    `step` sets all gradients to None and returns while they are being averaged. Each parameter is
+    updated before the forward of the module that needs it. A forward without autograd waits for all
+    updates, and so do the model's `state_dict`, `parameters`, `to`, and copies of the model. Call
+    the optimizer's `finish` before you read parameters in another way. Call its `synchronize`
+    before you read or change gradients.
 
     Parameters
     ----------
     model : Module
-        Its forward has to call the modules inside it as it does in the first step.
+        Each forward must call the same submodules as the forward of the first step.
     optimizer : Optimizer
-        An SGD, Adam or RMSprop. It is changed, and returned, as by `DistributedOptimizer`.
+        An SGD, Adam or RMSprop. It is changed in place and returned; see `DistributedOptimizer`.
     named_parameters, compression, backward_passes_per_step
-        As `DistributedOptimizer` has them.
+        See `DistributedOptimizer`.
     num_steps : int
-        How many steps there will be. The last one waits for its updates, since no forward follows.
+        The total number of steps. The last step waits for its updates, because no forward follows.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong arguments, before anything is sent.
+        An argument is wrong. Nothing was sent.
     RuntimeError
-        Workers differ in version, settings or parameters.
+        The workers have different versions, settings or parameters.
 
     References
     ----------
@@ -151,7 +155,7 @@ def CrossBarrier(
     if kind not in _KINDS:
         raise ValueError(
             f"CrossBarrier is for the optimizers SGD, Adam and RMSprop, got {kind.__name__}; "
-            "DistributedOptimizer is for all"
+            "DistributedOptimizer takes any optimizer"
         )
     if not isinstance(model, Module):
         raise TypeError(f"model must be a Module, got {type(model).__name__}")
@@ -175,7 +179,7 @@ def CrossBarrier(
 
 
 def _names(kind: type) -> Dict[str, str]:
-    """By which a class is shown."""
+    """Return the attributes that make a subclass print like this class."""
     return {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
 
 

@@ -1,7 +1,7 @@
-"""Gradients that are still being averaged when the next step begins.
+"""CrossingAverager: averaging that continues while the next step runs its forward pass.
 
-step() returns before the averages are there. Each update is applied before the forward that needs
-it.
+step() returns before the averages are complete. Each parameter is updated just before the forward
+that needs it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .optimizer_hooks import param_groups, require_averaged
 from .pace import Pace, reordered
 from .state import CompressionState
 
-_MEASURED = 4  # steps, before averages are reordered
+_MEASURED = 4  # steps that are measured before the buckets are reordered
 
 
 class _Update(NamedTuple):
-    """A step of an optimizer, of the parameters of one bucket.
+    """A pending update of the parameters of one bucket.
 
     Parameters
     ----------
     under_way : UnderWay
-        Their averages.
+        The averages of their gradients.
     groups : list of dict
-        The optimizer's parameter groups, as they were when it stepped.
+        The optimizer's parameter groups at the time of its step.
     """
 
     under_way: UnderWay
@@ -39,18 +39,18 @@ class _Update(NamedTuple):
 
 
 class CrossingAverager(Averager):
-    """Averages the gradients of an optimizer's parameters, and applies the optimizer's updates.
+    """Averages the gradients of an optimizer's parameters, and applies its updates late.
 
     Parameters
     ----------
     model : Module
-        The parameters' module.
+        The module that has the parameters.
     kind : type
-        The optimizer's class, which updates each parameter by itself.
+        The optimizer's class. It must update each parameter independently.
     num_steps : int
-        The last of these steps waits for its updates.
+        The number of steps. The last one waits for its updates.
     optimizer, passes, state
-        As `Averager` has them.
+        See `Averager`.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class CrossingAverager(Averager):
         state: CompressionState,
     ) -> None:
         self._kind, self._left_steps = kind, num_steps
-        self._updates: Dict[torch.Tensor, _Update] = {}  # that are to be applied, by parameter
-        self._late: Collection[torch.Tensor] = ()  # parameters that were updated during backward
+        self._updates: Dict[torch.Tensor, _Update] = {}  # pending ones, by parameter
+        self._late: Collection[torch.Tensor] = ()  # parameters that were only updated in backward
         self._gates = Gates(model, self._enter)
         self._pace, self._reordered = Pace(), False
         super().__init__(optimizer, passes, state)
@@ -85,14 +85,15 @@ class CrossingAverager(Averager):
         return under_way
 
     def _reorder(self) -> None:
-        """Keep the order of the buckets that backward hides; the others follow forward's order.
+        """Put the buckets whose averaging backward does not hide in the order of forward.
 
-        On a GPU all keep it, because backward goes on there after this thread has left it.
+        On a GPU, all buckets keep their order: there, backward still runs when this thread has
+        returned from it, so the measurement does not show what backward hides.
         """
         on_host = all(gpu.in_host_memory(p.device) for p in self.state.parameters.values())
         own = self._pace.share() if on_host else 1.0
         shares = self.state.exchange.gather_objects(own, "begin a step")
-        share = max((one for one in shares if one is not None), default=1.0)
+        share = max((measured for measured in shares if measured is not None), default=1.0)
         sizes = [sum(p.numel() * p.itemsize for p in bucket) for bucket in self._buckets]
         self._buckets, self._reordered = reordered(self._buckets, sizes, share), True
 
@@ -109,7 +110,7 @@ class CrossingAverager(Averager):
         super()._ready(parameter)
 
     def _finish_backward(self) -> None:
-        if self._buckets is None:  # only in the first step, which waits
+        if self._buckets is None:  # only the first step, which waits
             self.synchronize()
         else:
             self._pace.backward_returns()
@@ -125,7 +126,10 @@ class CrossingAverager(Averager):
     # Steps
 
     def before_step(self) -> None:
-        """Take the gradients, so that the optimizer steps nothing, unless they are averages."""
+        """Take the gradients away, so that the optimizer steps nothing.
+
+        Gradients that are averages already stay, and the optimizer steps as usual.
+        """
         self._left_steps -= 1
         if self._averaged or self._buckets is None:
             super().before_step()
@@ -147,7 +151,7 @@ class CrossingAverager(Averager):
         self._finish(self._updates.keys() - self._gates.announced)
 
     def take_gradients(self) -> None:
-        """Set all gradients to None, during a step and after it."""
+        """Set all gradients to None."""
         for parameter in self.state.parameters.values():
             parameter.grad = None
 
@@ -156,21 +160,21 @@ class CrossingAverager(Averager):
         self._late = ()
 
     def _enter(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Apply the updates that a module's forward needs; without autograd, all of them."""
+        """Apply the updates that a module's forward needs, or all of them if autograd is off."""
         self._late = ()
         if self._updates:
             self._finish(parameters if torch.is_grad_enabled() else list(self._updates))
 
     def finish(self) -> None:
-        """Wait for all averages of the steps before, and apply their updates."""
+        """Wait for all pending averages, and apply their updates."""
         self._finish(list(self._updates))
 
     def _finish(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:
             update = self._updates.get(parameter)
             if update is not None:
-                for one in update.under_way.bucket:
-                    del self._updates[one]
+                for updated in update.under_way.bucket:
+                    del self._updates[updated]
                 with _alone(update.under_way.bucket):
                     self._apply(update)
 
@@ -193,29 +197,29 @@ class CrossingAverager(Averager):
 
     @contextmanager
     def _as_it_was(self, groups: List[Dict[str, Any]]) -> Iterator[None]:
-        """Within, the optimizer has other parameter groups."""
+        """Return a context in which the optimizer has these parameter groups."""
         contents = vars(self._optimizer)
-        now, contents["param_groups"] = contents["param_groups"], groups
+        current, contents["param_groups"] = contents["param_groups"], groups
         try:
             yield
         finally:
-            contents["param_groups"] = now
+            contents["param_groups"] = current
 
 
 def _frozen(group: Dict[str, Any]) -> Dict[str, Any]:
-    """A copy of a parameter group, which keeps its learning rate even if that is a tensor."""
+    """Copy a parameter group, with its current learning rate, which may be a tensor."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
 
 
 def _restricted(groups: List[Dict[str, Any]], bucket: Bucket) -> List[Dict[str, Any]]:
-    """Parameter groups with parameters of a bucket alone."""
-    several = [{**g, "params": [p for p in g["params"] if p in set(bucket)]} for g in groups]
-    return [group for group in several if group["params"]]
+    """Return copies of parameter groups with only the parameters of a bucket."""
+    restricted = [{**g, "params": [p for p in g["params"] if p in set(bucket)]} for g in groups]
+    return [group for group in restricted if group["params"]]
 
 
 @contextmanager
 def _alone(bucket: Bucket) -> Iterator[None]:
-    """Within, parameters have no gradients, and autocast and inference mode are off."""
+    """Return a context without gradients of these parameters, autocast and inference mode."""
     gradients: List[Optional[torch.Tensor]] = [parameter.grad for parameter in bucket]
     device = bucket[0].device.type
     with torch.inference_mode(False), torch.autocast(device, enabled=False):

@@ -1,4 +1,4 @@
-"""A tensor that workers will exchange: its plan, its dtype on the wire, and its device."""
+"""DeclaredTensor: the plan of a tensor to exchange, its dtype on the wire, and its device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DeclaredTensor(NamedTuple):
     ----------
     plan : Tensor
     wire : torch.dtype
-        The dtype in which its values travel uncompressed.
+        The dtype of its values if they are sent uncompressed.
     device : torch.device
     """
 
@@ -36,7 +36,7 @@ def declared(
     called: str = "",
     on_nonfinite: str = "propagate",
 ) -> DeclaredTensor:
-    """A tensor with the dtype and the device of another one.
+    """Return a declared tensor with the dtype and the device of another tensor.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ def declared(
     like : Tensor
     params : CompressionParams
     index, called, on_nonfinite
-        As `plan.Tensor` has them.
+        See `plan.Tensor`.
     size : int, optional
-        The number of elements, where a complex element is two; by default that of `like`.
+        The number of elements; a complex element counts as two. Default: the size of `like`.
     """
     size = staging.real_numel(like) if size is None else size
     dtype = staging.planned_dtype(like.dtype)

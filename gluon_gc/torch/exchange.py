@@ -1,9 +1,12 @@
-"""Sums tensors over the workers of a process group, compressed on the way.
+"""The exchange: sums tensors over the workers of a process group, in compressed form.
 
-Tensors are cut into chunks. Each chunk has an owner among the workers. Neighbouring chunks travel
-together in two collectives: every worker sends them to their owners, who sum them, and the owners
-send the sums to all workers. The stages of a transfer run on threads of their own, and overlap.
-Large uncompressed chunks are summed by torch.distributed's all-reduce.
+Tensors are cut into chunks. Each chunk has an owner, which is one of the workers:
+
+    every worker  -- payload -->  owner  -- compressed sum -->  all workers
+
+A transfer is a set of neighbouring chunks that share these two collectives. Its stages (encode,
+sum, decode) run on threads of their own, so that transfers overlap. Large uncompressed chunks do
+not need an owner: torch.distributed's all-reduce sums them.
 """
 
 from __future__ import annotations
@@ -34,20 +37,23 @@ _SETTING_UP = "set up their compression"
 class Exchange:
     """Sums tensors over all workers of a process group.
 
-    Every worker makes its exchanges, and calls their methods, in the same order.
+    All workers must create their exchanges in the same order, and call their methods in the same
+    order.
 
     Parameters
     ----------
     group : ProcessGroup, optional
-        By default of all workers. The bytes travel through other groups of the same workers, which
+        Default: all workers. The data travels in other groups of the same workers, which the module
         `groups` makes.
 
     Attributes
     ----------
     rank, workers : int
-        This worker's rank in the group, and the size of the group.
+        This worker's rank in the group, and the number of workers in the group.
+    machines : Machines, optional
+        The machines that sum their workers' values first; None if there are none.
     chunks : list of ExchangedChunk
-        The chunks of all tensors, in the order in which they were declared.
+        The chunks of all tensors, in the order of their declaration.
     transfers : Transfers
     """
 
@@ -69,41 +75,46 @@ class Exchange:
         self._closed = False
         closing.opened(self)
 
-    # Set-up: all workers call these methods with the same tensors
+    # Set-up
 
     def agree(self, facts: Facts, doing: str = _SETTING_UP) -> None:
-        """Raise a RuntimeError unless all workers state the same facts."""
+        """Raise a RuntimeError unless all workers state the same facts.
+
+        `doing` is the common action of the workers, for the warning about a worker that does not
+        come.
+        """
         agree(self.gather_objects, facts, doing)
 
     def gather_objects(self, mine: Any, doing: str = _SETTING_UP) -> List[Any]:
-        """The objects of all workers, by rank. Nothing may be under way.
+        """Return the objects of all workers, by rank. No job may be under way.
 
-        `doing` says in a warning of a stall what all workers must do.
+        `doing` is the common action of the workers, for the warning about a worker that does not
+        come.
         """
         return gather(mine, doing, self._groups[0])
 
     def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
-        """As `gather_objects`, for a number of integers that is the same on each worker."""
+        """Like `gather_objects`, for integers. Each worker passes equally many."""
         return gather_numbers(mine, doing, self._groups[0])
 
     def declare(
         self, tensors: Sequence[DeclaredTensor], minimum: Optional[int] = None, about: Facts = ()
     ) -> None:
-        """Prepare the exchange of these tensors.
+        """Prepare the exchange of these tensors. All workers call this with the same tensors.
 
         Parameters
         ----------
         tensors : sequence of DeclaredTensor
-            In about the order in which they will be ready.
+            In the approximate order in which they will be ready.
         minimum : int, optional
-            Tensors with fewer bytes are not compressed; by default BYTEPS_MIN_COMPRESS_BYTES.
+            Tensors with fewer bytes are not compressed. Default: BYTEPS_MIN_COMPRESS_BYTES.
         about : Facts
-            Other facts that must be the same on all workers.
+            Additional facts that must be the same on all workers.
 
         Raises
         ------
         RuntimeError
-            Workers differ in version, settings or tensors.
+            The workers have different versions, settings or tensors.
         """
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES") if minimum is None else minimum
         most = env.get("BYTEPS_PARTITION_BYTES")
@@ -117,13 +128,13 @@ class Exchange:
             self.chunks += self._of_tensor[name]
 
     def _exchanged_chunk(self, tensor: DeclaredTensor, chunk: Chunk) -> ExchangedChunk:
-        """A chunk with its owner, who has the least bytes so far, and with its coders."""
+        """Return a chunk with its coders and its owner: the worker with the fewest bytes so far."""
         owner = least = self._loads.index(min(self._loads))
         node, mine, local, device = self.rank, True, None, tensor.device
         if self.machines is not None and tensor.plan.params.hierarchical:
             node = self.machines.number
             owner, local = divmod(owner, self.machines.local_size)
-            device = gpu.CPU  # a machine sums its workers' values there
+            device = gpu.CPU  # a machine sums its workers' values in host memory
             mine = local == self.machines.local_rank
         coder = aggregator = None
         if chunk.params is not None and mine:
@@ -147,7 +158,7 @@ class Exchange:
         return exchanged
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, for compressors with a warm-up; nothing is under way."""
+        """Set the epoch, from 0, for compressors with a warm-up. No job may be under way."""
         for chunk in self.chunks:
             if chunk.coder is not None:
                 chunk.coder.set_epoch(epoch)
@@ -156,15 +167,15 @@ class Exchange:
     # A step
 
     def start(self, job: Job) -> None:
-        """Begin to sum a job's tensors. The sums replace their values."""
+        """Start to sum the tensors of a job. The sums replace the values."""
         self.require_open()
         names = tuple(job.staged.values)
         for name in names:
-            before = self._tensors[name].device
-            if before != job.staged.device:
+            declared_device = self._tensors[name].device
+            if declared_device != job.staged.device:
                 raise ValueError(
-                    f"tensor '{name}' is on {job.staged.device}, but was on {before} when its "
-                    "compression was set up"
+                    f"tensor '{name}' is on {job.staged.device}, but was on {declared_device} "
+                    "when its compression was set up"
                 )
         transfers = self.transfers.of(names)
         job.transfers = len(transfers)
@@ -174,7 +185,7 @@ class Exchange:
             self._pipeline.put(Item(transfer, job))
 
     def start_sparse(self, job: SparseJob) -> None:
-        """Begin to average a sparse tensor."""
+        """Start to average a sparse tensor."""
         self.require_open()
         job.transfers = 1
         self._pipeline.put(Item(self.transfers.of_sparse(job.name), job))
@@ -183,14 +194,14 @@ class Exchange:
         """Raise a RuntimeError if the exchange is closed."""
         if self._closed:
             raise RuntimeError(
-                "nothing can be averaged after bps.shutdown() or bps.suspend(); what uses "
-                "torch.distributed has to be made anew"
+                "nothing can be averaged after bps.shutdown() or bps.suspend(): create the objects "
+                "that use torch.distributed again"
             )
 
     def take_back(self, names: Iterable[str]) -> None:
-        """Undo the last exchange of these tensors, from the copies that coders kept of their state.
+        """Undo the last exchange of these tensors. No job may be under way.
 
-        Coders without copies start anew. Nothing may be under way.
+        Coders go back to the copies of their state. Coders without a copy start from zero.
         """
         for chunk in itertools.chain.from_iterable(self._of_tensor[name] for name in names):
             for coder in (chunk.coder, chunk.aggregator):
@@ -198,7 +209,7 @@ class Exchange:
                     coder.take_back()
 
     def close(self) -> None:
-        """End the threads, and give the groups back."""
+        """Stop the threads, and release the process groups."""
         if not self._closed:
             self._closed = True
             self._pipeline.close()
@@ -223,14 +234,14 @@ class Exchange:
             _finish(
                 job,
                 RuntimeError(
-                    "gradients could not be exchanged; a worker may have ended, or does something "
-                    f"else: {error}"
+                    "gradients could not be exchanged: another worker may have ended, or made a "
+                    f"different call: {error}"
                 ),
             )
 
 
 def _finish(job: Job, error: Optional[BaseException]) -> None:
-    """Call the job's `done`. If it fails, call it again with its error, since somebody waits."""
+    """Call the job's `done`. If it raises, call it with its error: somebody waits for the job."""
     try:
         job.done(job, error)
     except Exception as failed:

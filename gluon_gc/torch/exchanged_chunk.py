@@ -1,4 +1,4 @@
-"""A chunk of a tensor as workers exchange it: its owner, dtypes and device, and its codecs."""
+"""ExchangedChunk: a chunk of a tensor with its owner, dtypes, device and codecs."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ PLAIN, SUMMED, TWO_WAY, GATHERED = "plain", "summed", "two_way", "gathered"
 
 @dataclass(eq=False)  # chunks are keys of dictionaries
 class ExchangedChunk:
-    """A chunk of one tensor.
+    """A chunk of one tensor, as workers exchange it.
 
     Parameters
     ----------
     plan : Chunk
     owner : int
-        The worker that sums it. If `local` is given: the number of a machine.
+        The worker that sums the chunk. If `local` is given: the number of a machine.
     wire : torch.dtype
-        The dtype in which its values travel uncompressed.
+        The dtype of its values if they are sent uncompressed.
     working : str
         The dtype of its values before and after the exchange.
     device : torch.device
         The device of these values.
     checked : bool
-        Whether uncompressed values are searched for NaNs and infinities.
+        Whether uncompressed values are checked for NaNs and infinities.
     coder : Coder, optional
-        This worker's codec, if the chunk is compressed.
+        This worker's coder, if the chunk is compressed.
     aggregator : Coder, optional
-        The owner's codec, if this worker is the owner and aggregates payloads.
+        The owner's coder, if this worker is the owner and aggregates payloads.
     local : int, optional
-        The local rank of the workers who exchange the chunk after each machine has summed it.
+        The local rank of the workers that exchange the chunk after each machine has summed it.
 
     Attributes
     ----------
@@ -46,7 +46,8 @@ class ExchangedChunk:
         Its elements.
     kind : str
         PLAIN: the owner sums values. SUMMED: the owner sums payloads, which are values. TWO_WAY:
-        the owner aggregates payloads. GATHERED: all workers get all payloads.
+        the owner decodes and sums payloads, and compresses the sum. GATHERED: all workers receive
+        all payloads.
     """
 
     plan: Chunk
@@ -68,19 +69,19 @@ class ExchangedChunk:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that one worker sends, or that the owner answers, at most."""
+        """The maximum number of bytes that one worker sends, or that the owner answers."""
         if self.coder is None:
             return self.plan.size * self.wire.itemsize
         return self.coder.codec.payload_bytes
 
     @property
     def carries(self) -> bool:
-        """Whether this worker keeps a residual or momentum for it."""
+        """Whether this worker keeps a residual or momentum for the chunk."""
         return self.coder is not None and bool(self.coder.codec.memory or self.coder.codec.momentum)
 
     @property
     def wire_size(self) -> WireSize:
-        """The bytes of its payload or values in a message."""
+        """The size of its payload or values in a message."""
         varies = self.coder is not None and self.coder.codec.length_at is not None
         if not varies or self.plan.params.compressor.full:
             return WireSize(self.num_bytes)
@@ -88,10 +89,10 @@ class ExchangedChunk:
 
     @property
     def values_bytes(self) -> int:
-        """The bytes of its values in their working dtype."""
+        """The size of its values in their working dtype, in bytes."""
         return self.plan.size * np.dtype(self.working).itemsize
 
     @property
     def coding(self) -> Tuple[str, Optional[CompressionParams], str, torch.device]:
-        """A key that is equal for chunks that one call of the library can compress."""
+        """A key that is equal for the chunks that one call of the library can compress."""
         return self.kind, self.plan.params, self.plan.dtype, self.device

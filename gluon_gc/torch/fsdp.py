@@ -16,7 +16,7 @@ from .settings import chosen_params, named, require_optimizer
 
 
 class ShardedCompression:
-    """What `compress_reduce_scatter` keeps of a model from step to step.
+    """The state that `compress_reduce_scatter` keeps from step to step, for checkpoints.
 
     Parameters
     ----------
@@ -27,24 +27,27 @@ class ShardedCompression:
         self._sums = list(sums)
 
     def state_dict(self) -> Dict[str, Any]:
-        """What this worker carries over: plain values and tensors. No backward may be under way."""
-        arrays = {name: of for one in self._sums for name, of in one.carried().items()}
+        """Return this worker's residuals and random streams, as plain values and tensors.
+
+        No backward may be running.
+        """
+        arrays = {k: v for scatter in self._sums for k, v in scatter.carried().items()}
         return {"format": state_dicts.FORMAT, **self._described(), "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned on this worker.
+        """Continue from the result of `state_dict` on this worker. All workers call this.
 
         Raises
         ------
         ValueError
-            It is another worker's, or of another model, compression or number of workers; nothing
-            is changed then.
+            The state_dict is of another worker, model, compression or number of workers. Nothing
+            was changed.
         RuntimeError
-            Another worker refuses its own; nothing is changed then.
+            The state_dict of another worker does not fit. Nothing was changed.
         """
         state_dicts.if_all_fit(gather, lambda: self._check(state))
-        for one in self._sums:
-            one.load(state["arrays"])
+        for scatter in self._sums:
+            scatter.load(state["arrays"])
 
     def _check(self, state: Mapping[str, Any]) -> None:
         state_dicts.require_format(state, "shards", "compress_reduce_scatter")
@@ -52,15 +55,15 @@ class ShardedCompression:
         for key in ("rank", "world_size"):
             fitting.check(state_dicts.NOUN, key, state[key], here[key])
         state_dicts.check_parameters(state["shards"], here["shards"], strict=True)
-        for one in self._sums:
-            one.check(state["arrays"])
+        for scatter in self._sums:
+            scatter.check(state["arrays"])
 
     def _described(self) -> Dict[str, Any]:
-        """What must fit the model that goes on from it."""
+        """Return the values that a state_dict and the loading state must share."""
         return {
             "rank": dist.get_rank(),
             "world_size": dist.get_world_size(),
-            "shards": [shard for one in self._sums for shard in one.describe()],
+            "shards": [shard for scatter in self._sums for shard in scatter.describe()],
         }
 
 
@@ -72,32 +75,34 @@ def compress_reduce_scatter(
 ) -> ShardedCompression:
     """Compress the gradients of a model to which fully_shard was applied.
 
-    Each worker compresses what it has of every shard, and the shard's owner adds up the payloads;
-    parameters are gathered as before. Error feedback takes the memory of all gradients on each
-    worker. All workers call this alike, before the first step; every parameter must get a gradient
-    in every step.
+    Each worker compresses its gradients of every shard, and the owner of a shard adds up the
+    payloads. The all-gather of parameters does not change. On each worker, error feedback needs as
+    much memory as all gradients of the model.
+
+    All workers call this with the same arguments before the first step. Every parameter must get a
+    gradient in every step.
 
     Parameters
     ----------
     model : Module
-        With modules that fully_shard made FSDPModules.
+        A module that fully_shard has processed, or with submodules that it has processed.
     compression_params : dict, optional
-        As `CompressionState` takes it, but for "auto", for "momentum", and for feedback that
-        follows the learning rate.
+        See `CompressionState`. The compressor "auto", "momentum" and the error feedback "corrected"
+        and "sparse" are not supported.
     overrides : mapping of str to (dict or None), optional
-        As `CompressionState` takes it.
+        See `CompressionState`.
     on_nonfinite : "raise" or "propagate"
-        Whether a NaN or an infinity in a sum is a RuntimeError, of the worker that has the shard.
+        "raise": a NaN or an infinity in a sum is a RuntimeError on the worker that owns the shard.
 
     Returns
     -------
     ShardedCompression
-        With `state_dict` and `load_state_dict`.
+        It has `state_dict` and `load_state_dict`.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong arguments, or a model without FSDPModules.
+        An argument is wrong, or the model has no FSDPModule.
     RuntimeError
         PyTorch is older than 2.9.
     """
@@ -107,7 +112,7 @@ def compress_reduce_scatter(
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
     parameters, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
-    require_optimizer((one.require_chosen() for one in params.values()), None)
+    require_optimizer((p.require_chosen() for p in params.values()), None)
     names = {parameter: name for name, parameter in parameters.items()}
     modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
     if not modules:
@@ -115,18 +120,18 @@ def compress_reduce_scatter(
     sums = []
     for module in modules:
         for sharded in _sharded(module):
-            trained = [one for one in sharded if one.sharded_param in names]
-            sizes = [one.padded_sharded_param_size.numel() for one in trained]
-            of_module = {names[one.sharded_param]: one.sharded_param for one in trained}
-            if of_module:
+            trained = [p for p in sharded if p.sharded_param in names]
+            sizes = [p.padded_sharded_param_size.numel() for p in trained]
+            module_params = {names[p.sharded_param]: p.sharded_param for p in trained}
+            if module_params:
                 checked = on_nonfinite == "raise"
-                sums.append(ReduceScatter(of_module, sizes, params, checked))
+                sums.append(ReduceScatter(module_params, sizes, params, checked))
                 module.set_custom_reduce_scatter(sums[-1])
     return ShardedCompression(sums)
 
 
 def _sharded(module: fsdp.FSDPModule) -> Iterator[Sequence[Any]]:
-    """What fully_shard knows of a module's parameters, of which its API says nothing."""
+    """Yield fully_shard's private records of a module's parameters: no public API has them."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     for group in [state._fsdp_param_group] if groups is None else groups:

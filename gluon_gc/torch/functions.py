@@ -14,7 +14,7 @@ _tensors: Optional[SingleTensors] = None
 
 
 def _started() -> SingleTensors:
-    """The threads that sum tensors; all workers make their first call at the same time."""
+    """Return the threads that sum tensors. All workers make their first call at the same time."""
     global _tensors
     if _tensors is None:
         _tensors = SingleTensors()
@@ -22,37 +22,37 @@ def _started() -> SingleTensors:
 
 
 def declare(name: str, **compression: Any) -> None:
-    """Say how a tensor is compressed when it is summed; all workers do so in the same order.
+    """Set the compression of the tensor with this name. All workers call this in the same order.
 
     Parameters
     ----------
     name : str
     **compression
-        Keys of compression_params, in our spelling or in BytePS's ("byteps_compressor_type" and its
-        like).
+        Options of compression_params, in our spelling or in BytePS's (such as
+        "byteps_compressor_type").
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong keys or values, or a name that was declared with others.
+        An option is wrong, or the name was declared before with other options.
     """
     params = byteps.translate(compression).parse().require_chosen()
     _started().declare(name, params)
 
 
 def declarations() -> Dict[str, CompressionParams]:
-    """The compression of each declared tensor."""
+    """Return the compression of each declared tensor."""
     return {} if _tensors is None else dict(_tensors.params)
 
 
 def declare_again(params: Mapping[str, CompressionParams]) -> None:
-    """Declare the result of `declarations` again."""
-    for name, of_tensor in params.items():
-        _started().declare(name, of_tensor)
+    """Declare the tensors of an earlier `declarations` call."""
+    for name, tensor_params in params.items():
+        _started().declare(name, tensor_params)
 
 
 def forget() -> None:
-    """Forget declarations, once all calls are done."""
+    """Forget all declarations, after all calls have finished."""
     global _tensors
     if _tensors is not None:
         _tensors.close()
@@ -66,31 +66,31 @@ def push_pull_async_inplace(
     version: int = 0,
     priority: int = 0,
 ) -> Handle:
-    """Begin to replace a tensor by its average, or sum, over all workers; returns at once.
+    """Start to replace a tensor by its average, or sum, over all workers, and return at once.
 
     All workers call this in the same order, with tensors of the same name, shape and dtype.
 
     Parameters
     ----------
     tensor : Tensor
-        Of any dtype but bool. A sparse one travels uncompressed.
+        A tensor of any dtype except bool. A sparse tensor is sent uncompressed.
     average : bool
-        Whether the sum is divided by `size()`; an average of integers is rounded towards zero.
+        Whether the sum is divided by `size()`. The average of integers is rounded towards zero.
     name : str, optional
-        As it was declared.
+        The name that was declared. A tensor without a declared name is sent uncompressed.
     version, priority : int
-        Accepted, without effect, as BytePS has them.
+        Accepted for BytePS's sake, without effect.
 
     Returns
     -------
     Handle
-        For `poll` and `synchronize`. `synchronize` raises a RuntimeError if workers differ, and an
-        OverflowError if a sum of integers does not fit into their dtype.
+        Pass it to `poll` or `synchronize`. `synchronize` raises a RuntimeError if the workers'
+        tensors differ, and an OverflowError if a sum of integers does not fit into their dtype.
 
     Raises
     ------
     TypeError
-        It is no tensor, or one of bool.
+        The argument is not a tensor, or its dtype is bool.
     """
     _require_numbers(tensor, name)
     handle = Handle(tensor, name, average)
@@ -99,7 +99,7 @@ def push_pull_async_inplace(
 
 
 byteps_push_pull = push_pull_async_inplace
-"""BytePS's name for it."""
+"""BytePS's name for `push_pull_async_inplace`."""
 
 
 def push_pull_async(
@@ -109,7 +109,7 @@ def push_pull_async(
     version: int = 0,
     priority: int = 0,
 ) -> Handle:
-    """As `push_pull_async_inplace`, but the result is a new tensor."""
+    """Like `push_pull_async_inplace`, but the result is a new tensor."""
     copy = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor
     return push_pull_async_inplace(copy, average, name, version, priority)
 
@@ -122,15 +122,16 @@ def push_pull(
     priority: int = 0,
     compression: Any = Compression.none,
 ) -> torch.Tensor:
-    """The average, or sum, of a tensor over all workers; see `push_pull_async_inplace`.
+    """Return the average, or sum, of a tensor over all workers; see `push_pull_async_inplace`.
 
-    Gradients flow through it: that of the tensor is the average, or sum, of those of the results.
+    Autograd supports it: the gradient of the tensor is the average, or sum, of the workers'
+    gradients of the result.
 
     Parameters
     ----------
     compression : NoneCompressor or FP16Compressor
-        One of `Compression`, or an object with its methods `compress` and `decompress`. With
-        ``Compression.fp16`` the sum is a float16, too, so that it is infinite above 65504.
+        A member of `Compression`, or an object with the methods `compress` and `decompress`. With
+        ``Compression.fp16`` the sum is float16 too, so a sum above 65504 becomes infinite.
     """
     _require_numbers(tensor, name)
     sent, ctx = compression.compress(tensor)
@@ -138,7 +139,7 @@ def push_pull(
 
 
 class _PushPull(torch.autograd.Function):
-    """push_pull for autograd."""
+    """The autograd function of push_pull."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, average: bool, name: Optional[str]) -> torch.Tensor:
@@ -151,15 +152,17 @@ class _PushPull(torch.autograd.Function):
 
 
 def _require_numbers(tensor: Any, name: Optional[str]) -> None:
-    """TypeError unless it is a tensor that has a sum."""
+    """Raise a TypeError unless the argument is a tensor of numbers."""
     called = f"tensor '{name}'" if name else "tensor"
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
-            f"{called} must be a torch.Tensor, got {tensor!r} ({type(tensor).__name__}); numbers "
-            "become one by torch.tensor(...)"
+            f"{called} must be a torch.Tensor, got {tensor!r} ({type(tensor).__name__}); "
+            "torch.tensor(...) makes one from a number"
         )
     if tensor.dtype == torch.bool:
-        raise TypeError(f"{called} is of bool, which has no sum: convert it, as by x.to(torch.int)")
+        raise TypeError(
+            f"{called} has dtype bool, which cannot be summed: convert it, as by x.to(torch.int)"
+        )
 
 
 def push_pull_inplace(
@@ -174,11 +177,11 @@ def push_pull_inplace(
 
 
 def poll(handle: Handle) -> bool:
-    """Whether a result is there, so that `synchronize` would return at once."""
+    """Return whether the result is ready, so that `synchronize` does not block."""
     return handle.future.done()
 
 
 def synchronize(handle: Handle) -> torch.Tensor:
-    """Wait for a result, and return it."""
+    """Wait for the result and return it."""
     handle.future.wait()
     return handle.tensor

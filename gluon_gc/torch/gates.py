@@ -1,4 +1,4 @@
-"""Forward pre-hooks that tell which parameters are about to be used."""
+"""Gates: forward pre-hooks that report which parameters are about to be used."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Parameters = Iterable[torch.Tensor]
 class Gates:
     """Forward pre-hooks of all modules of a model.
 
-    A module needs its own parameters. Its forward may also use those of modules inside it without
-    calling them, as nn.MultiheadAttention does. The first forward shows which modules are called;
-    parameters of the others are needed by the nearest module around them that is.
+    A module needs its own parameters. Its forward may also use the parameters of submodules without
+    calling them, as nn.MultiheadAttention does. The first forward shows which modules are called.
+    The parameters of the other modules are needed by the nearest enclosing module that is called.
 
     Parameters
     ----------
     model : Module
     opened : callable
-        Is called before a module's forward, with the parameters that the module needs.
+        Called before a module's forward, with the parameters that the module needs.
 
     Attributes
     ----------
     announced : set of Tensor
-        The parameters that are needed by a module that was called in the first forward.
+        The parameters that a called module needs; their use is always reported.
     """
 
     def __init__(self, model: Module, opened: Callable[[Parameters], None]) -> None:
         self._opened, self.announced = opened, set()
         self._called: Set[Module] = set()
-        self._needs: Optional[Dict[Module, List[torch.Tensor]]] = None  # until it is learnt
+        self._needs: Optional[Dict[Module, List[torch.Tensor]]] = None  # unknown until `learn`
         self._around: Dict[Module, List[Module]] = defaultdict(list)
         for module in model.modules():
             for child in module.children():
@@ -42,7 +42,7 @@ class Gates:
         self._modules = list(model.modules())
 
     def learn(self) -> None:
-        """Find out, once there was a forward, which parameters each module needs."""
+        """After the first forward, determine which parameters each module needs."""
         if self._needs is not None or not self._called:
             return
         self._needs = defaultdict(list)
@@ -55,13 +55,13 @@ class Gates:
                 self.announced.update(parameters)
 
     def _callers(self, module: Module) -> Set[Module]:
-        """The nearest modules that were called: this one, or modules around it."""
+        """Return the nearest modules that were called: this one, or the modules around it."""
         if module in self._called:
             return {module}
         return {caller for outer in self._around[module] for caller in self._callers(outer)}
 
     def enter(self, module: Module) -> None:
-        """What is done before a module's forward."""
+        """Handle the start of a module's forward."""
         if self._needs is None:
             self._called.add(module)
         else:
@@ -69,7 +69,7 @@ class Gates:
 
 
 class _Gate:
-    """The hook of a module. A copy of a model has hooks that do nothing."""
+    """The hook of one module. A copy of a model gets hooks that do nothing."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates

@@ -1,4 +1,4 @@
-"""What all workers call together: each learns what the others have."""
+"""Small collectives in which each worker learns the objects or numbers of all workers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from ..agreement import Facts
 from .watchdog import waiting
 
 Gather = Callable[[Any, str], List[Any]]
-"""Gives what all workers have, by rank, given this worker's, and what all are doing in words."""
+"""Returns the objects of all workers, given this worker's object and the common action in words."""
 
 
 def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
-    """The objects of all workers of a group, by rank.
+    """Return the objects of all workers of a group, by rank.
 
     Parameters
     ----------
     mine : object
-        That can be pickled.
+        It must be picklable.
     doing : str
-        What all workers must do, for a warning if some of them do not come.
+        The common action of the workers, such as "call resume". A warning contains it if a worker
+        does not come.
     group : ProcessGroup, optional
-        By default of all workers.
+        Default: all workers.
     """
-    everybody: List[Any] = [None] * dist.get_world_size(group)
+    gathered: List[Any] = [None] * dist.get_world_size(group)
     with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
-        dist.all_gather_object(everybody, mine, group=group)
-    return everybody
+        dist.all_gather_object(gathered, mine, group=group)
+    return gathered
 
 
 def gather_numbers(
     mine: Sequence[int], doing: str, group: Optional[dist.ProcessGroup] = None
 ) -> List[Tuple[int, ...]]:
-    """The numbers of all workers, by rank: int64, equally many on each; see `gather`."""
-    everybody = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64)
+    """Like `gather`, for int64 numbers. Each worker passes equally many."""
+    gathered = torch.empty(dist.get_world_size(group), len(mine), dtype=torch.int64)
     with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
-        dist.all_gather(list(everybody), torch.tensor(mine), group=group)
-    return list(map(tuple, everybody.tolist()))
+        dist.all_gather(list(gathered), torch.tensor(mine), group=group)
+    return list(map(tuple, gathered.tolist()))
 
 
 def agree(gather: Gather, facts: Facts, doing: str) -> None:

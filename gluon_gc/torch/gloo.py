@@ -1,8 +1,9 @@
-"""Gloo as a `Transport`: the only file that knows it.
+"""Gloo as a `Transport`. No other module depends on Gloo.
 
-Gloo begins to send a large message when its receiver has said where to, and on a connection all
-goes in the order of calls. Said late, that word waits behind what the receiver is sending itself:
-then the connection works one way at a time.
+Gloo sends a large message only after its receiver has announced the buffer, and each connection
+handles everything in the order of the calls. A late announcement waits behind the receiver's own
+outgoing data, and then the connection works in one direction at a time. So each buffer is announced
+one step ahead (`expect`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .watchdog import waiting
 
 
 class Gloo:
-    """The backend "gloo" of torch.distributed; the methods are those of `Transport`."""
+    """The backend "gloo" of torch.distributed; see `Transport`."""
 
     tags = 2**31
 
@@ -40,7 +41,7 @@ class Gloo:
 
 
 class GlooMessages:
-    """Messages in one of Gloo's groups; the methods are those of `transport.Messages`.
+    """Messages in a Gloo group; see `transport.Messages`.
 
     The parameters are those of `Transport.messages`.
     """
@@ -50,7 +51,7 @@ class GlooMessages:
         self._ranks = dist.get_process_group_ranks(group)
         self._rooms = _tensors(rooms)
         self._sent: List[Tuple[int, dist.Work]] = []
-        self._member = 0  # that is waited for
+        self._member = 0  # the one that `wait` waits for
         self.expect()
 
     def expect(self) -> None:
@@ -60,7 +61,7 @@ class GlooMessages:
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
         self._sent = [
-            (member, self._group.send([part], member, self._tag)) for member, part in _tensors(data)
+            (member, self._group.send([sent], member, self._tag)) for member, sent in _tensors(data)
         ]
 
     def wait(self) -> None:
@@ -78,5 +79,5 @@ class GlooMessages:
 
 
 def _tensors(arrays: Mapping[int, np.ndarray]) -> List[Tuple[int, torch.Tensor]]:
-    """Those that are not empty, by member."""
+    """Return the arrays that are not empty, as tensors, with their members."""
     return [(member, torch.from_numpy(array)) for member, array in arrays.items() if array.size]

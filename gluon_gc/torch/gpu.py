@@ -1,7 +1,7 @@
-"""GPUs that tensors are on: what is queued there, and which compressors run there.
+"""Work on GPUs: CUDA streams, copies, and the compressors that run there.
 
-A thread of ours queues in streams of its own, and waits for them before it hands on what it made:
-so nothing that is under way on a GPU outlives what it works on.
+Each thread of gluon_gc uses its own CUDA stream, and synchronizes with it before it passes a result
+on. So no GPU work is still running when its buffers are reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class _Own(threading.local):
-    """What a thread has of its own."""
+    """The CUDA streams of one thread."""
 
     def __init__(self) -> None:
         self.streams: Dict[torch.device, torch.cuda.Stream] = {}
@@ -28,12 +28,12 @@ _own = _Own()
 
 
 def in_host_memory(device: torch.device) -> bool:
-    """Whether the CPU reaches the memory of tensors on a device."""
+    """Return whether the CPU can read tensors of this device."""
     return device.type == "cpu"
 
 
 def has_kernels(device: torch.device, compressor: Compressor) -> bool:
-    """Whether a compressor can run on a GPU; if the library has no kernels, the log says so."""
+    """Return whether a compressor can run on a GPU; log it if the library has no kernels."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
@@ -41,25 +41,28 @@ def has_kernels(device: torch.device, compressor: Compressor) -> bool:
 
 
 def mark(device: torch.device) -> Any:
-    """What this thread has queued on a device so far, for `queue` to be after; None for the CPU."""
+    """Return an event after everything that this thread has queued on a device; None for the CPU.
+
+    `queue` can wait for it.
+    """
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 @contextmanager
 def queue(device: torch.device, after: Any = None) -> Iterator[Optional[int]]:
-    """Queue what is done in this block in a stream of this thread's, and wait for it at the end.
+    """Run the GPU work of this context in the thread's own stream, and wait for it at the end.
 
     Parameters
     ----------
     device : torch.device
-        With the CPU there is nothing to queue or to wait for.
+        For the CPU, the context has no effect.
     after : optional
-        What `mark` returned.
+        The result of `mark`: the stream waits for this event first.
 
     Yields
     ------
     int or None
-        The stream as the library takes it: a cudaStream_t.
+        The stream in the form of the library: a cudaStream_t.
     """
     if device.type != "cuda":
         yield None
@@ -79,12 +82,12 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy from one device to another, in a `queue`, which waits for it."""
+    """Copy from one device to another, within a `queue`, which waits for the copy."""
     target.copy_(source, non_blocking=source.is_cuda or target.is_cuda)
 
 
 def copy_scaled(source: torch.Tensor, scale: float, target: torch.Tensor) -> None:
-    """Write source * scale to target, which may be elsewhere, or of another dtype."""
+    """Write source * scale to target, which may have another device or dtype."""
     if scale == 1.0:
         copy(source, target)
     elif (source.device, source.dtype) == (target.device, target.dtype):
@@ -94,5 +97,5 @@ def copy_scaled(source: torch.Tensor, scale: float, target: torch.Tensor) -> Non
 
 
 def host_memory(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros in the host's memory, which a GPU copies to and from fast, where one is in use."""
+    """Allocate zeros in host memory, pinned if CUDA is in use, for fast copies."""
     return torch.zeros(size, dtype=dtype, pin_memory=torch.cuda.is_initialized())

@@ -1,4 +1,4 @@
-"""How the gradients of a model are compressed, and the exchange that they travel through."""
+"""The compression of each gradient of a model, and the exchange that sends them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from .exchange import Exchange
 
 
 class GradientCompression:
-    """The compression of each parameter's gradient, and an exchange that expects the gradients.
+    """The compression of each parameter's gradient, and the exchange that sends the gradients.
 
-    All workers make it together.
+    All workers create it together.
 
     Parameters
     ----------
-    parameters : mapping
+    parameters : mapping of str to Parameter
         By name.
-    params : mapping
-        By name, the compression that was asked for. "auto" is replaced by a measured choice.
+    params : mapping of str to CompressionParams
+        The requested compression of each parameter. "auto" is replaced by a measured choice.
     on_nonfinite : str
-        As `plan.Tensor` has it.
+        See `plan.Tensor`.
     group : ProcessGroup, optional
+        The workers. Default: all workers.
 
     Attributes
     ----------
-    params : dict of CompressionParams
-        By name, with the choices of "auto".
+    params : dict of str to CompressionParams
+        The compression of each parameter, with the choices of "auto".
     exchange : Exchange
     without_momentum : set of str
         The parameters whose compressor applies no momentum.
@@ -48,20 +49,20 @@ class GradientCompression:
         on_nonfinite: str,
         group: Optional[dist.ProcessGroup],
     ) -> None:
-        self._parameters, self._asked = parameters, params
+        self._parameters, self._requested = parameters, params
         self._on_nonfinite, self._group = on_nonfinite, group
         undecided = [tensor.plan for tensor in self._declared(self._undecided())]
         self._chosen = automatic.chosen(undecided, group) if undecided else {}
         self.open()
 
     def open(self) -> None:
-        """Make the exchange, or a new one after the first was closed."""
-        self.params: Dict[str, CompressionParams] = dict(self._asked)
+        """Create the exchange, or a new one after the first was closed."""
+        self.params: Dict[str, CompressionParams] = dict(self._requested)
         for name, choice in self._chosen.items():
-            self.params[name] = candidates(self._asked[name])[choice]
+            self.params[name] = candidates(self._requested[name])[choice]
         tensors = self._declared(self.params)
         self.exchange = Exchange(self._group)
-        self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # others have one
+        self.exchange.declare(tensors, about=[("", {"algorithm": None})])  # a worker may have one
         self.carries = any(chunk.carries for chunk in self.exchange.chunks)
         minimum = env.get("BYTEPS_MIN_COMPRESS_BYTES")
         self.without_momentum: Set[str] = {
@@ -69,7 +70,7 @@ class GradientCompression:
         }
 
     def recall(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Let "auto" choose again what a state_dict has for the parameters that it lists."""
+        """Repeat the choices of "auto" in a checkpoint, given its descriptions of parameters."""
         chosen = {**self._chosen, **automatic.recalled(self._undecided(), saved)}
         if chosen != self._chosen:
             self._chosen = chosen
@@ -77,12 +78,15 @@ class GradientCompression:
             self.open()
 
     def _undecided(self) -> Dict[str, CompressionParams]:
-        """The compression of those parameters that "auto" chooses for."""
-        asked = self._asked.items()
-        return {name: params for name, params in asked if params.accuracy is not None}
+        """Return the parameters with the compressor "auto"."""
+        requested = self._requested.items()
+        return {name: params for name, params in requested if params.accuracy is not None}
 
     def _declared(self, params: Mapping[str, CompressionParams]) -> List[DeclaredTensor]:
-        """The gradients of these parameters, the last ones first, because backward begins there."""
+        """Return the gradients of these parameters, in the order in which backward computes them.
+
+        The order is approximate: the last parameter comes first.
+        """
         numbered = reversed(list(enumerate(self._parameters.items())))
         return [
             declared(

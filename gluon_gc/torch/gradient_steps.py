@@ -1,4 +1,4 @@
-"""The steps in which the gradients of a model are averaged."""
+"""GradientSteps: averages the gradients of a model, step by step."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ from .sparse import SparseJob
 class GradientSteps:
     """Averages the gradients of a model's parameters, step by step.
 
-    Hooks tell it which gradients backward has made, and when the optimizer steps.
+    Hooks report the gradients that backward has computed, and the steps of the optimizer.
 
     Parameters
     ----------
-    parameters : mapping
+    parameters : mapping of str to Parameter
         By name.
     compression : GradientCompression
     optimizer : Optimizer, optional
     momentum : Momentum, optional
         The momentum that is applied instead of the optimizer's.
     on_nonfinite, grad_scaler
-        As `CompressionState` has them.
+        See `CompressionState`.
 
     Attributes
     ----------
     compression : GradientCompression
     count : int
-        The number of steps so far, without those that were left out.
+        The number of steps so far, except undone ones, whose gradients no optimizer has used.
     rates : LearningRates
-        By the parameter's name.
+        The learning rates, by parameter name.
     left_out : LeftOut
     closed : str
-        If it is closed or suspended, the error of the next step.
-    when_made, when_stepping : callable
-        Called with each parameter after backward has added to its gradient, and before the
-        optimizer steps.
+        If it is closed or suspended: the error message of the next step. Otherwise empty.
+    when_made : callable
+        Called with a parameter after backward has added to its gradient.
+    when_stepping : callable
+        Called without arguments before the optimizer steps.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class GradientSteps:
         self._grad_scaler = grad_scaler
         self.count = self._begun = 0
         self.rates, self._ratios = LearningRates(), {}
-        self._nonfinite: List[str] = []  # parameters, in the last step
+        self._nonfinite: List[str] = []  # names of parameters, in the last step
         self._stamp = header.SAME
         self.left_out = LeftOut(parameters.values(), self._take_back)
-        self._made: Set[str] = set()  # gradients that backward has made since they were averaged
+        self._made: Set[str] = set()  # computed by backward since they were last averaged
         self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
         self.when_stepping: Callable[[], None] = lambda: None
         self._handles = [
@@ -79,14 +80,14 @@ class GradientSteps:
         if optimizer is not None:
             self._handles.append(before_step(optimizer, self._before_step))
         self.closed = ""
-        closing.opened(self)  # the hooks keep this object alive, and nothing else may be left
+        closing.opened(self)  # only the hooks may still refer to this object at shutdown
 
     def _note(self, parameter: torch.Tensor) -> None:
         self._made.add(self._names[parameter])
         self.when_made(parameter)
 
     def take_made(self, names: Iterable[str]) -> Set[str]:
-        """The parameters among these whose gradients backward has made since the last call."""
+        """Return the parameters among `names` with a gradient from backward since the last call."""
         made = self._made.intersection(names)
         self._made -= made
         return made
@@ -106,7 +107,7 @@ class GradientSteps:
         self._stamp = header.Stamp(self._begun % 2**32, self.left_out.count % 2**32, checksum)
 
     def _current_rates(self) -> Dict[str, float]:
-        """The learning rates of the parameters that the optimizer steps, by name."""
+        """Return the learning rates of the optimizer's parameters, by name."""
         groups = param_groups(self._optimizer) if self._optimizer is not None else []
         return {
             self._names[parameter]: float(group.get("lr", 0.0))
@@ -118,7 +119,7 @@ class GradientSteps:
     def average(
         self, gradients: Mapping[str, torch.Tensor], absent: Collection[str]
     ) -> Future[Collection[str]]:
-        """As `CompressionState.average`, within a step."""
+        """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
         self.left_out.exchange(present)
         staged = staging.Staged(gradients)
@@ -148,11 +149,11 @@ class GradientSteps:
     def average_sparse(
         self, name: str, gradient: Optional[torch.Tensor]
     ) -> Future[Optional[torch.Tensor]]:
-        """As `CompressionState.average_sparse`, within a step."""
+        """See `CompressionState.average_sparse`. A step has begun."""
         compression, parameter, step = self.compression, self._parameters[name], self.count
         if name not in compression.without_momentum:
             if compression.params[name].compressor is not None:
-                logger.info("the gradient of %s is sparse, and travels uncompressed", name)
+                logger.info("the gradient of %s is sparse, so it is sent uncompressed", name)
             compression.without_momentum.add(name)
 
         def result(job: SparseJob) -> Optional[torch.Tensor]:
@@ -168,7 +169,7 @@ class GradientSteps:
         return future
 
     def _check(self, job: Job, step: int) -> None:
-        """Note the gradients of a job with a NaN or an infinity; RuntimeError if asked for."""
+        """Note the gradients with a NaN or an infinity. For "raise", raise a RuntimeError."""
         self._nonfinite += job.nonfinite
         if job.nonfinite and self._on_nonfinite == "raise":
             raise RuntimeError(
@@ -177,46 +178,46 @@ class GradientSteps:
             )
 
     def _before_step(self) -> None:
-        """Let the optimizer leave this step out, or apply momentum for it."""
+        """Apply momentum, or make the optimizer skip this step."""
         self.when_stepping()
         if self._nonfinite and self._on_nonfinite == "skip":
             logger.warning(
-                "step %d is left out: the gradient of parameter %s has a NaN or an infinity",
+                "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",
                 self.count,
                 self._nonfinite[0],
             )
             for group in param_groups(self._optimizer):
                 for parameter in group["params"]:
-                    parameter.grad = None  # the optimizer steps no such parameter
+                    parameter.grad = None  # the optimizer does not step such parameters
         else:
             self.apply_momentum(self._parameters)
 
     def apply_momentum(self, names: Iterable[str]) -> None:
-        """Apply momentum to the averages in these parameters' gradients."""
+        """Apply momentum to the averaged gradients of these parameters."""
         if self._momentum is not None:
             pairs = [(name, self._parameters[name]) for name in names]
             self._momentum.before_step(pairs, self.compression.without_momentum)
 
     def _take_back(self, names: Iterable[str]) -> None:
-        """Undo the exchange of these gradients in a step that was left out."""
+        """Undo the exchange of these gradients, whose step was skipped."""
         self.compression.exchange.take_back(names)
         self.count -= 1
         self.rates.take_back()
 
     def suspend(self, why: str) -> None:
-        """End the threads, until `resume`; `why` is an error's message until then."""
+        """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
         self.closed = why
         self.compression.exchange.close()
 
     def resume(self) -> None:
-        """Average over the workers that are there now, from residuals and momentum of zero."""
+        """Restart with the workers of the current job. Residuals and momentum start from zero."""
         self.closed = ""
         closing.opened(self)
         self.compression.open()
         self.left_out.loaded()
 
     def close(self) -> None:
-        """Remove the hooks, give the optimizer its momentum back, and close the exchange."""
+        """Remove the hooks, give the momentum back to the optimizer, and close the exchange."""
         if not self.closed:
             self.closed = "this CompressionState is closed"
             for handle in self._handles:

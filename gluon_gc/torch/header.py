@@ -1,7 +1,9 @@
-"""The header of a message between workers, in front of its chunks.
+"""The header at the start of a message, in front of its chunks.
 
-It has a stamp, which must be the same on all workers in a step, and for each chunk whether the
-sender has a gradient. In an owner's answer, the outcome of the comparison replaces the stamp.
+    stamp (12 bytes) | for each chunk: whether the sender has a gradient (1 byte)
+
+In a step, the stamp must be the same on all workers. In an owner's answer, the stamp is replaced by
+the result of this comparison, and "the sender" by "any worker".
 """
 
 from __future__ import annotations
@@ -16,20 +18,21 @@ from .collectives import WireSize
 _STAMP_BYTES = 12
 _PROBLEMS = {
     1: "worker {} is in another step than other workers",
-    2: "worker {} has left out other steps than other workers",
+    2: "worker {} has skipped other steps than other workers",
     3: "the learning rates of worker {} differ from those of other workers",
 }
 
 
 class Stamp(NamedTuple):
-    """Numbers below 2^32 that all workers must share in a step.
+    """Numbers below 2^32 that must be the same on all workers in a step.
 
     Parameters
     ----------
     step : int
-        From 1; 0: this worker has no gradients, and nothing of its stamp is compared.
+        The number of the step, from 1. 0: this worker has no gradients, and its stamp is not
+        compared.
     left_out : int
-        How many steps were left out so far.
+        The number of steps that were skipped so far.
     rates : int
         A checksum of the optimizer's learning rates.
     """
@@ -40,16 +43,16 @@ class Stamp(NamedTuple):
 
 
 SAME = Stamp()
-"""The outcome if stamps were the same. Otherwise: a key of _PROBLEMS, a worker's rank, and 0."""
+"""The outcome if all stamps are equal. Otherwise: a key of _PROBLEMS, a worker's rank, and 0."""
 
 
 def checksum(rates: Iterable[float]) -> int:
-    """A 32-bit checksum of learning rates."""
+    """Return a 32-bit checksum of learning rates."""
     return zlib.crc32(np.array(list(rates), np.float64).tobytes())
 
 
 def wire_size(chunks: int) -> WireSize:
-    """The bytes of a header for this number of chunks."""
+    """Return the size of a header for this number of chunks."""
     return WireSize(_STAMP_BYTES + chunks)
 
 
@@ -60,7 +63,14 @@ def write(room: np.ndarray, stamp: Stamp, present: Sequence[bool]) -> None:
 
 
 def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray]:
-    """Compare headers: uint8, shape (workers, bytes), of the workers of these ranks.
+    """Compare the headers of several workers.
+
+    Parameters
+    ----------
+    rows : array of uint8, shape (workers, bytes)
+        The headers.
+    ranks : sequence of int
+        The ranks of these workers.
 
     Returns
     -------
@@ -74,7 +84,7 @@ def read(rows: np.ndarray, ranks: Sequence[int]) -> Tuple[Stamp, np.ndarray]:
 
 
 def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
-    """The outcome of comparing stamps, shape (workers, 3), of the workers of these ranks."""
+    """Compare the stamps, shape (workers, 3), of the workers with these ranks."""
     (workers,) = np.nonzero(stamps[:, 0])
     for kind in _PROBLEMS:
         column = stamps[workers, kind - 1]
@@ -85,10 +95,10 @@ def compared(stamps: np.ndarray, ranks: Sequence[int]) -> Stamp:
 
 
 def read_answer(room: np.ndarray) -> Tuple[Stamp, np.ndarray]:
-    """The outcome in an answer, and which chunks have a gradient; as `read` returns them."""
+    """Return the outcome in an owner's answer, and which chunks have a gradient; see `read`."""
     return Stamp(*room[:_STAMP_BYTES].view(np.uint32).tolist()), room[_STAMP_BYTES:] != 0
 
 
 def problem(outcome: Stamp) -> str:
-    """An outcome in words; empty if the stamps were the same."""
+    """Return an error message for an outcome; empty if the stamps were equal."""
     return "" if outcome == SAME else _PROBLEMS[outcome[0]].format(outcome[1])

@@ -1,4 +1,8 @@
-"""The communication hook of DistributedDataParallel, which looks at its annotations as they are."""
+"""The communication hook for DistributedDataParallel.
+
+This module must not import annotations from __future__: DDP compares the annotations of a hook with
+types, not with strings.
+"""
 
 import torch
 import torch.distributed as dist
@@ -10,18 +14,18 @@ from .state import CompressionState
 def compression_hook(
     state: CompressionState, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket's gradients over all workers, compressed on the way.
+    """Average the gradients of a bucket over all workers, in compressed form.
 
     Parameters
     ----------
     state : CompressionState
-        Of the parameters of the model that is wrapped.
+        The state for the parameters of the wrapped model.
     bucket : GradBucket
 
     Returns
     -------
     Future of Tensor
-        The bucket's buffer.
+        Its value is the bucket's buffer, which holds the averages.
 
     Examples
     --------
@@ -41,9 +45,10 @@ def compression_hook(
 
 
 def _placed(parameter: torch.Tensor, buffer: torch.Tensor, begin: int) -> torch.Tensor:
-    """A gradient that lies in a buffer in its parameter's memory format; a complex one is real.
+    """Return the view of a gradient in the bucket's buffer, in its parameter's memory format.
 
-    (`bucket.gradients()` has it in another format, and complex ones at wrong places.)
+    A complex gradient is viewed as real numbers. `bucket.gradients()` ignores the memory format,
+    and returns complex gradients at wrong offsets.
     """
     real = staging.as_real(parameter)
     strides = real.stride() if _is_dense(real) else real.contiguous().stride()
@@ -51,7 +56,7 @@ def _placed(parameter: torch.Tensor, buffer: torch.Tensor, begin: int) -> torch.
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill its memory, in any order."""
+    """Return whether a tensor's elements fill its memory without gaps, in any order."""
     if tensor.is_contiguous():
         return True
     size_so_far = 1
@@ -65,7 +70,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _sparse(
     state: CompressionState, bucket: dist.GradBucket, begins: bool
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average the one gradient of a bucket of a sparse one."""
+    """Average the gradient of a bucket with one sparse gradient."""
     (parameter,), buffer = bucket.parameters(), bucket.buffer()
     name = state.name_of(parameter)
     own = buffer if state.gradients.take_made([name]) else None

@@ -1,4 +1,4 @@
-"""Tensors that are being exchanged."""
+"""Job: tensors that are being exchanged."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ Done = Callable[[Any, Optional[BaseException]], None]
 
 @dataclass
 class Job:
-    """Tensors that are replaced by their sums over workers.
+    """Tensors whose values are replaced by their sums over workers.
 
     Parameters
     ----------
     staged : Staged
     scale : float
-        The factor of this worker's values.
-    ratios : mapping
-        By tensor, the previous learning rate over the current one. Ratios of 1 are left out.
+        The factor by which this worker's values are multiplied.
+    ratios : mapping of str to float
+        For each tensor, the previous learning rate divided by the current one. A missing ratio is
+        1.
     done : callable, optional
-        Called on another thread with the job, and an error or None.
+        Called on another thread at the end, with the job, and with an error or None.
     absent : collection of str
         The tensors without a gradient on this worker. Their values are zeros.
     stamp : Stamp
         Must be the same on all workers.
     keeps : bool
-        Whether coders keep copies of their state first, so that the step can be taken back.
+        Whether coders copy their state first, so that the step can be undone.
 
     Attributes
     ----------
     nonfinite : list of str
         The tensors whose sum has a NaN or an infinity.
     outcome : Stamp
-        The outcome of the comparison of stamps.
+        The result of comparing the stamps of all workers.
     unused : set of str
         The tensors without a gradient on any worker. Their residuals and momentum are unchanged.
     transfers : int
@@ -63,24 +64,24 @@ class Job:
         self._begins: Dict[str, int] = {n: t.data_ptr() for n, t in self.staged.values.items()}
 
     def of(self, piece: Slice) -> torch.Tensor:
-        """The values of a slice."""
+        """Return the values of a slice."""
         return self.staged.values[piece.tensor][piece.begin : piece.end]
 
     def address(self, piece: Slice) -> int:
-        """The address of the values of a slice."""
+        """Return the memory address of the values of a slice."""
         itemsize = self.staged.values[piece.tensor].itemsize
         return self._begins[piece.tensor] + piece.begin * itemsize
 
 
 def future_on(device: torch.device) -> Future[Any]:
-    """A future for a result on a device."""
+    """Return a future whose result is on this device."""
     return Future(devices=[device] if device.type == "cuda" else [])
 
 
 def resolving(future: Future[Any], result: Callable[[Any], Any]) -> Done:
-    """The `done` of a job that gives its result to a future.
+    """Return a `done` for a job that sets the result of a future.
 
-    `result` gets the job. If it raises, `done` is called again with its error.
+    `result` computes it from the job. If `result` raises, `done` is called again with the error.
     """
 
     def done(job: Job, error: Optional[BaseException]) -> None:

@@ -1,7 +1,8 @@
-"""Gradients that were exchanged and then dropped: no optimizer has stepped with them.
+"""LeftOut: detects and undoes exchanges whose gradients no optimizer has used.
 
-Backward has compressed them by then, and residual and momentum have taken them in. That is undone
-from copies. A copy costs memory and time, so that copies are only made once a step was left out.
+Backward compresses gradients, so residual and momentum already contain them. If no optimizer steps
+afterwards, the step is skipped, and copies of residual and momentum undo the exchange. Copies cost
+memory and time, so they are made only after the first skipped step.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from .optimizer_hooks import StepWatch
 
 
 class LeftOut:
-    """Finds such gradients when the next ones are exchanged.
+    """Detects a skipped step when the gradients of the next step are exchanged.
 
     Parameters
     ----------
     parameters : iterable of Tensor
-        Their parameters.
+        The parameters of the gradients.
     take_back : callable
         Undoes the exchange of the tensors with these names.
 
     Attributes
     ----------
     count : int
-        How many steps were left out.
+        The number of skipped steps.
     keeps : bool
         Whether copies are made.
     """
@@ -38,12 +39,12 @@ class LeftOut:
         self.count, self.keeps = 0, False
         self._watch, self._take_back = StepWatch(parameters), take_back
         self._exchanged: List[str] = []
-        self._begun = False  # whether anything is in residual and momentum already
+        self._begun = False  # whether residual and momentum contain anything
 
     def begin(self, allowed: bool = False) -> bool:
-        """Before gradients of a new step are exchanged: whether the step before was left out.
+        """Return whether the last step was skipped. Called before the gradients of a new step.
 
-        `allowed`: if so, it is none that has to be undone.
+        `allowed`: a skipped step is intended, and is not undone.
         """
         left_out = bool(self._exchanged) and not self._watch.stepped() and not allowed
         if left_out:
@@ -53,31 +54,31 @@ class LeftOut:
         return left_out
 
     def exchange(self, names: Iterable[str]) -> None:
-        """Note that these tensors are exchanged now."""
+        """Record that these tensors are exchanged now."""
         self._exchanged += names
 
     def loaded(self) -> None:
-        """Note that residual and momentum come from a checkpoint."""
+        """Record that residual and momentum come from a checkpoint."""
         self._begun, self._exchanged = True, []
 
     def _undo(self, names: List[str]) -> None:
         exact = self.keeps or not self._begun
         if not self.keeps:
             logger.warning(
-                "the gradient of %s and others were exchanged, and then dropped: no optimizer has "
-                "stepped since. %s Gradients that nobody needs cost traffic, too: freeze such "
-                "parameters (requires_grad_(False)), or do not synchronize gradients (no_sync, "
-                "set_requires_gradient_sync), during that backward",
+                "the gradients of %s and other parameters were exchanged, but no optimizer has "
+                "used them. %s To save the traffic, freeze such parameters during that backward "
+                "(requires_grad_(False)), or do not synchronize their gradients (no_sync, "
+                "set_requires_gradient_sync)",
                 names[0],
-                "That is undone."
+                "The exchange is undone."
                 if exact
-                else "Their residual and momentum keep this one; from now on, such steps are "
-                "undone, which takes copies of all residuals and momentum.",
+                else "Residual and momentum keep this exchange; later ones like it are undone, "
+                "which needs copies of all residuals and momentum.",
             )
         if exact:
             self._take_back(names)
         self.count, self.keeps = self.count + 1, True
 
     def close(self) -> None:
-        """Watch optimizers no more."""
+        """Stop watching the optimizers."""
         self._watch.close()

@@ -1,8 +1,10 @@
-"""One exchange a machine: its workers add up what they have before anything travels.
+"""Hierarchical exchange: the workers of a machine sum their values before anything leaves it.
 
-Each worker of a machine has a share of the chunks: it adds up what all on the machine have of them,
-exchanges the sums with its peers, who have the same share on other machines, and hands the results
-to all on its own machine.
+Each worker of a machine has a share of the chunks. For its share, it
+
+- sums the values of all workers on its machine,
+- exchanges the sum with its peers, which are the workers with the same share on other machines,
+- and sends the result to all workers on its machine.
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from .transfer import Section, Transfer, heed
 
 
 class Machines:
-    """Where the workers are, several on each of several machines.
+    """The layout of the workers: several machines with several workers each.
 
     Parameters
     ----------
     local_size : int
-        Workers of each machine, whose ranks follow each other.
+        The number of workers on each machine. Their ranks are consecutive.
 
     Attributes
     ----------
     number, count : int
-        Of this worker's machine, and of all.
+        The number of this worker's machine, and the number of machines.
     local_rank, local_size : int
-        This worker's place on its machine, and how many there are.
+        This worker's rank on its machine, and the number of workers on a machine.
     inside, across : pair of ProcessGroup
-        The workers of this machine, and the peers on all of them.
+        The workers of this machine, and this worker's peers on all machines.
     """
 
     def __init__(self, local_size: int) -> None:
@@ -54,32 +56,36 @@ class Machines:
         self.across = groups.take(range(self.local_rank, size, local_size))
 
     def close(self) -> None:
-        """Give the groups back."""
+        """Release the process groups."""
         groups.give_back(self.inside)
         groups.give_back(self.across)
 
 
 def find(group: Optional[dist.ProcessGroup]) -> Optional[Machines]:
-    """The machines of all workers, as torchrun tells each; None: it makes no difference."""
+    """Return the machines of the job as the launcher describes them.
+
+    The result is None if machines do not sum first: with one worker a machine, a single machine,
+    unequal machines, or a process group of the user.
+    """
     local_size = env.of_torchrun("LOCAL_WORLD_SIZE") or 1
     size = dist.get_world_size()
     if group is not None or size == 1:
         return None
     mine = (local_size, env.of_torchrun("LOCAL_RANK") or 0)
-    everybody: List[Any] = [None] * size
-    dist.all_gather_object(everybody, mine)
-    even = all(one == (local_size, rank % local_size) for rank, one in enumerate(everybody))
-    whole = size % local_size == 0  # not so if only some of them have resumed
+    places: List[Any] = [None] * size
+    dist.all_gather_object(places, mine)
+    even = all(place == (local_size, rank % local_size) for rank, place in enumerate(places))
+    whole = size % local_size == 0  # false if only some workers have resumed
     return Machines(local_size) if even and whole and 1 < local_size < size else None
 
 
 class _Sums(Job):
-    """What a machine has of chunks.
+    """The sums of a machine, as the job that its worker exchanges with its peers.
 
     Parameters
     ----------
     sums : dict of Slice to Tensor
-        In the host's memory.
+        In host memory.
     """
 
     def __init__(self, sums: Dict[Slice, torch.Tensor]) -> None:
@@ -88,10 +94,13 @@ class _Sums(Job):
         self._addresses = {piece: tensor.data_ptr() for piece, tensor in sums.items()}
 
     def begin(self, job: Job, absent: Collection[str], outcome: Stamp) -> None:
-        """Go on with a worker's job: no worker of the machine has gradients of `absent`."""
+        """Take over the settings of a worker's job.
+
+        No worker of the machine has a gradient of the tensors in `absent`.
+        """
         self.ratios, self.stamp, self.keeps, self.absent = job.ratios, job.stamp, job.keeps, absent
         self.outcome = outcome
-        self.nonfinite.clear()  # all on the machine look themselves
+        self.nonfinite.clear()  # each worker of the machine checks the result itself
         self.unused.clear()
 
     def of(self, piece: Slice) -> torch.Tensor:
@@ -102,15 +111,15 @@ class _Sums(Job):
 
 
 class MachineTransfer(Stages[Job]):
-    """Chunks that travel together, once a machine.
+    """A transfer whose values are summed on each machine first.
 
     Parameters
     ----------
     chunks : sequence of ExchangedChunk
-        Each with the local rank of the workers who exchange it.
+        Each has the local rank of the workers that exchange it.
     machines : Machines
     tag : int
-        The same on all workers, and of no other transfer.
+        The same on all workers, and different for each transfer.
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], machines: Machines, tag: int) -> None:
@@ -137,7 +146,7 @@ class MachineTransfer(Stages[Job]):
         return shares_of(self._mine)
 
     def begin(self, job: Job) -> None:
-        """Send the job's values to the machine's workers who add them up."""
+        """Send the job's values to the workers of this machine that sum them."""
         for section in self._sent:
             section.write(job)
         with job.staged.queue():
@@ -146,7 +155,7 @@ class MachineTransfer(Stages[Job]):
         self._in.start()
 
     def send(self, job: Job) -> None:
-        """Add up this worker's share, and send it to its owners."""
+        """Sum the values of this worker's share, and send the sums to their owners."""
         self._in.wait()
         outcome, unused = self._read.read()
         for chunk, rows in self._received.items():
@@ -160,12 +169,12 @@ class MachineTransfer(Stages[Job]):
             self._between.send(self._sums)
 
     def answer(self, job: Job) -> None:
-        """As `Transfer` does."""
+        """See `Transfer.answer`."""
         if self._between is not None:
             self._between.answer(self._sums)
 
     def deliver(self, job: Job) -> None:
-        """Hand the share's sums over machines to all on this one."""
+        """Wait for the sums over all machines, and send them to the workers of this machine."""
         if self._between is not None:
             self._between.deliver(self._sums)
         unused = {chunk for chunk in self._mine if chunk.piece.tensor in self._sums.unused}

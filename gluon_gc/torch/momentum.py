@@ -1,8 +1,13 @@
-"""The momentum of an optimizer's parameter groups, where gluon_gc applies it.
+"""Momentum that gluon_gc applies instead of the optimizer.
 
-Momentum is applied to the gradient before it is compressed, so that the optimizer's is zero. What
-is left for the optimizer's step is the momentum of gradients that travel uncompressed, and the
-part that weight decay has in the optimizer's momentum.
+Momentum is applied to the gradient before compression, and the optimizer's own momentum is 0. Two
+parts remain for the optimizer's step: the momentum of gradients that are sent uncompressed, and the
+weight decay's part of the momentum.
+
+References
+----------
+Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback",
+NeurIPS 2019.
 """
 
 from __future__ import annotations
@@ -18,36 +23,36 @@ from .optimizer_hooks import param_groups
 
 
 def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
-    """The momentum of all parameter groups, None without, and whether it is Nesterov's.
+    """Return the momentum of all parameter groups, or None, and whether it is Nesterov momentum.
 
     Raises
     ------
     ValueError
-        Groups differ in it.
+        The groups have different momentum.
     """
     groups = optimizer.param_groups if optimizer is not None else []
-    several = {(group.get("momentum") or None, bool(group.get("nesterov"))) for group in groups}
-    if len(several) > 1:
+    kinds = {(group.get("momentum") or None, bool(group.get("nesterov"))) for group in groups}
+    if len(kinds) > 1:
         found = sorted({group.get("momentum") for group in groups})
         raise ValueError(
             "the optimizer's parameter groups must have the same momentum and nesterov, got "
             f"momentum {found}"
         )
-    ((mu, nesterov),) = several or {(None, False)}
+    ((mu, nesterov),) = kinds or {(None, False)}
     return (float(mu) if mu else None), nesterov
 
 
 class Momentum:
-    """Applies momentum mu instead of an optimizer, whose own momentum it sets to 0.
+    """Applies momentum mu instead of an optimizer, and sets the optimizer's own momentum to 0.
 
-    The optimizer's `state_dict` still has the momentum that its owner gave it.
+    The optimizer's `state_dict` still contains the momentum that the user has set.
 
     Parameters
     ----------
     optimizer : Optimizer
     mu : float
-    has_nesterov : mapping
-        Whether a parameter of that name has Nesterov's momentum, rather than the classic one.
+    has_nesterov : mapping of str to bool
+        For each parameter name, whether it has Nesterov momentum or classic momentum.
 
     Raises
     ------
@@ -76,14 +81,14 @@ class Momentum:
             group.update(momentum=0.0, nesterov=False)
 
     def give_back(self) -> None:
-        """Let the optimizer apply its momentum again."""
+        """Let the optimizer apply its own momentum again."""
         for handle in self._handles:
             handle.remove()
         for group in param_groups(self._optimizer):
             group.update(self.given)
 
     def _saved(self, optimizer: Optimizer, state_dict: Dict[str, Any]) -> None:
-        """Save what the owner gave the optimizer."""
+        """Put the user's momentum into the optimizer's state_dict."""
         for group in state_dict["param_groups"]:
             group.update(self.given)
 
@@ -91,7 +96,7 @@ class Momentum:
         others = {group["momentum"] for group in param_groups(optimizer)} - {0.0, self.mu}
         if others:
             logger.warning(
-                "the loaded state of the optimizer has momentum %s; compression goes on with %s",
+                "the loaded state of the optimizer has momentum %s; compression still applies %s",
                 others.pop(),
                 self.mu,
             )
@@ -100,19 +105,19 @@ class Momentum:
     def before_step(
         self, parameters: Iterable[Tuple[str, torch.nn.Parameter]], exempted: Collection[str]
     ) -> None:
-        """Change the averaged gradients into what an optimizer without momentum is to apply.
+        """Change averaged gradients into gradients for an optimizer without momentum.
 
         Parameters
         ----------
         parameters : iterable of (str, Parameter)
-            All of the optimizer's, with their names.
+            The optimizer's parameters, with their names.
         exempted : collection of str
-            Those whose compressor applies no momentum.
+            The names of parameters whose compressor applies no momentum.
         """
         groups = param_groups(self._optimizer)
         if any(group["momentum"] for group in groups):
             logger.warning(
-                "the optimizer's momentum is set to 0 again, since compression applies it"
+                "the optimizer's momentum is set to 0 again, because compression applies it"
             )
             self._take()
         decay = {
@@ -129,7 +134,7 @@ class Momentum:
                 self._add_weight_decay(name, parameter, decay[parameter])
 
     def _of(self, kind: str, name: str, like: torch.Tensor) -> torch.Tensor:
-        """The state of that name; zeros at first."""
+        """Return the state of this kind and name; zeros at first."""
         states = self.state[kind]
         if name not in states:
             dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
@@ -138,7 +143,7 @@ class Momentum:
         return states[name]
 
     def _add_to_gradient(self, name: str, gradient: torch.Tensor) -> None:
-        """m = mu m + g, then g = g + mu m, or g = m."""
+        """m = mu m + g; then g = g + mu m with Nesterov momentum, else g = m."""
         m = self._of("gradient", name, gradient)
         m.mul_(self.mu).add_(gradient)
         if self._has_nesterov[name]:
@@ -147,11 +152,11 @@ class Momentum:
             gradient.copy_(m)
 
     def _add_weight_decay(self, name: str, parameter: torch.nn.Parameter, decay: float) -> None:
-        """w = mu (w + decay x), then g = g + w; classic momentum adds the w of the step before."""
+        """w = mu (w + decay x); then g = g + w. Classic momentum adds the w before the update."""
         if not decay and name not in self.state["weight_decay"]:
             return
         w = self._of("weight_decay", name, parameter.detach())
         nesterov = self._has_nesterov[name]
-        before = None if nesterov else w.clone()
+        previous = None if nesterov else w.clone()
         w.add_(parameter.detach(), alpha=decay).mul_(self.mu)
-        parameter.grad.add_(w if nesterov else before)
+        parameter.grad.add_(w if nesterov else previous)

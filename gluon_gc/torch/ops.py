@@ -1,4 +1,4 @@
-"""The names of byteps.torch.ops, from which BytePS's scripts import some."""
+"""The names of byteps.torch.ops, which BytePS scripts import."""
 
 from .compression import Compression
 from .functions import (

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: BytePS's way to average gradients, without DistributedDataParallel."""
+"""DistributedOptimizer: averages gradients like BytePS does, without DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .state import CompressionState
 
 
 class Averaging(Distributed):
-    """What a distributed optimizer has in addition; it is mixed into the optimizer's class."""
+    """The methods that DistributedOptimizer adds to the optimizer's class."""
 
     _averager: Averager
 
     @property
     def compression_state(self) -> CompressionState:
-        """What compression keeps: for its stats, epochs and checkpoints."""
+        """The state of the compression, for statistics, epochs and checkpoints."""
         return self._averager.state
 
     def synchronize(self) -> None:
-        """Wait until all gradients are averages; `step` does so by itself.
+        """Wait until all gradients are averaged. `step` calls this itself.
 
-        A gradient that backward did not compute counts as zeros. If it has no gradient on any
-        worker, the parameter has none afterwards.
+        If backward did not compute a gradient on this worker, it counts as zeros. If no worker has
+        computed it, the parameter's `grad` is None afterwards.
         """
         self._averager.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within, `step` does not average."""
+        """Return a context in which `step` does not average."""
         self._averager.skips = True
         try:
             yield
@@ -46,17 +46,17 @@ class Averaging(Distributed):
             self._averager.skips = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How often backward is called before `step`; see `DistributedOptimizer`."""
+        """Set the number of backward passes per `step`; see `DistributedOptimizer`."""
         self._averager.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients. If `step` was not called since backward, that step is left out."""
+        """Reset all gradients. If backward has run since the last `step`, this skips that step."""
         self._averager.drop()
         super().zero_grad(set_to_none)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What GradScaler.step asks before it unscales gradients: they have to be averages then."""
+        """Wait for the averages. GradScaler.step reads this attribute before it unscales them."""
         self._averager.synchronize()
         return getattr(super(), "_step_supports_amp_scaling", False)
 
@@ -78,45 +78,51 @@ def DistributedOptimizer(
     algorithm: Union[None, str, Mapping[str, Any]] = None,
     **options: Any,
 ) -> Optimizer:
-    """Make an optimizer average gradients over all workers: during backward, before it steps.
+    """Make an optimizer average gradients over all workers during backward.
 
-    Gradients are averages when backward returns, if it has computed those of all parameters;
-    otherwise when `synchronize` or `step` returns. A copy of the optimizer, or an unpickled one,
-    has to be made distributed anew before it can step. Every worker makes its optimizers, and calls
-    their methods, in the same order.
+    When backward returns, all gradients are averaged if it has computed one for every parameter.
+    Otherwise `synchronize` or `step` averages the rest.
+
+    All workers must create their optimizers in the same order, and call their methods in the same
+    order. A copy of the optimizer, or an unpickled one, cannot step until it is passed to
+    DistributedOptimizer again.
 
     Parameters
     ----------
     optimizer : Optimizer
-        It is changed, and returned: its class has the methods `synchronize`, `skip_synchronize` and
-        `set_backward_passes_per_step` now, and the attribute `compression_state`.
+        It is changed in place and returned. Its class gets the methods `synchronize`,
+        `skip_synchronize` and `set_backward_passes_per_step`, and the attribute
+        `compression_state`.
     named_parameters : iterable of (str, Parameter), optional
-        As `model.named_parameters()`, of all that the optimizer steps; by default they are
-        numbered.
+        The result of `model.named_parameters()`. It must contain all parameters of the optimizer
+        that need a gradient. Default: parameters are named by their number.
     compression : NoneCompressor, FP16Compressor or dict
         BytePS's ``Compression.none`` or ``Compression.fp16``, or `compression_params`.
     backward_passes_per_step : int
-        How often backward is called before `step`. Their gradients are added up, and averaged over
-        workers in the last of them.
+        The number of backward passes per `step`. Their gradients are added up, and the last pass
+        averages the sum over workers.
     staleness : int
-        By how many steps BytePS's gradients may be late. Here they are never late.
+        Accepted, without effect. In BytePS, gradients may be late by this number of steps; here
+        they are never late.
     compression_params : dict, optional
-        As `gluon_gc.DistributedTrainer` takes it.
+        The compressor and its options; see `CompressionState`.
     algorithm : str or dict, optional
-        What is averaged, and when: a name, or a dict of "name" and options; `gluon_gc.algorithms`
-        has them. None: every gradient, in every step. With an algorithm, workers step with
-        gradients of their own, and `step` makes the algorithm's rounds; all workers call it equally
-        often. compression_params say how the rounds travel.
+        An algorithm that decides which vectors are averaged, and when: its name, or a dict with
+        "name" and options. `gluon_gc.algorithms` lists them. None: every gradient is averaged in
+        every step. With an algorithm, each worker steps with its own gradients, and `step` runs the
+        algorithm's rounds, which compression_params compress. All workers must call `step` equally
+        often.
     **options
-        overrides, process_group, on_nonfinite, grad_scaler: as `CompressionState` has them. A
-        `grad_scaler` waits for averages before it unscales them. An algorithm takes the first two.
+        overrides, process_group, on_nonfinite and grad_scaler; see `CompressionState`. A
+        `grad_scaler` waits for the averages before it unscales them. With an algorithm, only
+        overrides and process_group are allowed.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong arguments, before anything is sent.
+        An argument is wrong. Nothing was sent.
     RuntimeError
-        Workers differ in version, settings or parameters.
+        The workers have different versions, settings or parameters.
 
     References
     ----------
@@ -130,7 +136,7 @@ def DistributedOptimizer(
     missing = [tuple(parameter.shape) for parameter in stepped if parameter not in given]
     if missing:
         raise ValueError(
-            f"named_parameters must have all that the optimizer steps, but those of shapes "
+            f"named_parameters must have all parameters of the optimizer, but parameters of shapes "
             f"{missing} are missing"
         )
     passes, kind = checked_passes(backward_passes_per_step), kind_of(optimizer)

@@ -1,4 +1,4 @@
-"""What is done when an optimizer steps, by the hooks that PyTorch has for it."""
+"""Hooks into the step of an optimizer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Arguments = Optional[Tuple[Tuple[Any, ...], dict]]
 
 
 def param_groups(optimizer: Optimizer) -> List[dict]:
-    """An optimizer's parameter groups, without what reading its attribute may do."""
+    """Return an optimizer's parameter groups without the side effects of reading its attribute."""
     return vars(optimizer)["param_groups"]
 
 
 def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> None:
-    """RuntimeError if an optimizer steps a parameter that is not among these."""
+    """Raise a RuntimeError if a parameter with a gradient is not in `known`."""
     for number, group in enumerate(param_groups(optimizer)):
         for parameter in group["params"]:
             if parameter.grad is not None and parameter not in known:
@@ -34,7 +34,7 @@ def require_averaged(optimizer: Optimizer, known: Collection[torch.Tensor]) -> N
 
 
 def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHandle:
-    """Call `action` before each step; with a closure, each time after it has made gradients."""
+    """Call `action` before each step, or after each call of the step's closure."""
 
     def hook(optimizer: Optimizer, args: Tuple[Any, ...], kwargs: dict) -> Arguments:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -42,23 +42,23 @@ def before_step(optimizer: Optimizer, action: Callable[[], None]) -> RemovableHa
             action()
             return None
 
-        def and_action() -> Any:
+        def closure_and_action() -> Any:
             loss = closure()
             action()
             return loss
 
-        return (optimizer, and_action), {}
+        return (optimizer, closure_and_action), {}
 
     return optimizer.register_step_pre_hook(hook)
 
 
 class StepWatch:
-    """Notes when any optimizer steps some parameters.
+    """Records whether any optimizer steps some of these parameters.
 
     Parameters
     ----------
     parameters : iterable of Tensor
-        They must live as long as this.
+        They must live at least as long as this object.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -81,15 +81,15 @@ class StepWatch:
         self._end = weakref.finalize(self, _remove, registered)
 
     def stepped(self) -> bool:
-        """Whether an optimizer has stepped since this was last asked, or is just doing so.
+        """Return whether an optimizer has stepped since the last call, or is in a step now.
 
-        A closure may run backward several times within a step.
+        A step with a closure may run backward several times.
         """
         stepped, self._stepped = self._stepped or self._steps, False
         return stepped
 
     def close(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         self._end()
 
 

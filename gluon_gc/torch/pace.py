@@ -1,4 +1,4 @@
-"""The order in which gradients are averaged, so that the next forward can begin early."""
+"""The order in which gradients are averaged, so that the next forward can start early."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Item = TypeVar("Item")
 
 
 class Pace:
-    """Measures the share of a step's averaging that backward hides.
+    """Measures the share of a step's averaging time that backward hides.
 
     Attributes
     ----------
     begun : int
-        How many steps have begun.
+        The number of steps that have begun.
     """
 
     def __init__(self) -> None:
@@ -25,31 +25,31 @@ class Pace:
         self._start = self._returned = self._done = 0.0
 
     def begin(self) -> None:
-        """Note that the first gradients of a step are handed over; the step before is complete."""
-        if self._returned and self._done:  # backward has made all gradients
+        """Record that averaging begins in a new step. The previous step is complete."""
+        if self._returned and self._done:  # backward has computed all gradients
             backward, whole = self._returned - self._start, self._done - self._start
             self._shares.append(backward / max(backward, whole))
         self.begun += 1
         self._start, self._returned, self._done = time.perf_counter(), 0.0, 0.0
 
     def follow(self, average: Future) -> None:
-        """Note when an average is there."""
+        """Record when an average is complete."""
         average.add_done_callback(lambda done: self._note())
 
     def _note(self) -> None:
         self._done = time.perf_counter()
 
     def backward_returns(self) -> None:
-        """Note that backward has made all gradients."""
+        """Record that backward has computed all gradients."""
         self._returned = time.perf_counter()
 
     def share(self) -> Optional[float]:
-        """That of the last step that was measured; None if none was."""
+        """Return the share of the last measured step, or None if no step was measured."""
         return self._shares[-1] if self._shares else None
 
 
 def reordered(items: Sequence[Item], sizes: Sequence[int], share: float) -> List[Item]:
-    """Reverse the items behind the first ones, which hold this share of the bytes.
+    """Reverse the order of the last items; the first ones, with this share of the bytes, stay.
 
     Examples
     --------

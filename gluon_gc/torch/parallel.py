@@ -1,11 +1,11 @@
-"""DistributedDataParallel with BytePS's arguments: PyTorch's, with our communication hook."""
+"""DistributedDataParallel with BytePS's arguments: PyTorch's class with our communication hook."""
 
 from __future__ import annotations
 
 from typing import Any, Optional, Sequence, Union
 
 import torch
-from torch.nn.parallel import DistributedDataParallel as _OfPyTorch
+from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
 from . import gpu
 from .compression import Compression, params_of
@@ -13,32 +13,32 @@ from .hook import compression_hook
 from .state import CompressionState
 
 
-class DistributedDataParallel(_OfPyTorch):
+class DistributedDataParallel(_TorchDDP):
     """A module whose gradients are averages over all workers when backward returns.
 
-    Every worker makes it, and calls it, in the same order. It is PyTorch's class of that name:
-    `module`, `no_sync`, `state_dict` and the others are its own.
+    It is a subclass of PyTorch's class of the same name, and has its methods `no_sync`,
+    `state_dict` and others. All workers must create it and call it in the same order.
 
     Parameters
     ----------
     module : Module
-        Its parameters become those of worker 0.
+        Its parameters get the values of worker 0.
     device_ids : sequence of one int or device, optional
-        The GPU that the module is on. Ignored for a module on the CPU.
+        The GPU of the module. Ignored for a module on the CPU.
     broadcast_buffers : bool
-        Whether worker 0's buffers overwrite those of all others before each forward.
+        Whether each forward begins with a broadcast of worker 0's buffers to all workers.
     compression : NoneCompressor, FP16Compressor or dict
-        ``Compression.none``, ``Compression.fp16``, or compression_params as `CompressionState`
-        takes them.
+        ``Compression.none``, ``Compression.fp16``, or compression_params; see `CompressionState`.
     **options
-        Other arguments of PyTorch's class. `find_unused_parameters` is true by default; false saves
-        a walk through the graph where each forward uses all parameters.
+        Other arguments of PyTorch's class. `find_unused_parameters` is True by default. If each
+        forward uses all parameters, False avoids a traversal of the autograd graph.
 
     Attributes
     ----------
     compression_state : CompressionState
-        For its stats, epochs and checkpoints. It has no optimizer: for momentum, register
-        `compression_hook` with a CompressionState that has one.
+        The state of the compression, for statistics, epochs and checkpoints. It has no optimizer.
+        For momentum, use PyTorch's class, and register `compression_hook` with a CompressionState
+        that has the optimizer.
 
     References
     ----------
@@ -57,11 +57,11 @@ class DistributedDataParallel(_OfPyTorch):
         if all(gpu.in_host_memory(parameter.device) for parameter in module.parameters()):
             device_ids = None
         super().__init__(module, device_ids, **{"find_unused_parameters": True, **options})
-        self.broadcast_buffers = broadcast_buffers  # later, so that buffers begin equal
+        self.broadcast_buffers = broadcast_buffers  # set late, so that buffers start equal
         self.compression_state = CompressionState(
             module.named_parameters(), params, process_group=options.get("process_group")
         )
         self.register_comm_hook(self.compression_state, compression_hook)
 
     def synchronize(self) -> None:
-        """Do nothing: gradients are averages when backward returns."""
+        """Do nothing, because gradients are averages when backward returns."""

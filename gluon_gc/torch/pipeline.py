@@ -1,4 +1,4 @@
-"""Stages of work, each on a thread of its own, through which all work goes in the same order."""
+"""Pipeline: stages of work on separate threads, which handle all items in the same order."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import queue
 import threading
 from typing import Any, Callable, Optional, Sequence
 
-_PATIENCE = 5  # seconds that the end of the process waits for a thread
+_PATIENCE = 5  # seconds to wait for each thread at shutdown
 
 
 class Pipeline:
-    """Calls each stage with each item, in the order in which items were put in.
+    """Calls each stage with each item, in the order of the `put` calls.
 
-    All workers put in the same items in the same order, so that what a stage does with its process
-    group is in the same order everywhere. After an error no stage is called again.
+    All workers put the same items in the same order. So each stage uses its process group in the
+    same order on all workers. After an error, no stage is called again.
 
     Parameters
     ----------
     stages : sequence of callable
     done : callable
-        Is told each item that came through.
+        Called with each item that has passed all stages.
     failed : callable
-        Is told each item that did not, and why.
+        Called with each item that has not, and with the error.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Pipeline:
         ]
         for thread in self._threads:
             thread.start()
-        atexit.register(self.close)  # Python must not end while one of them is in C++
+        atexit.register(self.close)  # Python must not exit while a thread runs C++ code
 
     def put(self, item: Any) -> None:
-        """Let the first stage begin with it when its turn comes."""
+        """Add an item at the end of the first stage's queue."""
         self._queues[0].put(item)
 
     def close(self) -> None:
-        """End the threads, once they are done with what was put in."""
+        """Stop the threads after they have handled all items."""
         self._queues[0].put(None)
         for thread in self._threads:
             thread.join(_PATIENCE)
@@ -72,7 +72,7 @@ class Pipeline:
                 if last:
                     self._done(item)
                 return
-            except BaseException as error:  # whatever it is, somebody waits for the item
+            except BaseException as error:  # any error, because somebody waits for the item
                 self._error = error
         if last:
             self._failed(item, self._error)

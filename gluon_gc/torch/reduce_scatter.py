@@ -1,4 +1,4 @@
-"""The compressed reduce-scatter of one module of fully_shard (FSDP2)."""
+"""ReduceScatter: the compressed reduce-scatter of one FSDP2 module."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .left_out import LeftOut
 
 
 class ReduceScatter:
-    """Sums the gradients of one FSDP module. Each worker gets the sums of its shards.
+    """Sums the gradients of one FSDP module. Each worker gets the sums of its own shards.
 
-    Every worker compresses its gradients of all shards, with its own error feedback if asked to.
-    The owner of a shard adds up the payloads. The sums are not compressed.
+    Every worker compresses its gradients of all shards, with its own error feedback if requested.
+    The owner of a shard adds up the payloads. The sums are not compressed again.
 
     Parameters
     ----------
     parameters : mapping of str to Tensor
         The sharded parameters, by name.
     sizes : sequence of int
-        The number of elements of a shard of each parameter.
-    params : mapping
+        The number of elements in a shard of each parameter.
+    params : mapping of str to CompressionParams
         The compression of each parameter.
     checked : bool
         Whether a NaN or an infinity is an error.
@@ -47,7 +47,7 @@ class ReduceScatter:
         checked: bool,
     ) -> None:
         self._parameters, self._names, self._params = parameters, list(parameters), params
-        self._sizes = [  # a complex element is two
+        self._sizes = [  # a complex element counts as two
             size * (2 if parameter.is_complex() else 1)
             for size, parameter in zip(sizes, parameters.values())
         ]
@@ -59,7 +59,7 @@ class ReduceScatter:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Allocate memory for gradients."""
+        """Allocate memory for gradients. FSDP calls this."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -70,20 +70,20 @@ class ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Write this worker's shards of the sum, or average, to `output_tensor`; waits for it.
+        """Write the sum, or average, of this worker's shards to `output_tensor`, and wait for it.
 
         Raises
         ------
         RuntimeError
-            A parameter got no gradient, or a sum has a NaN or an infinity.
+            A parameter has no gradient, or a sum has a NaN or an infinity.
         """
         workers, rank = dist.get_world_size(group), dist.get_rank(group)
         input_tensor = staging.as_real(input_tensor).view(-1)
         output_tensor = staging.as_real(output_tensor).view(-1)
         if input_tensor.numel() != workers * sum(self._sizes):
             raise RuntimeError(
-                f"a parameter of {', '.join(self._names)} got no gradient: what is compressed with "
-                "fully_shard must take part in every step"
+                f"a parameter of {', '.join(self._names)} got no gradient: with "
+                "compress_reduce_scatter, every parameter must get one in every step"
             )
         if not self.chunks:
             self._open(group, input_tensor)
@@ -101,7 +101,7 @@ class ReduceScatter:
         shards.finish(1.0)
 
     def _begin(self) -> None:
-        """Begin a step, or go on with one whose gradients are added up over several backwards."""
+        """Begin a step, or continue one that adds gradients of several backward passes."""
         adds = any(_has_gradient(parameter) for parameter in self._parameters.values())
         self._left_out.begin(allowed=adds)
         if self._left_out.keeps and not adds:
@@ -118,7 +118,7 @@ class ReduceScatter:
     # Checkpoints
 
     def describe(self) -> List[Dict[str, Any]]:
-        """The parameters as they must be when a checkpoint is loaded."""
+        """Return the values that a checkpoint and the loading module must share."""
         return [
             {
                 "name": name,
@@ -129,11 +129,11 @@ class ReduceScatter:
         ]
 
     def carried(self) -> Tensors:
-        """This worker's residuals and random streams."""
+        """Return this worker's residuals and random streams."""
         return coder_states.packed(self.chunks) if self.chunks else self._loaded
 
     def check(self, tensors: Tensors) -> None:
-        """Raise ValueError unless these fit, as far as is known before the first step."""
+        """Raise ValueError if these tensors do not fit. Before the first step, any tensors fit."""
         if self.chunks:
             layout = coder_states.worker_layout(self.chunks)
             arrays = coder_states.unpacked(self._own(tensors))
@@ -141,7 +141,7 @@ class ReduceScatter:
             fitting.check_arrays(state_dicts.NOUN, arrays, layout, names, strict=True)
 
     def load(self, tensors: Tensors) -> None:
-        """Go on from the result of `carried`, perhaps among others, when the next step begins."""
+        """Continue from the result of `carried`, which may be mixed with other modules' tensors."""
         self._loaded = self._own(tensors)
         self._left_out.loaded()
         if self.chunks:
@@ -153,10 +153,10 @@ class ReduceScatter:
         self._loaded = {}
 
     def _own(self, tensors: Tensors) -> Tensors:
-        """The tensors of these parameters."""
+        """Return the tensors of these parameters."""
         return {
-            key: of_shard
-            for key, of_shard in tensors.items()
+            key: shard_tensors
+            for key, shard_tensors in tensors.items()
             if key.rpartition("/")[0] in self._names
         }
 
@@ -180,13 +180,13 @@ class ReduceScatter:
             )
 
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
-        """Prepare the exchange with a group of workers, who all call this."""
+        """Prepare the exchange. All workers of the group call this."""
         ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
         group = groups.new_group(ranks)
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
-        self.chunks = [chunk for of_owner in owned for chunk in of_owner]
-        sizes = [[chunk.wire_size for chunk in of_owner] for of_owner in owned]
+        self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
+        sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]
         self._to_owners = ToOwners(group, 0, sizes)
         received = dict(zip(owned[rank], self._to_owners.rows))
         sums = {c: rows[0].copy() for c, rows in received.items() if c.kind in (PLAIN, SUMMED)}
@@ -201,7 +201,7 @@ class ReduceScatter:
     def _chunks_of(
         self, owner: int, rank: int, coders: Coders, like: torch.Tensor
     ) -> Iterator[ExchangedChunk]:
-        """The chunks of an owner's shards, with this worker's coders."""
+        """Yield the chunks of an owner's shards, with this worker's coders."""
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         on_nonfinite = "raise" if self._checked else "propagate"
         for index, (name, size) in enumerate(zip(self._names, self._sizes)):
@@ -226,19 +226,19 @@ class ReduceScatter:
 
 
 def _key(name: str, worker: int) -> str:
-    """The name of a worker's shard of a parameter."""
+    """Return the name of a worker's shard of a parameter."""
     return f"{name}/{worker}"
 
 
 def _has_gradient(sharded: torch.Tensor) -> bool:
-    """Whether a sharded parameter has a gradient that is not all zeros."""
+    """Return whether a sharded parameter has a gradient that is not all zeros."""
     return sharded.grad is not None and bool(sharded.grad.to_local().any())
 
 
 def _scale(op: Any, workers: int) -> float:
-    """The factor by which a reduce operation multiplies a sum."""
+    """Return the factor by which a reduce operation multiplies a sum."""
     if op == dist.ReduceOp.AVG:
         return 1.0 / workers
     if op == dist.ReduceOp.SUM:
         return 1.0
-    raise ValueError(f"gradients are summed or averaged where they are compressed, got {op}")
+    raise ValueError(f"the reduce operation of compressed gradients must be SUM or AVG, got {op}")

@@ -1,7 +1,7 @@
-"""Where the workers of a job meet: at a store of torch.distributed, which all of them can reach.
+"""Rendezvous: the workers of a job meet at a torch.distributed store that all of them can reach.
 
-torchrun has a store. Under other launchers worker 0 has it, at an address that all know (`places`)
-or that the scheduler tells them, where bpslaunch has started one.
+torchrun provides a store. With other launchers, worker 0 has it. All workers know its address from
+the environment (`places`), or from the scheduler if bpslaunch has started one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..launch.lifeline import Lifeline
 from ..launch.places import Place
 from . import groups
 
-_DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch.distributed's
-_GRACE = 2  # seconds that worker 0 has its store for longer, so that all can say who is missing
+_DEFAULT_TIMEOUT = timedelta(minutes=30)  # the default of torch.distributed
+_GRACE = 2  # seconds that worker 0 waits longer, so that the others still reach its store
 
 
 class Meeting(NamedTuple):
-    """The store, and this worker's place among those that meet there."""
+    """A store, and this worker's rank among the workers that meet there."""
 
     store: dist.Store
     rank: int
@@ -34,46 +34,46 @@ class Meeting(NamedTuple):
 
 
 class _Member:
-    """This worker in a cluster with a scheduler, which ends all nodes when one fails.
+    """This worker in a cluster with a scheduler. The scheduler ends all nodes when one fails.
 
     Parameters
     ----------
     lifeline : Lifeline
     store : TCPStore, optional
-        Worker 0's, which all others reach.
+        On worker 0: the store that all workers connect to.
     """
 
     def __init__(self, lifeline: Lifeline, store: Optional[dist.TCPStore]) -> None:
         self.lifeline, self.store = lifeline, store
 
     def close(self) -> None:
-        """Leave; the scheduler ends when all have left."""
+        """Leave the cluster. The scheduler ends when all nodes have left."""
         self.lifeline.close()
 
     def abandon(self, why: str) -> None:
-        """Leave at once; all others end, and say why."""
+        """Leave at once because of an error. All other nodes end, with the reason `why`."""
         self.lifeline.abandon(why)
         ending().abandoned()
 
 
-_meeting: Optional[Meeting] = None  # of this process, which meets the others once
+_meeting: Optional[Meeting] = None  # a process meets the others once
 _member: Optional[_Member] = None
 
 
 def meet(timeout: Optional[timedelta]) -> Meeting:
-    """Meet the other workers of the job that the environment describes; alone, have a store.
+    """Meet the other workers of the job that the environment describes.
 
     Parameters
     ----------
     timeout : timedelta, optional
-        How long the store may wait for what another worker writes to it.
+        The longest time that the store waits for a value from another worker.
 
     Raises
     ------
     ConfigurationError
-        The environment says that there are other workers, but not enough to find them.
+        The environment says that there are other workers, but not how to reach them.
     ConnectionError
-        They have not come within GLUON_GC_CONNECT_TIMEOUT.
+        Other workers did not connect within GLUON_GC_CONNECT_TIMEOUT.
     """
     global _meeting
     if _meeting is None:
@@ -83,19 +83,19 @@ def meet(timeout: Optional[timedelta]) -> Meeting:
 
 
 def leave() -> Meeting:
-    """The place where all workers have met, for `go_on`."""
+    """Return the meeting of the current workers, for a later `go_on`."""
     store = dist.distributed_c10d._get_default_store() if _meeting is None else _meeting.store
     return Meeting(store, dist.get_rank(), dist.get_world_size())
 
 
 def go_on(meeting: Meeting) -> None:
-    """Have `meet` return this."""
+    """Set the result of the next `meet`."""
     global _meeting
     _meeting = meeting
 
 
 def join_scheduler() -> None:
-    """Tell the scheduler, where there is one, that this worker is PyTorch's and has come."""
+    """Report this PyTorch worker to the scheduler, if there is one."""
     global _member
     if _member is not None or not _has_scheduler():
         return
@@ -103,7 +103,7 @@ def join_scheduler() -> None:
     store = address = None
     if cluster.rank == 0:
         host = env.get("DMLC_NODE_HOST") or _own_address(cluster)
-        store = _reach(host, 0, 0, cluster.total_workers)  # which picks a port
+        store = _reach(host, 0, 0, cluster.total_workers)  # port 0: any free port
         address = host, store.port
     lifeline = join(cluster, env.get("GLUON_GC_CONNECT_TIMEOUT"), "torch", address)
     _member = _Member(lifeline, store)
@@ -111,8 +111,8 @@ def join_scheduler() -> None:
 
 
 def _has_scheduler() -> bool:
-    of_torchrun = env.is_set("TORCHELASTIC_RUN_ID")
-    return env.distributed() and not of_torchrun and env.get("DMLC_NUM_SERVER") > 0
+    under_torchrun = env.is_set("TORCHELASTIC_RUN_ID")
+    return env.distributed() and not under_torchrun and env.get("DMLC_NUM_SERVER") > 0
 
 
 def _met(timeout: timedelta) -> Meeting:
@@ -134,7 +134,7 @@ def _met(timeout: timedelta) -> Meeting:
 
 
 def _reach(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
-    """The store that worker 0 has there, or makes there."""
+    """Connect to worker 0's store at this address; worker 0 creates it."""
     patience = env.get("GLUON_GC_CONNECT_TIMEOUT")
     timeout = timedelta(seconds=patience)
     try:
@@ -167,10 +167,10 @@ def _why_not_all(store: dist.Store, names: List[str], patience: int) -> str:
 
 
 def _own_address(cluster: Cluster) -> str:
-    """This machine's address in the network by which it reaches the scheduler."""
+    """Return this machine's address in the network that leads to the scheduler."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((cluster.root_uri, cluster.root_port))  # which sends nothing
+            probe.connect((cluster.root_uri, cluster.root_port))  # UDP: sends nothing
         except OSError as error:
             raise ConfigurationError(
                 f"DMLC_PS_ROOT_URI must be an address, got {cluster.root_uri!r}: {error.strerror}"

@@ -1,4 +1,4 @@
-"""The rounds of an algorithm: each kind of round has an exchange of its own."""
+"""The rounds of an algorithm. Each kind of round has its own exchange."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ class Rounds:
     ----------
     about : Facts
         Facts that must be the same on all workers.
-    parameters : mapping
-    params : mapping
-        By parameter, the compression of its vectors.
+    parameters : mapping of str to Parameter
+        By name.
+    params : mapping of str to CompressionParams
+        For each parameter, the compression of its vectors.
     group : ProcessGroup, optional
-        The workers; by default all.
+        The workers. Default: all workers.
     step : callable
         Returns the number of the current step.
 
     Attributes
     ----------
-    exchanges : dict of Exchange
-        By the kind of round.
+    exchanges : dict of str to Exchange
+        The exchange for each kind of round.
     counts : Counter
         The number of rounds of each kind.
     """
@@ -60,20 +61,20 @@ class Rounds:
 
     @property
     def meeting(self) -> Exchange:
-        """The exchange in which workers compare rounds before they make them."""
+        """The exchange that compares the rounds of all workers before they are made."""
         return next(iter(self.exchanges.values()))
 
     def parameters(self) -> Tensors:
-        """This worker's, in the model's memory; autograd takes no part."""
+        """Return this worker's parameters, in the model's memory, detached from autograd."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def gradients(self) -> Tensors:
-        """This worker's own, of those parameters that have one."""
+        """Return this worker's own gradients, of the parameters that have one."""
         parameters = self._parameters.items()
         return {name: p.grad for name, p in parameters if p.grad is not None}
 
     def declare(self, kind: str, shapes: Shapes) -> None:
-        """Get ready to average vectors of these shapes; all workers call this."""
+        """Prepare to average vectors of these shapes. All workers call this."""
         exchange = Exchange(self._group)
         numbers = {name: number for number, name in enumerate(self._parameters)}
         tensors = [
@@ -93,13 +94,13 @@ class Rounds:
         self._shapes[kind], self.exchanges[kind] = shapes, exchange
 
     def average(self, request: Round) -> Arrays:
-        """The averages of a round's vectors, in memory of their own; all workers call this.
+        """Return the averages of a round's vectors, in new memory. All workers call this.
 
         Raises
         ------
         RuntimeError
-            Workers ask for different rounds, or a vector has a NaN or an infinity on one of them;
-            on all workers.
+            The workers request different rounds, or a vector of a worker has a NaN or an infinity.
+            All workers raise it.
         """
         vectors = {name: vector.detach().clone() for name, vector in request.vectors.items()}
         self._require_same(request)
@@ -108,7 +109,7 @@ class Rounds:
         by_device: Dict[torch.device, Tensors] = defaultdict(dict)
         for name, vector in vectors.items():
             by_device[vector.device][name] = vector
-        futures = [_averaged(exchange, of_device) for of_device in by_device.values()]
+        futures = [_averaged(exchange, device_vectors) for device_vectors in by_device.values()]
         nonfinite = [name for future in futures for name in future.wait()]
         if nonfinite:
             raise RuntimeError(
@@ -118,13 +119,13 @@ class Rounds:
         return vectors
 
     def _require_same(self, request: Round) -> None:
-        """RuntimeError, on all workers, unless all ask for the same declared round and step."""
+        """Raise a RuntimeError on all workers unless all request the same declared round."""
         declared = bool(request.vectors) and self._declared(request)
         kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
         doing = "make a round of the algorithm"
-        everybody = self.meeting.gather_numbers([self._step(), kind, names], doing)
-        if len(set(everybody)) > 1:
+        requests = self.meeting.gather_numbers([self._step(), kind, names], doing)
+        if len(set(requests)) > 1:
             facts = {"step": self._step(), "round": request.kind, "a declared round": declared}
             vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
             self.meeting.agree([("the algorithm", facts), *vectors], doing)
@@ -135,7 +136,7 @@ class Rounds:
             )
 
     def _declared(self, request: Round) -> bool:
-        """Whether a round was declared."""
+        """Return whether a round was declared."""
         shapes = self._shapes.get(request.kind, {})
         return all(
             name in shapes
@@ -145,20 +146,20 @@ class Rounds:
         )
 
     def require_open(self) -> None:
-        """RuntimeError if it is closed."""
+        """Raise a RuntimeError if the exchanges are closed."""
         for exchange in self.exchanges.values():
             exchange.require_open()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         for exchange in self.exchanges.values():
             exchange.close()
 
 
 def _averaged(exchange: Exchange, vectors: Tensors) -> Future[List[str]]:
-    """Begin to replace vectors on one device by their averages.
+    """Start to replace vectors on one device by their averages.
 
-    The future has the names of the vectors with a NaN or an infinity.
+    The value of the future: the names of the vectors with a NaN or an infinity.
     """
     staged = staging.Staged(vectors)
     future: Future[List[str]] = future_on(staged.device)

@@ -1,4 +1,4 @@
-"""BytePS's names for the processes of torch.distributed."""
+"""Start-up and shutdown of a worker, and its rank, with BytePS's function names."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from .. import env
 from ..log import logger
 from . import closing, groups, rendezvous
 
-_SETTLING = 0.1  # seconds
-_rounds = itertools.count()  # of init and shutdown, which use different keys of one store
+_GLOO_CLEANUP_SECONDS = 0.1
+_rounds = itertools.count()  # numbers the calls of init, so that each has its own store keys
 
 
 def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
-    """Meet the other workers that a launcher started, unless this was done already.
+    """Connect to the other workers of the job, unless this was done already.
 
-    The launcher is torchrun, bpslaunch, mpirun or SLURM's srun. A process that none of them has
-    started is the only worker.
+    The workers are started by torchrun, bpslaunch, mpirun or SLURM's srun. A process without a
+    launcher is the only worker.
 
     Parameters
     ----------
     lazy : bool
-        Accepted, without effect, as BytePS has it.
+        Accepted for BytePS's sake, without effect.
     timeout : timedelta, optional
-        How long a collective may wait for others, at most GLUON_GC_TIMEOUT; by default
-        torch.distributed's.
+        The time after which a collective gives up, at most GLUON_GC_TIMEOUT. Default: the timeout
+        of torch.distributed.
 
     Raises
     ------
     ConfigurationError
-        The environment says that there are other workers, but not enough to find them.
+        The environment says that there are other workers, but not how to reach them.
     ConnectionError
-        They have not come within GLUON_GC_CONNECT_TIMEOUT.
+        Other workers did not connect within GLUON_GC_CONNECT_TIMEOUT.
     """
     groups.ask_for(timeout)
     if env.get("BYTEPS_TRACE_ON"):
@@ -52,9 +52,9 @@ def init(lazy: bool = True, timeout: Optional[timedelta] = None) -> None:
 
 
 def shutdown() -> None:
-    """Leave; nothing can be exchanged afterwards.
+    """Finish everything under way, close all CompressionStates, and leave the job.
 
-    What is under way is finished, and every CompressionState is closed.
+    Nothing can be exchanged afterwards.
     """
     from .functions import forget
 
@@ -62,29 +62,29 @@ def shutdown() -> None:
     closing.close_all()
     groups.forget()
     gc.collect()  # a group ends its threads when nothing refers to it
-    # Gloo's threads free what a collective used after it is done, for which they may need Python's
-    # lock. PyTorch holds it while it waits for these threads to end: they have to be done before.
-    time.sleep(_SETTLING)
+    # After a collective, Gloo's threads free its buffers, and may need the GIL for that. PyTorch
+    # holds the GIL while it joins these threads, so they must have finished before.
+    time.sleep(_GLOO_CLEANUP_SECONDS)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def rank() -> int:
-    """This worker's number among all."""
+    """Return this worker's rank among all workers."""
     return dist.get_rank()
 
 
 def size() -> int:
-    """The number of workers."""
+    """Return the number of workers."""
     return dist.get_world_size()
 
 
 def local_rank() -> int:
-    """This worker's number on its machine, as its launcher says; without it, among all."""
-    place = env.of_torchrun("LOCAL_RANK")
-    return rank() if place is None else place
+    """Return this worker's rank on its machine, or `rank` if the launcher does not set it."""
+    local = env.of_torchrun("LOCAL_RANK")
+    return rank() if local is None else local
 
 
 def local_size() -> int:
-    """The number of workers on this machine, as its launcher says; without it, of all."""
+    """Return the number of workers on this machine, or `size` if the launcher does not set it."""
     return env.of_torchrun("LOCAL_WORLD_SIZE") or size()

@@ -1,11 +1,11 @@
-"""The `state_dict` of a CompressionState: plain values and tensors.
+"""The `state_dict` of a CompressionState, made of plain values and tensors.
 
     {"format": 1, "rank", "world_size", "machines", "momentum", "steps", "learning_rates",
      "parameters": [{"name", "shape", "dtype", "compression"}, ...],
      "arrays": {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}}
 
-`coder_states` explains the arrays. Those of the node "trainer" are equal on all workers. Their KIND
-is "momentum" or "weight_decay".
+`coder_states` explains the arrays. In addition, the node "trainer" has arrays of the kinds
+"momentum" and "weight_decay", which are equal on all workers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .state_dicts import FORMAT, NOUN, StateDict
 if TYPE_CHECKING:
     from .state import CompressionState
 
-_KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by the kind of `Momentum.state`
+_KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of `Momentum.state`
 
 
 def state_dict(state: CompressionState) -> Dict[str, Any]:
-    """This worker's state_dict; nothing may be under way."""
+    """Return this worker's state_dict. No gradients may be under way."""
     arrays: coder_states.Tensors = {name: {} for name in state.parameters}
     arrays.update(coder_states.packed(state.exchange.chunks))
     for kind, states in state.momentum.state.items() if state.momentum else ():
@@ -48,9 +48,9 @@ def state_dict(state: CompressionState) -> Dict[str, Any]:
 def load(
     state: CompressionState, given: Union[StateDict, Sequence[StateDict]], strict: bool
 ) -> None:
-    """Go on from the result of `state_dict`, once all of it was checked; see `CompressionState`.
+    """Check the result of `state_dict`, and continue from it; see `CompressionState`.
 
-    Workers agree before each part of it, so that all of them fail if one does.
+    The workers agree before each part, so that all of them fail if one fails.
     """
     several, steps = not isinstance(given, Mapping), state.gradients
     gather = state.exchange.gather_objects
@@ -73,20 +73,20 @@ def load(
 
 
 def _read_all(given: Union[StateDict, Sequence[StateDict]]) -> List[States]:
-    """This worker's state_dict, or those of several workers in the order of their ranks."""
+    """Return this worker's state_dict, or those of several workers in the order of their ranks."""
     if isinstance(given, Mapping):
         return [_read(given)]
     return [states for _, states in fitting.in_order_of_ranks([(NOUN, _read(s)) for s in given])]
 
 
 def _read(given: StateDict) -> States:
-    """A state_dict in the form of a checkpoint file that was read."""
+    """Return a state_dict in the form of a checkpoint file."""
     state_dicts.require_format(given, "parameters", "CompressionState")
     return States(dict(given), coder_states.unpacked(given["arrays"]), b"")
 
 
 def _facts(workers: Sequence[States]) -> Facts:
-    """Facts that must be the same in all workers' state_dicts."""
+    """Return facts that must be the same in all workers' state_dicts."""
     header = workers[0].header
     values = {"steps": header["steps"], "files": len(workers)}
     return [
@@ -101,10 +101,10 @@ def _facts(workers: Sequence[States]) -> Facts:
 def _fitting(
     state: CompressionState, workers: Sequence[States], several: bool, strict: bool
 ) -> List[Arrays]:
-    """The arrays of each state_dict for the parameters here; ValueError if they do not fit.
+    """Return each state_dict's arrays for the parameters here; ValueError if they do not fit.
 
-    `several`: there is a state_dict of each worker of the cluster that saved them. Otherwise there
-    is only this worker's.
+    `several`: the state_dicts are those of all workers that saved them. Otherwise there is only
+    this worker's.
     """
     exchange, named = state.exchange, [(NOUN, states) for states in workers]
     fitting.check_ranks(named, several, exchange.workers, exchange.rank)
@@ -112,8 +112,8 @@ def _fitting(
         _check(state, states, strict)
     if several and len(workers) != exchange.workers and exchange.machines is not None:
         raise ValueError(
-            f"the {NOUN} is of {len(workers)} workers, but {exchange.workers} are here: what "
-            'machines add up first cannot be shared out; use "hierarchical": False'
+            f"the {NOUN} is of {len(workers)} workers, but {exchange.workers} are here: residuals "
+            'of whole machines cannot be divided anew; use "hierarchical": False'
         )
     return [
         {place: array for place, array in s.arrays.items() if place.tensor in state.parameters}
@@ -122,7 +122,7 @@ def _fitting(
 
 
 def _described(state: CompressionState) -> Dict[str, Any]:
-    """The part of a state_dict that must be the same in the state that loads it."""
+    """Return the values that a state_dict and the loading state must share."""
     return {
         **state_dicts.described_workers(state.exchange),
         "momentum": state.momentum and state.momentum.mu,
@@ -141,27 +141,27 @@ def _check(state: CompressionState, states: States, strict: bool) -> None:
     names = state_dicts.check_parameters(there, here["parameters"], strict)
     found = {place: a for place, a in states.arrays.items() if place.node == "worker"}
     layout = coder_states.worker_layout(state.exchange.chunks)
-    expected = {place: of_array for place, of_array in layout.items() if place.tensor in names}
+    expected = {place: entry for place, entry in layout.items() if place.tensor in names}
     fitting.check_arrays(NOUN, found, expected, names, strict)
 
 
 def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
-    """This worker's share of the arrays of another number of workers."""
+    """Return this worker's share of the arrays of a different number of workers."""
     before, now = len(arrays), state.exchange.workers
     logger.warning(
-        "what %d workers carried over is shared out to %d; the sum of residuals stays", before, now
+        "the residuals of %d workers are divided among %d; their sum stays the same", before, now
     )
     rank, params = state.exchange.rank, state.gradients.compression.params
     shares = {
-        name: fitting.Share(before, now, rank, of_tensor.compressor.traits.draws_alike)
-        for name, of_tensor in params.items()
-        if of_tensor.compressor is not None
+        name: fitting.Share(before, now, rank, tensor_params.compressor.traits.draws_alike)
+        for name, tensor_params in params.items()
+        if tensor_params.compressor is not None
     }
     return fitting.shared_out(arrays, shares, leads=True)
 
 
 def apply(exchange: Exchange, momentum: Optional[Momentum], arrays: Arrays) -> None:
-    """Go on from these arrays. Missing ones begin at zero."""
+    """Continue from these arrays. Missing arrays start from zero."""
     coder_states.restore(exchange.chunks, arrays)
     if momentum is not None:
         for kind, saved_as in _KINDS.items():

@@ -1,4 +1,4 @@
-"""Has a GradScaler wait for averages before it unscales them."""
+"""Makes a GradScaler wait for averages before it unscales them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 
 class _Unscale:
-    """The method `unscale_` of a scaler, for a distributed optimizer among others.
+    """A scaler's `unscale_` method that first waits for one optimizer's averages.
 
     Parameters
     ----------
     scaler : GradScaler
     optimizer : Optimizer
-        What `DistributedOptimizer` returned.
+        The result of `DistributedOptimizer`.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
@@ -32,5 +32,5 @@ class _Unscale:
 
 
 def wait_before_unscaling(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
-    """Have a scaler wait for an optimizer's averages."""
+    """Make a scaler wait for an optimizer's averages."""
     scaler.unscale_ = _Unscale(scaler, optimizer)

@@ -1,4 +1,4 @@
-"""The parameters of a model, the compression of each, and the settings of their optimizer."""
+"""The parameters of a model, their compression, and the settings of their optimizer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from ..plan import params_for_dimensions
 from . import gpu
 from .optimizer_hooks import param_groups
 
-_WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile add to names
+_WRAPPERS = ("module.", "_orig_mod.")  # name prefixes of DistributedDataParallel, torch.compile
 
 
 def named(
     named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
 ) -> Tuple[Dict[str, torch.nn.Parameter], Dict[str, torch.nn.Parameter]]:
-    """The parameters that need gradients, and the others; names are without those of wrappers."""
+    """Return the parameters that need gradients, and the frozen ones.
+
+    Names lose the prefixes of wrappers.
+    """
     parameters: Dict[str, torch.nn.Parameter] = {}
     frozen: Dict[str, torch.nn.Parameter] = {}
     for name, parameter in named_parameters:
@@ -35,12 +38,12 @@ def named(
             raise ValueError(f"named_parameters has the name '{name}' twice")
         (parameters if parameter.requires_grad else frozen)[name] = parameter
     if not parameters:
-        raise ValueError("named_parameters has none that needs a gradient")
+        raise ValueError("named_parameters has no parameter that needs a gradient")
     return parameters, frozen
 
 
 class Chosen(NamedTuple):
-    """The compression of each parameter, and whether its momentum, if any, is Nesterov's."""
+    """The compression of each parameter, and whether its momentum is Nesterov momentum."""
 
     params: Dict[str, CompressionParams]
     nesterov: Dict[str, bool]
@@ -54,17 +57,17 @@ def chosen_params(
     nesterov: bool = False,
     optimizer: Optional[Optimizer] = None,
 ) -> Chosen:
-    """The compression of each parameter, given the optimizer's momentum.
+    """Return the compression of each parameter, given the optimizer's momentum.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong compression_params, or an override that no parameter matches.
+        compression_params are wrong, or no parameter matches an override.
     """
     overrides = overrides or {}
     kind = "" if optimizer is None else type(optimizer).__name__
     parsed = partial(parse, mu=mu, nesterov=nesterov, optimizer=kind)
-    of_all = parsed(compression_params)
+    default = parsed(compression_params)
     own = {pattern: parsed(params) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
     for pattern in own:
@@ -76,8 +79,8 @@ def chosen_params(
     chosen = Chosen({}, {})
     for name, parameter in parameters.items():
         matching = (params for p, params in own.items() if fnmatch.fnmatchcase(name, p))
-        params = next(matching, of_all)
-        chosen.nesterov[name] = has_nesterov(params, of_all, nesterov)
+        params = next(matching, default)
+        chosen.nesterov[name] = has_nesterov(params, default, nesterov)
         params = params_for_dimensions(params, parameter.ndim)
         chosen.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu
     return chosen
@@ -89,12 +92,12 @@ def require_frozen(parameters: Mapping[str, torch.nn.Parameter]) -> None:
         if parameter.requires_grad:
             raise RuntimeError(
                 f"parameter {name} needed no gradient when its CompressionState was made, so "
-                "that its gradient is not averaged: make the state after it is unfrozen"
+                "its gradient is not averaged: make the state after the parameter is unfrozen"
             )
 
 
 def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[Optimizer]) -> None:
-    """Raise ValueError if error feedback needs the optimizer, and there is none."""
+    """Raise ValueError if error feedback needs the optimizer, but there is none."""
     feedback = {params.ef for params in several} & {"corrected", "sparse"}
     if feedback and optimizer is None:
         raise ValueError(
@@ -104,7 +107,7 @@ def require_optimizer(several: Iterable[CompressionParams], optimizer: Optional[
 
 
 def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
-    """Facts about an optimizer that must be the same on all workers.
+    """Return facts about an optimizer that must be the same on all workers.
 
     `mu` is the momentum that is applied instead of the optimizer's, which is 0 then.
     """
@@ -120,15 +123,15 @@ def facts_of(optimizer: Optional[Optimizer], mu: Optional[float]) -> Facts:
 
 
 def learning_rates(optimizer: Optional[Optimizer]) -> List[float]:
-    """The learning rates of an optimizer's parameter groups."""
+    """Return the learning rates of an optimizer's parameter groups."""
     groups = param_groups(optimizer) if optimizer is not None else []
     return [float(group["lr"]) for group in groups if "lr" in group]
 
 
 def _plain(value: Any) -> Any:
-    """A setting of an optimizer as JSON has it. Unknown kinds are replaced by their names."""
+    """Return an optimizer's setting as a JSON value; for unknown types, the type's name."""
     if isinstance(value, torch.Tensor):
         return value.tolist() if value.numel() <= 1 else list(value.shape)
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

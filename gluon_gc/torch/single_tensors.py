@@ -1,7 +1,7 @@
-"""Sums of single tensors, one after the other, on threads of their own.
+"""Sums of single tensors, one after the other, on separate threads.
 
-A tensor whose name was declared travels compressed. torch.distributed sums the others. Before each
-sum, workers compare the names, shapes and dtypes.
+A tensor with a declared name is sent compressed. torch.distributed sums the other tensors. Before
+each sum, the workers compare the tensors' names, shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Handle:
     Parameters
     ----------
     tensor : Tensor
-        It is replaced by the sum or average.
+        The sum or average replaces its values.
     name : str, optional
     average : bool
 
@@ -48,7 +48,7 @@ class Handle:
         self.future: Future[None] = Future()
 
     def described(self) -> Dict[str, Any]:
-        """Values that must be the same on all workers."""
+        """Return values that must be the same on all workers."""
         return {
             "name": self.name,
             "average": bool(self.average),
@@ -59,7 +59,7 @@ class Handle:
 
 
 class SingleTensors:
-    """Sums single tensors, one after the other, on threads of its own.
+    """Sums single tensors, one after the other, on its own threads.
 
     Attributes
     ----------
@@ -77,18 +77,18 @@ class SingleTensors:
         self._pipeline = Pipeline([self._compare, self._sum], lambda handle: None, self._failed)
 
     def declare(self, name: str, params: CompressionParams) -> None:
-        """Compress the tensor of that name."""
+        """Set the compression of the tensor with this name."""
         if self.params.setdefault(name, params) != params:
             raise ValueError(f"tensor '{name}' is declared already, with other compression")
         if self._exchange is None:
             self._exchange = Exchange()
 
     def put(self, handle: Handle) -> None:
-        """Begin to sum a tensor."""
+        """Start to sum a tensor."""
         self._pipeline.put(handle)
 
     def close(self) -> None:
-        """End the threads, once all sums are done."""
+        """Stop the threads after all sums are complete."""
         self._pipeline.close()
         groups.give_back(self._groups)
 
@@ -113,7 +113,7 @@ class SingleTensors:
         return gathering.gather(mine, doing, self._groups[0])
 
     def _sum(self, handle: Handle) -> None:
-        """The second stage: sum, unless workers differ."""
+        """The second stage: sum the tensor, unless the workers differ."""
         if handle.future.done():
             return
         tensor = handle.tensor
@@ -127,7 +127,7 @@ class SingleTensors:
                 with gpu.queue(tensor.device, handle.ready):
                     _sum_plain(handle, self._workers)
             handle.future.set_result(None)
-        except (OverflowError, ValueError) as error:  # the same on all workers, which can go on
+        except (OverflowError, ValueError) as error:  # the same on all workers: they can continue
             handle.future.set_exception(error)
 
     def _sum_sparse(self, handle: Handle) -> None:
@@ -150,14 +150,14 @@ class SingleTensors:
 
     def _expect(self, name: str, tensor: torch.Tensor) -> None:
         params, index = self.params[name], list(self.params).index(name)
-        now, known = declared(name, tensor, params, index), self._expected.get(name)
-        if known is None:
-            self._exchange.declare([now])
-            self._expected[name] = now.plan
-        elif (known.size, known.dtype) != (now.plan.size, now.plan.dtype):
+        current, first = declared(name, tensor, params, index), self._expected.get(name)
+        if first is None:
+            self._exchange.declare([current])
+            self._expected[name] = current.plan
+        elif (first.size, first.dtype) != (current.plan.size, current.plan.dtype):
             raise ValueError(
-                f"tensor '{name}' must have {known.size} elements of {known.dtype}, as when it was "
-                f"first summed; got {now.plan.size} of {now.plan.dtype}"
+                f"tensor '{name}' must have {first.size} elements of {first.dtype}, as when it was "
+                f"first summed; got {current.plan.size} of {current.plan.dtype}"
             )
 
 
@@ -166,7 +166,7 @@ def _is_whole(dtype: torch.dtype) -> bool:
 
 
 def _sum_plain(handle: Handle, workers: int) -> None:
-    """Sum a dense tensor; whole numbers in 64 bits, so that they do not overflow on the way."""
+    """Sum a dense tensor. Integers are added in 64 bits, to avoid overflow on the way."""
     values = staging.as_real(handle.tensor.data.resolve_conj())
     whole = _is_whole(values.dtype)
     total = values.to(torch.int64) if whole else values.contiguous()

@@ -1,6 +1,6 @@
-"""Sparse gradients, such as those of torch.nn.Embedding(sparse=True): they travel uncompressed.
+"""Sparse gradients, such as those of torch.nn.Embedding(sparse=True), which are sent uncompressed.
 
-All workers get the rows of all workers, and add them up in the order of their ranks.
+Each worker receives the rows of all workers, and adds them up in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .transfer import heed
 
 
 class SparseJob(Job):
-    """A sparse tensor whose average over workers is `result`.
+    """A sparse tensor. `result` is its average over workers.
 
     Parameters
     ----------
@@ -28,10 +28,10 @@ class SparseJob(Job):
     values : Tensor
         Sparse (COO).
     absent : bool
-        Whether this worker has no gradient; values are empty then.
+        Whether this worker has no gradient. In that case, values are empty.
     stamp : Stamp
     done : callable
-        As `Job` has it.
+        See `Job`.
 
     Attributes
     ----------
@@ -57,9 +57,9 @@ class SparseSum(Stages[SparseJob]):
     Parameters
     ----------
     name : str
-        The tensor's.
+        The name of the tensor.
     groups : pair of ProcessGroup
-        For the numbers of rows, and for the rows.
+        The first group gathers the numbers of rows, the second one the rows.
 
     Attributes
     ----------
@@ -75,45 +75,45 @@ class SparseSum(Stages[SparseJob]):
         return [(self._name, 1.0)]
 
     def send(self, job: SparseJob) -> None:
-        """Tell all how many elements this worker has, and how many indices each has."""
+        """Send the number of rows, the number of sparse dimensions, and the stamp."""
         own = job.values.detach().cpu().coalesce()
         self._rows = own.indices().T, own.values().to(working_dtype(own.dtype))
         indices = 0 if job.absent else own.sparse_dim()
-        told = torch.tensor([own.values().shape[0], indices, *job.stamp])
-        self._told = [torch.empty_like(told) for _ in range(self._workers)]
-        self._work = dist.all_gather(self._told, told, group=self._groups[0], async_op=True)
+        head = torch.tensor([own.values().shape[0], indices, *job.stamp])
+        self._heads = [torch.empty_like(head) for _ in range(self._workers)]
+        self._work = dist.all_gather(self._heads, head, group=self._groups[0], async_op=True)
 
     def answer(self, job: SparseJob) -> None:
-        """Send them: indices and values, with room for the most that any worker has."""
+        """Send indices and values, padded to the largest number of rows."""
         self._work.wait()
-        told = torch.stack(self._told).numpy()
-        self._counts, indices = told[:, 0].tolist(), int(told[:, 1].max())
+        heads = torch.stack(self._heads).numpy()
+        self._counts, indices = heads[:, 0].tolist(), int(heads[:, 1].max())
         if not indices:
             job.unused.add(job.name)
         if job.absent:
             empty = self._rows[1].new_empty(0, *job.values.shape[indices:])
             self._rows = torch.empty(0, indices, dtype=torch.int64), empty
-        heed(job, compared(told[:, 2:], self._ranks))
+        heed(job, compared(heads[:, 2:], self._ranks))
         self._gathers = [self._gather(rows) for rows in self._rows]
         self.meter.pushed_bytes += sum(rows.nbytes for rows in self._rows)
 
     def _gather(self, rows: torch.Tensor) -> Tuple[dist.Work, List[torch.Tensor]]:
         padded = torch.zeros((max(1, *self._counts), *rows.shape[1:]), dtype=rows.dtype)
         padded[: len(rows)] = rows
-        everybody = [torch.empty_like(padded) for _ in range(self._workers)]
-        pieces = [as_real(piece) for piece in everybody]
+        gathered = [torch.empty_like(padded) for _ in range(self._workers)]
+        pieces = [as_real(piece) for piece in gathered]
         work = dist.all_gather(pieces, as_real(padded), group=self._groups[1], async_op=True)
-        return work, everybody
+        return work, gathered
 
     def deliver(self, job: SparseJob) -> None:
         """Add up the rows of all workers."""
-        of_all: List[torch.Tensor] = []
-        for work, everybody in self._gathers:
+        joined: List[torch.Tensor] = []
+        for work, gathered in self._gathers:
             with self.meter.timing("wait_seconds"):
                 work.wait()
-            self.meter.pulled_bytes += sum(rows.nbytes for rows in everybody)
-            of_all.append(torch.cat([rows[:n] for rows, n in zip(everybody, self._counts)]))
-        indices, values = of_all
+            self.meter.pulled_bytes += sum(rows.nbytes for rows in gathered)
+            joined.append(torch.cat([rows[:n] for rows, n in zip(gathered, self._counts)]))
+        indices, values = joined
         average = values / self._workers
         total = torch.sparse_coo_tensor(
             indices.T, average, job.values.shape, check_invariants=False

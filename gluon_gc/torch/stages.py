@@ -1,4 +1,4 @@
-"""What an exchange does with anything that travels: five stages, each on a thread of its own."""
+"""Stages: the five steps of a transfer, each on its own thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ AnyJob = TypeVar("AnyJob", bound=Job, contravariant=True)
 
 
 class Stages(Protocol[AnyJob]):
-    """Tensors, or parts of some, that travel together, step after step.
+    """Tensors, or parts of tensors, that travel together in every step.
 
-    The stages of a job are called in the order below. While one stage has a job, an earlier stage
-    may have the next job already. A worker calls each stage for the same jobs in the same order as
-    all others do. Classes that inherit from this one leave out the stages with nothing to do.
+    The stages of a job are called in the order below. An earlier stage may already handle the next
+    job. All workers call each stage for the same jobs in the same order. Subclasses omit stages
+    that have nothing to do.
 
     Attributes
     ----------
@@ -26,30 +26,30 @@ class Stages(Protocol[AnyJob]):
     meter: Meter
 
     def shares(self) -> Iterable[Tuple[str, float]]:
-        """For each part the name of its tensor, and its share of the meter's numbers."""
+        """Return, for each part, its tensor's name and its share of the meter's numbers."""
         raise NotImplementedError
 
     def begin(self, job: AnyJob) -> None:
-        """Hand the job's values over to the workers of the same machine.
+        """Send the job's values to the workers of the same machine.
 
-        This stage and `finish` are called only if machines add up what their workers have.
+        This stage and `finish` exist only if machines sum their workers' values first.
         """
 
     def send(self, job: AnyJob) -> None:
-        """Send what the owners of the parts get of the job's values."""
+        """Send the job's values or payloads to the owners."""
 
     def answer(self, job: AnyJob) -> None:
-        """As an owner, sum up what was sent, and send the sum to all workers."""
+        """As an owner, sum the received data, and send the sum to all workers."""
 
     def deliver(self, job: AnyJob) -> None:
         """Wait for the sums, and write them to the job's values."""
 
     def finish(self, job: AnyJob) -> None:
-        """Write the sums to the job's values if another worker of the machine received them."""
+        """Write sums that other workers of the machine received to the job's values."""
 
 
 class Item(NamedTuple):
-    """A job of one transfer, on its way through the stages."""
+    """A job of one transfer."""
 
     transfer: Stages
     job: Job
@@ -62,4 +62,4 @@ STAGES: Sequence[Callable[[Item], None]] = (
     lambda item: item.transfer.deliver(item.job),
     lambda item: item.transfer.finish(item.job),
 )
-"""In their order, for a `Pipeline`."""
+"""The stages in their order, for a `Pipeline`."""

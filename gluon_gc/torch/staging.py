@@ -1,4 +1,4 @@
-"""Gradients where compressors can work: flat, real, in float32 or float64."""
+"""Staged: gradients in the form of the compressors: flat, real, float32 or float64."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from . import gpu
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the real and the imaginary part of a complex dtype; other dtypes as they are."""
+    """Return the dtype of a complex dtype's parts. Other dtypes are unchanged."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
 def real_numel(tensor: torch.Tensor) -> int:
-    """The number of elements of a tensor, where a complex element is two."""
+    """Return a tensor's number of elements. A complex element counts as two."""
     return tensor.numel() * (2 if tensor.is_complex() else 1)
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, where a complex element is two; real tensors as they are."""
+    """View a complex tensor as real, in the same memory. Real tensors are unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which gradients are added up and compressed.
+    """Return the dtype in which gradients are added and compressed.
 
-    It is float32 for 16 bits and float64 for integers; complex dtypes keep theirs.
+    It is float32 for 16-bit floats, float64 for integers, and at least complex64 for complex
+    numbers. Other dtypes are unchanged.
     """
     if dtype.is_complex:
         return torch.complex64 if dtype.itemsize < 8 else dtype
@@ -37,13 +38,13 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def planned_dtype(dtype: torch.dtype) -> str:
-    """The dtype's name in a plan: bfloat16, which NumPy does not have, counts as float16."""
+    """Return the dtype's name in a plan. NumPy has no bfloat16, so it counts as float16."""
     dtype = real_dtype(dtype)
     return "float16" if dtype == torch.bfloat16 else str(dtype).rpartition(".")[2]
 
 
 def wire_of(dtype: torch.dtype, fp16: bool) -> torch.dtype:
-    """The dtype in which values of a dtype travel uncompressed."""
+    """Return the dtype in which values of this dtype are sent uncompressed."""
     dtype = real_dtype(dtype)
     if not dtype.is_floating_point:
         return torch.float64
@@ -51,22 +52,22 @@ def wire_of(dtype: torch.dtype, fp16: bool) -> torch.dtype:
 
 
 class Staged:
-    """Tensors, and their values as compressors take them.
+    """Tensors, and their values in the form of the compressors.
 
-    Values are in the order of the tensor's indices, whatever its memory format, so that residuals
-    belong to the same elements everywhere. A complex tensor's values are those of
+    The values are in the order of the tensor's indices, whatever its memory format. So each
+    residual belongs to the same element on all workers. The values of a complex tensor are those of
     `torch.view_as_real`.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        Dense, all on one device. They are read and written without autograd noticing: their
-        version counters stay.
+        Dense tensors, all on one device. Autograd does not notice that they are read and written:
+        their version counters do not change.
 
     Attributes
     ----------
     values : dict of str to Tensor of float32 or float64
-        Flat, on that device; the tensors' own memory where that is possible.
+        Flat, on the same device. Where possible, they share memory with the tensors.
     device : torch.device
 
     Raises
@@ -79,7 +80,9 @@ class Staged:
         devices = {tensor.device: name for name, tensor in tensors.items()}
         if len(devices) > 1:
             where = ", ".join(f"'{name}' on {device}" for device, name in devices.items())
-            raise ValueError(f"tensors that travel together must be on one device, got {where}")
+            raise ValueError(
+                f"tensors that are averaged together must be on one device, got {where}"
+            )
         self.device = next(iter(devices), gpu.CPU)
         self._tensors = {name: tensor.data for name, tensor in tensors.items()}
         self.values: Dict[str, torch.Tensor] = {
@@ -89,7 +92,7 @@ class Staged:
         self._ready = gpu.mark(self.device)
 
     def queue(self) -> ContextManager[Optional[int]]:
-        """A `gpu.queue` where they are, behind the work that makes the values."""
+        """Return a `gpu.queue` on their device, after the work that computes them."""
         return gpu.queue(self.device, self._ready)
 
     def finish(self, scale: float) -> None:
@@ -104,14 +107,14 @@ class Staged:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in the order of their indices: a view where they lie in that order."""
+    """Return the elements in the order of their indices, as a view if possible."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.resolve_neg().reshape(-1)
 
 
 def shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Flat values as a tensor of the shape of another, complex if that is."""
+    """Return flat values in the shape of another tensor; complex if that tensor is complex."""
     if not like.is_complex():
         return values.view(like.shape)
     return torch.view_as_complex(values.view(*like.shape, 2))

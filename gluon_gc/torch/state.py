@@ -1,18 +1,8 @@
-"""CompressionState: the compression of a model's gradients, for users."""
+"""CompressionState: averages a model's gradients over all workers, in compressed form."""
 
 from __future__ import annotations
 
-from typing import (
-    Any,
-    Collection,
-    Dict,
-    Iterable,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, Collection, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -29,55 +19,74 @@ from .momentum import Momentum, momentum_of
 from .settings import chosen_params, named, require_frozen, require_optimizer
 
 _A_COPY = (
-    "this is a copy of a CompressionState, which averages nothing: make a new one, and have it "
-    "load what the copy's state_dict() returns"
+    "this is a copy of a CompressionState, which cannot average gradients: make a new one, and "
+    "load the copy's state_dict() into it"
 )
 
 
 class CompressionState:
-    """The compression of a model's gradients, and everything that it keeps from step to step.
+    """Compresses a model's gradients and averages them over all workers.
 
-    Every worker makes its states, and uses them, in the same order.
+    Register it with DistributedDataParallel (DDP) together with `compression_hook`;
+    `DistributedOptimizer` makes its own. From one step to the next it keeps, for each parameter,
+    the residual of error feedback (the part of the gradient that compression lost), the momentum,
+    and the position in the compressor's stream of random numbers.
+
+    All workers must create their states in the same order, and call their methods in the same
+    order.
 
     Parameters
     ----------
     named_parameters : iterable of (str, Parameter)
-        As `model.named_parameters()`. Parameters that need no gradient are left out.
+        `model.named_parameters()`. Parameters with ``requires_grad=False`` are left out.
     compression_params : dict, optional
-        As `gluon_gc.DistributedTrainer` takes it; `gluon_gc.compression.keys` lists the keys. The
-        compressor "auto" measures links and kernels here, which takes some seconds.
+        The compressor and its options, such as ``{"compressor": "onebit", "ef": "vanilla"}``;
+        `gluon_gc.compression.keys` lists them. None: no compression. The compressor "auto" measures
+        the network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional
-        The optimizer of the parameters. Three options need it: momentum, which is taken over from
-        its parameter groups and set to 0 there; "corrected" error feedback, which needs learning
-        rates; and on_nonfinite="skip".
+        The optimizer of these parameters. Three options need it:
+
+        - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
+          is set to 0 in the parameter groups. The compressor "dgc" does so without this option.
+        - "ef" (error feedback) "corrected" or "sparse": the residual follows the learning rate.
+        - on_nonfinite="skip": the optimizer's step is skipped.
     process_group : ProcessGroup, optional
-        The workers that average gradients; by default all.
+        The workers whose gradients are averaged. Default: all workers.
     overrides : mapping of str to (dict or None), optional
-        compression_params of single parameters, by name or by a pattern such as "*.bias"; None: not
-        compressed. The first pattern that matches counts.
+        compression_params for single parameters. A key is a parameter's name or a pattern such as
+        "*.bias"; the first key that matches applies. None: the gradient is not compressed.
     on_nonfinite : str
-        The action if a gradient has a NaN or an infinity on any worker. "raise": a RuntimeError
-        that names the parameter and the step, on all workers. "skip": all workers leave out the
-        optimizer's step. "propagate": nothing. In all three cases the residual and momentum of the
-        chunk start again from zero.
+        The reaction to a NaN or an infinity in a gradient of any worker. "raise": all workers raise
+        a RuntimeError that names the parameter and the step. "skip": all workers skip the
+        optimizer's step. "propagate": no reaction. In all three cases, residual and momentum
+        restart from zero for that chunk (a slice of the tensor that is compressed as one).
     grad_scaler : torch.amp.GradScaler, optional
-        The scaler of the loss. Its scale is divided out before compression, and multiplied in again
-        after it. NaNs and infinities propagate, because the scaler skips such steps.
+        The scaler of the loss. Gradients are divided by its scale before compression, and the
+        averages are multiplied by it again. on_nonfinite has no effect then: NaNs and infinities
+        propagate to the scaler, which skips the step.
 
     Attributes
     ----------
-    parameters, params : dict
-        By name, each Parameter and its CompressionParams.
+    parameters : dict of str to Parameter
+        The parameters that need a gradient, by name.
+    params : dict of str to CompressionParams
+        The compression of each parameter, by name. "auto" is replaced by its choice.
     momentum : Momentum, optional
         The momentum that is applied instead of the optimizer's.
     gradients : GradientSteps
+        It averages the gradients, step by step.
 
     Raises
     ------
     ValueError, TypeError, KeyError
-        Wrong compression_params, overrides or on_nonfinite, before anything is sent.
+        An argument is wrong. Nothing was sent.
     RuntimeError
-        Workers differ in version, settings or parameters.
+        The workers have different versions, settings or parameters.
+
+    Examples
+    --------
+    >>> state = bps.CompressionState(model.named_parameters(), {"compressor": "onebit"})
+    >>> ddp.register_comm_hook(state, bps.compression_hook)
     """
 
     def __init__(
@@ -92,20 +101,20 @@ class CompressionState:
     ) -> None:
         require_on_nonfinite(on_nonfinite)
         if on_nonfinite == "skip" and optimizer is None:
-            raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is left out")
+            raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
         self.parameters, self._frozen = named(named_parameters)
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         mu, nesterov = momentum_of(optimizer)
-        asked, has_nesterov = chosen_params(
+        requested, has_nesterov = chosen_params(
             self.parameters, compression_params, overrides, mu, nesterov, optimizer
         )
-        require_optimizer(asked.values(), optimizer)
-        applied = any(params.mu is not None for params in asked.values())
-        self.momentum = Momentum(optimizer, mu, has_nesterov) if applied else None
+        require_optimizer(requested.values(), optimizer)
+        applies_momentum = any(params.mu is not None for params in requested.values())
+        self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
-        planned = on_nonfinite if grad_scaler is None else "skip"
+        action = on_nonfinite if grad_scaler is None else "skip"  # the scaler skips the steps
         try:
-            compression = GradientCompression(self.parameters, asked, planned, process_group)
+            compression = GradientCompression(self.parameters, requested, action, process_group)
         except BaseException:
             if self.momentum is not None:
                 self.momentum.give_back()
@@ -117,21 +126,21 @@ class CompressionState:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of the gradients."""
+        """The exchange that sends the gradients."""
         return self.gradients.compression.exchange
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, without those that were left out."""
+        """The number of steps so far, except undone ones, whose gradients no optimizer has used."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
-        """The name of a parameter.
+        """Return the name of a parameter.
 
         Raises
         ------
         ValueError
-            It was not among named_parameters.
+            The parameter is not among named_parameters.
         """
         if parameter not in self._names:
             shape = tuple(parameter.shape)
@@ -139,9 +148,9 @@ class CompressionState:
         return self._names[parameter]
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, for compressors with a warm-up; on all workers.
+        """Set the epoch, from 0, for compressors with a warm-up such as dgc. All workers call this.
 
-        Before the first call they compress as after the warm-up.
+        Without a call, compressors work as after their warm-up.
         """
         self.exchange.set_epoch(checked_epoch(epoch))
 
@@ -153,24 +162,26 @@ class CompressionState:
         begins: bool = True,
         absent: Collection[str] = (),
     ) -> Future[Collection[str]]:
-        """Average gradients over all workers, in place; returns at once.
+        """Start to average gradients over all workers, in place, and return at once.
 
         Parameters
         ----------
-        gradients : mapping
-            By the parameters' names. Each has the parameter's shape or is flat, has its dtype, and
-            is dense. All are on one device. All workers call this with the same names in the same
-            order.
+        gradients : mapping of str to Tensor
+            Dense gradients by parameter name, all on one device. Each has the dtype of its
+            parameter, and is flat or has the parameter's shape. All workers pass the same names in
+            the same order.
         begins : bool
-            Whether these are the first gradients of a step. A step may take several calls.
+            Whether this call begins a new step. A step may take several calls, for example one for
+            each DDP bucket.
         absent : collection of str
-            The parameters without a gradient on this worker; their values here must be zeros.
+            The parameters without a gradient on this worker. Their tensors must be zeros.
 
         Returns
         -------
         Future
-            It has an error, or the parameters without a gradient on any worker. Their values are
-            zeros, and their residuals and momentum are as before.
+            Its value: the names of the parameters without a gradient on any worker. Their tensors
+            are zeros, and their residuals and momentum are unchanged. It has an exception if
+            averaging fails.
         """
         if begins:
             self._begin()
@@ -179,21 +190,22 @@ class CompressionState:
     def average_sparse(
         self, name: str, gradient: Optional[torch.Tensor], begins: bool = False
     ) -> Future[Optional[torch.Tensor]]:
-        """Average a sparse gradient (COO) over all workers, uncompressed; returns at once.
+        """Start to average a sparse gradient (COO) over all workers, uncompressed; return at once.
 
         Parameters
         ----------
         name : str
-            The parameter's. All workers call this with the same names in the same order.
+            The parameter's name. All workers pass the same names in the same order.
         gradient : Tensor, optional
-            None: this worker has none.
+            None: this worker has no gradient.
         begins : bool
-            Whether this is the first gradient of a step.
+            Whether this call begins a new step.
 
         Returns
         -------
         Future
-            It has an error, or the average: a sparse tensor, or None if no worker has a gradient.
+            Its value: the average, a sparse tensor, or None if no worker has a gradient. It has an
+            exception if averaging fails.
         """
         if begins:
             self._begin()
@@ -204,43 +216,43 @@ class CompressionState:
         self.gradients.begin()
 
     def _require_usable(self) -> None:
-        closed = self.gradients.closed if self._copied is None else _A_COPY
-        if closed:
-            raise RuntimeError(closed)
+        error = self.gradients.closed if self._copied is None else _A_COPY
+        if error:
+            raise RuntimeError(error)
         require_frozen(self._frozen)
 
     # Checkpoints
 
     def state_dict(self) -> Dict[str, Any]:
-        """This worker's residuals, momentum and random streams, by parameter.
+        """Return this worker's residuals, momentum and random streams, by parameter.
 
-        It has plain values and tensors, which `torch.load(weights_only=True)` reads. Each worker
-        saves its own. Nothing may be under way.
+        Each worker saves its own. The dict has only plain values and tensors, so that
+        ``torch.load(weights_only=True)`` reads it. Call this between two steps.
         """
         return self._copied or saving.state_dict(self)
 
     def load_state_dict(
-        self,
-        state_dict: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]],
-        strict: bool = True,
+        self, state_dict: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True
     ) -> None:
-        """Go on from the result of `state_dict`; all workers call this.
+        """Continue from the result of `state_dict`. All workers call this.
 
         Parameters
         ----------
         state_dict : mapping or sequence of mapping
-            This worker's; or those of all workers, if their number has changed. Each worker then
-            gets a share of the residuals, so that their sum stays the same, with a warning. Before
-            the first step, "auto" chooses again what it had chosen there.
+            The state_dict of this worker; or, if the number of workers has changed, those of all
+            former workers. In that case, residuals and momentum are summed over the former workers
+            and divided equally among the current ones, with a warning. Before the first step,
+            parameters with the compressor "auto" get the compressor that is saved in it.
         strict : bool
-            Whether the parameters must be the same. Otherwise new ones start from zero.
+            Whether the state_dict must have exactly the parameters of this state. If not,
+            parameters that it lacks start from zero, and additional ones are ignored.
 
         Raises
         ------
         ValueError
-            It does not fit; nothing was changed.
+            The state_dict does not fit. Nothing was changed.
         RuntimeError
-            It does not fit on another worker, or is of another step there; nothing was changed.
+            A state_dict of another worker does not fit, or is of another step. Nothing was changed.
         """
         self._require_usable()
         saving.load(self, state_dict, strict)
@@ -248,7 +260,7 @@ class CompressionState:
         self.gradients.left_out.loaded()
 
     def __getstate__(self) -> Dict[str, Any]:
-        """The contents of a copy: its `state_dict`, but no workers to exchange gradients with."""
+        """Return what a copy or a pickle contains: the `state_dict`, without the exchange."""
         return {
             "parameters": self.parameters,
             "params": self.params,
@@ -256,33 +268,33 @@ class CompressionState:
             "_copied": self.state_dict(),
         }
 
-    # Statistics, and the end
+    # Statistics and shutdown
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
-        """Bytes and seconds of a step, on average, of each parameter and in all.
+        """Return the average bytes and seconds of a step, for each parameter and in total.
 
-        The keys are those of `gluon_gc.DistributedTrainer.compression_stats`. With `reset`, the
-        next averages are of later steps alone.
+        The result is a dict of "tensors" (by name) and "total"; `gluon_gc.stats.FIELDS` lists the
+        measurements. With `reset`, the next call only averages over later steps.
         """
         return stats.of_step([self.exchange], self.parameters, reset)
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can follow `suspend`. A process group would not outlive it."""
+        """Whether `resume` can follow `suspend`, which destroys every process_group."""
         return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:
-        """End the threads, until `resume`; `why` is an error's message until then."""
+        """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
         self.gradients.suspend(why)
 
     def resume(self) -> None:
-        """Average over the workers that are there now, from residuals and momentum of zero."""
+        """Restart with the workers of the current job. Residuals and momentum start from zero."""
         self.gradients.resume()
 
     def close(self) -> None:
-        """End the threads, and let the optimizer apply its own momentum again.
+        """Stop the threads, and give the momentum back to the optimizer.
 
-        Nothing can be averaged afterwards.
+        The state cannot average gradients any more.
         """
         if self._copied is None:
             self.gradients.close()

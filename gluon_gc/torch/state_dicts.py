@@ -1,4 +1,4 @@
-"""What all state_dicts of PyTorch's front end share: their format, and checks before loading."""
+"""The format and the checks that all state_dicts of the PyTorch front end share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Prepared = TypeVar("Prepared")
 
 FORMAT = 1
 NOUN = "state_dict"
-"""The name of the argument in errors."""
+"""The name of the argument in error messages."""
 _CALL = "load_state_dict"
 
 
@@ -30,9 +30,9 @@ def if_all_fit(
     prepare: Callable[[], Prepared],
     facts: Callable[[Prepared], Facts] = lambda prepared: [],
 ) -> Prepared:
-    """The result of `prepare`, if it succeeds on all workers with the same facts.
+    """Return the result of `prepare` if it succeeds on all workers with the same facts.
 
-    `checkpoint.loading.if_all_can` has the errors.
+    `checkpoint.loading.if_all_can` explains the errors.
     """
     return if_all_can(
         lambda stated: agree(gather, stated, f"call {_CALL}"),
@@ -44,7 +44,7 @@ def if_all_fit(
 
 
 def require_format(given: Any, key: str, owner: str) -> None:
-    """Raise ValueError unless it is a state_dict, with this key, that this version reads."""
+    """Raise ValueError unless this is a state_dict with this key, in the current format."""
     if not isinstance(given, Mapping) or not {"format", key} <= given.keys():
         raise ValueError(f"this is not a state_dict of {owner}")
     if given["format"] != FORMAT:
@@ -54,7 +54,7 @@ def require_format(given: Any, key: str, owner: str) -> None:
 
 
 def described_workers(exchange: Exchange) -> Dict[str, Any]:
-    """This worker's rank, the number of workers, and the number of machines that sum first."""
+    """Return the rank, the number of workers, and the number of machines that sum first."""
     return {
         "rank": exchange.rank,
         "world_size": exchange.workers,
@@ -65,7 +65,7 @@ def described_workers(exchange: Exchange) -> Dict[str, Any]:
 def described_parameters(
     parameters: Mapping[str, torch.nn.Parameter], params: Mapping[str, CompressionParams]
 ) -> List[Dict[str, Any]]:
-    """The parameters and their compression, as plain values."""
+    """Return the parameters and their compression as plain values."""
     return [
         {
             "name": name,
@@ -80,9 +80,9 @@ def described_parameters(
 def check_parameters(
     there: Iterable[Description], here: Iterable[Description], strict: bool
 ) -> Dict[str, str]:
-    """The names of the parameters that are in both descriptions; ValueError if these differ.
+    """Return the names of the parameters in both descriptions; ValueError if they do not match.
 
-    Each description has a "name". If strict, all parameters must be in both.
+    Each description has a "name". With `strict`, both must have the same names.
     """
     there_by_name = {parameter["name"]: parameter for parameter in there}
     here_by_name = {parameter["name"]: parameter for parameter in here}

@@ -1,4 +1,4 @@
-"""The bytes and seconds of a step, from the meters of transfers."""
+"""The bytes and seconds of a step, from the meters of all transfers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Meter:
-    """The bytes and seconds of a worker in a transfer.
+    """The bytes and seconds of this worker in one transfer.
 
     Parameters
     ----------
     steps : int
     pushed_bytes, pulled_bytes : int
-        The bytes that it has sent and received.
+        The bytes that this worker has sent and received.
     compress_seconds, wait_seconds, decompress_seconds : float
     """
 
@@ -36,16 +36,16 @@ class Meter:
     decompress_seconds: float = 0.0
 
     def of_step(self, steps: int = 0) -> Dict[str, float]:
-        """`stats.FIELDS`, on average over a number of steps; 0: those of this transfer."""
+        """Return `stats.FIELDS` as averages over `steps`; 0: over the steps of this transfer."""
         return {field: getattr(self, field) / (steps or self.steps) for field in stats.FIELDS}
 
     def reset(self) -> None:
-        """Begin again at zero."""
+        """Set all numbers to zero."""
         self.__init__()
 
     @contextmanager
     def timing(self, field: str) -> Iterator[None]:
-        """Add the seconds of a block to a field."""
+        """Return a context that adds its duration in seconds to a field."""
         began = time.perf_counter()
         yield
         setattr(self, field, getattr(self, field) + time.perf_counter() - began)
@@ -57,9 +57,9 @@ def of_step(
     reset: bool,
     steps: int = 0,
 ) -> Dict[str, Any]:
-    """The stats of a step on average, of these tensors and in all.
+    """Return the average statistics of a step, for each of these tensors and in total.
 
-    `steps`: the number of steps; 0: each transfer took part in all of them.
+    `steps`: the number of steps; 0: each transfer took part in all steps.
     """
     transfers = [transfer for exchange in exchanges for transfer in exchange.transfers]
     measured = stats.by_tensor(
@@ -78,6 +78,6 @@ def of_step(
 
 
 def shares_of(chunks: Sequence[ExchangedChunk]) -> Iterator[Tuple[str, float]]:
-    """For each chunk its tensor, and its share of the bytes of all of them."""
-    whole = sum(chunk.num_bytes for chunk in chunks)
-    return ((chunk.piece.tensor, chunk.num_bytes / whole) for chunk in chunks)
+    """Return, for each chunk, its tensor and its share of the bytes of all these chunks."""
+    total = sum(chunk.num_bytes for chunk in chunks)
+    return ((chunk.piece.tensor, chunk.num_bytes / total) for chunk in chunks)

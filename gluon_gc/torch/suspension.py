@@ -1,4 +1,4 @@
-"""suspend and resume: workers leave their job, and all or some of them go on as another job."""
+"""suspend and resume: all or some workers leave the job, and continue as another job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Kept:
         self._state.suspend(_SUSPENDED)
 
     def give_back(self, all_are_there: bool) -> None:
-        """Go on bit for bit, or with an even share of all workers' residuals and momentum."""
+        """Continue bit for bit, or with an equal share of all workers' residuals and momentum."""
         self._state.resume()
         if all_are_there:
             self._state.load_state_dict(self._saved)
@@ -50,7 +50,7 @@ class _Kept:
 
 
 def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
-    """The sums over all workers of residuals and of momentum, by chunk."""
+    """Yield the sums of residuals and of momentum over all workers, for each chunk."""
     for chunk in state.exchange.chunks:
         plan, piece, coder = chunk.plan, chunk.piece, chunk.coder
         layout = {} if plan.params is None else plan.params.state_layout(plan.size, plan.dtype)
@@ -63,14 +63,14 @@ def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
 
 
 class _Suspended(NamedTuple):
-    """The data with which a worker goes on.
+    """The data with which a worker resumes.
 
     Parameters
     ----------
     meeting : Meeting
-        The place where it has met the other workers.
+        The meeting of the former workers.
     kept : list of _Kept
-    declared : dict
+    declared : dict of str to CompressionParams
         The compression of push_pull's tensors.
     """
 
@@ -83,17 +83,17 @@ _suspended: Optional[_Suspended] = None
 
 
 def suspend() -> None:
-    """Leave the other workers, to `resume` later; all workers call this.
+    """Leave the other workers, until `resume`. All workers call this.
 
     The residuals and momentum of DistributedOptimizer and CrossBarrier are kept. A step that has
-    begun is left out. Everything else that uses torch.distributed has to be made anew afterwards,
-    such as a DistributedDataParallel.
+    begun is skipped. All other objects that use torch.distributed, such as a
+    DistributedDataParallel, must be created again after `resume`.
     """
     global _suspended
     if not dist.is_initialized():
         raise RuntimeError("there is nothing to suspend: bps.init() was not called")
-    everybody = gather(sorted(averagers.keys()), "call suspend")
-    common = sorted(set.intersection(*map(set, everybody)))  # some may be garbage, on some workers
+    numbers = gather(sorted(averagers.keys()), "call suspend")
+    common = sorted(set.intersection(*map(set, numbers)))  # some may be deleted on a worker
     open_ones = [averagers[number] for number in common if averagers[number].state.can_resume]
     kept = [_Kept(averager) for averager in open_ones]
     _suspended = _Suspended(rendezvous.leave(), kept, functions.declarations())
@@ -103,20 +103,21 @@ def suspend() -> None:
 def resume(
     num_workers: int, num_servers: int = 0, global_rank: int = -1, context: Any = None
 ) -> None:
-    """Go on after `suspend`, with all workers or some; every worker that goes on calls this.
+    """Continue after `suspend`, with all or some workers. Each worker that continues calls this.
 
-    Optimizers go on with their next step. If all workers are there, with their ranks, they go on
-    bit for bit. Otherwise each has an even share of the sum of all residuals, and of all momenta.
+    Optimizers continue with their next step. If all workers resume with their former ranks, the
+    results are bit for bit those of an uninterrupted run. Otherwise, the sums of all residuals and
+    of all momentum are divided equally among the workers.
 
     Parameters
     ----------
     num_workers : int
-        The number of workers that go on, at most the number before. To add workers, start the job
-        anew.
+        The number of workers that continue, at most the former number. To add workers, start a new
+        job.
     num_servers : int
-        Ignored: PyTorch needs no servers.
+        Ignored, because PyTorch needs no servers.
     global_rank : int
-        This worker's rank from now on; -1: as before.
+        This worker's new rank; -1: the former rank.
     context : object
         Ignored.
 
@@ -125,11 +126,11 @@ def resume(
     RuntimeError
         `suspend` was not called.
     ValueError
-        Wrong arguments.
+        An argument is wrong.
     """
     global _suspended
     if _suspended is None:
-        raise RuntimeError("bps.resume() goes on after bps.suspend(), which was not called")
+        raise RuntimeError("bps.resume() must follow bps.suspend(), which was not called")
     meeting, kept, declared = _suspended
     _require(num_workers, "num_workers", 1, meeting.size)
     rank = meeting.rank if global_rank == -1 else global_rank
@@ -140,13 +141,13 @@ def resume(
         runtime.init(timeout=groups.timeout())
     except RuntimeError as error:
         raise ConnectionError(
-            f"worker {rank} cannot meet the others again: {str(error).splitlines()[0]}; unless "
-            "torchrun has started them, the process that was worker 0 must still be there"
+            f"worker {rank} cannot meet the others again: {str(error).splitlines()[0]}; without "
+            "torchrun, the process of the former worker 0 must still be running"
         ) from error
     _suspended = None
     all_are_there = all(gather(here == meeting, "call resume"))
-    for one in kept:
-        one.give_back(all_are_there)
+    for compression_state in kept:
+        compression_state.give_back(all_are_there)
     functions.declare_again(declared)
 
 

@@ -1,4 +1,4 @@
-"""Chunks that travel together: one collective to their owners, another to all."""
+"""Transfer: chunks that travel together, in a collective to their owners and one to all workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Transfer(Stages[Job]):
     ----------
     chunks : sequence of ExchangedChunk
     groups : pair of ProcessGroup
-        For each of the two collectives.
+        One for each of the two collectives.
     tag : int
         The same on all workers, and different for each transfer.
 
@@ -45,7 +45,7 @@ class Transfer(Stages[Job]):
             [c for c in chunks if c.kind != GATHERED and c.owner == worker]
             for worker in range(workers)
         ]
-        others = [chunk for of_owner in owned for chunk in of_owner]
+        others = [chunk for owner_chunks in owned for chunk in owner_chunks]
         self.chunks, self.meter = [*gathered, *others], Meter()
         gathered_sizes, *sizes = map(wire_sizes, (gathered, *owned))
         self._num_gathered = len(gathered_sizes)
@@ -56,10 +56,10 @@ class Transfer(Stages[Job]):
         self._gathered = Section(gathered, rooms, sent)
         self._answer = Section(owned[rank], rooms, answer)
         self._gathered_rows = Section(gathered, rows, answers, ranks)
-        self._answers = [Section(of_owner, rows, answers) for of_owner in owned]
+        self._answers = [Section(owner_chunks, rows, answers) for owner_chunks in owned]
         if self._to_owners is not None:
             rooms = iter(self._to_owners.rooms)
-            self._sent = [Section(of_owner, rooms, sent) for of_owner in owned]
+            self._sent = [Section(owner_chunks, rooms, sent) for owner_chunks in owned]
             self._received = Section(owned[rank], iter(self._to_owners.rows), received, ranks)
         buffers = Buffers(sent, received, answer, answers)
         self._of_gathered = codings(gathered, buffers)
@@ -69,7 +69,7 @@ class Transfer(Stages[Job]):
         return shares_of(self.chunks)
 
     def send(self, job: Job) -> None:
-        """Encode the job's values for their owners, and send them."""
+        """Encode the job's values, and send them to their owners."""
         if self._to_owners is None:
             return
         with self.meter.timing("compress_seconds"):
@@ -81,7 +81,7 @@ class Transfer(Stages[Job]):
         self.meter.pushed_bytes += self._to_owners.start()
 
     def answer(self, job: Job) -> None:
-        """Encode the gathered chunks, sum those that this worker owns, and send both to all."""
+        """Encode gathered chunks, sum the chunks that this worker owns, and send both to all."""
         with self.meter.timing("compress_seconds"):
             self._gathered.write(job)
             keep_state(job, self._gathered.chunks)
@@ -93,10 +93,10 @@ class Transfer(Stages[Job]):
             self._aggregate(job)
             self._to_owners.expect()
         used = self._to_all.start()
-        self.meter.pushed_bytes += sum(used[: self._num_gathered])  # the others are answers
+        self.meter.pushed_bytes += sum(used[: self._num_gathered])  # without the answers
 
     def _aggregate(self, job: Job) -> None:
-        """Sum the chunks that this worker owns. Aggregators of unused chunks stay as they are."""
+        """Sum the chunks that this worker owns. Unused chunks do not change their aggregator."""
         outcome, unused = self._received.read()
         owned = self._received.chunks
         aggregators = [c.aggregator for c in owned if c.aggregator and (job.keeps or c in unused)]
@@ -110,7 +110,7 @@ class Transfer(Stages[Job]):
         self._answer.write_answer(outcome, unused)
 
     def deliver(self, job: Job) -> None:
-        """Write the sums to the job's values."""
+        """Wait for the sums, and write them to the job's values."""
         with self.meter.timing("wait_seconds"):
             self.meter.pulled_bytes += self._to_all.wait()
         read = [self._gathered_rows.read(), *(section.read_answer() for section in self._answers)]
@@ -125,20 +125,20 @@ class Transfer(Stages[Job]):
 
 
 def wire_sizes(chunks: Sequence[ExchangedChunk]) -> List[WireSize]:
-    """The sizes of a header and of the chunks behind it; no header without chunks."""
+    """Return the sizes of a header and of the chunks after it; empty without chunks."""
     return [header.wire_size(len(chunks)), *(c.wire_size for c in chunks)] if chunks else []
 
 
 class Section:
-    """Chunks behind one header.
+    """Chunks with a common header.
 
     Parameters
     ----------
     chunks : sequence of ExchangedChunk
     rooms : iterator of array
-        The memory of the header, and then of each chunk. Others may follow.
+        Yields the memory of the header, then of each chunk. Memory of other sections may follow.
     buffers : dict
-        Gets the memory of each chunk.
+        The memory of each chunk is added to it.
     ranks : sequence of int
         The workers whose headers `read` compares.
     """
@@ -156,24 +156,24 @@ class Section:
             buffers.update(zip(chunks, rooms))
 
     def write(self, job: Job) -> None:
-        """Write which chunks have a gradient here."""
+        """Write a header that says which chunks have a gradient on this worker."""
         if self.chunks:
             present = [chunk.piece.tensor not in job.absent for chunk in self.chunks]
             header.write(self._header, job.stamp, present)
 
     def read(self) -> Tuple[Stamp, Set[ExchangedChunk]]:
-        """The outcome of comparing all workers' headers, and the chunks without a gradient."""
+        """Compare all workers' headers. Return the outcome, and the chunks without a gradient."""
         if not self.chunks:
             return SAME, set()
         return self._unused(*header.read(self._header, self._ranks))
 
     def write_answer(self, outcome: Stamp, unused: Set[ExchangedChunk]) -> None:
-        """Write the answer to what `read` returned."""
+        """Write the result of `read` as an owner's header."""
         if self.chunks:
             header.write(self._header, outcome, [c not in unused for c in self.chunks])
 
     def read_answer(self) -> Tuple[Stamp, Set[ExchangedChunk]]:
-        """As `read`, from the owner's answer."""
+        """Return the result of `read` from an owner's header."""
         if not self.chunks:
             return SAME, set()
         return self._unused(*header.read_answer(self._header[0]))
@@ -185,7 +185,7 @@ class Section:
 
 
 def keep_state(job: Job, chunks: Sequence[ExchangedChunk]) -> None:
-    """Keep copies of the state of chunks whose exchange may be taken back."""
+    """Copy the state of chunks whose exchange may be undone."""
     if job.keeps or job.absent:
         for chunk in chunks:
             if chunk.coder is not None and (job.keeps or chunk.piece.tensor in job.absent):
@@ -193,7 +193,7 @@ def keep_state(job: Job, chunks: Sequence[ExchangedChunk]) -> None:
 
 
 def heed(job: Job, outcome: Stamp) -> None:
-    """Note whether workers differ."""
+    """Record an outcome that shows a difference between workers."""
     if outcome != SAME:
         job.outcome = outcome
 

@@ -1,4 +1,4 @@
-"""Puts the chunks of tensors that travel together into transfers."""
+"""Transfers: groups the chunks of tensors into transfers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .sparse import SparseSum
 from .stages import Stages
 from .transfer import Transfer
 
-_TRANSFER_BYTES = 384 * 1024  # that a worker sends in a collective, about
+_TRANSFER_BYTES = 384 * 1024  # that a worker sends in one collective, approximately
 
 
 class Transfers:
-    """Makes transfers for sets of tensors, and keeps them for the next steps.
+    """Creates the transfers of tensors, and keeps them for the next steps.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Transfers:
     ranks : sequence of int
         The workers of these groups.
     machines : Machines, optional
-        The machines that sum the values of their workers first.
+        The machines that sum their workers' values first.
     chunks_of : callable
         Returns the chunks of a tensor, given its name.
     """
@@ -44,16 +44,16 @@ class Transfers:
         self._sparse: Dict[str, SparseSum] = {}
 
     def of(self, names: Collection[str]) -> List[Stages]:
-        """The transfers of dense tensors that travel together."""
+        """Return the transfers of dense tensors that are exchanged in one job."""
         key = tuple(names)
         if key not in self._dense:
-            for former in [former for former in self._dense if not set(key).isdisjoint(former)]:
-                del self._dense[former]
+            for old_key in [old_key for old_key in self._dense if not set(key).isdisjoint(old_key)]:
+                del self._dense[old_key]
             self._dense[key] = list(self._made([c for name in key for c in self._chunks_of(name)]))
         return self._dense[key]
 
     def of_sparse(self, name: str) -> SparseSum:
-        """The transfer of a sparse tensor."""
+        """Return the transfer of a sparse tensor."""
         if name not in self._sparse:
             self._sparse[name] = SparseSum(name, self._groups)
         return self._sparse[name]
@@ -62,23 +62,23 @@ class Transfers:
         return itertools.chain(*self._dense.values(), self._sparse.values())
 
     def clear(self) -> None:
-        """Forget the transfers of dense tensors. Others are made when they are needed."""
+        """Forget the transfers of dense tensors. They are created again when needed."""
         self._dense.clear()
 
     def _made(self, chunks: Sequence[ExchangedChunk]) -> Iterator[Stages]:
-        """New transfers for chunks, those with the most stages first."""
+        """Yield new transfers for chunks; the ones with the most stages come first."""
         in_place = [chunk for chunk in chunks if sums_in_place(chunk)]
         others = [chunk for chunk in chunks if not sums_in_place(chunk)]
-        for together in _batches([chunk for chunk in others if chunk.local is not None]):
-            yield MachineTransfer(together, self._machines, next(self._tags))
-        for together in _batches([chunk for chunk in others if chunk.local is None]):
-            yield Transfer(together, self._groups, next(self._tags))
-        for _, of_tensor in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
-            yield Allreduce(list(of_tensor), self._groups[0])
+        for batch in _batches([chunk for chunk in others if chunk.local is not None]):
+            yield MachineTransfer(batch, self._machines, next(self._tags))
+        for batch in _batches([chunk for chunk in others if chunk.local is None]):
+            yield Transfer(batch, self._groups, next(self._tags))
+        for _, tensor_chunks in itertools.groupby(in_place, lambda chunk: chunk.piece.tensor):
+            yield Allreduce(list(tensor_chunks), self._groups[0])
 
 
 def _batches(chunks: Sequence[ExchangedChunk]) -> List[List[ExchangedChunk]]:
-    """Neighbouring chunks that travel together."""
+    """Group neighbouring chunks into batches of about _TRANSFER_BYTES."""
     batches: List[List[ExchangedChunk]] = []
     total = _TRANSFER_BYTES
     for chunk in chunks:

@@ -1,7 +1,7 @@
-"""What gluon_gc asks of an engine that carries bytes between workers. Gloo is one (`gloo.py`).
+"""The interface between gluon_gc and an engine that sends bytes between workers, such as Gloo.
 
-An engine is a backend of torch.distributed with point-to-point messages. The collectives that sum
-or gather small things are torch.distributed's own, in the groups that the engine makes.
+An engine is a backend of torch.distributed with point-to-point messages; `gloo.py` is one.
+Collectives on small data are torch.distributed's own, in the process groups that the engine makes.
 """
 
 from __future__ import annotations
@@ -14,75 +14,76 @@ import torch.distributed as dist
 
 
 class Messages(Protocol):
-    """The messages of one kind that this worker gets and sends in a group, step after step.
+    """One worker's messages to and from the other members of a group, repeated in every step.
 
-    A step is `send`, `wait`, and `expect` once the received bytes were read. `expect` has been
-    called for the first step when the messages are made.
+    The calls of a step are `send`, then `wait`, then `expect` after the received bytes were read.
+    For the first step, the constructor has called `expect` already.
     """
 
     def expect(self) -> None:
-        """Let the others' next messages overwrite the rooms; returns at once."""
+        """Allow the next messages to overwrite the receive buffers. Returns at once."""
 
     def send(self, data: Mapping[int, np.ndarray]) -> None:
-        """Send bytes to members; returns at once.
+        """Start to send bytes to members of the group. Returns at once.
 
         Parameters
         ----------
         data : mapping of int to array of uint8
-            By the receiver's rank in the group. The bytes must not change until `wait` returns.
+            The bytes for each receiver, by its rank in the group. They must not change until `wait`
+            returns.
         """
 
     def wait(self) -> None:
-        """Return when all expected messages have come, and all bytes are sent.
+        """Wait until all expected messages have arrived and all bytes were sent.
 
         Raises
         ------
         RuntimeError
-            A member has ended, or the group's time-out is over. The error names the member.
+            A member has ended, or the time-out of the group is over. The error names the member.
         """
 
 
 class Transport(Protocol):
-    """An engine that carries bytes.
+    """An engine that sends bytes.
 
     Attributes
     ----------
     tags : int
-        Tags of messages are below this number.
+        The tags of messages must be smaller than this number.
     """
 
     tags: int
 
     def prepare(self) -> None:
-        """Set what the engine reads from the environment, before the process makes any group."""
+        """Set the engine's environment variables, before any process group is made."""
 
     def new_group(
         self, ranks: Sequence[int], timeout: Optional[timedelta], everybody: bool
     ) -> dist.ProcessGroup:
-        """Make a group of workers.
+        """Create a process group.
 
         Parameters
         ----------
         ranks : sequence of int
-            The members, who all call this.
+            The members. All of them call this.
         timeout : timedelta, optional
-            How long a wait may last; None: as long as PyTorch's own groups.
+            The longest time that a wait may last. None: the default of PyTorch's groups.
         everybody : bool
-            All workers of the job call this, not only the members.
+            Whether all workers of the job call this, not only the members.
         """
 
     def messages(
         self, group: dist.ProcessGroup, tag: int, rooms: Mapping[int, np.ndarray]
     ) -> Messages:
-        """Make messages in a group.
+        """Create the messages of a group.
 
         Parameters
         ----------
         group : ProcessGroup
-            One that this engine has made.
+            A group that this engine has made.
         tag : int
-            The same on all members, and of no other messages in the group.
+            The same on all members. No other messages of the group may have it.
         rooms : mapping of int to array of uint8
-            Of each member that sends to this one, by its rank in the group, the array that the
-            message is written to. A message may be shorter.
+            The receive buffer for each member that sends to this one, by its rank in the group. A
+            message may be shorter than its buffer.
         """

@@ -1,4 +1,4 @@
-"""Warns of waits that last longer than GLUON_GC_STALL_SECONDS."""
+"""Watchdog: warns of waits that last longer than GLUON_GC_STALL_SECONDS."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Callable, Dict, Iterator, Optional
 from .. import env
 from ..log import logger
 
-_TICK = 1.0  # seconds between two looks at the waits
+_TICK = 1.0  # seconds between two checks of all waits
 
 
 class Watchdog:
-    """A thread that looks at the waits of this process.
+    """A thread that checks the waits of this process.
 
     It starts with the first wait, and ends with the process.
     """
@@ -26,7 +26,10 @@ class Watchdog:
 
     @contextmanager
     def waiting(self, for_what: Callable[[], str]) -> Iterator[None]:
-        """Within, this thread waits; `for_what` says for what, when it has taken long."""
+        """Return a context in which this thread waits.
+
+        `for_what` returns a description of the wait, for the warning.
+        """
         self._start()
         wait = _Wait(for_what)
         self._waits[id(wait)] = wait
@@ -49,7 +52,7 @@ class Watchdog:
 
 
 class _Wait:
-    """One wait. Its seconds are counted by ticks, so that a suspended process accuses nobody."""
+    """One wait. It counts ticks, so that a suspended process causes no false warning."""
 
     def __init__(self, for_what: Callable[[], str]) -> None:
         self._for_what, self._seconds = for_what, 0.0

@@ -1,4 +1,4 @@
-// The C interface's functions of codecs. tools.cpp has all others.
+// The functions of the C interface that work on codecs. tools.cpp has the other functions.
 #include <exception>
 #include <string>
 
@@ -10,7 +10,7 @@ using namespace gluon_gc;
 
 namespace {
 
-// The source of a compressor's kernels, or another one of operators/cuda.
+// The source file in operators/cuda that has the kernels of `name`: a compressor, "clip" or "convert".
 const char* kernels_on_gpu(const char* name) {
   for (const char* const source : {"clip", "convert"}) {
     if (std::strcmp(name, source) == 0) return source;
@@ -18,7 +18,7 @@ const char* kernels_on_gpu(const char* name) {
   return on_gpu(name).name;
 }
 
-// Runs the body of a call; an exception becomes its message.
+// Runs the body of a call. Returns null, or the message of the exception that it throws.
 template <typename Body>
 const char* guarded(Body body) {
   thread_local std::string message;
@@ -31,14 +31,15 @@ const char* guarded(Body body) {
   }
 }
 
-// Makes some calls: on the GPU all by one function, on the CPU each by body(codec, call, zero of its dtype).
+// Runs calls. CPU: one body(codec, call, zero) for each call, where the type of zero is the codec's dtype. GPU: one
+// on_gpu for all calls.
 template <typename Body>
 void run(const gluon_gc_call* calls, std::size_t count, void (*on_gpu)(const cuda::Jobs&), Body body) {
   cuda::Jobs jobs;
   for (std::size_t i = 0; i < count; ++i) {
     const gluon_gc_codec &codec = *calls[i].codec, &first = *calls[0].codec;
     if (!codec.is_like(first)) {
-      refuse("calls that are made together must have codecs that differ in n alone: %zu is %s, 0 is %s", i,
+      refuse("the codecs of calls that run together may differ in n only: call %zu has %s, call 0 has %s", i,
              codec.called().c_str(), first.called().c_str());
     }
     if (codec.gpu) {
@@ -113,8 +114,8 @@ std::size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, std::size_t c
   return cuda::clip_workspace(arrays, count);
 }
 
-const char* gluon_gc_clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping* how) {
-  return guarded([=] { cuda::clip(arrays, count, *how); });
+const char* gluon_gc_clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping* clipping) {
+  return guarded([=] { cuda::clip(arrays, count, *clipping); });
 }
 
 const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {
@@ -129,7 +130,7 @@ const char* gluon_gc_compress(const gluon_gc_call* calls, std::size_t count) {
 const char* gluon_gc_aggregate(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
     for (std::size_t i = 0; i < count; ++i) {
-      if (calls[i].codec->compressor.traits.summable) refuse("payloads that can be summed are not aggregated");
+      if (calls[i].codec->compressor.traits.summable) refuse("summable payloads are added, not aggregated");
       if (calls[i].count == 0) refuse("there are no payloads to aggregate");
     }
     run(calls, count, cuda::aggregate, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {
@@ -146,7 +147,7 @@ const char* gluon_gc_decompress(const gluon_gc_call* calls, std::size_t count) {
   return guarded([=] {
     for (std::size_t i = 0; i < count; ++i) {
       if (calls[i].codec->compressor.traits.summable && calls[i].count != 1) {
-        refuse("payloads that can be summed are decompressed one at a time");
+        refuse("summable payloads are decompressed one at a time");
       }
     }
     run(calls, count, cuda::decompress, [](const gluon_gc_codec& codec, const gluon_gc_call& call, auto zero) {

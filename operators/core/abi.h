@@ -1,7 +1,26 @@
-/* The C interface of gluon_gc: codecs, below every framework. What calls it owns the memory, the order of the
-   calls and the random stream's position; a call allocates nothing, and nothing that it computes is needed on
-   the host to go on. Functions return NULL, or a message that says what is wrong, good until the thread calls
-   again; what they were to write is undefined then. gluon_gc/kernels declares it to Python. */
+/* The C interface of gluon_gc: compression of gradients, independent of any framework.
+
+   A codec compresses a chunk, n elements of a gradient, to a payload: the bytes that are sent. C is its compression and
+   D its decompression. One step of data-parallel training sums a chunk over all workers in three calls:
+
+     each worker w     gluon_gc_compress      payload_w = C(gradient_w)
+     the aggregator    gluon_gc_aggregate     payload = C(D(payload_0) + D(payload_1) + ...)
+     each worker       gluon_gc_decompress    gradient = D(payload)
+
+   The aggregator is a parameter server, or the worker that owns the chunk. Without an aggregator, each worker receives
+   all payloads by an all-gather, and gluon_gc_decompress sums them. The caller sends and receives the payloads.
+
+   Memory: the caller allocates everything: tensors, payloads, momentum, residuals and workspace. Calls of codecs
+   allocate no buffers.
+   Order: the caller orders the calls. It can queue the next call without reading a result of the last one, so calls
+   can be queued in a CUDA stream.
+   Random numbers: some compressors draw from a random stream. The caller keeps the position in it, and advances the
+   position by gluon_gc_needs.draws after each compression.
+   Errors: a function that returns `const char*` returns NULL, or an error message that stays valid until the next call
+   of the same thread. After an error, the output of the function is undefined. Only gluon_gc_abi and
+   gluon_gc_compressor return other text.
+
+   gluon_gc/kernels/library.py declares this interface to Python. */
 #pragma once
 
 #include <stddef.h>
@@ -13,207 +32,245 @@ extern "C" {
 
 #define GLUON_GC_API __attribute__((visibility("default")))
 
-/* Raise it with each change of what this file declares, and with it VERSION in gluon_gc/kernels/library.py. */
+/* Increase it with every change to a declaration in this file, together with VERSION in gluon_gc/kernels/library.py. */
 enum { gluon_gc_abi_version = 2 };
 
-/* "version=V cuda=N ticket_bytes=N needs=N traits=N ...": constants, and the bytes of each struct below. Callers that have
-   declared the structs themselves compare this with their own before any other call. This function never changes. */
+/* Returns "version=V cuda=N ticket_bytes=N needs=N traits=N ...": the constants, and the size in bytes of each struct
+   below. A caller with its own declarations of the structs, such as Python, compares them with this text before any
+   other call. The signature of this function never changes. */
 GLUON_GC_API const char* gluon_gc_abi(void);
 
-/* Compresses, aggregates and decodes n elements; does not change. */
+/* A compressor with its options, for n elements of one dtype. It never changes after gluon_gc_new, so threads can share
+   it. The state, such as momentum and residuals, belongs to the caller. */
 typedef struct gluon_gc_codec gluon_gc_codec;
 
+/* The size in bytes of an element. */
 enum gluon_gc_dtype { gluon_gc_float32 = 4, gluon_gc_float64 = 8 };
 
-enum { gluon_gc_cuda = 16 };         /* for `isa`: the GPU */
-enum { gluon_gc_ticket_bytes = 64 }; /* with which the blocks of a kernel tell each other how far they are */
+enum { gluon_gc_cuda = 16 };         /* a value of `isa` in gluon_gc_new: run on the GPU */
+enum { gluon_gc_ticket_bytes = 64 }; /* size of the memory through which the thread blocks of a kernel synchronise */
 
-/* What is true of all codecs of a compressor. */
+/* Properties that all codecs of one compressor share; each is 0 or 1. */
 typedef struct {
-  int draws;       /* from the random stream */
-  int draws_alike; /* all nodes draw the same, and decode with the position that compress had */
-  int summable;    /* a payload is an array of the codec's dtype, and that of a sum is the sum of them */
-  int accumulates; /* keeps what it does not send, and applies momentum, by itself */
-  int cuda;        /* has kernels for CUDA */
+  int draws;       /* It draws from the random stream, so its calls need a position. */
+  int draws_alike; /* All workers and servers draw the same numbers. decompress needs the position that compress had. */
+  int summable;    /* A payload is an array of the codec's dtype, and D(a + b) = D(a) + D(b). A plain
+                      all-reduce sums such payloads; gluon_gc_aggregate refuses them. */
+  int accumulates; /* It applies momentum itself, and accumulates the elements that it does not send (DGC). */
+  int cuda;        /* It has CUDA kernels. */
 } gluon_gc_traits;
 
-/* What a codec needs. */
+/* Sizes of the memory that the calls of a codec need. Before the first step, the caller fills `memory` and `momentum`
+   with zeros. */
 typedef struct {
-  size_t payload_bytes;   /* of a payload, at most */
-  size_t memory[2];       /* elements of each array that error feedback keeps, or 0; zeros to begin with */
-  size_t momentum;        /* elements of the array that momentum keeps, or 0; zeros to begin with */
-  size_t workspace_bytes; /* for any call, uninitialised, aligned to 64 bytes */
-  uint64_t draws;         /* that each call of compress or aggregate takes from the random stream */
-  int length_at;          /* where a payload of varying length says how many bytes it has from there on, as a
-                             little-endian uint32; -1: all have payload_bytes */
+  size_t payload_bytes;   /* largest size of a payload */
+  size_t memory[2];       /* number of elements of each array of error-feedback state; 0: there is no such array */
+  size_t momentum;        /* number of elements of the momentum array; 0: there is none */
+  size_t workspace_bytes; /* scratch memory of a call; uninitialised, aligned to 64 bytes */
+  uint64_t draws;         /* number of draws that a call of compress or aggregate takes from the random stream */
+  int length_at;          /* -1: every payload has payload_bytes. Else payloads vary in length, and a little-endian
+                             uint32 at this offset counts the bytes from there to the end of the payload. */
 } gluon_gc_needs;
 
-/* Where in the random stream a call draws: `draws` draws on from `state`. */
+/* A position in the random stream: `draws` draws after `state`. */
 typedef struct {
   uint64_t state[2];
   uint64_t draws;
 } gluon_gc_position;
 
-/* Of what was compressed or decoded. */
+/* The outcome of a call. */
 typedef struct {
-  uint64_t bytes;  /* in use, of all payloads */
-  uint64_t finite; /* 1, or 0 if an element is a NaN or infinite */
+  uint64_t bytes;  /* bytes in use: of the payload that was written, or of all payloads that were read */
+  uint64_t finite; /* 1 if all elements are finite; 0 if one is NaN or infinite */
 } gluon_gc_status;
 
-/* What a codec is given; what it has no use for is left out. Arrays are of the codec's dtype, payloads at any
-   address. */
+/* The arguments of a call. A function ignores the fields that it does not need. Arrays have the codec's dtype; payloads
+   need no alignment. */
 typedef struct {
   const gluon_gc_codec* codec;
-  void* values;     /* n */
-  double scale;     /* multiplies the values before all else */
-  const double* factor; /* multiplies the scale, if not NULL */
-  double ratio;     /* previous learning rate over the current one; for feedback that is not vanilla */
-  void* momentum;
-  void* memory[2];
-  gluon_gc_position position;
-  uint8_t* payload;        /* of payload_bytes */
-  const uint8_t* payloads; /* number i is at payloads + i * stride, stride >= payload_bytes */
-  size_t stride, count;
-  int add;                 /* to what is in values */
-  void* workspace;
-  gluon_gc_status* status; /* or NULL */
-  int threads;             /* at most so many */
-  void* stream;            /* of a codec for CUDA: a CUstream or cudaStream_t */
-  void* ticket;            /* of a codec for CUDA: gluon_gc_ticket_bytes, zeros before its first call and after each */
+  void* values;         /* n elements: input of compress and restore, output of decompress and residual */
+  double scale;         /* compress multiplies `values` by it first, aggregate the sum; 1 / workers gives the average */
+  const double* factor; /* a second scale, which is read when the call runs, such as a clipping factor; NULL: 1 */
+  double ratio;         /* previous over current learning rate; for compress with "corrected" or "sparse" feedback */
+  void* momentum;       /* gluon_gc_needs.momentum elements; compress updates them */
+  void* memory[2];      /* gluon_gc_needs.memory elements; compress and aggregate update them */
+  gluon_gc_position position; /* where the call starts to draw */
+  uint8_t* payload;        /* output of compress and aggregate: payload_bytes of memory */
+  const uint8_t* payloads; /* input of aggregate, decompress and inspect: payload i is at payloads + i * stride */
+  size_t stride, count;    /* stride >= payload_bytes; number of payloads */
+  int add;                 /* if not 0, decompress adds to `values` instead of overwriting them */
+  void* workspace;         /* scratch memory of this call alone */
+  gluon_gc_status* status; /* output; may be NULL, except for inspect */
+  int threads;             /* largest number of CPU threads */
+  void* stream;            /* CUDA: a CUstream or cudaStream_t */
+  void* ticket;            /* CUDA: gluon_gc_ticket_bytes of memory of this call alone. The caller fills it with zeros
+                              before its first use; each call leaves it so. */
 } gluon_gc_call;
 
-/* Makes a codec. Options are lines "name=value": those of the compressor, and
-     ef: vanilla, corrected or sparse (error feedback), if any; the last two differ in name only
-     mu: of momentum, if any
-   `isa` is 0 (scalar), 1 (AVX2) or 2 (AVX-512), at most gluon_gc_best_isa(); -1: that; or gluon_gc_cuda.
+/* Makes a codec for n elements. Free it with gluon_gc_free.
 
-   A codec for CUDA gives the same bytes. All that its calls are given is memory of the GPU, the status too. They
-   queue kernels in the stream, on the context that is current, and return; so payloads are not checked: have
-   gluon_gc_inspect do it before they are copied to the GPU. */
+   `options` are lines of the form "name=value": the options of the compressor, and
+     ef   "vanilla", "corrected" or "sparse" error feedback; without it there is none. "sparse" does the same as
+          "corrected".
+     mu   the coefficient of Nesterov momentum; without it there is none.
+   `isa` selects the instruction set: 0 is scalar, 1 AVX2, 2 AVX-512, and at most gluon_gc_best_isa(). -1 selects the
+   best one, gluon_gc_cuda the GPU.
+
+   A CUDA codec writes the same bytes as a CPU codec. All pointers in its calls, `status` too, point to GPU memory;
+   the gluon_gc_call itself is in host memory. A call queues kernels in its stream, in the current CUDA context, and
+   returns at once. It does not validate payloads: validate them with gluon_gc_inspect before you copy them to the
+   GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
+
+/* Writes the sizes that the calls of a codec need. */
 GLUON_GC_API void gluon_gc_need(const gluon_gc_codec* codec, gluon_gc_needs* needs);
 
-/* Number `i` of the compressors: its name and traits; NULL if there are not so many. */
+/* Returns the name of compressor number `i`, and writes its traits. Returns NULL after the last compressor. */
 GLUON_GC_API const char* gluon_gc_compressor(size_t i, gluon_gc_traits* traits);
+
+/* The best `isa` that this CPU can run. */
 GLUON_GC_API int gluon_gc_best_isa(void);
 
-/* NULL if this library and this machine can run a compressor, or with "convert" or "clip" gluon_gc_convert or
-   gluon_gc_clip, on a GPU, else why not. */
+/* Returns NULL if this library and this machine can run a compressor on a GPU, else the reason why not. `name` is a
+   compressor, or "convert" or "clip" for gluon_gc_convert or gluon_gc_clip. */
 GLUON_GC_API const char* gluon_gc_cuda_ready(const char* name);
 
-/* Queues in a stream of the GPU that memory, such as tickets, becomes zeros. */
+/* Queues a fill of GPU memory with zeros, for example of tickets. */
 GLUON_GC_API const char* gluon_gc_clear(void* at, size_t bytes, void* stream);
 
-/* Takes the kernels for CUDA that gluon_gc_cuda_ready asks for from this image (a cubin, a fat
-   binary, or PTX as text), which stays where it is, rather than from the library. Not while codecs run. */
+/* Replaces the CUDA kernels of `name` (see gluon_gc_cuda_ready) by the kernels in an image: a cubin, a fat binary, or
+   PTX as text. The image must stay in memory. Do not call this while codecs run. */
 GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
 
-/* The functions below take `count` calls of codecs that differ in n alone, such as those of all chunks of a message.
-   On the CPU they are made one after the other. On the GPU they are queued together in one stream, in as few launches
-   as one call takes for every 16 or more, and run at the same time: each has a workspace and a ticket of its own. */
+/* The functions below take an array of `count` calls, for example one for each chunk of a message. The codecs of the
+   calls may differ in n only. The CPU runs the calls one after the other. The GPU runs them at the same time, and needs
+   no more launches for 16 calls than for one. */
 
-/* payload = C(p), p = values * scale after momentum and feedback. If an element is not finite, the payload
-   decodes to what is not, and momentum and memory are zeros. */
+/* Compresses a gradient, with momentum and error feedback as far as the codec has them:
+
+     g = values * scale * factor
+     m = mu m + g,  g = g + mu m      Nesterov momentum; m is in `momentum`
+     p = g + r e                      error feedback; r is 1 for "vanilla", else `ratio`
+     payload = C(p)
+     e = p - D(payload)               the new residual, which `memory` stores
+
+   With "corrected" or "sparse" feedback, a payload carries the ratio to the aggregator. DGC has its own rules
+   (compressors/dgc.cpp).
+
+   If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, so that every worker notices.
+   Momentum and memory then become zeros. */
 GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t count);
 
-/* payload = C(sum of D(payloads) after feedback): the sum is made in their order, with the ratio that came with
-   them. Checks the payloads first, whose ratios must be equal. */
+/* Sums payloads and compresses the sum: the same as compress with values = D(payload 0) + D(payload 1) + ..., added in
+   this order. The ratio comes from the payloads, and not from the call. Fails if a payload is invalid, or if the
+   payloads carry different ratios. */
 GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t count);
 
-/* values = sum of D(payloads), in their order, or with `add` that is added. Checks the payloads as aggregate does. */
+/* values = D(payload 0) + D(payload 1) + ..., added in this order. With `add`, the sum starts from the old values
+   instead of 0. Fails if a payload is invalid, or if the payloads carry different ratios. Payloads of a summable
+   compressor must be decompressed one at a time (count = 1). */
 GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t count);
 
-/* The bytes of a payload that are in use, by the length that it says, which may be more than `capacity`; `capacity`
-   bytes can be read. */
+/* Returns the number of bytes of a payload that are in use, as the length in the payload says. It reads at most
+   `capacity` bytes. The result may exceed `capacity` if the payload is cut off or invalid. */
 GLUON_GC_API size_t gluon_gc_used(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
 
-/* Whether a payload can be decoded; `capacity` bytes can be read. */
+/* Returns 1 if a payload can be decoded, else 0. It reads at most `capacity` bytes. */
 GLUON_GC_API int gluon_gc_valid(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
 
-/* Checks payloads and writes the status, as decompress does, and no more. The payloads and the status are in the
-   host's memory, also of a codec for CUDA. */
+/* Validates payloads and writes the status, as decompress does, without decoding them. The payloads and the status are
+   in host memory, even for a CUDA codec. */
 GLUON_GC_API const char* gluon_gc_inspect(const gluon_gc_call* calls, size_t count);
 
-/* values = what feedback will add to the next p, from memory; and back. */
+/* For checkpoints. residual: values = e, the residual that `memory` stores. restore: sets `memory` so that the residual
+   is e = values. Both fail for a codec without error feedback. */
 GLUON_GC_API const char* gluon_gc_residual(const gluon_gc_call* calls, size_t count);
 GLUON_GC_API const char* gluon_gc_restore(const gluon_gc_call* calls, size_t count);
 
-/* to = from * scale, of n values of a dtype each, and rounded: float16, float32 or float64, as the itemsize says. */
+/* A conversion of n elements to another dtype: to = from * scale * factor, rounded to the dtype of `to`. */
 typedef struct {
   const void* from;
   void* to;
   size_t n;
-  int from_itemsize, to_itemsize;
+  int from_itemsize, to_itemsize; /* 2: float16; 4: float32; 8: float64 */
   double scale;
-  const double* factor; /* multiplies the scale, if not NULL */
-  uint64_t* nonfinite;  /* becomes 1, if not NULL, when a value of `from` is a NaN or infinite */
+  const double* factor; /* NULL: 1 */
+  uint64_t* nonfinite;  /* becomes 1 if an element of `from` is NaN or infinite, else it does not change; may be NULL */
 } gluon_gc_conversion;
 
-/* Queues conversions in a stream of the GPU, on the context that is current: a launch for every 71 of them. */
+/* Queues conversions in a CUDA stream, in the current CUDA context. One launch runs up to 71 conversions. */
 GLUON_GC_API const char* gluon_gc_convert(const gluon_gc_conversion* conversions, size_t count, void* stream);
 
-/* Values of the GPU whose norm is to be clipped: float16, float32 or float64. */
+/* A gradient on the GPU whose norm is to be clipped. */
 typedef struct {
   const void* x;
   size_t n;
-  int itemsize;
+  int itemsize; /* 2: float16; 4: float32; 8: float64 */
 } gluon_gc_values;
 
+/* Clipping by the global norm: norm = l2 norm of scale * x over all elements x of all gradients. */
 typedef struct {
-  double scale;    /* multiplies all values */
+  double scale;
   double max_norm;
-  double* factor;  /* becomes that by which to multiply them too, so that the l2 norm of all is at most max_norm; as
-                      operators/mxnet/clip.cpp has it */
-  void* workspace; /* of gluon_gc_clip_workspace bytes, uninitialised, aligned to 64 bytes */
+  double* factor;  /* output: 1 if norm <= max_norm, else max_norm / norm. It is NaN if the norm is NaN, and 0 if the
+                      norm is infinite. operators/mxnet/clip.cpp computes the same on the CPU. */
+  void* workspace; /* gluon_gc_clip_workspace() bytes, uninitialised, aligned to 64 bytes */
   void* stream;
 } gluon_gc_clipping;
 
-/* Queues that in a stream of the GPU, on the context that is current. */
+/* Queues the computation of the clipping factor in a CUDA stream, in the current CUDA context. It does not change the
+   gradients: pass the factor on to gluon_gc_compress or gluon_gc_convert. */
 GLUON_GC_API size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, size_t count);
-GLUON_GC_API const char* gluon_gc_clip(const gluon_gc_values* arrays, size_t count, const gluon_gc_clipping* how);
+GLUON_GC_API const char* gluon_gc_clip(const gluon_gc_values* arrays, size_t count, const gluon_gc_clipping* clipping);
 
-/* The random stream: xorshift128+. */
+/* The random stream: the generator xorshift128+. draw writes the next n draws. jump advances the state by `draws`
+   draws, jump_to_worker by worker * 2^64 draws, so that the streams of workers do not overlap. */
 GLUON_GC_API void gluon_gc_draw(gluon_gc_position position, size_t n, uint64_t* draws);
 GLUON_GC_API void gluon_gc_jump(uint64_t state[2], uint64_t draws);
-GLUON_GC_API void gluon_gc_jump_to_worker(uint64_t state[2], uint64_t worker); /* worker * 2^64 draws */
+GLUON_GC_API void gluon_gc_jump_to_worker(uint64_t state[2], uint64_t worker);
 
-/* In float64, in an order that n alone decides; itemsize 4 or 8. */
+/* The functions below run on the CPU. Their `isa` is 0, 1 or 2, as for gluon_gc_new. */
+
+/* Returns the sum of squares of n elements, accumulated in float64. The order of the additions depends on n only, so
+   the result does not depend on `threads` and `isa`. itemsize is 4 or 8. */
 GLUON_GC_API double gluon_gc_sum_of_squares(const void* x, size_t n, int itemsize, int threads, int isa);
 
-/* Whether no value is a NaN or an infinity; itemsize 2 is float16. */
+/* Returns 1 if all n elements are finite, 0 if one is NaN or infinite. itemsize is 2 (float16), 4 or 8. */
 GLUON_GC_API int gluon_gc_values_finite(const void* x, size_t n, int itemsize, int threads, int isa);
 
-/* float16: out = x * scale, rounded to nearest even; and back. */
+/* Conversion to float16, out = x * scale, rounded to nearest even; and conversion from float16, out = x. */
 GLUON_GC_API void gluon_gc_half_from_float(const float* x, size_t n, float scale, uint16_t* out, int threads,
                                            int isa);
 GLUON_GC_API void gluon_gc_float_from_half(const uint16_t* x, size_t n, float* out, int threads, int isa);
 
-/* Payloads as words that survive a sum with 0.0: operators/core/framing.h. */
+/* Framing: payload bytes as float32 words that MXNet's server does not alter (framing.h). frame_words is the number of
+   words that carry `bytes`; frame_bytes is the number of bytes that `words` carry, where `words` is a whole number of
+   blocks of 128. framed returns 1 if n words are well-formed frames. */
 GLUON_GC_API size_t gluon_gc_frame_words(size_t bytes);
-GLUON_GC_API size_t gluon_gc_frame_bytes(size_t words); /* that words carry, whose number is of whole blocks */
+GLUON_GC_API size_t gluon_gc_frame_bytes(size_t words);
 GLUON_GC_API void gluon_gc_frame(const uint8_t* payload, size_t bytes, uint32_t* words, int threads, int isa);
 GLUON_GC_API void gluon_gc_unframe(const uint32_t* words, size_t bytes, uint8_t* payload, int threads, int isa);
 GLUON_GC_API int gluon_gc_framed(const uint32_t* words, size_t n, int isa);
 
-/* A framed message in the rows of an array. */
+/* The shape of the array that carries a framed message. */
 typedef struct {
-  size_t bytes;     /* at most, with the message's own length in front if that varies */
-  size_t row_words; /* of each row */
-  size_t rows;      /* at most */
+  size_t bytes;     /* largest size of the message, which begins with its own length if that varies */
+  size_t row_words; /* words in a row */
+  size_t rows;      /* largest number of rows */
 } gluon_gc_rows;
 
-/* How a message lies in rows whose parts have at most `bytes`. If its length varies, it travels in the rows that it
-   fills, or with `in_one` in one row of full length. */
+/* Computes the array for messages whose parts have at most `bytes` in total. A message of varying length (`varies`) is
+   sent in as many rows as it fills. With `in_one`, every message is sent in one row of full length. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
-/* Lists of rows, and messages of compressed rows: operators/core/row_format.h. */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* of a list, at most */
-GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* in front of the payload of a message, at most */
+/* Messages about the rows of a row-sparse gradient (row_format.h). `rows` is the largest number of rows. */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of a list of rows */
+GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* most bytes before the payload in a message of rows */
 
-/* A plain loop over memory, for benchmarks: operators/core/limits.h has their names. b and c may be NULL where
-   the loop has no use for them. */
+/* Runs a plain loop over memory, as a speed limit for benchmarks. limits.h lists the loops. b and c may be NULL if the
+   loop does not use them. */
 GLUON_GC_API const char* gluon_gc_limit(const char* name, void* a, void* b, void* c, size_t n, int threads, int isa);
 
 #ifdef __cplusplus

@@ -1,8 +1,12 @@
-// The codec of the C interface: a compressor with its options, for n elements of a dtype.
+// The codec behind the C interface: a compressor with its options, for n elements of one dtype.
 //
-// With feedback that is corrected the ratio of learning rates travels in front of a payload that is aggregated, so that
-// the aggregator corrects with the same ratio as the workers. It must be the same in all payloads that are decoded
-// together.
+// A payload of the C interface is a header and the payload of the compressor:
+//
+//   [ratio: float64] [payload of the compressor]
+//
+// The header is there with "corrected" error feedback only, and not for summable compressors. It holds the ratio of
+// learning rates, so that the aggregator corrects with the ratio of the workers. All payloads that are decoded together
+// must have the same ratio.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +35,7 @@ inline const Registered& registered(const char* name) {
   return *entry;
 }
 
-// Where the kernels of the CPU run; a codec of the GPU has the same sizes on each.
+// The instruction set of the CPU for a codec. A CUDA codec has one too, for sizes and gluon_gc_inspect.
 inline Isa isa_numbered(int isa) { return isa < 0 || isa == gluon_gc_cuda ? best_isa() : static_cast<Isa>(isa); }
 
 inline Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_gc_dtype dtype) {
@@ -69,18 +73,18 @@ struct Codec : Plan {
     if (!feedback) needs.memory[0] = needs.memory[1] = 0;
   }
 
-  // Whether another codec differs in n alone.
+  // Whether another codec differs in n only.
   bool is_like(const Codec& other) const {
     return &compressor == &other.compressor && itemsize == other.itemsize && !gpu == !other.gpu &&
            options == other.options;
   }
 
-  // Such as "onebit of float32 with scaling=True ef=vanilla".
+  // A description for messages, for example "onebit of float32 with scaling=True ef=vanilla".
   std::string called() const {
-    std::string with = options;
-    std::replace(with.begin(), with.end(), '\n', ' ');
+    std::string text = options;
+    std::replace(text.begin(), text.end(), '\n', ' ');
     return std::string(name) + (itemsize == sizeof(float) ? " of float32" : " of float64") +
-           (gpu ? " on the GPU" : "") + (with.empty() ? "" : " with ") + with.substr(0, with.find_last_not_of(' ') + 1);
+           (gpu ? " on the GPU" : "") + (text.empty() ? "" : " with ") + text.substr(0, text.find_last_not_of(' ') + 1);
   }
 
   template <typename Body>
@@ -93,11 +97,11 @@ struct Codec : Plan {
     return functions_of<T>(compressor);
   }
 
-  // The bytes of a message that are in use, by the length that it says.
-  std::size_t used(const std::uint8_t* message) const {
+  // The number of bytes of a payload that are in use, as the length in it says.
+  std::size_t used(const std::uint8_t* payload) const {
     if (!compressor.traits.variable) return payload_bytes();
     std::uint32_t length;
-    std::memcpy(&length, message + header, sizeof(length));
+    std::memcpy(&length, payload + header, sizeof(length));
     return header + length;
   }
 
@@ -123,6 +127,7 @@ struct Codec : Plan {
     if (call.status != nullptr) *call.status = {used(call.payload), finite};
   }
 
+  // Resets momentum and the memory of error feedback to zeros.
   void forget(const gluon_gc_call& call) const {
     if (mu != 0) std::memset(call.momentum, 0, n * itemsize);
     for (std::size_t i = 0; i < max_memory; ++i) {
@@ -148,7 +153,7 @@ struct Codec : Plan {
     }
   }
 
-  // The ratio of learning rates in front of a payload; 1 if none is.
+  // The ratio of learning rates in the header of a payload; 1 if there is no header.
   double ratio_of(const std::uint8_t* payload) const {
     double ratio = 1;
     std::memcpy(&ratio, payload, header);
@@ -166,9 +171,9 @@ struct Codec : Plan {
   gluon_gc_status status(const gluon_gc_call& call) const {
     gluon_gc_status status{0, 1};
     for (std::size_t i = 0; i < call.count; ++i) {
-      const std::uint8_t* const message = call.payloads + i * call.stride;
-      status.bytes += used(message);
-      if (!of<T>().finite(self, message + header)) status.finite = 0;
+      const std::uint8_t* const payload = call.payloads + i * call.stride;
+      status.bytes += used(payload);
+      if (!of<T>().finite(self, payload + header)) status.finite = 0;
     }
     return status;
   }
@@ -180,9 +185,10 @@ struct Codec : Plan {
   }
 
   const Compressor& compressor;
-  const char* name;     // as gluon_gc_new was given it, with the options
+  const char* name;
   std::string options;
-  std::unique_ptr<const cuda::Codec> gpu;  // null: it runs on the CPU
+  std::unique_ptr<const cuda::Codec> gpu;  // null: a CPU codec
+  // The object of the compressor's class.
   alignas(16) unsigned char self[max_compressor_bytes] = {};
 };
 

@@ -1,4 +1,4 @@
-// Values in memory, at addresses of any alignment. For kernel sources only (see isa.h).
+// Reads and writes values at unaligned addresses. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ inline void write(void* to, const Value& value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-// Whether `count` values are finite.
+// Whether all of `count` values are finite.
 template <typename T>
 inline bool all_finite(const void* values, std::size_t count) {
   T check = 0;

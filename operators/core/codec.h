@@ -1,24 +1,44 @@
-// What a compressor supplies, and the codec that is made of it.
+// The interface that a compressor implements.
 //
-// A compressor is one file of compressors/: its kernels, and a class over them, for float and double as T:
+// A compressor turns n elements of type T, float or double, into a payload: the bytes that are sent. It is one source
+// file in compressors/, with its CPU kernels and a class of the form below. C(p) is the payload of elements p, and
+// D(payload) are the decoded elements.
 //
 //   struct NAME {
 //     static constexpr Traits traits;
-//     NAME(const Options&, std::size_t n);                     // refuses what does not fit n elements
+//
+//     // Calls refuse() if the options are invalid, or do not fit n elements.
+//     NAME(const Options&, std::size_t n);
+//
+//     // Returns the sizes of the memory that calls need.
 //     template <typename T> Needs needs() const;
-//     template <typename T> bool compress(const Encoding<T>&) const;     // false: an element is not finite
-//     template <typename T> void spoil(std::uint8_t* payload) const;     // makes it not finite
+//
+//     // Writes C(p), and updates momentum and memory. Returns false if an element is NaN or infinite.
+//     template <typename T> bool compress(const Encoding<T>&) const;
+//
+//     // Makes a payload decode to a NaN or an infinity. Called after compress returned false.
+//     template <typename T> void spoil(std::uint8_t* payload) const;
+//
+//     // Whether a valid payload decodes to finite elements only.
 //     template <typename T> bool finite(const std::uint8_t* payload) const;
+//
+//     // Whether the payload is well-formed. It came from the network, and only `capacity` bytes can be read.
 //     template <typename T> bool valid(const std::uint8_t* payload, std::size_t capacity) const;
-//     template <typename T> void decompress(const Decoding<T>&) const;   // of payloads that are valid
+//
+//     // Decodes and sums payloads, which are all valid.
+//     template <typename T> void decompress(const Decoding<T>&) const;
+//
+//     // For checkpoints: writes the residual, n elements, that `memory` stores; and sets `memory` from a residual.
 //     template <typename T> void residual(T* const* memory, T* out) const;
 //     template <typename T> void restore(const T* residual, T* const* memory) const;
 //   };
 //   GLUON_GC_COMPRESSOR(NAME of the file, NAME)
 //
-// The file is compiled once for each instruction set (see isa.h); the registry is made of the files that are
-// there. Whatever a compressor is given, a call allocates nothing, and its result is the same bits for every
-// instruction set and number of threads.
+// abi_codec.h calls these functions. CMake compiles the file once for each instruction set (isa.h), and makes the
+// registry from the files in compressors/.
+//
+// Two rules hold for every compressor. A call allocates no memory. Its results have the same bits for every instruction
+// set and every number of threads.
 #pragma once
 
 #include <cstddef>
@@ -31,57 +51,64 @@
 
 namespace gluon_gc {
 
+// The most arrays in which a compressor stores the residual of error feedback, in a form of its choice.
 constexpr std::size_t max_memory = 2;
 
+// Properties of a compressor.
 struct Traits {
-  bool draws = false;        // from the random stream
-  bool alike = false;        // all nodes draw the same, and decompress does too
-  bool summable = false;     // a payload is an array of T, and that of a sum is the sum of payloads
-  bool variable = false;     // a payload begins with its length in bytes, a uint32
-  bool accumulates = false;  // keeps what it does not send, and applies momentum, by itself
+  bool draws = false;        // It draws from the random stream.
+  bool alike = false;        // All workers and servers draw the same numbers; decompress draws them again.
+  bool summable = false;     // A payload is an array of T, and D(a + b) = D(a) + D(b).
+  bool variable = false;     // A payload begins with its own length in bytes, a uint32.
+  bool accumulates = false;  // It applies momentum itself, and accumulates the elements that it does not send.
 };
 
-// What a codec needs.
+// Sizes of the memory that calls need.
 struct Needs {
-  std::size_t payload_bytes;          // at most
-  std::size_t memory[max_memory];     // elements of T of each array that feedback keeps; zeros to begin with
-  std::size_t workspace_bytes;        // uninitialised, for any call, aligned to 64 bytes
-  std::uint64_t draws;                // that a call of compress takes
+  std::size_t payload_bytes;       // largest size of a payload
+  std::size_t memory[max_memory];  // elements of T in each array of error-feedback state, which begins as zeros
+  std::size_t workspace_bytes;     // scratch memory of a call; uninitialised, aligned to 64 bytes
+  std::uint64_t draws;             // draws that one call of compress takes from the random stream
 };
 
-// What compress is given. p is g = gradient * gradient_scale after momentum and feedback.
+// The arguments of compress. The elements to encode are p:
+//   g = gradient * gradient_scale
+//   m = mu m + g,  g = g + mu m      if `momentum` is not null
+//   p = g + ratio e                  if `memory` is not null; e is the residual
+// Afterwards e = p - D(payload). correction.h computes p inside a sweep. A compressor with Traits::accumulates has its
+// own formulas instead.
 template <typename T>
 struct Encoding {
   [[gnu::always_inline]] FeedbackState<T> feedback() const { return {momentum, mu, memory[0], ratio}; }
 
   const T* gradient;
   T gradient_scale;
-  T* momentum;            // n, or null
+  T* momentum;            // n elements; null: no momentum
   T mu;
-  T* memory[max_memory];  // as Needs has it, or null: no feedback
-  T ratio;                // multiplies the residual
-  Stream stream;
-  std::uint8_t* payload;
+  T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
+  T ratio;
+  Stream stream;          // where to draw
+  std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;
-  int threads;
+  int threads;            // largest number of threads
 };
 
-// out = D(payload 0) + D(payload 1) + ..., added in that order in T, or with `add` out += that. Payload i is
-// at payloads + i * stride.
+// The arguments of decompress: out = D(payload 0) + D(payload 1) + ..., added in this order, in T; with `add`,
+// out += D(payload 0), then out += D(payload 1), ...
 template <typename T>
 struct Decoding {
   [[gnu::always_inline]] const std::uint8_t* payload(std::size_t i) const { return payloads + i * stride; }
 
-  const std::uint8_t* payloads;
+  const std::uint8_t* payloads;  // payload i is at payloads + i * stride
   std::size_t stride, count;
-  Stream stream;  // as compress had it
-  T* out;
+  Stream stream;                 // where compress started to draw
+  T* out;                        // n elements
   bool add;
   void* workspace;
   int threads;
 };
 
-// A compressor's functions for T, of one instruction set, without its type.
+// The functions of a compressor for T and one instruction set, as pointers. `self` is an object of its class.
 template <typename T>
 struct Functions {
   Needs (*needs)(const void* self);
@@ -96,7 +123,7 @@ struct Functions {
 
 namespace {
 
-// Base of a compressor of n elements whose memory is the residual.
+// Base class of compressors that store the residual itself, n elements, in memory[0].
 struct KeepsResidual {
   template <typename T>
   void residual(T* const* memory, T* out) const {
@@ -120,9 +147,10 @@ struct KeepsResidual {
 
 constexpr std::size_t max_compressor_bytes = 256;
 
+// A compressor for one instruction set.
 struct Compressor {
   Traits traits;
-  void (*make)(void* self, const Options&, std::size_t n);  // in max_compressor_bytes
+  void (*make)(void* self, const Options&, std::size_t n);  // constructs an object in max_compressor_bytes of memory
   Functions<float> of_float;
   Functions<double> of_double;
 };
@@ -151,7 +179,7 @@ constexpr Functions<T> functions_of() {
 
 template <typename Kind>
 constexpr Compressor compressor_of() {
-  static_assert(sizeof(Kind) <= max_compressor_bytes, "codecs have no room for it");
+  static_assert(sizeof(Kind) <= max_compressor_bytes, "the class is larger than max_compressor_bytes");
   return {Kind::traits,
           [](void* self, const Options& options, std::size_t n) { *static_cast<Kind*>(self) = Kind(options, n); },
           functions_of<Kind, float>(), functions_of<Kind, double>()};
@@ -160,8 +188,8 @@ constexpr Compressor compressor_of() {
 #define GLUON_GC_JOIN_(a, b) a##_##b
 #define GLUON_GC_JOIN(a, b) GLUON_GC_JOIN_(a, b)
 
-// Makes a class a compressor of the instruction set that is compiled for, as a constant: a constructor at
-// start-up would run on machines that lack it.
+// Defines the Compressor of a class, for the instruction set that the file is compiled for. It must be a constant: a
+// static constructor would run at start-up, on CPUs that lack the instruction set too.
 #define GLUON_GC_COMPRESSOR(name, Kind)                                   \
   extern const Compressor GLUON_GC_JOIN(name, GLUON_GC_ISA);              \
   constexpr Compressor GLUON_GC_JOIN(name, GLUON_GC_ISA) = compressor_of<Kind>();
@@ -170,14 +198,14 @@ namespace cuda {
 struct Compressor;
 }
 
-// A compressor by its name, for each instruction set, and for the GPU if it has kernels for it.
+// An entry of the registry.
 struct Registered {
   const char* name;
-  const Compressor* compressor[3];
-  const cuda::Compressor* cuda;
+  const Compressor* compressor[3];  // by Isa
+  const cuda::Compressor* cuda;     // null: it has no CUDA kernels
 };
 
-// In the order of the names, ended by one without a name. CMakeLists.txt writes it.
+// All compressors, sorted by name. The last entry has the name null. CMakeLists.txt generates it.
 extern const Registered registry[];
 
 }  // namespace gluon_gc

@@ -1,5 +1,5 @@
-// Momentum and error feedback, which every compressor's sweep begins with. For kernel sources only (see
-// isa.h).
+// Momentum and error feedback, fused into the sweep of a compressor: they compute p, the elements to encode, sixteen at
+// a time. rules.h has the formulas and their source. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@
 namespace gluon_gc {
 namespace {
 
-// What becomes of the residual e; `scaled` is apart since the usual ratio is 1.
+// Error feedback: none, p = g + e, or p = g + ratio e. `plain` saves a multiplication, because the ratio is usually 1.
 enum class Feedback { none, plain, scaled };
 
-// A residual that is kept as such; null if there is no feedback. A compressor that keeps it in another form
+// A residual that is stored as an array; null without feedback. A compressor that stores it in another form (onebit)
 // has its own class with these members.
 template <typename T>
 struct StoredResidual {
   explicit operator bool() const { return e != nullptr; }
   void prefetch(std::size_t i) const { prefetch_ahead(e + i); }
 
-  // Sixteen elements from i.
+  // The residual of the sixteen elements from i.
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     return load(e + i, present);
@@ -30,7 +30,7 @@ struct StoredResidual {
   const T* e;
 };
 
-// p of sixteen elements: g = gradient * gradient_scale; m = mu m + g and g = g + mu m; p = g + ratio e.
+// Computes p:  g = gradient * gradient_scale;  m = mu m + g,  g = g + mu m;  p = g + ratio e.
 template <typename T, bool has_momentum, Feedback kind, typename Residual>
 struct Correction {
   static constexpr Feedback feedback = kind;
@@ -43,7 +43,7 @@ struct Correction {
         momentum(state.momentum),
         residual(residual) {}
 
-  // p of the elements from i. Their momentum is updated.
+  // Returns p of the sixteen elements from i, and updates their momentum.
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     prefetch_ahead(gradient + i);
@@ -52,7 +52,7 @@ struct Correction {
     return at<true>(i, present);
   }
 
-  // The same p beforehand. Writes nothing.
+  // Returns the same p, but writes nothing. For sampling before the sweep.
   template <typename Lanes>
   Vec<T> preview(std::size_t i, Lanes present) const {
     return at<false>(i, present);
@@ -88,8 +88,8 @@ auto with_feedback(const T* gradient, T gradient_scale, const FeedbackState<T>& 
   return sweep(Scaled(gradient, gradient_scale, state, residual));
 }
 
-// Returns sweep(correction), with the Correction that does just what is asked for. The residual is read
-// through `residual`, not from the state.
+// Returns sweep(correction), where the type of the Correction is specialised for the momentum and the feedback of the
+// state. It reads the residual through `residual`, and not from the state.
 template <typename T, typename Residual, typename Sweep>
 auto with_correction(const T* gradient, T gradient_scale, const FeedbackState<T>& state,
                      const Residual& residual, Sweep sweep) {
@@ -97,7 +97,8 @@ auto with_correction(const T* gradient, T gradient_scale, const FeedbackState<T>
                         : with_feedback<false>(gradient, gradient_scale, state, residual, sweep);
 }
 
-// p once more, after a sweep that stored it where the residual was.
+// Reads p again after a first sweep: from the residual array, where the sweep stored p; without feedback it computes p
+// again.
 template <typename T>
 struct Corrected {
   static constexpr Feedback feedback = Feedback::none;
@@ -115,7 +116,7 @@ struct Corrected {
     return momentum ? with_momentum(mu, momentum[i], g) : g;
   }
 
-  // Sixteen elements from i.
+  // p of the sixteen elements from i.
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     if (residual) return load(residual + i, present);
@@ -123,7 +124,7 @@ struct Corrected {
     return momentum ? with_momentum(broadcast(mu), load(momentum + i, present), g) : g;
   }
 
-  // GCC 12 takes a function that only prefetches for one without effect, and leaves out calls of it.
+  // Always inlined, because GCC 12 removes calls of a function that does nothing but prefetch.
   [[gnu::always_inline]] void prefetch(std::size_t i) const {
     __builtin_prefetch(residual ? residual + i : gradient + i);
     if (!residual && momentum) __builtin_prefetch(momentum + i);

@@ -1,15 +1,15 @@
-// The state of momentum and error feedback, for compressors that keep the residual as such.
+// The state of momentum and error feedback, for compressors that store the residual as an array.
 #pragma once
 
 namespace gluon_gc {
 
-// What is kept between calls, for n elements. A null `momentum` or `residual` turns it off.
+// Momentum and residual of n elements. A null pointer turns momentum or feedback off.
 template <typename T>
 struct FeedbackState {
-  T* momentum;  // n: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
+  T* momentum;  // n elements: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
   T mu;
-  T* residual;  // n: e, which becomes p - D(p)
-  T ratio;      // p = g + ratio e (1: vanilla; previous / current learning rate: corrected, sparse)
+  T* residual;  // n elements: p = g + ratio e, then e = p - D(payload)
+  T ratio;      // "vanilla": 1; "corrected", "sparse": previous over current learning rate
 };
 
 }  // namespace gluon_gc

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t unroll = 4;
 
-// Whether none of n words, of any float, has all of the bits of `exponent`.
+// Whether none of n floats, given as integers of their size, has all bits of the exponent set: NaNs and infinities do.
 template <typename Word>
 bool none_has(Word exponent, const void* words, std::size_t n, int threads) {
   const Blocks<16384> blocks(n);

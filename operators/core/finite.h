@@ -1,4 +1,4 @@
-// Whether values are finite.
+// Checks tensors for NaNs and infinities.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ extern template struct FiniteKernels<Isa::scalar>;
 extern template struct FiniteKernels<Isa::avx2>;
 extern template struct FiniteKernels<Isa::avx512>;
 
-// Whether no element of x is a NaN or an infinity. T is float, double, or std::uint16_t for the bits of
-// float16. Reads x, one pass: sizeof(T) bytes an element.
+// Whether no element of x is NaN or infinite. T is float, double, or std::uint16_t for the bits of float16. One pass:
+// reads sizeof(T) bytes an element.
 template <typename T>
 bool values_finite(const T* x, std::size_t n, int threads = 1, Isa isa = best_isa()) {
   return dispatch(isa, [&](auto chosen) { return FiniteKernels<chosen>::all(x, n, threads); });

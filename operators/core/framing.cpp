@@ -20,9 +20,10 @@ T lesser(T a, T b) {
 
 std::uint8_t exponent(std::uint32_t word) { return static_cast<std::uint8_t>(word >> exponent_at); }
 
-// 0 for exponents that are not normal: 255 and 0 alone become 0 and 1.
+// 0 for the exponents 0 and 255, which are not normal, and > 0 for all others.
 std::uint8_t normality(std::uint8_t exponent) { return static_cast<std::uint8_t>(exponent + 1) & 0xfe; }
 
+// The least number that makes all exponents normal by exclusive or.
 std::uint8_t least_number(const std::uint8_t* exponents) {
   for (std::uint8_t number = 0;; ++number) {
     std::uint8_t least = 255;
@@ -40,7 +41,7 @@ std::uint32_t read_word(const std::uint8_t* from) {
   return word;
 }
 
-// Writes a whole block.
+// Frames a whole block of 127 words.
 void frame_block(const std::uint8_t* payload, std::uint32_t* __restrict words) {
   std::uint8_t exponents[block_words];
 #pragma omp simd
@@ -54,7 +55,7 @@ void frame_block(const std::uint8_t* payload, std::uint32_t* __restrict words) {
   }
 }
 
-// Reads up to 127 words behind their header.
+// Reads a header and `bytes` of payload, at most 127 words.
 void unframe_block(const std::uint32_t* words, std::size_t bytes, std::uint8_t* __restrict payload) {
   const std::uint32_t mask = (words[0] & number_mask) << exponent_at;
   const std::size_t whole = bytes / sizeof(mask), left = bytes % sizeof(mask);

@@ -1,4 +1,4 @@
-// The random stream's generator: xorshift128+ with shifts 23, 17 and 26, as in BytePS. For host and device.
+// The generator of the random stream: xorshift128+ with shifts 23, 17 and 26, as in BytePS. For host and device.
 #pragma once
 
 #include "core/host_device.h"
@@ -6,7 +6,7 @@
 namespace gluon_gc {
 
 struct Stream {
-  // The next draw. Inlined always, since kernel sources must not share a copy (see isa.h).
+  // Returns the next draw. Always inlined, because kernel sources must not share a copy (see isa.h).
   GLUON_GC_HOST_DEVICE uint64 operator()() {
     uint64 t = state[0];
     const uint64 s = state[1];
@@ -23,7 +23,7 @@ struct Stream {
 
 namespace {
 
-// The upper half of a product.
+// The upper 64 bits of a * b.
 GLUON_GC_HOST_DEVICE uint64 upper_product(uint64 a, uint64 b) {
 #ifdef __CUDACC__
   return __umul64hi(a, b);
@@ -32,7 +32,7 @@ GLUON_GC_HOST_DEVICE uint64 upper_product(uint64 a, uint64 b) {
 #endif
 }
 
-// x mod n without a division: the quotient comes out right or one too small.
+// x mod n without a division. The quotient from `inverse` is exact or 1 too small, which the comparison corrects.
 struct Modulo {
   GLUON_GC_HOST_DEVICE explicit Modulo(uint64 n) : n(n), inverse(~uint64{0} / n) {}
 

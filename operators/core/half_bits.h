@@ -1,4 +1,5 @@
-// float16 in integer arithmetic, without branches. For kernel sources only (see isa.h), of host and device.
+// Conversion to and from float16 in integer arithmetic, without branches, so that loops vectorise. For kernel sources
+// only (see isa.h), of host and device.
 #pragma once
 
 #include "core/host_device.h"
@@ -9,7 +10,7 @@ namespace {
 // The bits of the float16 nearest to x, ties to even.
 GLUON_GC_HOST_DEVICE uint16 half_bits(float x) {
   const uint32 sign = bits_of(x) >> 16 & 0x8000, magnitude = bits_of(x) & 0x7fffffff;
-  // A sum with 0.5 leaves the 2^-24 steps of a subnormal half in the low bits, rounded by the adder.
+  // Adding 0.5 leaves the number of 2^-24 steps of a subnormal half in the low bits; the addition rounds it.
   const uint32 subnormal = bits_of(from_bits(magnitude) + 0.5f) - bits_of(0.5f);
   const uint32 normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
   const uint32 nan = 0x7e00 | (magnitude >> 13 & 0x3ff);
@@ -18,8 +19,8 @@ GLUON_GC_HOST_DEVICE uint16 half_bits(float x) {
   return static_cast<uint16>(sign | (magnitude < 143u << 23 ? finite : large));
 }
 
-// The same for x that was rounded to the float `nearest`. A float whose last bit is set wherever it is not exact rounds
-// to the same half as x.
+// The same for a double x, given x rounded to the float `nearest`. Rounding twice could go wrong. So x is first rounded
+// to odd: truncated to a float, with the last bit set if it is not exact. That float rounds to the same half as x.
 GLUON_GC_HOST_DEVICE uint16 half_bits(double x, float nearest) {
   if (!(static_cast<double>(nearest) != x)) return half_bits(nearest);
   const bool away = absolute(static_cast<double>(nearest)) > absolute(x);

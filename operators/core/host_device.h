@@ -1,5 +1,5 @@
-// Types and functions that host and device share. Headers that include nothing else compile with the host's compiler,
-// nvcc and NVRTC, which has no header of the standard library.
+// Types and functions that CPU code and CUDA kernels share. A header that includes only this one compiles with the host
+// compiler, nvcc and NVRTC. NVRTC has no headers of the standard library.
 #pragma once
 
 #ifdef __CUDACC__
@@ -21,7 +21,7 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8 
 
 namespace {
 
-// The unsigned integer with the size of T.
+// Bits<T>: the unsigned integer with the size of T.
 template <Size size>
 struct BitsOfSize {
   using type = uint32;
@@ -70,7 +70,7 @@ GLUON_GC_HOST_DEVICE T infinity() {
   return from_bits(infinity_bits<T>);
 }
 
-// The NaN that payloads have. The arithmetic of CPUs and GPUs makes different ones.
+// The NaN in payloads. It is a constant because CPUs and GPUs compute NaNs with different bits.
 template <typename T>
 GLUON_GC_HOST_DEVICE T not_a_number() {
   return from_bits(nan_bits<T>);
@@ -94,7 +94,7 @@ GLUON_GC_HOST_DEVICE double square_root(double x) {
 #endif
 }
 
-// 2^exponent in T, for exponents of normal numbers.
+// 2^exponent, for results that are normal numbers of T.
 template <typename T>
 GLUON_GC_HOST_DEVICE T power_of_two(int exponent) {
   return from_bits(bits_of_one<T> + (static_cast<Bits<T>>(exponent) << mantissa_bits<T>));

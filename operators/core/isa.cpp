@@ -5,7 +5,7 @@
 namespace gluon_gc {
 namespace {
 
-// Asked of the processor, since clang's __builtin_cpu_supports does not know "f16c".
+// Uses cpuid, because clang's __builtin_cpu_supports does not know "f16c".
 bool has_f16c() {
   unsigned int eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);

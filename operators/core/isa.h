@@ -1,20 +1,20 @@
 // The instruction sets that kernels are compiled for, and the choice between them at run time.
 //
-// A kernel source is compiled once for each instruction set. Its entry points are a constant that has the
-// set's name in its own (codec.h), or the static members of a class template over Isa, which keeps the copies
-// apart for the linker; everything else in it is in an anonymous namespace. Nothing there may call inline
-// functions of the standard library: the linker keeps one copy of those, and it might be one that this machine
-// cannot run.
+// Rules for kernel sources, which CMake compiles once for each instruction set:
+// - The linker must be able to tell the copies apart. So the entry points are a constant with the instruction set in
+//   its name (codec.h), or static members of a class template over Isa. All else is in an anonymous namespace.
+// - Do not call inline functions of the standard library. The linker keeps only one copy of such a function, and this
+//   copy may use instructions that the CPU lacks.
 #pragma once
 
 #include <type_traits>
 
 namespace gluon_gc {
 
-// Each one includes those before it.
+// Each instruction set includes the ones before it.
 enum class Isa { scalar, avx2, avx512 };
 
-// The last one that this machine can run.
+// The best instruction set of this CPU.
 Isa best_isa();
 
 // Returns call(std::integral_constant<Isa, isa>).

@@ -1,7 +1,7 @@
-// Jumps in the random stream as polynomials. For host and device: NVRTC has no header of the standard library.
+// Jumps in the random stream as polynomials. For host and device, so it includes no header of the standard library.
 //
-// A step is linear over GF(2) and its characteristic polynomial p has degree 128, so that `count` steps are
-// x^count mod p evaluated at the step.
+// One step of the generator is a linear map A over GF(2), with a characteristic polynomial p of degree 128. By
+// Cayley-Hamilton, A^count = q(A) with q = x^count mod p.
 #pragma once
 
 namespace gluon_gc {
@@ -14,9 +14,10 @@ struct JumpPolynomial {
   unsigned long long word[2];
 };
 
-// p without x^128, from the Berlekamp-Massey algorithm on one bit of the state.
+// p without its term x^128. The Berlekamp-Massey algorithm found it from one bit of the state.
 constexpr JumpPolynomial characteristic = {{0xbd82fd40e01730f9, 0x01f9f801f6fd0098}};
 
+// x a mod p
 constexpr JumpPolynomial times_x(const JumpPolynomial& a) {
   const unsigned long long carry = -(a.word[1] >> 63);
   return {{a.word[0] << 1 ^ (carry & characteristic.word[0]),

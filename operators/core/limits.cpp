@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t unroll = 4;
 
-// Calls step(i, All) for each sixteen elements, four of them an iteration, and step(i, First) for the rest.
+// Calls step(i, All) for every sixteen elements, four times in each iteration, and step(i, First) for the rest.
 template <typename Step>
 void for_each(std::size_t n, int threads, Step step) {
   Blocks<16384>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {

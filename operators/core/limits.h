@@ -1,4 +1,4 @@
-// The plainest loops over memory, which bound the speed of the kernels that move the same bytes.
+// Plain loops over memory, for benchmarks. They bound the speed of any kernel that moves the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace gluon_gc {
 
-// One pass over each array; the comment is the bytes read and written an element. They ask for memory
-// ahead where that makes them faster.
+// Each loop makes one pass over each array. The comments give the bytes that it reads + writes for each element. A loop
+// prefetches if that makes it faster.
 template <Isa isa>
 struct LimitKernels {
   static float sum(const float* a, std::size_t n, int threads);                      // 4 + 0

@@ -1,16 +1,16 @@
-// Functions that a new compiler takes from a new glibc and a new libstdc++, from what older ones have as well,
-// so that the library runs on the systems of glibc 2.24. The linker is told to call these.
+// Lets the library run on systems with glibc 2.24. A new compiler links these functions to versions of them that older
+// systems lack. The linker option --wrap (operators/CMakeLists.txt) redirects the calls to the functions below.
 #include <new>
 
 extern "C" {
 
-// Since glibc 2.29, pow has a version that leaves errors to errno; the first one is still there.
+// glibc 2.29 added a new version of pow. It still has the old version.
 double pow_of_every_glibc(double base, double exponent);
 __asm__(".symver pow_of_every_glibc, pow@GLIBC_2.2.5");
 
 double __wrap_pow(double base, double exponent) { return pow_of_every_glibc(base, exponent); }
 
-// Since glibc 2.34 they are in libc.so.6, which still has those of libdl.so.2.
+// glibc 2.34 moved these functions from libdl.so.2 to libc.so.6. It still has their old versions.
 void* dlopen_of_every_glibc(const char* name, int mode);
 void* dlsym_of_every_glibc(void* library, const char* name);
 char* dlerror_of_every_glibc();
@@ -22,7 +22,7 @@ void* __wrap_dlopen(const char* name, int mode) { return dlopen_of_every_glibc(n
 void* __wrap_dlsym(void* library, const char* name) { return dlsym_of_every_glibc(library, name); }
 char* __wrap_dlerror() { return dlerror_of_every_glibc(); }
 
-// The headers of gcc 11 throw it by a function of that libstdc++.
+// The headers of gcc 11 call a function of its own libstdc++ to throw this exception.
 [[noreturn]] void __wrap__ZSt28__throw_bad_array_new_lengthv() { throw std::bad_array_new_length(); }
 
 }  // extern "C"

@@ -11,8 +11,8 @@
 namespace gluon_gc {
 namespace {
 
-// The number that a line goes on with, up to its end or a comma, where `end` is set to. The program's locale
-// might have another decimal point.
+// Reads a number that ends at a comma or at the end of the line, and sets `end` to that place. It uses the locale "C",
+// because the program's locale may have another decimal point.
 double read_number(const char* name, const char* text, const char** end) {
   static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
   char* after;

@@ -1,47 +1,49 @@
-// The options of a codec, as text: "name=value" lines. Compiled once: kernels only call these functions.
+// The options of a codec, as text: lines of the form "name=value".
+//
+// These functions are not inline, so that kernel sources, which are compiled once per instruction set, share them.
 #pragma once
 
 #include <cstddef>
 
 namespace gluon_gc {
 
-// Throws std::invalid_argument with a message as of printf.
+// Throws std::invalid_argument. The message is formatted as by printf.
 [[noreturn]] void refuse(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// A view of text that outlives it. An option that is there twice has its first value.
+// A parser of the text, which it does not copy: the text must outlive it. The first of two equal names wins.
 class Options {
  public:
   explicit Options(const char* text) : text_(text) {}
 
   bool has(const char* name) const;
 
-  // Refuses an option that is missing or not a number. Python writes its floats with the shortest digits
-  // that read back exactly.
+  // The value as a number. Refuses an option that is missing or not a number. The second form returns `absent` for a
+  // missing option. Python writes a float with the shortest digits that read back to the same float.
   double number(const char* name) const;
   double number(const char* name, double absent) const;
 
-  // A whole number that is not negative.
+  // The value as a whole number >= 0.
   std::size_t count(const char* name) const;
 
-  // Whether an option is there and a list of numbers, with a comma after each.
+  // Whether the value is a list: numbers with a comma after each.
   bool listed(const char* name) const;
 
-  // Number `index` of a list.
+  // Element `index` of a list, from 0.
   double element(const char* name, std::size_t index) const;
 
-  // Whether a switch is there and on: True or 1.
+  // Whether the value is True or 1; false for a missing option.
   bool flag(const char* name) const;
 
-  // Whether an option is there and has this value.
+  // Whether the option has this value; false for a missing option.
   bool is(const char* name, const char* value) const;
 
  private:
-  const char* find(const char* name) const;  // its value, or null
+  const char* find(const char* name) const;  // the value, or null
 
   const char* text_;
 };
 
-// A share of n (0 < k < 1), of which at least one, or a number of elements, of which at most n.
+// The number of elements that k stands for. k < 1 is a share of n: max(1, floor(k n)). k >= 1 is a number: min(k, n).
 std::size_t element_count(double k, std::size_t n);
 
 }  // namespace gluon_gc

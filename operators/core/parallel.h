@@ -1,4 +1,4 @@
-// Splits a range into blocks and the blocks over threads. For kernel sources only (see isa.h).
+// Splits a range into blocks, and shares the blocks among threads. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::size_t max_blocks = 128;
 
-// [0, n) cut into at most max_blocks blocks of a multiple of `grain` each, the last one shorter. The cut
-// depends on n alone, so what is summed block by block is the same for every number of threads.
+// [0, n) in at most max_blocks blocks. The size of a block is a multiple of `grain`; the last one may be shorter. The
+// sizes depend on n only, so sums over blocks are the same for every number of threads.
 template <std::size_t grain>
 struct Blocks {
   explicit Blocks(std::size_t n)
@@ -24,8 +24,8 @@ struct Blocks {
     });
   }
 
-  // The same from each thread's last block to its first. The first of two sweeps goes back: it begins with what
-  // was written last, and ends where the second one begins, both of which may be in the cache.
+  // The same, but each thread goes from its last block to its first. Use it for the first of two sweeps: it starts with
+  // the memory that was written last, and ends where the second sweep starts. Both may still be in the cache.
   template <typename Body>
   void run_back(int threads, Body body) const {
     share(threads, [=](std::size_t, std::size_t first, std::size_t last) {
@@ -33,8 +33,8 @@ struct Blocks {
     });
   }
 
-  // Calls body(part, begin, end) for each of parts(threads) parts, which are the blocks that `run` gives to
-  // one thread: what another core wrote is slow to read.
+  // Calls body(part, begin, end) for each of parts(threads) parts. A part is the range that `run` gives to one thread.
+  // That matters because memory that another core has written is slow to read.
   template <typename Body>
   void run_parts(int threads, Body body) const {
     share(threads, [=](std::size_t part, std::size_t first, std::size_t last) {

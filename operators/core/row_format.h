@@ -1,4 +1,4 @@
-// How rows of a tensor travel: the numbers of the rows in front of their values.
+// The messages of row-sparse gradients: the row numbers come before the values of the rows.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,13 @@
 
 namespace gluon_gc {
 
-constexpr std::size_t row_id_bytes = sizeof(std::uint32_t);  // of a row's number
+constexpr std::size_t row_id_bytes = sizeof(std::uint32_t);  // a row number
 
-// A list of rows has its own length in bytes as a uint32, and then the number of each row, ascending.
+// The size of a list of rows:  [its own length in bytes: uint32] [row numbers, ascending: uint32 each]
 constexpr std::size_t row_list_bytes(std::size_t rows) { return sizeof(std::uint32_t) + rows * row_id_bytes; }
 
-// A message of compressed rows has its own length in bytes and the number of rows, each as a uint32, the number of each
-// row, ascending, and then the payload. Returns the bytes in front of the payload.
+// The number of bytes before the payload in a message of compressed rows:
+//   [its own length in bytes: uint32] [number of rows: uint32] [row numbers, ascending: uint32 each] [payload]
 constexpr std::size_t rows_head_bytes(std::size_t rows) { return 2 * sizeof(std::uint32_t) + rows * row_id_bytes; }
 
 }  // namespace gluon_gc

@@ -1,4 +1,4 @@
-// Sums of squares, for norms over many arrays.
+// Sums of squares, for the norm over all gradients.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ extern template struct SquaresKernels<Isa::scalar>;
 extern template struct SquaresKernels<Isa::avx2>;
 extern template struct SquaresKernels<Isa::avx512>;
 
-// The sum of x^2 in float64. `sums` has room for sums_bytes(n). Reads x, one pass: sizeof(T) bytes an element.
+// The sum of x^2 in float64, in the order of sum_tree.h. `sums` is scratch memory of sums_bytes(n). One pass: reads
+// sizeof(T) bytes an element.
 template <typename T>
 double sum_of_squares(const T* x, std::size_t n, double* sums, int threads = 1, Isa isa = best_isa()) {
   return dispatch(isa, [&](auto chosen) { return SquaresKernels<chosen>::sum(x, n, sums, threads); });

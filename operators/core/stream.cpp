@@ -1,4 +1,4 @@
-// Jumps in the stream. Not a kernel: compiled once.
+// Jumps in the stream, by polynomials over GF(2) (jump_polynomial.h).
 #include "core/stream.h"
 
 #include "core/jump_polynomial.h"
@@ -9,24 +9,26 @@ namespace {
 using Polynomial = JumpPolynomial;
 constexpr int degree = jump_degree;
 
-// x^(2^i) mod p for i < 128
+// table[i] = x^(2^i) mod p, for i < 128
 struct Powers {
-  constexpr Powers() : of{} {
-    of[0] = {{2, 0}};
-    for (int i = 1; i < degree; ++i) of[i] = product(of[i - 1], of[i - 1]);
+  constexpr Powers() : table{} {
+    table[0] = {{2, 0}};
+    for (int i = 1; i < degree; ++i) table[i] = product(table[i - 1], table[i - 1]);
   }
-  Polynomial of[degree];
+  Polynomial table[degree];
 };
 constexpr Powers powers;
 
+// x^count mod p
 constexpr Polynomial power(std::uint64_t count) {
   Polynomial result = {{1, 0}};
   for (int i = 0; i < 64; ++i) {
-    if (count >> i & 1) result = product(result, powers.of[i]);
+    if (count >> i & 1) result = product(result, powers.table[i]);
   }
   return result;
 }
 
+// Advances the stream by the number of draws that a polynomial stands for.
 void apply(const Polynomial& steps, Stream& stream) {
   Stream sum = {};
   for (int i = 0; i < degree; ++i) {
@@ -38,14 +40,15 @@ void apply(const Polynomial& steps, Stream& stream) {
   stream = sum;
 }
 
-// Jumps by each bit of `count`; power_of_bit[i] is what bit i stands for.
+// Applies power_of_bit[i] for each bit i that is set in `count`.
 void jump_by_powers(Stream& stream, std::uint64_t count, const Polynomial* power_of_bit) {
   for (; count != 0; count >>= 1, ++power_of_bit) {
     if (count & 1) apply(*power_of_bit, stream);
   }
 }
 
-// The jump by a segment as a table: what each four bits of a state become.
+// The jump by one segment as a table. The jump is linear, so the new state is the exclusive or of the images of the
+// old state's 32 hexadecimal digits.
 struct SegmentJump {
   static constexpr int digits = degree / 4;
 
@@ -61,7 +64,7 @@ struct SegmentJump {
     }
   }
 
-  // Four sums, since one would be a chain of all its additions.
+  // Four partial sums, because a single one would be a chain of 32 dependent operations.
   Stream operator()(const Stream& stream) const {
     constexpr int sums = 4;
     Stream sum[sums] = {};
@@ -80,10 +83,10 @@ struct SegmentJump {
 
 }  // namespace
 
-void jump(Stream& stream, std::uint64_t count) { jump_by_powers(stream, count, powers.of); }
+void jump(Stream& stream, std::uint64_t count) { jump_by_powers(stream, count, powers.table); }
 
 void jump_to_worker(Stream& stream, std::uint64_t worker) {
-  jump_by_powers(stream, worker, powers.of + 64);
+  jump_by_powers(stream, worker, powers.table + 64);
 }
 
 void draw_segments(const Stream& stream, std::size_t n, Stream* states) {

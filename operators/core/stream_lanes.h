@@ -1,4 +1,4 @@
-// Draws from many segments of the stream at once. For kernel sources only (see isa.h).
+// Draws from the 32 segments of a block of the stream at once. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 namespace gluon_gc {
 namespace {
 
-// The upper halves of sixteen draws from each segment.
+// The upper 32 bits of sixteen draws from each segment.
 struct Tile {
   std::uint32_t upper[stream_lanes][lanes];
 };
 
-// Where each segment of a block is.
+// The state of the stream in each segment of a block.
 struct LaneStates {
-  // The whole of draw `step` (from 0) in a segment.
+  // All 64 bits of draw number `step`, from 0, in a segment.
   std::uint64_t draw(std::size_t segment, std::size_t step) const {
     Stream stream{{first[segment], second[segment]}};
     while (step-- != 0) stream();
@@ -29,7 +29,7 @@ struct LaneStates {
 
 #if defined(__AVX512F__)
 
-// Eight segments.
+// The streams of eight segments.
 struct EightStreams {
   explicit EightStreams(const Stream* states) {
     const __m512i low = _mm512_loadu_si512(states), high = _mm512_loadu_si512(states + 4);
@@ -50,7 +50,7 @@ struct EightStreams {
   __m512i first, second;
 };
 
-// Of every 128 bits of a, then b: words 0 and 2, or 1 and 3.
+// Words 0 and 2 (even) or 1 and 3 (odd) of each 128 bits, from a, then from b.
 inline __m512i even_words(__m512i a, __m512i b) {
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0x88));
 }
@@ -58,7 +58,7 @@ inline __m512i odd_words(__m512i a, __m512i b) {
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0xdd));
 }
 
-// Writes row j of the transposed 4 x 4 matrix of 128 bits to to[2 * j].
+// Transposes a 4 x 4 matrix of 128-bit elements, and writes row j of the result to to[2 * j].
 inline void transpose(const __m512i (&row)[4], std::uint32_t (*to)[lanes]) {
   const __m512i even01 = _mm512_shuffle_i64x2(row[0], row[1], 0x88);
   const __m512i odd01 = _mm512_shuffle_i64x2(row[0], row[1], 0xdd);
@@ -84,9 +84,9 @@ struct LaneStreams {
     }
   }
 
-  // Each draw waits for the one before it: four at a time of different streams keep the processor busy.
+  // A draw depends on the draw before it. Interleaving four independent streams hides that latency.
   void draw(Tile& tile) {
-    __m512i even[count][4], odd[count][4];  // segments 0, 2, 4, 6, and 1, 3, 5, 7 of eight
+    __m512i even[count][4], odd[count][4];  // of eight segments: 0, 2, 4, 6 and 1, 3, 5, 7
     for (int i = 0; i < 4; ++i) {
       __m512i draws[count][4];
       for (int step = 0; step < 4; ++step) {

@@ -1,4 +1,4 @@
-// Sums in float64 by the tree of sum_tree.h. For kernel sources only (see isa.h).
+// Sums in float64 by the fixed tree of sum_tree.h. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/parallel.h"
@@ -17,7 +17,7 @@ inline double butterfly(double (&chain)[sum_chains]) {
   return chain[0];
 }
 
-// The sum of `count` sums of tiles, which are overwritten.
+// Adds the sums of `count` tiles. Overwrites them.
 inline double sum_tiles(double* sums, std::size_t count) {
   for (; count > 1; count = tiles_of(count)) {
     for (std::size_t begin = 0; begin < count; begin += sum_tile) {
@@ -30,7 +30,7 @@ inline double sum_tiles(double* sums, std::size_t count) {
   return count == 0 ? 0 : sums[0];
 }
 
-// A tile's sum of |x|, of 32 elements at a time; not finite if an element is not.
+// The sum of |x| over a tile. `add` takes 32 elements at a time. The total is not finite if an element is not.
 template <typename T>
 struct Magnitudes {
   void add(const Vec<T>& low, const Vec<T>& high) {
@@ -45,7 +45,7 @@ struct Magnitudes {
   double chain[sum_chains] = {};
 };
 
-// A tile's sum of squares.
+// The sum of squares over a tile.
 template <typename T>
 struct Squares {
   void add(const Vec<T>& low, const Vec<T>& high) {
@@ -61,19 +61,18 @@ struct Squares {
   double chain[sum_chains] = {};
 };
 
-// The square of a float is exact in float64, so a fused multiply-add rounds as a product and a sum do.
+// The square of a float is exact in float64, so a fused multiply-add has the same result as a product and a sum.
 #if defined(__AVX512F__)
 
-inline double add_neighbours(__m512d sum) {  // j and j + 4, then + 2, + 1
+inline double add_neighbours(__m512d sum) {  // butterfly: j += j + 4, then j + 2, j + 1
   const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(sum), _mm512_extractf64x4_pd(sum, 1));
   const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
-// Conversion to float64 is slow beside the rest of a sweep. Shifted to the place that they have in a
-// float64, the bits of |x| are those of |x| 2^-896, subnormals included, and are summed as exactly; only
-// what is not finite loses its meaning, so the largest bits are kept to tell. Even chains are apart from odd
-// ones.
+// Conversion to float64 is slow beside the rest of a sweep. So this class only shifts the bits of |x| left by 29, to
+// their place in a float64. The result is |x| 2^-896, exactly, for subnormal x too. NaNs and infinities lose their
+// meaning, so `largest` keeps the largest bits to detect them. Even and odd chains have separate registers.
 template <>
 struct Magnitudes<float> {
   void add(Vec<float> low, Vec<float> high) {
@@ -92,7 +91,7 @@ struct Magnitudes<float> {
     if (_mm512_cmpge_epu32_mask(largest, _mm512_set1_epi32(0x7f800000))) return __builtin_nan("");
     return (above(even) + above(odd)) * 0x1p896;
   }
-  // Chain 0 or 1, before the last step of the butterfly.
+  // The sum of the even or the odd chains: chain 0 or 1 before the last step of the butterfly.
   static double above(const __m512d (&chains)[2]) { return add_neighbours(_mm512_add_pd(chains[0], chains[1])); }
 
   __m512d even[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()}, odd[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()};
@@ -121,7 +120,7 @@ struct Squares<float> {
 
 #elif defined(__AVX2__)
 
-// Four chains a register.
+// The 32 chains, four in each register.
 struct FourChains {
   template <typename Step>
   void step(Vec<float> low, Vec<float> high, Step add) {
@@ -160,8 +159,8 @@ struct Squares<float> : FourChains {
 
 #endif
 
-// Calls step(total, i, lanes) for every 32 elements, which adds them to the Total of their tile. Returns the sum
-// of the totals; `sums` has room for sums_bytes(n).
+// Calls step(total, i, present) for every 32 elements; `step` adds them to the Total of their tile. Returns the sum of
+// all totals. `sums` is scratch memory of sums_bytes(n).
 template <typename Total, typename Step>
 double sum_over(std::size_t n, double* sums, int threads, Step step) {
   Blocks<16384>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {

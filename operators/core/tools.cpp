@@ -1,5 +1,5 @@
-// The C interface's functions without a codec: the handshake, the random stream, sums and checks of values, float16,
-// framing, the sizes of lists of rows, and plain loops to measure with.
+// The functions of the C interface that need no codec: the version check, the random stream, sums and checks of
+// tensors, float16, framing, the sizes of row-sparse messages, and the loops of benchmarks.
 #include <algorithm>
 #include <cstring>
 #include <string>

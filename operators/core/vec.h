@@ -1,5 +1,5 @@
-// Sixteen lanes of T, for kernel sources only (see isa.h). The portable version below is the
-// specification; vec_avx2.h and vec_avx512.h overload it for float, where they give the same bits.
+// A vector of sixteen lanes of T. For kernel sources only (see isa.h). The portable version in this file is the
+// specification. vec_avx2.h and vec_avx512.h overload it for float, with the same bits as results.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@ constexpr Isa this_isa = Isa::GLUON_GC_ISA;
 
 constexpr std::size_t lanes = 16;
 
-// How many lanes are in memory: all of them, or at the end of an array the first `count`.
+// Which lanes are in memory: All of them, or at the end of an array only the First `count`.
 struct All {
   All part(std::size_t) const { return {}; }
 };
 struct First {
-  // What is left for the given sixteen of a larger group.
+  // The lanes in memory of vector `index`, where `count` is for a group of several vectors.
   First part(std::size_t index) const {
     const std::size_t before = index * lanes;
     const std::size_t left = count > before ? count - before : 0;
@@ -38,8 +38,8 @@ inline void sweep(std::size_t begin, std::size_t end, Step step) {
   if (i < end) step(i, First{end - i});
 }
 
-// Asks for the cache line this far ahead of `at`: a loop that computes much between its loads does not run
-// far enough ahead by itself to keep memory busy.
+// Prefetches the cache line prefetch_bytes after `at`. A loop with much arithmetic between its loads needs this: the
+// CPU's out-of-order execution does not run far enough ahead to keep memory busy.
 constexpr std::size_t prefetch_bytes = 1536;
 
 template <typename T>
@@ -67,7 +67,7 @@ inline Vec<T> load(const T* from, All) {
   return result;
 }
 
-// Lanes that are not in memory are zero.
+// Lanes that are not in memory become zero.
 template <typename T>
 inline Vec<T> load(const T* from, First present) {
   Vec<T> result = {};
@@ -105,7 +105,7 @@ inline Vec<T> operator*(const Vec<T>& a, const Vec<T>& b) {
   return generate<T>([&](std::size_t i) { return a.lane[i] * b.lane[i]; });
 }
 
-// a where it is less (greater) than b, else b, also where a is a NaN.
+// The lesser (greater) of a and b in each lane; b if a lane of either is NaN.
 template <typename T>
 inline Vec<T> lesser(const Vec<T>& a, const Vec<T>& b) {
   return generate<T>([&](std::size_t i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
@@ -115,11 +115,11 @@ inline Vec<T> greater(const Vec<T>& a, const Vec<T>& b) {
   return generate<T>([&](std::size_t i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
 
-// A table, since not every instruction set shifts each lane by its own count.
+// A table, because not every instruction set can shift each lane by a different count.
 constexpr std::uint32_t lane_bit[lanes] = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
                                            1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
 
-// Bit i of the result: lane i of a is less than that of b.
+// Bit i of the result: a < b in lane i.
 template <typename T>
 inline std::uint32_t less(const Vec<T>& a, const Vec<T>& b) {
   std::uint32_t bits = 0;
@@ -128,7 +128,7 @@ inline std::uint32_t less(const Vec<T>& a, const Vec<T>& b) {
   return bits;
 }
 
-// The magnitude, which is not negative, with the sign of each lane.
+// The magnitude, which must not be negative, with the sign of each lane of `signs`.
 template <typename T>
 inline Vec<T> with_sign_of(const Vec<T>& signs, const Vec<T>& magnitude) {
   return generate<T>([&](std::size_t i) {
@@ -136,9 +136,8 @@ inline Vec<T> with_sign_of(const Vec<T>& signs, const Vec<T>& magnitude) {
   });
 }
 
-// The unsigned integer that has the size of T.
-// Bit i of the result: the bits of |lane i| are at least `least`, as integers. That is the order of |x|,
-// with NaNs above infinity.
+// Bit i of the result: |lane i| >= `least`, where their bits are compared as integers. That is the order of |x|, with
+// NaNs above infinity.
 template <typename T>
 inline std::uint32_t magnitude_at_least(const Vec<T>& v, Bits<T> least) {
   constexpr Bits<T> magnitude = static_cast<Bits<T>>(-1) >> 1;
@@ -150,7 +149,7 @@ inline std::uint32_t magnitude_at_least(const Vec<T>& v, Bits<T> least) {
   return bits;
 }
 
-// The larger of |a| and |b|, in the same order.
+// The larger of |a| and |b|, compared in the same way.
 template <typename T>
 inline Vec<T> larger_magnitude(const Vec<T>& a, const Vec<T>& b) {
   constexpr Bits<T> magnitude = static_cast<Bits<T>>(-1) >> 1;
@@ -163,7 +162,7 @@ inline Vec<T> larger_magnitude(const Vec<T>& a, const Vec<T>& b) {
   });
 }
 
-// A bit for each lane that is in memory.
+// A mask with a bit for each lane that is in memory.
 inline std::uint32_t all_bits(All) { return (1u << lanes) - 1; }
 inline std::uint32_t all_bits(First present) { return (1u << present.count) - 1; }
 
@@ -171,7 +170,7 @@ inline std::uint32_t all_bits(First present) { return (1u << present.count) - 1;
 template <typename T>
 inline Vec<T> choose(std::uint32_t bits, const Vec<T>& a, const Vec<T>& b) {
   return generate<T>([&](std::size_t i) {
-    const T set = a.lane[i], clear = b.lane[i];  // both loaded, so that it vectorises
+    const T set = a.lane[i], clear = b.lane[i];  // loading both lets the compiler vectorise
     return bits & lane_bit[i] ? set : clear;
   });
 }
@@ -181,13 +180,13 @@ inline Vec<T> keep(const Vec<T>& v, All) {
   return v;
 }
 
-// Zero in the lanes that are not in memory.
+// Sets the lanes that are not in memory to zero.
 template <typename T>
 inline Vec<T> keep(const Vec<T>& v, First present) {
   return generate<T>([&](std::size_t i) { return i < present.count ? v.lane[i] : T{0}; });
 }
 
-// Conversion of lanes of T, which is float, from and to the bits of float16.
+// Conversion of floats to and from the bits of float16. T is float.
 template <typename T>
 struct Half {
   static Vec<std::uint16_t> from(const Vec<T>& v) {
@@ -210,7 +209,7 @@ struct Half {
 namespace gluon_gc {
 namespace {
 
-// Bit i of the result: lane i < 0, which neither -0.0 nor a NaN is.
+// Bit i of the result: lane i < 0. It is 0 for -0.0 and NaN.
 template <typename T>
 inline std::uint32_t negative(const Vec<T>& v) {
   return less(v, broadcast(T{0}));

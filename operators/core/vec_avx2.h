@@ -65,7 +65,7 @@ inline __m256 magnitude_above(__m256 a, int bound) {
   return _mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, _mm256_set1_epi32(bound)));
 }
 inline std::uint32_t magnitude_at_least(Vec<float> a, std::uint32_t least) {
-  const int bound = static_cast<int>(least) - 1;  // all magnitudes are at most the largest int
+  const int bound = static_cast<int>(least) - 1;  // magnitudes fit into a signed int
   return static_cast<std::uint32_t>(_mm256_movemask_ps(magnitude_above(a.low, bound)) |
                                     _mm256_movemask_ps(magnitude_above(a.high, bound)) << 8);
 }

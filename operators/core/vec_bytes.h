@@ -1,5 +1,5 @@
-// Sixteen bytes, and the ways between them and lanes of T. For kernel sources only (see isa.h). The portable
-// version is the specification, as in vec.h.
+// Conversions between sixteen bytes and vectors of T. For kernel sources only (see isa.h). The portable version is the
+// specification, as in vec.h.
 #pragma once
 
 #include "core/vec.h"
@@ -7,13 +7,13 @@
 namespace gluon_gc {
 namespace {
 
-// Each lane's byte as a number.
+// Each byte as a number of T.
 template <typename T>
 inline Vec<T> widen(const Vec<std::uint8_t>& v) {
   return generate<T>([&](std::size_t i) { return static_cast<T>(v.lane[i]); });
 }
 
-// The lowest byte of each lane's bits.
+// The lowest byte of the bits of each lane.
 template <typename T>
 inline Vec<std::uint8_t> lowest_bytes(const Vec<T>& v) {
   return generate<std::uint8_t>(
@@ -45,7 +45,7 @@ inline Vec<std::uint8_t> lowest_bytes(Vec<float> a) {
   const __m256i byte = _mm256_set1_epi32(0xff);
   const __m256i low = _mm256_and_si256(_mm256_castps_si256(a.low), byte);
   const __m256i high = _mm256_and_si256(_mm256_castps_si256(a.high), byte);
-  constexpr int in_order = 0xd8;  // packing interleaves the quarters
+  constexpr int in_order = 0xd8;  // packing interleaves the 64-bit quarters
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), in_order);
   Vec<std::uint8_t> bytes;
   _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes.lane),

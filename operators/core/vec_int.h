@@ -1,5 +1,5 @@
-// Sixteen lanes of int32, and the ways between them and those of T. For kernel sources only (see isa.h).
-// The portable version is the specification, as in vec.h.
+// A vector of sixteen int32 lanes, and conversions to and from vectors of T. For kernel sources only (see isa.h). The
+// portable version is the specification, as in vec.h.
 #pragma once
 
 #include "core/vec.h"
@@ -45,10 +45,10 @@ inline Ints shift_right(const Ints& a, int count) {
   });
 }
 
-// Lane i where bit i is set, else 0.
+// Lane i if bit i is set, else 0.
 inline Ints keep(std::uint32_t bits, const Ints& a) { return choose(bits, a, ints(0)); }
 
-// Bit i of the result: lane i has any (none) of the bits.
+// Bit i of the result: any (none) of the given bits is set in lane i.
 inline std::uint32_t any_set(const Ints& a, const Ints& bits) {
   std::uint32_t result = 0;
 #pragma omp simd reduction(| : result)
@@ -81,13 +81,13 @@ inline Vec<T> magnitude(const Vec<T>& v) {
   return generate<T>([&](std::size_t i) { return static_cast<T>(__builtin_fabs(v.lane[i])); });
 }
 
-// |a| where it is less than b, which is not negative, else b, also where a is a NaN.
+// The lesser of |a| and b, where b >= 0; b if a lane of a is NaN.
 template <typename T>
 inline Vec<T> lesser_magnitude(const Vec<T>& a, const Vec<T>& b) {
   return lesser(magnitude(a), b);
 }
 
-// Negated where bit i is set.
+// -v in the lanes whose bit is set.
 template <typename T>
 inline Vec<T> negate(std::uint32_t bits, const Vec<T>& v) {
   return generate<T>([&](std::size_t i) {
@@ -96,7 +96,7 @@ inline Vec<T> negate(std::uint32_t bits, const Vec<T>& v) {
   });
 }
 
-// Lanes from 0 to less than 2^31, rounded down.
+// Rounds lanes down, for 0 <= lane < 2^31.
 template <typename T>
 inline Ints truncate(const Vec<T>& v) {
   return generate_ints([&](std::size_t i) { return static_cast<std::int32_t>(v.lane[i]); });
@@ -109,7 +109,7 @@ inline Vec<T> convert(const Ints& v) {
   return generate<T>([&](std::size_t i) { return static_cast<T>(lane[i]); });
 }
 
-// table[lane] for lanes from 0 to 31.
+// table[lane], for 0 <= lane < 32.
 template <typename T>
 inline Vec<T> look_up(const T (&table)[table_size], const Ints& v) {
   std::int32_t lane[lanes];
@@ -117,7 +117,7 @@ inline Vec<T> look_up(const T (&table)[table_size], const Ints& v) {
   return generate<T>([&](std::size_t i) { return table[lane[i]]; });
 }
 
-// log2 of lanes from 1 on, linear between powers of two, times 2^shift, rounded down; 0 for smaller ones.
+// floor(2^shift L(lane)), where L is log2 at powers of two and linear between them; 0 for lanes < 1.
 template <typename T>
 inline Ints linear_log2(const Vec<T>& v, int shift) {
   return generate_ints([&](std::size_t i) {
@@ -155,7 +155,7 @@ inline Ints linear_log2(Vec<float> a, int shift) {
 
 #elif defined(__AVX2__)
 
-// Only float is in registers here: compilers vectorise the loops over int32.
+// Only floats have registers here. The compiler vectorises the portable loops over int32 itself.
 inline Vec<float> operator/(Vec<float> a, Vec<float> b) {
   return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
 }

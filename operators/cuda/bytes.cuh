@@ -1,4 +1,4 @@
-// Values at addresses of any alignment, where payloads have them.
+// Reads and writes values at addresses of any alignment, as in payloads.
 #pragma once
 
 #include "cuda/call.h"
@@ -18,7 +18,7 @@ union Bytes {
   uint8 byte[sizeof(Value)];
 };
 
-// Value `index` of an array.
+// Reads value `index` of an array.
 template <typename Value>
 __device__ inline Value read(const uint8* from, Size index = 0) {
   from += index * sizeof(Value);

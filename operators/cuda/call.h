@@ -1,4 +1,4 @@
-// What kernels are given. For host and device.
+// The arguments of kernels. For host and device.
 #pragma once
 
 #include "core/generator.h"
@@ -8,39 +8,39 @@
 namespace gluon_gc {
 namespace cuda {
 
-// gluon_gc_status.
+// The same as gluon_gc_status.
 struct Status {
   uint64 bytes, finite;
 };
 
-// The random stream, from where a call draws. A Stream of this namespace is the driver's.
+// The random stream, at the position of a call. In this namespace, Stream is a stream of the driver.
 using RandomStream = gluon_gc::Stream;
 
-// What compress is given: p is g = gradient * scale_of (correction.cuh) after momentum and feedback.
+// The argument of compress. p is g = gradient * scale_of(call) after momentum and feedback (correction.cuh).
 template <typename T>
 struct Encoding {
   Size n;
   const T* gradient;
   double scale;
-  const double* scale_by;   // or null; it multiplies the scale
-  T* momentum;              // n, or null
+  const double* scale_by;   // multiplies the scale; may be null
+  T* momentum;              // n elements, or null
   T mu;
-  T* memory[2];             // or null: no feedback
+  T* memory[2];             // null without feedback
   Size memory_elements[2];
   double ratio;
-  const uint8* ratio_from;  // where the ratio is, if not null; at any address
+  const uint8* ratio_from;  // if not null, the ratio is read from here; at any address
   bool corrected;           // whether the ratio multiplies the residual
-  uint8* message;           // the ratio, if `payload` does not begin here, and the payload; at any address
+  uint8* message;           // the payload, or the ratio and then the payload; at any address
   uint8* payload;
-  Size bytes;               // of a message
-  Status* status;           // or null
+  Size bytes;               // of the message, at most
+  Status* status;           // may be null
   RandomStream stream;
-  uint32* ticket;           // words of this call alone; zeros, and zeros again afterwards: grid.cuh, settle.cuh
+  uint32* ticket;           // used by this call only; zeros before and after it: grid.cuh, settle.cuh
   void* workspace;
 };
 
-// What decompress is given: out = D(payload 0) + D(payload 1) + ..., added in that order in T, or with `add`
-// out += that. Payloads are at any address.
+// The argument of decompress: out = D(payload 0) + D(payload 1) + ..., added in this order in T. With `add`, the sum
+// starts from out. Payloads are at any address.
 template <typename T>
 struct Decoding {
   Size n;
@@ -48,14 +48,14 @@ struct Decoding {
   Size stride, count;
   T* out;
   bool add;
-  Size bytes;           // of all messages
-  Status* status;       // or null
-  RandomStream stream;  // as compress had it
-  uint32* ticket;       // as compress has it
+  Size bytes;           // of all messages, at most
+  Status* status;       // may be null
+  RandomStream stream;  // at the position that compress had
+  uint32* ticket;       // as in Encoding
   void* workspace;
 };
 
-// What residual and restore are given.
+// The argument of residual and restore.
 template <typename T>
 struct Keeping {
   Size n;
@@ -63,7 +63,7 @@ struct Keeping {
   T* residual;
 };
 
-// gluon_gc_conversion: to = from * scale * factor.
+// The argument of convert, as gluon_gc_conversion: to = from * scale * factor.
 struct Conversion {
   const void* from;
   void* to;
@@ -74,17 +74,17 @@ struct Conversion {
   uint64* nonfinite;     // or null
 };
 
-// An array whose squares are summed: the sums of its tiles, and their sum.
+// The argument of clip_squares, which sums the squares of an array.
 struct Squares {
   const void* x;
   Size n;
   int itemsize;
-  double* sums;  // tree_size(n)
-  double* sum;
+  double* sums;  // of its tiles: tree_size(n)
+  double* sum;   // the result
   uint32* ticket;
 };
 
-// By what to multiply `scale` times n arrays whose sums of squares these are, for an l2 norm of `most` at most.
+// The argument of clip_factor: factor = min(1, most / norm), norm = scale * sqrt(squares[0] + ... + squares[n - 1]).
 struct Norm {
   const double* squares;
   Size n;
@@ -92,16 +92,16 @@ struct Norm {
   double* factor;
 };
 
-// What a kernel is given: a call for each y of its grid, as many as fit in the 4 KB of its parameters, where there is
-// some room left for what is alike for all.
+// The first parameter of a kernel: one call for each y of its grid. A kernel's parameters have at most 4,096 bytes;
+// 96 of them are left for parameters that all calls share.
 template <typename Call>
 struct Batch {
   static constexpr Size most = 4000 / sizeof(Call);
   Call call[most];
 };
 
-// Threads of a block, how many blocks a multiprocessor is to run at a time, for which a thread has 64 registers, and
-// the elements that a warp takes at a time.
+// Threads of a block; blocks that a multiprocessor is to run at a time, which leaves 64 registers to a thread; elements
+// that a warp takes at a time.
 constexpr int block_threads = 256, blocks_together = 4, tile = sum_tile;
 
 }  // namespace cuda

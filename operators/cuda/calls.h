@@ -1,4 +1,4 @@
-// The calls that kernels are launched for, each of n elements.
+// The calls that a kernel is launched for. Each call has its number of elements, n.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace cuda {
 template <typename Call>
 using Calls = std::vector<Call>;
 
-// make(call) of each.
+// Returns make(call) for each call.
 template <typename Call, typename Make>
 auto each(const Calls<Call>& calls, Make make) {
   Calls<decltype(make(calls[0]))> made;
@@ -18,7 +18,7 @@ auto each(const Calls<Call>& calls, Make make) {
   return made;
 }
 
-// As Queue::launch wants them.
+// Sorts calls by n, as Queue::launch requires.
 template <typename Call>
 void largest_first(Calls<Call>& calls) {
   std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.n > b.n; });

@@ -1,4 +1,5 @@
-// The workspace is a ticket for each array, the sum of its squares, and those of its tiles.
+// Launches the kernels of clip.cu. The workspace holds a ticket for each array, then the sum of squares of each array,
+// then the sums of the tiles of each array.
 #include "cuda/clip.h"
 
 #include "core/options.h"
@@ -18,9 +19,9 @@ std::size_t clip_workspace(const gluon_gc_values* arrays, std::size_t count) {
   return bytes;
 }
 
-void clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping& how) {
+void clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping& clipping) {
   require("clip");
-  auto* ticket = static_cast<unsigned char*>(how.workspace);
+  auto* ticket = static_cast<unsigned char*>(clipping.workspace);
   auto* const squares = reinterpret_cast<double*>(ticket + count * gluon_gc_ticket_bytes);
   double* sums = squares + count;
   Calls<Squares> calls;
@@ -31,10 +32,10 @@ void clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipp
     ticket += gluon_gc_ticket_bytes;
   }
   largest_first(calls);
-  const Queue queue("clip", how.stream);
-  queue.fill_with_zeros(how.workspace, count * gluon_gc_ticket_bytes);
+  const Queue queue("clip", clipping.stream);
+  queue.fill_with_zeros(clipping.workspace, count * gluon_gc_ticket_bytes);
   queue.launch<void>("clip_squares", calls);
-  queue.launch<void>("clip_factor", Calls<Norm>{{squares, count, how.scale, how.max_norm, how.factor}});
+  queue.launch<void>("clip_factor", Calls<Norm>{{squares, count, clipping.scale, clipping.max_norm, clipping.factor}});
 }
 
 }  // namespace cuda

@@ -1,7 +1,7 @@
-// Clipping by the norm of many arrays: what gluon_gc_clip of core/abi.h says.
+// Clipping by the global l2 norm of many arrays: gluon_gc_clip of core/abi.h.
 //
-// The first kernel reads every array, one pass, and makes the sum of the squares of each in the tree of core/sum_tree.h;
-// the second one, a thread, adds these up in their order, as operators/mxnet/clip.cpp does on the CPU.
+// clip_squares reads every array in one pass, and sums the squares of each in the tree of core/sum_tree.h. clip_factor,
+// a single thread, adds these sums in input order, as operators/mxnet/clip.cpp does on the CPU.
 #include "core/rules.h"
 #include "cuda/half.cuh"
 #include "cuda/sums.cuh"

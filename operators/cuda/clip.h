@@ -1,4 +1,4 @@
-// How gradients are clipped on the GPU: gluon_gc_clip of core/abi.h.
+// Clipping on the GPU: gluon_gc_clip of core/abi.h.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace gluon_gc {
 namespace cuda {
 
 std::size_t clip_workspace(const gluon_gc_values* arrays, std::size_t count);
-void clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping& how);
+void clip(const gluon_gc_values* arrays, std::size_t count, const gluon_gc_clipping& clipping);
 
 }  // namespace cuda
 }  // namespace gluon_gc

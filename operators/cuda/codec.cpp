@@ -1,6 +1,6 @@
-// Codecs on the GPU: the work that all compressors share, as in core/abi_codec.h for the CPU.
+// Codecs on the GPU: the work that all compressors share. core/abi_codec.h has it for the CPU.
 //
-// The workspace is the sum that aggregate compresses, and the compressor's own.
+// The workspace holds the sum that aggregate compresses, and then the compressor's own workspace.
 #include "cuda/codec.h"
 
 #include "core/stream.h"
@@ -9,15 +9,15 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-static_assert(sizeof(Status) == sizeof(gluon_gc_status), "kernels write another status");
+static_assert(sizeof(Status) == sizeof(gluon_gc_status), "kernels write Status for gluon_gc_status");
 Status* status_of(const gluon_gc_call& call) { return reinterpret_cast<Status*>(call.status); }
 
 template <typename T>
-const Functions<T>& of(const Compressor& compressor);
+const Functions<T>& functions_for(const Compressor& compressor);
 template <>
-const Functions<float>& of(const Compressor& compressor) { return compressor.of_float; }
+const Functions<float>& functions_for(const Compressor& compressor) { return compressor.of_float; }
 template <>
-const Functions<double>& of(const Compressor& compressor) { return compressor.of_double; }
+const Functions<double>& functions_for(const Compressor& compressor) { return compressor.of_double; }
 
 template <typename Body>
 void with_dtype(const Plan& plan, Body body) {
@@ -30,11 +30,13 @@ RandomStream stream_of(const gluon_gc_call& call) {
   return {{stream.state[0], stream.state[1]}};
 }
 
-// What the blocks of a kernel tell each other with, and the compressor's own workspace.
+// The words that the blocks of a call share.
 uint32* ticket_of(const gluon_gc_call& call) { return static_cast<uint32*>(call.ticket); }
+
+// The compressor's own workspace.
 void* workspace_of(const Job& job) { return static_cast<char*>(job.call.workspace) + job.codec.plan.sum_bytes(); }
 
-// What compress is given, but for the values and the ratio.
+// The argument of compress, except the gradient and the ratio.
 template <typename T>
 Encoding<T> encoding_of(const Job& job) {
   const Plan& plan = job.codec.plan;
@@ -88,7 +90,7 @@ Keeping<T> keeping_of(const Job& job) {
   return {job.codec.plan.n, {first, static_cast<T*>(call.memory[1])}, static_cast<T*>(call.values)};
 }
 
-// make(job) of each, with its launcher.
+// Returns make(job) for each job, with its launcher.
 template <typename Make>
 auto tasks_of(const Jobs& jobs, Make make) {
   return each(jobs, [&](const Job& job) { return Task<decltype(make(job))>{job.codec.launcher, make(job)}; });
@@ -100,10 +102,10 @@ void run(const Jobs& jobs, Body body) {
   const Codec& first = jobs[0].codec;
   const Stream stream = jobs[0].call.stream;
   for (const Job& job : jobs) {
-    if (job.call.stream != stream) refuse("calls that are queued together must be given one stream");
+    if (job.call.stream != stream) refuse("calls that are queued together must have one stream");
   }
   const Queue queue(first.compressor.name, stream);
-  with_dtype(first.plan, [&](auto zero) { body(of<decltype(zero)>(first.compressor), queue, zero); });
+  with_dtype(first.plan, [&](auto zero) { body(functions_for<decltype(zero)>(first.compressor), queue, zero); });
 }
 
 }  // namespace
@@ -116,7 +118,7 @@ Codec::Codec(const Compressor& compressor, const Options& options, const Plan& p
 
 std::size_t Codec::workspace_bytes() const {
   std::size_t bytes = plan.sum_bytes();
-  with_dtype(plan, [&](auto zero) { bytes += of<decltype(zero)>(compressor).workspace_bytes(launcher); });
+  with_dtype(plan, [&](auto zero) { bytes += functions_for<decltype(zero)>(compressor).workspace_bytes(launcher); });
   return bytes;
 }
 

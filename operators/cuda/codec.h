@@ -1,24 +1,28 @@
 // What a compressor supplies for CUDA, and the codec that is made of it.
 //
-// Beside the kernels, compressors/NAME.cu, there is a file that launches them, with a class over it, for float and
+// A compressor has its kernels in compressors/NAME.cu. compressors/NAME.cpp launches them from a class, for float and
 // double as T:
 //
 //   struct NAME : Launcher {
-//     NAME(const Options&, std::size_t n);                    // options that the CPU's class of it has checked
+//     NAME(const Options&, std::size_t n);  // The CPU's class has checked the options.
 //     template <typename T> std::size_t workspace_bytes() const;
-//     template <typename T> auto given(const Encoding<T>&) const;        // what its kernels are given for a call,
-//     template <typename T> auto given(const Decoding<T>&) const;        // as Launcher has it: just the call
-//     template <typename T> void compress(const Queue&, const Calls<what is given>&) const;
-//     template <typename T> void decompress(const Queue&, const Calls<what is given>&) const;  // payloads are valid
+//
+//     // The kernels' argument for a call.
+//     template <typename T> auto given(const Encoding<T>&) const;
+//     template <typename T> auto given(const Decoding<T>&) const;
+//
+//     template <typename T> void compress(const Queue&, const Calls<Argument>&) const;
+//     template <typename T> void decompress(const Queue&, const Calls<Argument>&) const;  // Payloads are valid.
+//
 //     template <typename T> void residual(const Queue&, const Calls<Keeping<T>>&) const;
 //     template <typename T> void restore(const Queue&, const Calls<Keeping<T>>&) const;
 //   };
 //   GLUON_GC_CUDA_COMPRESSOR(NAME of the file, NAME)
 //
-// A launch may take longer than the work of a call, so that it is for many: of codecs that differ in n alone, the
-// largest first, whose launcher it is that queues them. What depends on n is in what is given. All else about a
-// payload, and what memory there is, is as on the CPU, whose class of the same name says it. What they are given is
-// memory of the device, and what they queue gives the bytes that the CPU gives.
+// A kernel is launched for many calls, because a launch may take longer than the work of one call. Their codecs differ
+// in n only. Calls are sorted by n, largest first, and the launcher of one of the codecs queues all of them. So
+// everything that depends on n must be in given(). The payload and the memory are those of the CPU's compressor of the
+// same name. Pointers lead to device memory, and kernels give the same bytes as the CPU.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +39,7 @@
 namespace gluon_gc {
 namespace cuda {
 
-// Base of a compressor whose memory is the residual, and whose kernels are given nothing but the call.
+// Defaults for a compressor: its memory is the residual, and the kernels' argument is the call.
 struct Launcher {
   template <typename Call>
   const Call& given(const Call& call) const {
@@ -53,7 +57,7 @@ struct Launcher {
   }
 };
 
-// A call, and the launcher of its codec.
+// A call with the launcher of its codec.
 template <typename Call>
 struct Task {
   const void* launcher;
@@ -85,7 +89,7 @@ const Kind& launcher_of(const Task<Call>& task) {
   return *static_cast<const Kind*>(task.launcher);
 }
 
-// What the kernels are given, the largest first.
+// The kernels' arguments for these calls, sorted by n, largest first.
 template <typename Kind, typename Call>
 auto given(const Tasks<Call>& tasks) {
   auto calls = each(tasks, [](const Task<Call>& task) { return launcher_of<Kind>(task).given(task.call); });
@@ -114,7 +118,7 @@ constexpr Functions<T> functions_of() {
 
 template <typename Kind>
 constexpr Compressor compressor_of(const char* name) {
-  static_assert(sizeof(Kind) <= max_compressor_bytes, "codecs have no room for it");
+  static_assert(sizeof(Kind) <= max_compressor_bytes, "the class is larger than max_compressor_bytes");
   return {name,
           [](void* launcher, const Options& options, std::size_t n) {
             *static_cast<Kind*>(launcher) = Kind(options, n);
@@ -126,9 +130,9 @@ constexpr Compressor compressor_of(const char* name) {
   extern const Compressor name;              \
   constexpr Compressor name = compressor_of<Kind>(#name);
 
-// A codec of n elements, on the GPU.
+// A codec for n elements on the GPU.
 struct Codec {
-  // `plan` is what the CPU's codec is, and outlives it.
+  // `plan` belongs to the CPU's codec and must outlive this one.
   Codec(const Compressor& compressor, const Options& options, const Plan& plan);
 
   std::size_t workspace_bytes() const;
@@ -138,14 +142,14 @@ struct Codec {
   alignas(16) unsigned char launcher[max_compressor_bytes] = {};
 };
 
-// A call, and its codec.
+// A call with its codec.
 struct Job {
   const Codec& codec;
   const gluon_gc_call& call;
 };
 using Jobs = std::vector<Job>;
 
-// For at least one call, of codecs that differ in n alone.
+// These functions take at least one call. The codecs of the calls may differ in n only.
 void compress(const Jobs& jobs);
 void aggregate(const Jobs& jobs);
 void decompress(const Jobs& jobs);

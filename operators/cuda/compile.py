@@ -1,9 +1,9 @@
-"""Compiles the kernels for GPUs with NVRTC, on machines without a GPU or CUDA's toolkit.
+"""Compiles the CUDA kernels with NVRTC. This needs neither a GPU nor the CUDA toolkit.
 
     python compile.py IMAGES SOURCE...
 
-writes IMAGES, a C++ file that has the machine code of all sources in it (images.h), and that code
-beside it. NVRTC comes with pip install nvidia-cuda-nvrtc-cu11.
+writes the machine code of all sources to files, and IMAGES, a C++ file beside them that embeds
+these files (images.h). NVRTC comes with pip install nvidia-cuda-nvrtc-cu11.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ CAPABILITIES = (50, 60, 70, 75, 80, 86, 89, 90)
 OPTIONS = (
     "-std=c++17",
     "-default-device",
-    "-fmad=false",  # as on the CPU: one rounding for each operation, and denormals
+    "-fmad=false",  # as on the CPU: every operation is rounded, and denormals are kept
     "-ftz=false",
     "-prec-div=true",
     "-prec-sqrt=true",
-    "--ptxas-options=-v",  # says what each kernel takes
+    "--ptxas-options=-v",  # logs each kernel's registers and memory
     f"-I{OPERATORS}",
 )
 
 
 class Image(NamedTuple):
-    """The machine code of a source for a compute capability, or PTX for all later ones."""
+    """A source compiled for one compute capability, or to PTX for this one and all later ones."""
 
     source: Path
     capability: int
@@ -38,12 +38,12 @@ class Image(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Its name."""
+        """The name of the image's file."""
         return f"{self.source.stem}_{self.capability}.{'ptx' if self.ptx else 'cubin'}"
 
 
 def library() -> Optional[ctypes.CDLL]:
-    """NVRTC, if its wheel is installed."""
+    """Load NVRTC. Returns None if its wheel is not installed."""
     try:
         found = importlib.util.find_spec("nvidia.cuda_nvrtc")
     except ModuleNotFoundError:
@@ -52,25 +52,25 @@ def library() -> Optional[ctypes.CDLL]:
         return None
     folder = Path(next(iter(found.submodule_search_locations))) / "lib"
     for builtins in folder.glob("libnvrtc-builtins.so*"):
-        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC looks for it by name alone
+        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by its bare name
     return ctypes.CDLL(str(next(folder.glob("libnvrtc.so*"))))
 
 
 def compile_image(nvrtc: ctypes.CDLL, image: Image) -> Tuple[bytes, str]:
-    """Compile a source. Returns the code, and what the compiler says of it.
+    """Compile an image. Returns its code and the compiler's log.
 
     Raises
     ------
     RuntimeError
-        With what the compiler says.
+        If the source does not compile. The message has the compiler's log.
     """
     program = ctypes.c_void_p()
     text, name = image.source.read_bytes(), str(image.source).encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None)
     kind = "compute" if image.ptx else "sm"
-    words = [*OPTIONS, f"-arch={kind}_{image.capability}"]
-    options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-    failed = nvrtc.nvrtcCompileProgram(program, len(words), options)
+    arguments = [*OPTIONS, f"-arch={kind}_{image.capability}"]
+    options = (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments))
+    failed = nvrtc.nvrtcCompileProgram(program, len(arguments), options)
 
     def get(what: str) -> bytes:
         size = ctypes.c_size_t()
@@ -88,12 +88,12 @@ def compile_image(nvrtc: ctypes.CDLL, image: Image) -> Tuple[bytes, str]:
 
 
 def images_of(source: Path) -> List[Image]:
-    """All that a source is compiled to."""
+    """Return the images of a source: machine code for each capability, and PTX for later GPUs."""
     return [*(Image(source, number) for number in CAPABILITIES), Image(source, 90, ptx=True)]
 
 
 def table(images: List[Image], folder: Path) -> str:
-    """The C++ file that embeds the images' files, which are in a folder."""
+    """Return the text of the C++ file that embeds the images, whose files are in `folder`."""
     code = ['#include "cuda/images.h"', "", 'asm(".section .rodata\\n"']
     for i, image in enumerate(images):
         file = rf"\"{folder / image.file}\""
@@ -112,16 +112,16 @@ def table(images: List[Image], folder: Path) -> str:
     return "\n".join([*code, "    {nullptr, 0, false, nullptr},", "};", ""])
 
 
-def main(made: Path, sources: List[Path]) -> None:
+def main(images_file: Path, sources: List[Path]) -> None:
     nvrtc = library()
     if nvrtc is None:
         sys.exit("GLUON_GC_WITH_CUDA needs NVRTC: pip install nvidia-cuda-nvrtc-cu11")
     images = [image for source in sources for image in images_of(source)]
     with ThreadPoolExecutor() as pool:
-        made_of = pool.map(lambda image: compile_image(nvrtc, image), images)
-        for image, (code, _) in zip(images, made_of):
-            (made.parent / image.file).write_bytes(code)
-    made.write_text(table(images, made.resolve().parent))
+        results = pool.map(lambda image: compile_image(nvrtc, image), images)
+        for image, (code, _) in zip(images, results):
+            (images_file.parent / image.file).write_bytes(code)
+    images_file.write_text(table(images, images_file.resolve().parent))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ namespace {
 
 int checked(int itemsize) {
   if (itemsize != 2 && itemsize != 4 && itemsize != 8) {
-    refuse("what is converted must be float16, float32 or float64, of 2, 4 or 8 bytes, got %d", itemsize);
+    refuse("itemsize must be 2 (float16), 4 (float32) or 8 (float64) bytes, got %d", itemsize);
   }
   return itemsize;
 }

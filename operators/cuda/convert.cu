@@ -1,7 +1,7 @@
-// Arrays of one dtype from arrays of another, many in one launch: what gluon_gc_convert of core/abi.h says.
+// Converts arrays from one dtype to another, many in one launch: gluon_gc_convert of core/abi.h.
 //
-// Reads `from` and writes `to`, one pass. The product is that of operators/mxnet/plain.cpp: in float where float16 is
-// made or float of float, else in double.
+// Reads `from` and writes `to`, one pass. The product is computed as in operators/mxnet/plain.cpp: in float if the
+// result is float16 or if both are float, else in double.
 #include "cuda/grid.cuh"
 #include "cuda/half.cuh"
 

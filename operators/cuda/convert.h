@@ -1,4 +1,4 @@
-// How arrays are converted on the GPU: gluon_gc_convert of core/abi.h.
+// Conversion of arrays on the GPU: gluon_gc_convert of core/abi.h.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,8 @@
-// Momentum and error feedback, which every compressor's sweep begins with: core/correction.h for one element.
+// Momentum and error feedback, the first step of every compressor's sweep: core/correction.h for one element.
+//
+//   g = gradient * scale;  momentum: m = mu m + g, g = g + mu m;  feedback: p = g + ratio e
+//
+// Error feedback: Seide et al. 2014, Karimireddy et al. 2019. Nesterov momentum before compression: Zheng et al. 2019.
 #pragma once
 
 #include "core/rules.h"
@@ -9,21 +13,21 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// What the gradient of a call is multiplied with.
+// The scale of the gradient.
 template <typename T>
 __device__ inline T scale_of(const Encoding<T>& call) {
   return static_cast<T>(call.scale_by != nullptr ? call.scale * *call.scale_by : call.scale);
 }
 
-// What the residual of a call is multiplied with.
+// The ratio that multiplies the residual.
 template <typename T>
 __device__ inline T ratio_of(const Encoding<T>& call) {
   if (!call.corrected) return 1;
   return static_cast<T>(call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
 }
 
-// What p is made of, in some rows of a column, loaded before any of it is used: the gradient is scaled. Elements that
-// are not there are zeros.
+// The inputs of p in rows_ahead rows of a column, all loaded before any is used. The gradient is scaled. Elements past
+// the end are 0.
 template <typename T>
 struct Loaded {
   __device__ Loaded(const Encoding<T>& call, const Column& column) {
@@ -43,8 +47,7 @@ struct Loaded {
   T gradient[rows_ahead<T>], momentum[rows_ahead<T>] = {}, kept[rows_ahead<T>] = {};
 };
 
-// p of a row of a column that is loaded; its momentum is updated. residual(kept) is the residual that memory[0]
-// stands for.
+// Returns p of a row of a loaded column, and updates its momentum. residual(kept) makes the residual from memory[0].
 template <typename T, typename Residual>
 __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& loaded, const Column& column, int row,
                             Residual residual) {
@@ -57,7 +60,7 @@ __device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& l
   return call.memory[0] != nullptr ? with_residual(p, ratio, residual(loaded.kept[row])) : p;
 }
 
-// p of element i, beforehand. Writes nothing.
+// p of element i, before the sweep. Writes nothing.
 template <typename T>
 __device__ inline T preview(const Encoding<T>& call, T scale, T ratio, Size i) {
   T p = call.gradient[i] * scale;
@@ -65,7 +68,7 @@ __device__ inline T preview(const Encoding<T>& call, T scale, T ratio, Size i) {
   return call.memory[0] != nullptr ? with_residual(p, ratio, call.memory[0][i]) : p;
 }
 
-// p of element i once more, after a sweep that stored it where the residual was.
+// p of element i, after a sweep that replaced the residual by p.
 template <typename T>
 __device__ inline T corrected(const Encoding<T>& call, T scale, Size i) {
   if (call.memory[0] != nullptr) return call.memory[0][i];

@@ -1,4 +1,4 @@
-// The sum of several payloads of which each has all elements: what their compressors' decompress is.
+// decompress of compressors whose payloads have all elements: the sum of the payloads.
 #pragma once
 
 #include "cuda/grid.cuh"
@@ -7,8 +7,8 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// Writes the sum of all payloads, some rows at a time. add(payload, tile, row, column, sum) adds one's elements of the
-// column, from this row of the tile on; all lanes call it together.
+// Writes the sum of all payloads, `ahead` rows at a time. add(payload, tile, row, column, sum) adds the elements of one
+// payload to sum, from this row of the tile on. All lanes call it together.
 template <int ahead, typename T, typename Add>
 __device__ inline void sum_payloads(const Decoding<T>& call, Add add) {
   for_each_tile(call.n, [&](Size t) {
@@ -30,7 +30,7 @@ __device__ inline void sum_payloads(const Decoding<T>& call, Add add) {
   });
 }
 
-// Calls look(payload) for each payload, and writes as the status what it leaves of `status`; by one thread of the grid.
+// Writes the status, on one thread of the grid. look(payload, status) updates it for each payload.
 template <typename T, typename Look>
 __device__ inline void say_status(const Decoding<T>& call, Look look) {
   if (call.status == nullptr || blockIdx.x != 0 || threadIdx.x != 0) return;

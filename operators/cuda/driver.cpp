@@ -8,7 +8,7 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// Function `name` of a library, as whatever it is assigned to.
+// Function `name` of a library. It converts to the type that it is assigned to.
 struct Found {
   template <typename Pointer>
   operator Pointer() const {
@@ -49,7 +49,7 @@ Driver load() {
 }  // namespace
 
 const Driver& driver() {
-  static const Driver loaded = load();  // once it succeeds
+  static const Driver loaded = load();  // if it throws, the next call tries again
   return loaded;
 }
 
@@ -75,7 +75,7 @@ int attribute(DeviceAttribute which) {
   Device device;
   int value;
   check(driver().cuCtxGetDevice(&device), "asking for the context's device");
-  check(driver().cuDeviceGetAttribute(&value, which, device), "asking for what a device can do");
+  check(driver().cuDeviceGetAttribute(&value, which, device), "asking for a device attribute");
   return value;
 }
 

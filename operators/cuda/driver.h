@@ -1,4 +1,4 @@
-// The CUDA driver, found at run time: nothing of CUDA is linked, and a machine without a GPU needs none.
+// The CUDA driver, loaded at run time. Nothing of CUDA is linked, so machines without a GPU need no CUDA.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 namespace gluon_gc {
 namespace cuda {
 
-// As cuda.h has them.
+// The types and constants of cuda.h.
 using Result = int;
 using Device = int;
 using Context = void*;
@@ -16,7 +16,7 @@ using Stream = void*;
 using Address = unsigned long long;
 enum DeviceAttribute { multiprocessors = 16, capability_major = 75, capability_minor = 76 };
 
-// The functions of libcuda.so.1 that are used.
+// The functions of libcuda.so.1 that this library calls.
 struct Driver {
   Result (*cuInit)(unsigned);
   Result (*cuGetErrorString)(Result, const char**);
@@ -35,17 +35,17 @@ struct Driver {
   Result (*cuMemsetD8Async)(Address, unsigned char, std::size_t, Stream);
 };
 
-// Loads it when first called; refuses where there is none.
+// Loads the driver on the first call. Throws if there is none.
 const Driver& driver();
 
-// Refuses with the driver's message if it did not do what was asked: "CUDA error 700 while `doing` `what`: ...".
+// Throws if a driver function failed, with the driver's message: "CUDA error 700 while `doing` `what`: ...".
 void check(Result result, const char* doing, const char* what = "");
 
-// The context that is current on this thread; where none is, the primary context of the first device becomes it,
-// as with the CUDA runtime.
+// Returns the current context of this thread. If there is none, makes the first device's primary context current, as
+// the CUDA runtime does.
 Context current_context();
 
-// Of the current context's device.
+// An attribute of the current context's device.
 int attribute(DeviceAttribute which);
 
 }  // namespace cuda

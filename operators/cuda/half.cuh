@@ -1,5 +1,5 @@
-// float16, and casts that make of a NaN what they do on x86, where it becomes quiet, and keeps its sign and what there is
-// room for of the rest. A GPU's own casts forget both.
+// float16, and casts and products that treat NaNs as x86 does: a NaN becomes quiet, and keeps its sign and as much of
+// its payload as fits. A GPU's own casts lose both.
 #pragma once
 
 #include "core/half_bits.h"
@@ -43,7 +43,7 @@ __device__ inline To cast(From x) {
   }
 }
 
-// x * factor. A NaN of either becomes quiet; one that is new has a sign.
+// x * factor. If an operand is a NaN, the product is that NaN, made quiet; x comes first. Other NaNs are negative.
 __device__ inline float product(float x, float factor) {
   const float made = x * factor;
   if (made == made) return made;

@@ -15,24 +15,24 @@ namespace {
 
 struct Kernel {
   Function function;
-  std::size_t blocks;  // that the device runs at a time
+  std::size_t blocks;  // that the device can run at the same time
 };
 
-// What is loaded, by context and name.
+// The loaded modules and kernels, by context and name.
 struct Loaded {
   std::mutex mutex;
-  std::map<std::string, const void*> replaced;  // images by source
+  std::map<std::string, const void*> replaced;  // images of `replace`, by source
   std::map<std::pair<Context, std::string>, Module> modules;
   std::map<std::pair<Context, std::string>, Kernel> kernels;
 };
 
 Loaded& loaded() {
-  static Loaded& loaded = *new Loaded;  // no thread outlives it
+  static Loaded& loaded = *new Loaded;  // never destroyed, because threads may still use it at exit
   return loaded;
 }
 
-// How good an image is for a device, or -1: machine code runs from its minor capability on, of the same major one,
-// and PTX on all later devices.
+// Rates an image for a device; -1 if it does not run there. Machine code runs on devices of the same major capability,
+// from its minor one on. PTX runs on all later devices, and is the second choice.
 int suits(const Image& image, int capability) {
   if (image.capability > capability) return -1;
   if (image.ptx) return image.capability;
@@ -74,7 +74,7 @@ Kernel kernel_of(const char* source, const std::string& name, Context context) {
     check(driver().cuModuleGetFunction(&function, module_of(source, context), name.c_str()), "looking for ",
           name.c_str());
     check(driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, block_threads, 0),
-          "asking how many blocks run of ", name.c_str());
+          "asking for the occupancy of ", name.c_str());
     kernel = {function, static_cast<std::size_t>(blocks) * attribute(multiprocessors)};
   }
   return kernel;

@@ -1,4 +1,4 @@
-// Where a call's kernels and copies are queued. Nothing waits for them.
+// Queues kernels and copies in a stream of the driver. Nothing waits for them.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 namespace gluon_gc {
 namespace cuda {
 
-// Refuses where this library, or this machine, cannot run the kernels of a source, and says why.
+// Throws if this library or this machine cannot run the kernels of a source.
 void require(const char* source);
 
-// Takes a source's kernels from an image of machine code, of any form that the driver loads, rather than from the
-// library. It must stay where it is.
+// Takes the kernels of a source from this image instead of the library's own. The image may have any form that the
+// driver loads, and must stay in memory.
 void replace(const char* source, const void* image);
 
 template <typename T>
@@ -28,21 +28,22 @@ inline constexpr const char* suffix<double> = "_float64";
 
 class Queue {
  public:
-  // A stream of the context that is current. The kernels of the source, a compressor's or "convert", are loaded into
-  // it when they are first asked for, which may take long.
+  // `stream` belongs to the current context. `source` is a compressor, "convert" or "clip". Its kernels are loaded into
+  // the context on first use, which may take long.
   Queue(const char* source, Stream stream);
 
-  // Queues kernel NAME_float32 or NAME_float64, or with void NAME, whose parameters are a Batch<Call> and what is alike
-  // for all calls, of just these types: once for as many calls as a batch takes. For each call there are as many blocks
-  // as the device runs at a time, or fewer if the first call of the batch, which is the largest, has fewer tiles.
-  template <typename T, typename Call, typename... Alike>
-  void launch(const std::string& name, const Calls<Call>& calls, const Alike&... alike) const {
-    static_assert(sizeof(Batch<Call>) + (0 + ... + sizeof(Alike)) <= 4096, "a kernel has no room for the parameters");
+  // Queues kernel NAME_float32 or NAME_float64, or NAME if T is void: one launch for each batch of calls. Calls must be
+  // sorted by n, largest first. The kernel's parameters are a Batch<Call> and `shared`, which must have exactly the
+  // kernel's types. Each call gets as many blocks as the device runs at a time, or fewer if the largest call of the
+  // batch needs fewer.
+  template <typename T, typename Call, typename... Shared>
+  void launch(const std::string& name, const Calls<Call>& calls, const Shared&... shared) const {
+    static_assert(sizeof(Batch<Call>) + (0 + ... + sizeof(Shared)) <= 4096, "the parameters exceed 4 KB");
     for (auto from = calls.begin(); from != calls.end();) {
       Batch<Call> batch;
       const std::size_t count = std::min<std::size_t>(calls.end() - from, Batch<Call>::most);
       std::copy_n(from, count, batch.call);
-      void* parameters[] = {&batch, const_cast<void*>(static_cast<const void*>(&alike))...};
+      void* parameters[] = {&batch, const_cast<void*>(static_cast<const void*>(&shared))...};
       queue(name + suffix<T>, tiles_of(from->n), count, parameters);
       from += count;
     }

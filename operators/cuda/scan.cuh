@@ -1,4 +1,4 @@
-// Sums of what other threads have, of integers.
+// Prefix sums of integers over the threads of a warp or a block.
 #pragma once
 
 #include "cuda/grid.cuh"
@@ -7,12 +7,13 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
+// The sum over the threads before this one, and over all threads.
 template <typename Value>
 struct Scan {
   Value before, all;
 };
 
-// The sums of what the lanes before this one have, and all of the warp.
+// Sums a value over the lanes of the warp.
 template <typename Value>
 __device__ inline Scan<Value> scan_warp(Value value) {
   Value sum = value;
@@ -23,12 +24,12 @@ __device__ inline Scan<Value> scan_warp(Value value) {
   return {sum - value, __shfl_sync(all_lanes, sum, warp_lanes - 1)};
 }
 
-// The same for the threads of the block, which call it together.
+// Sums a value over the threads of the block, which must all call it.
 template <typename Value>
 __device__ inline Scan<Value> scan(Value value) {
   __shared__ Value totals[warps];
   const Scan<Value> in_warp = scan_warp(value);
-  __syncthreads();  // after which those of an earlier scan are read
+  __syncthreads();  // all threads have read the totals of an earlier scan
   if (lane() == 0) totals[warp()] = in_warp.all;
   __syncthreads();
   Scan<Value> sums = {in_warp.before, 0};

@@ -1,4 +1,4 @@
-// The end of a call, the same for all compressors, as in core/abi_codec.h for the CPU.
+// The end of compress, the same for all compressors. core/abi_codec.h has it for the CPU.
 #pragma once
 
 #include "cuda/bytes.cuh"
@@ -13,7 +13,8 @@ __device__ inline void fill_with_zeros(T* values, Size n) {
   for (Size i = threadIdx.x; i < n; i += block_threads) values[i] = 0;
 }
 
-// A warp that meets a value that is not finite says so, and the last block's threads ask together whether none did.
+// A thread that finds a value that is not finite sets a flag in the ticket. All threads of the last block read the flag
+// and reset it.
 __device__ inline void say_not_finite(uint32* ticket) { ticket[1] = 1; }
 
 __device__ inline bool all_finite(uint32* ticket) {
@@ -23,9 +24,9 @@ __device__ inline bool all_finite(uint32* ticket) {
   return finite;
 }
 
-// The last block's threads call it together when the payload is written, of which `bytes` are in use: it writes
-// the ratio in front of it and the status, and forgets what is kept if an element is not finite. Nothing else may
-// write to momentum and memory then.
+// Finishes a call once the payload is written: writes the ratio in front of the payload, and the status. `bytes` of
+// the message are in use. If an element is not finite, it sets momentum and memory to 0; nothing else may write to them
+// at that time. All threads of the last block must call it.
 template <typename T>
 __device__ inline void settle(const Encoding<T>& call, Size bytes, bool finite) {
   if (!finite) {

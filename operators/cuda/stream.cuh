@@ -1,8 +1,15 @@
-// Draws from the random stream, core/generator.h, at many places side by side.
+// Parallel draws from the random stream (core/generator.h).
 //
-// Each lane draws for a segment, some draws side by side, and first jumps there. A jump is made in steps of 32,
-// 32^2, ... segments of 32 draws, of each so many as a digit of the whole says: 128 draws of the generator, of
-// whose states the digit's polynomial adds up some.
+// The stream is cut into segments of 32 draws. A lane jumps to the start of a segment, and then draws the segment:
+//
+//   draw      0         32        64              32 s
+//             |---------|---------|----- ... -----|---------|
+//   segment   0         1         2               s
+//
+// A jump over s segments splits s into digits of base 32: s = d0 + 32 d1 + 32^2 d2 + ... It jumps over d0, then 32 d1,
+// then 32^2 d2 segments, and so on. Each of these jumps is a polynomial q over GF(2) from a table, with 128
+// coefficients (core/jump_polynomial.h). The new state is the xor of the states after j steps of the generator, for
+// every j with q[j] = 1. So a digit that is not 0 costs 128 steps.
 #pragma once
 
 #include "core/jump_polynomial.h"
@@ -12,27 +19,27 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// What lanes jump by are multiples of this.
+// Draws of a segment. All jumps are over whole segments.
 constexpr int stream_segment = 32;
 
-// x^(stream_segment * 32^i * digit) mod p: up to 2^40 draws, more than a GPU has values.
+// power[i][digit] = x^(stream_segment * 32^i * digit) mod p. Seven digits reach 2^40 draws, more than a GPU has values.
 struct JumpTable {
   static constexpr int digits = 7, base = 32;
 
-  constexpr JumpTable() : of{} {
+  constexpr JumpTable() : power{} {
     JumpPolynomial one_step = {{1ull << stream_segment, 0}};
     for (int i = 0; i < digits; ++i) {
-      of[i][0] = {{1, 0}};
-      for (int digit = 1; digit < base; ++digit) of[i][digit] = product(of[i][digit - 1], one_step);
-      one_step = product(of[i][base - 1], one_step);
+      power[i][0] = {{1, 0}};
+      for (int digit = 1; digit < base; ++digit) power[i][digit] = product(power[i][digit - 1], one_step);
+      one_step = product(power[i][base - 1], one_step);
     }
   }
 
-  JumpPolynomial of[digits][base];
+  JumpPolynomial power[digits][base];
 };
 __constant__ constexpr JumpTable jump_table;
 
-// Moves on by so many segments. Lanes whose numbers differ in the lowest digit alone stay together.
+// Moves the stream on by a number of segments. Lanes whose numbers differ only in the lowest digit do not diverge.
 __device__ inline void jump(RandomStream& stream, Size segments) {
   for (int i = 0; segments != 0; ++i, segments /= JumpTable::base) {
     const int digit = segments % JumpTable::base;
@@ -40,7 +47,7 @@ __device__ inline void jump(RandomStream& stream, Size segments) {
     RandomStream sum = {};
 #pragma unroll 1
     for (int word = 0; word < 2; ++word) {
-      uint64 steps = jump_table.of[i][digit].word[word];
+      uint64 steps = jump_table.power[i][digit].word[word];
 #pragma unroll 4
       for (int bit = 0; bit < 64; ++bit, steps >>= 1) {
         const uint64 set = -(steps & 1);
@@ -53,8 +60,8 @@ __device__ inline void jump(RandomStream& stream, Size segments) {
   }
 }
 
-// Calls visit(first, indices) for `count` draws from n elements: some at a time, `first` and those after it, of which
-// some may be past the end. A lane has a segment.
+// Draws `count` indices below n, and calls visit(first, indices) for every at_a_time of them: indices[j] is draw
+// first + j, which may be past the end. A lane draws a segment.
 template <int at_a_time, typename Visit>
 __device__ inline void for_each_draw(const RandomStream& begin, Size n, Size count, Visit visit) {
   if (count == 0) return;

@@ -1,4 +1,4 @@
-// Sums in the tree of core/sum_tree.h: the same bits as on the CPU, for any number of blocks.
+// Sums in the tree of core/sum_tree.h. They have the same bits as on the CPU, for any number of blocks.
 #pragma once
 
 #include "cuda/grid.cuh"
@@ -7,14 +7,14 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// The sum of a warp's chains, in lane 0: chain j is added to chain j + 16, then + 8, + 4, + 2, + 1.
+// Returns the sum of the warp's chains in lane 0: chain j is added to chain j + 16, then + 8, + 4, + 2, + 1.
 __device__ inline double butterfly(double chain) {
   for (int half = warp_lanes / 2; half != 0; half /= 2) chain += __shfl_xor_sync(all_lanes, chain, half);
   return chain;
 }
 
-// The sum of `count` sums of tiles, which other blocks made; the last block's threads call it together. Above
-// the sums there is room for those of their tiles, and so on: tree_size says how much.
+// Returns the sum of `count` tile sums, which other blocks wrote. All threads of the last block must call it. The
+// higher levels of the tree are written behind the tile sums; tree_size counts all levels.
 __device__ inline double sum_tiles(double* sums, Size count) {
   while (count > 1) {
     double* const above = sums + count;

@@ -1,5 +1,5 @@
-// The attributes of an operator call, which MXNet hands over as strings, as typed values. Each costs Python time,
-// so most come in one, `message`, as lines "name=value".
+// Typed access to the attributes of an operator call, which MXNet passes as strings. Each attribute costs Python time,
+// so most of them are lines "name=value" in one attribute, `message`.
 #pragma once
 
 #include <charconv>
@@ -26,13 +26,13 @@ class Attributes {
 
   std::string text(const std::string& name) const { return std::string(given(name)); }
 
-  // Python writes its floats with the shortest digits that read back exactly.
+  // Exact, because Python writes the shortest digits that read back as the same float.
   double number(const std::string& name) const { return std::stod(text(name)); }
   double number(const std::string& name, double absent) const {
     return has(name) ? number(name) : absent;
   }
   std::size_t size(const std::string& name) const { return std::stoull(text(name)); }
-  // Whole numbers, with a comma after each.
+  // A list of whole numbers, each followed by a comma.
   std::vector<std::size_t> list(const std::string& name) const {
     const std::string_view values = given(name);
     std::vector<std::size_t> list;
@@ -47,7 +47,7 @@ class Attributes {
     }
     return list;
   }
-  // The lines of a text; none if it is not there.
+  // The lines of a text. Empty if the attribute is missing.
   std::vector<std::string> lines(const std::string& name) const {
     std::vector<std::string> lines;
     std::istringstream text{std::string(find(name))};
@@ -66,7 +66,8 @@ class Attributes {
     return value;
   }
 
-  // Without data if it is not there. MXNet asks for the same few attributes five times a call, so nothing is copied.
+  // Returns a null view if the attribute is missing. Nothing is copied, because MXNet asks for the same few attributes
+  // five times a call.
   std::string_view find(const std::string& name) const {
     const auto found = map_.find(name);
     if (found != map_.end()) return found->second;

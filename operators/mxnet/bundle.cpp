@@ -1,11 +1,16 @@
-// Messages side by side, as workers send them to each other: of each part only the bytes that are in use. They are
-// packed: uint8 (room,), and int32 with the bytes for, or from, each place in turn.
+// MXNet operators that pack messages side by side for an all-to-all. Only the bytes of each part that are in use are
+// packed. `packed` is two arrays: the bytes, uint8 (room,), and the number of bytes for or from each rank, int32.
 //
-// The attributes `parts` (message.h) and `counts` say of which parts the messages are, and how many each has.
+// The attribute `parts` (message.h) lists the parts of all messages, and `counts` the number of parts of each message.
 //
-// gluon_gc_bundle(message (bytes,), ...) -> packed: `shares` lists how many of them, in their order, go to each place
-// gluon_gc_repeat(packed) -> packed: all of it for each of `copies` places
-// gluon_gc_unbundle(packed) -> (count, bytes), ...: each message, of which all come one after the other, `count` times
+// gluon_gc_bundle(message (bytes,), ...) -> packed
+//     `shares` lists how many messages go to each rank. Messages are in the order of the ranks.
+//
+// gluon_gc_repeat(packed) -> packed
+//     Repeats all bytes for each of `copies` ranks.
+//
+// gluon_gc_unbundle(packed) -> (count, bytes), ...
+//     Returns an array for each message. The packed bytes hold the whole list of messages `count` times.
 #include <numeric>
 
 #include "message.h"
@@ -20,7 +25,7 @@ struct Messages {
   explicit Messages(const Attributes& a) : parts(listed_parts(a)), counts(a.list("counts")) {
     auto part = parts.begin();
     for (const std::size_t count : counts) {
-      require(count <= static_cast<std::size_t>(parts.end() - part), "messages have more parts than there are");
+      require(count <= static_cast<std::size_t>(parts.end() - part), "counts must not exceed the number of parts");
       std::size_t most = 0;
       for (const auto last = part + count; part != last; ++part) most += part->bytes;
       bytes.push_back(most);
@@ -36,8 +41,8 @@ struct Messages {
 std::size_t packed_bytes(MXTensor& data, MXTensor& splits) {
   const auto* const each = splits.data<std::int32_t>();
   const std::int64_t total = std::accumulate(each, each + splits.size(), std::int64_t{0});
-  require(total >= 0 && total <= data.size(), "what is packed is said to have " + std::to_string(total) +
-                                                  " bytes, with room for " + std::to_string(data.size()));
+  require(total >= 0 && total <= data.size(), "packed messages must have at most " + std::to_string(data.size()) +
+                                                  " bytes, got " + std::to_string(total));
   return static_cast<std::size_t>(total);
 }
 
@@ -58,7 +63,7 @@ MXReturnValue bundle_shape(const Map& map, std::vector<Shape>* in, std::vector<S
     const Attributes a(map);
     const Messages messages(a);
     for (std::size_t i = 0; i < messages.bytes.size(); ++i) {
-      require(elements(in->at(i)) == messages.bytes[i], "a message has another length than its parts");
+      require(elements(in->at(i)) == messages.bytes[i], "a message does not have the length of its parts");
     }
     out->at(0) = {static_cast<unsigned int>(messages.room())};
     out->at(1) = {static_cast<unsigned int>(a.list("shares").size())};
@@ -144,7 +149,7 @@ MXReturnValue unbundle(const Map& map, Tensors* inputs, Tensors* outputs, const 
         }
       }
     }
-    require(left == 0, "there are " + std::to_string(left) + " bytes more than messages have");
+    require(left == 0, std::to_string(left) + " bytes are left after the last message");
   });
 }
 

@@ -1,9 +1,10 @@
-// Values as bytes, and sums of such: of float64, which MXNet's parameter server may sum in float32, and of what
-// several processes have in memory that they share.
+// MXNet operators that turn values into bytes and sum such bytes. They serve float64 gradients, which MXNet's parameter
+// server may sum in float32, and values in memory that processes share.
 //
-// gluon_gc_as_bytes(x) -> uint8: the bytes of its values
-// gluon_gc_sum_rows(uint8 (rows, bytes)) -> (n,) of `dtype`: the sum of the rows' values, in their order; that of
-//     float16 is made in float32
+// gluon_gc_as_bytes(x) -> uint8: the bytes of x, whose dtype is `dtype`.
+//
+// gluon_gc_sum_rows(uint8 (rows, bytes)) -> (n,) of `dtype`: the sum of the rows, in row order. float16 is summed in
+//     float32.
 #include <algorithm>
 #include <cstring>
 
@@ -31,7 +32,7 @@ MXReturnValue as_bytes(const Map& map, std::vector<MXTensor>* inputs, std::vecto
                        const OpResource&) {
   return guarded([&] {
     MXTensor& x = inputs->at(0);
-    require(x.dtype == dtype_named(Attributes(map).text("dtype")), "the values have another dtype");
+    require(x.dtype == dtype_named(Attributes(map).text("dtype")), "the values do not have the given dtype");
     std::memcpy(outputs->at(0).data_ptr, x.data_ptr, outputs->at(0).size());
   });
 }
@@ -48,7 +49,7 @@ MXReturnValue sum_shape(const Map& map, std::vector<Shape>* in, std::vector<Shap
   });
 }
 
-constexpr std::size_t block = 4096;  // elements whose sum stays in the nearest cache
+constexpr std::size_t block = 4096;  // elements whose sum stays in the L1 cache
 
 template <typename T>
 void add(const T* x, std::size_t n, T* sum) {

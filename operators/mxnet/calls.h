@@ -1,7 +1,7 @@
-// What the operators of codecs share: how codecs are called, and the messages that hold their payloads.
+// Shared by the codec operators: how they fill a gluon_gc_call, and the form of their messages.
 //
-// With row_words, messages are framed: row_sparse, from row `row` of `rows` on; else uint8, shape
-// (payload_bytes,), or with `summable` values.
+// With the attribute row_words, messages are framed: row_sparse, from row `row` of `rows` on. Otherwise a message is
+// uint8 of shape (payload_bytes,), or with `summable` an array of `dtype` with as many bytes.
 #pragma once
 
 #include "chunks.h"
@@ -12,17 +12,17 @@ inline std::size_t optional(const Attributes& a, const char* name, std::size_t a
   return a.has(name) ? a.size(name) : absent;
 }
 
-// Whether there is a meter (meter.h).
+// Whether the operator has a meter (meter.h).
 inline bool metered(const Attributes& a) { return !a.has("metered") || a.flag("metered"); }
 
 constexpr std::size_t status_words = sizeof(gluon_gc_status) / sizeof(std::int64_t);
 
-// In an array of int64.
+// The statuses in an int64 array.
 inline gluon_gc_status* statuses_in(MXTensor& array) {
   return reinterpret_cast<gluon_gc_status*>(array.data<std::int64_t>());
 }
 
-// What calls for all chunks of a message have alike.
+// The fields that the calls for all chunks of a message share.
 inline gluon_gc_call common_call(const Attributes& a, void* workspace) {
   gluon_gc_call call{};
   call.scale = a.number("scale", 1);
@@ -39,7 +39,7 @@ inline gluon_gc_call call_for(const Chunk& chunk, gluon_gc_call common, gluon_gc
   return common;
 }
 
-// Callbacks of operators that read messages from `arrays` arrays and update the meter behind them.
+// Callbacks of operators whose inputs are `arrays` arrays of messages and a meter, which they update.
 inline MXReturnValue reader_arity(const Attributes::Map& map, int* inputs, int* outputs) {
   return guarded([&] {
     *inputs = static_cast<int>(Attributes(map).size("arrays") + 1);

@@ -1,4 +1,4 @@
-// The chunks of a message, as an operator is told of them: all with one compressor and its options.
+// The chunks of a message and their state. All chunks of a message have the same compressor and options.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace gluon_gc {
 
 struct Chunk {
   Chunk(const Attributes& a, gluon_gc_dtype dtype, std::size_t n, int isa = -1) : n(n) {
-    gluon_gc_codec* made = nullptr;
-    check(gluon_gc_new(a.text("compressor").c_str(), a.text("options").c_str(), n, dtype, isa, &made));
-    codec.reset(made);
-    gluon_gc_need(made, &needs);
+    gluon_gc_codec* new_codec = nullptr;
+    check(gluon_gc_new(a.text("compressor").c_str(), a.text("options").c_str(), n, dtype, isa, &new_codec));
+    codec.reset(new_codec);
+    gluon_gc_need(new_codec, &needs);
   }
 
   struct Free {
@@ -25,10 +25,10 @@ struct Chunk {
   std::unique_ptr<gluon_gc_codec, Free> codec;
   gluon_gc_needs needs;
   gluon_gc_position position{};
-  std::size_t slot = 0;  // where its payload is among those of its message, each with room for the longest
+  std::size_t slot = 0;  // offset of the payload among those of its message, each with room for its maximum length
 };
 
-// Lets each of `count` chunks draw where the attribute `positions` says, if it is there.
+// Sets the position of each of `count` chunks in the random stream from the attribute `positions`, if present.
 inline void read_positions(const Attributes& a, Chunk* chunks, std::size_t count) {
   if (!a.has("positions")) return;
   const std::vector<std::size_t> words = a.list("positions");
@@ -38,14 +38,15 @@ inline void read_positions(const Attributes& a, Chunk* chunks, std::size_t count
   }
 }
 
-// The attributes are
-//   compressor, options: as gluon_gc_new has them
-//   dtype: of the codecs
-//   sizes: the number of elements of each chunk
-//   positions: for a compressor that draws, where each chunk draws: the two words of a state, and draws
-//   row_words, message_rows: of messages that are framed; none are without them
+// Reads the chunks of a message from these attributes:
+//
+//   compressor, options : arguments of gluon_gc_new
+//   dtype : of the codecs
+//   sizes : the number of elements of each chunk
+//   positions : three numbers a chunk, for compressors that draw: the two words of a gluon_gc_position, and its draws
+//   row_words, message_rows : the size of a row, and the maximum rows of a framed message; absent if not framed
 struct Chunks {
-  // `isa` is as gluon_gc_new has it.
+  // `isa` is an argument of gluon_gc_new.
   explicit Chunks(const Attributes& a, int isa = -1)
       : dtype(a.text("dtype") == "float64" ? gluon_gc_float64 : gluon_gc_float32),
         all(make(a, dtype, isa)),
@@ -59,15 +60,15 @@ struct Chunks {
     read_positions(a, all.data(), all.size());
   }
 
-  // Room for a message before it is framed, if it is.
+  // The bytes of a message before it is framed; 0 if it is not framed.
   std::size_t message_bytes() const { return framed ? layout.bytes : 0; }
 
   gluon_gc_dtype dtype;
   std::vector<Chunk> all;
   bool framed;
   Layout layout;
-  std::size_t payload_bytes = 0;    // of all chunks
-  std::size_t workspace_bytes = 0;  // of any chunk
+  std::size_t payload_bytes = 0;    // the sum over all chunks
+  std::size_t workspace_bytes = 0;  // the maximum over all chunks
 
  private:
   static std::vector<Chunk> make(const Attributes& a, gluon_gc_dtype dtype, int isa) {
@@ -87,8 +88,8 @@ struct Chunks {
   }
 };
 
-// The arrays of state that a message has: momentum, then each array of memory, if there is one; of all chunks
-// one after the other.
+// The state arrays of a message: momentum, then each array of memory, if the codecs need them. An array holds the
+// state of all chunks, one after the other.
 class States {
  public:
   States(const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t count) {
@@ -97,13 +98,13 @@ class States {
       for (const Chunk& chunk : chunks.all) elements += size(chunk, which);
       if (elements == 0) continue;
       require(taken < count && static_cast<std::size_t>(inputs.at(taken).size()) == elements,
-              "an array of state has another size than its chunks");
+              "the size of a state array is not the sum of what its chunks need");
       next[which] = static_cast<char*>(inputs[taken++].data_ptr);
     }
-    require(taken == count, "there are more arrays of state than chunks have use for");
+    require(taken == count, "there are more state arrays than the chunks need");
   }
 
-  // Gives a call the state of the next chunk.
+  // Sets the state pointers of a call. Must be called once for each chunk, in order.
   void give(const Chunk& chunk, gluon_gc_dtype dtype, gluon_gc_call& call) {
     void** const where[arrays_of_state] = {&call.momentum, &call.memory[0], &call.memory[1]};
     for (std::size_t which = 0; which < arrays_of_state; ++which) {

@@ -1,9 +1,12 @@
-// Clipping by the norm of all gradients of a worker, as an MXNet operator.
+// The MXNet operator that clips the gradients of a worker by their global l2 norm.
 //
-// gluon_gc_clip(gradient, ...) -> factor, float64 (1,): by which to multiply `gradients` of any float dtype so
-//     that the l2 norm of `scale` times all of them is at most `max_norm`; 1 if it is. NaN where the norm is,
-//     and 0 where it is infinite, so that an infinity becomes a NaN. Gradients may be row_sparse, but for those on a
-//     GPU. The sum is made in the fixed tree of sums.h for each gradient, then in their order.
+// gluon_gc_clip(gradient, ...) -> factor, float64 (1,)
+//
+//     norm = scale * sqrt(sum of squares of all gradients),  factor = min(1, max_norm / norm)
+//
+//     The caller multiplies the gradients by the factor. It is NaN if the norm is NaN, and 0 if the norm is infinite,
+//     so that an infinity becomes a NaN. There are `gradients` gradients, of any float dtype. On the CPU they may be
+//     row_sparse. Each gradient is summed in the fixed tree of sums.h; then these sums are added in input order.
 #include <algorithm>
 #include <cmath>
 
@@ -32,7 +35,7 @@ MXReturnValue clip_shape(const Map&, std::vector<Shape>*, std::vector<Shape>* ou
   return mxnet::ext::MX_SUCCESS;
 }
 
-// Also of a row_sparse one: the values that it has.
+// The number of values; of a row_sparse gradient, of the rows that it has.
 std::size_t size_of(MXTensor& gradient) {
   const bool sparse = gradient.stype == mxnet::ext::kRowSparseStorage;
   return static_cast<std::size_t>(sparse ? gradient.data<MXSparse>()->data_len : gradient.size());
@@ -50,7 +53,7 @@ double squares_of(MXTensor& gradient, float* converted, double* sums) {
       return sum_of_squares(converted, n, sums);
     case mxnet::ext::kFloat32: return sum_of_squares(gradient.data<float>(), n, sums);
     case mxnet::ext::kFloat64: return sum_of_squares(gradient.data<double>(), n, sums);
-    default: throw std::invalid_argument("a gradient that is no float cannot be clipped");
+    default: throw std::invalid_argument("a gradient that is not floating-point cannot be clipped");
   }
 }
 
@@ -80,13 +83,13 @@ MXReturnValue clip_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, con
     for (const MXTensor& gradient : *inputs) {
       arrays.push_back({gradient.data_ptr, static_cast<std::size_t>(gradient.size()), bytes_of_float(gradient.dtype)});
     }
-    gluon_gc_clipping how{};
-    how.scale = a.number("scale");
-    how.max_norm = a.number("max_norm");
-    how.factor = outputs->at(0).data<double>();
-    how.workspace = temporary_memory(resource, gluon_gc_clip_workspace(arrays.data(), arrays.size()), true);
-    how.stream = resource.get_cuda_stream();
-    check(gluon_gc_clip(arrays.data(), arrays.size(), &how));
+    gluon_gc_clipping clipping{};
+    clipping.scale = a.number("scale");
+    clipping.max_norm = a.number("max_norm");
+    clipping.factor = outputs->at(0).data<double>();
+    clipping.workspace = temporary_memory(resource, gluon_gc_clip_workspace(arrays.data(), arrays.size()), true);
+    clipping.stream = resource.get_cuda_stream();
+    check(gluon_gc_clip(arrays.data(), arrays.size(), &clipping));
   });
 }
 

@@ -1,19 +1,21 @@
-// Codecs as MXNet operators, each for all chunks of a message (see chunks.h). They own memory and order; what is
-// compressed, and how, is core/abi.h's.
+// MXNet operators that compress, aggregate and decompress gradients. One call handles all chunks of a message. The
+// operators own memory and order; the functions of core/abi.h compress. gpu.cpp has the GPU versions.
 //
-// `states` is the number of arrays of state, which are momentum and then memory (chunks.h). Chunks are in gradients
-// as slices.h says, messages as calls.h does. With `metered=0` there is no meter.
+// Chunks and state arrays are described in chunks.h, their places in the gradients in slices.h, and messages in
+// calls.h. `states` is the number of state arrays. With `metered=0` there is no meter.
 //
-// gluon_gc_compress(state, ..., [meter], gradient, ..., [factor]) -> message, of gradient * `scale`, and with
-//     `clipped` * factor, which is float64 (1,); `ratio`: of learning rates; `step`: the meter's
-// gluon_gc_aggregate(messages, state, ...) -> message: of the sum of `count` messages, on `threads` threads;
-//     without row_words, messages have the shape (count, payload_bytes)
-// gluon_gc_decompress(messages, ..., gradient, ...) -> meter, which must be given as `out`, or without it the
-//     gluon_gc_status of each chunk, int64. Writes the sum of `count` messages, in `arrays` arrays, to the
-//     gradients. Where `refused` has a line for a chunk, the operator with a meter fails if it is not finite, and
-//     calls it so.
+// gluon_gc_compress(state, ..., [meter], gradient, ..., [factor]) -> message
+//     Compresses gradient * `scale`. With `clipped`, factor, float64 (1,), multiplies the scale. `ratio` is the
+//     previous learning rate over the current one. `step` is written to the meter.
 //
-// gpu.cpp has the same for GPUs.
+// gluon_gc_aggregate(messages, state, ...) -> message
+//     Compresses the sum of `count` messages, on `threads` threads. Without row_words, messages have the shape
+//     (count, payload_bytes).
+//
+// gluon_gc_decompress(messages, ..., gradient, ...) -> meter
+//     Writes the sum of `count` messages, in `arrays` arrays, to the gradients. The caller passes the meter as `out`.
+//     `refused` has a line for each chunk: the operator fails with this name if the chunk is not finite, unless the
+//     line is empty. Without a meter, `refused` is ignored and the output is each chunk's gluon_gc_status, int64.
 #include "../core/finite.h"
 #include "../core/half.h"
 #include "gpu.h"
@@ -168,7 +170,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors* outputs, cons
       if (slices.is_half(i)) {
         auto* const half = static_cast<std::uint16_t*>(slices.at(i));
         half_from_float(converted, chunk.n, 1, half);
-        statuses[i].finite &= values_finite(half, chunk.n);  // what is decoded may be too large for float16
+        statuses[i].finite &= values_finite(half, chunk.n);  // a decoded value may overflow float16
       }
     }
     if (!metered(a)) {

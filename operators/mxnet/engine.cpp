@@ -1,3 +1,3 @@
-// What MXNet's engine runs for an operation that is only there to be waited for (gluon_gc/mxnet/engine.py).
+// An empty operation for MXNet's engine. gluon_gc/mxnet/engine.py waits for it.
 
 extern "C" __attribute__((visibility("default"))) void gluon_gc_nothing(void*, void*) {}

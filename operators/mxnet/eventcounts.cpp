@@ -1,6 +1,6 @@
-// Eventcounts (Reed and Kanodia, 1979) for MXNet's engine, in memory that the processes of a machine share: one
-// operation advances a count, and another ends once a count has come to a value. No thread of the engine waits for
-// that: each process has a watcher, which does it for all its operations. gluon_gc/mxnet/eventcounts.py uses it.
+// Eventcounts (Reed and Kanodia, 1979) for MXNet's engine, in memory that the processes of a machine share. One
+// operation advances a count; another completes once a count has reached a value. No engine thread blocks meanwhile:
+// each process has one watcher thread, which waits for all its operations. gluon_gc/mxnet/eventcounts.py uses it.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ void futex(Count* word, int operation, std::uint32_t value) {
   syscall(SYS_futex, word, operation, value, nullptr, nullptr, 0);
 }
 
-// Wakes the watcher of the process whose bell it is.
+// Wakes the watcher of the process that owns this bell.
 void ring(Count* bell) {
   bell->fetch_add(1);
   futex(bell, FUTEX_WAKE, INT_MAX);
@@ -42,13 +42,13 @@ class Watcher {
     thread_.join();
   }
 
-  // Calls `done` once the count has come to the value.
+  // Calls `done` once the count has reached the value.
   void await(const Count* count, std::uint32_t value, Done done) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (!reached(*count, value)) {
         awaited_.push_back({count, value, done});
-        return;  // who advances the count from now on rings the bell after that
+        return;  // every later advance rings the bell afterwards
       }
     }
     done();
@@ -71,7 +71,7 @@ class Watcher {
       const std::uint32_t rung = bell_->load();
       if (ends_) return;
       for (const Done& done : take_reached()) done();
-      futex(bell_, FUTEX_WAIT, rung);  // returns at once if it was rung since
+      futex(bell_, FUTEX_WAIT, rung);  // returns at once if the bell was rung after it was read
     }
   }
 
@@ -97,37 +97,37 @@ class Watcher {
   std::thread thread_;
 };
 
-// As in eventcounts.py.
+// These structs have the layout that eventcounts.py declares.
 struct Advance {
   Count* count;
-  Count* bells;  // of those who may await it
+  Count* bells;  // of the processes that may await the count
   std::uint32_t number;
 };
 
 struct Await {
   Watcher* watcher;
   const Count* count;
-  std::uint32_t each, value;  // each time it comes to so much more
+  std::uint32_t each, value;  // `value` grows by `each` with every await
 };
 
 }  // namespace
 
 extern "C" {
 
-// Watches counts for this process, which has this bell; gluon_gc_watcher_end ends it.
+// Starts the watcher of this process, which owns the bell. gluon_gc_watcher_end stops it.
 GLUON_GC_API void* gluon_gc_watcher(std::uint32_t* bell) { return new Watcher(reinterpret_cast<Count*>(bell)); }
 
-// Nothing may be awaited any more.
+// No operation may still be waiting.
 GLUON_GC_API void gluon_gc_watcher_end(void* watcher) { delete static_cast<Watcher*>(watcher); }
 
-// MXNet's EngineSyncFunc, of an Advance.
+// MXNet's EngineSyncFunc. `parameter` is an Advance.
 GLUON_GC_API void gluon_gc_advance(void*, void* parameter) {
   const auto& advance = *static_cast<const Advance*>(parameter);
   advance.count->fetch_add(1);
   for (std::uint32_t i = 0; i < advance.number; ++i) ring(advance.bells + i);
 }
 
-// MXNet's EngineAsyncFunc, of an Await.
+// MXNet's EngineAsyncFunc. `parameter` is an Await.
 GLUON_GC_API void gluon_gc_await(void*, void* done, void* parameter) {
   auto& await = *static_cast<Await*>(parameter);
   await.value += await.each;

@@ -1,15 +1,17 @@
-// Framed messages of bytes (see message.h) as MXNet operators.
+// MXNet operators that frame messages of bytes. message.h describes messages and the attribute `parts`.
 //
-// The attribute `parts` lists the most bytes of each part, with "@N" if its length varies: what counts its
-// bytes from offset N on, as a uint32, is there.
+// gluon_gc_frame(part (bytes,), ...) -> row_sparse (rows, row_words)
+//     Frames a message, from row `row` on.
 //
-// gluon_gc_frame(part (bytes,), ...) -> row_sparse (rows, row_words): the message from row `row` on
-// gluon_gc_unframe(row_sparse (rows, row_words)[, another]) -> (count, bytes), ...: each part of the first
-//     `count` messages
-// gluon_gc_rows_left(row_sparse) -> int64 (count, message_rows - 1): the rows that the first `count` messages
-//     need beside the first of each, repeated
-// gluon_gc_keep_rows(row_sparse, row_sparse with all rows) -> int64 (1,): how many rows of the former were
-//     copied to the latter
+// gluon_gc_unframe(row_sparse (rows, row_words)[, another]) -> (count, bytes), ...
+//     Returns each part of the first `count` messages.
+//
+// gluon_gc_rows_left(row_sparse) -> int64 (count, message_rows - 1)
+//     Returns the ids of the rows that each of the first `count` messages needs after its first row. The last id is
+//     repeated.
+//
+// gluon_gc_keep_rows(source row_sparse, destination row_sparse with all rows) -> int64 (1,)
+//     Copies the rows of the source to the destination, and returns their number.
 #include "message.h"
 
 namespace gluon_gc {
@@ -32,7 +34,7 @@ MXReturnValue frame_shape(const Map& map, std::vector<Shape>* in, std::vector<Sh
     const Attributes a(map);
     const std::vector<Part> parts = listed_parts(a);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      require(elements(in->at(i)) == parts[i].bytes, "a payload has another length than its part");
+      require(elements(in->at(i)) == parts[i].bytes, "a payload does not have the length of its part");
     }
     out->at(0) = {static_cast<unsigned int>(a.size("rows")),
                   static_cast<unsigned int>(a.size("row_words"))};
@@ -67,7 +69,7 @@ MXReturnValue unframe_shape(const Map& map, std::vector<Shape>* in, std::vector<
   return guarded([&] {
     const Attributes a(map);
     require(in->at(0).size() == 2 && in->at(0)[1] == a.size("row_words"),
-            "the rows are not of the length that the parts need");
+            "the rows do not have row_words words");
     const std::vector<Part> parts = listed_parts(a);
     for (std::size_t i = 0; i < parts.size(); ++i) {
       out->at(i) = {static_cast<unsigned int>(a.size("count")),
@@ -103,8 +105,8 @@ MXReturnValue rows_left_shape(const Map& map, std::vector<Shape>*, std::vector<S
   });
 }
 
-// Row numbers may repeat in what MXNet pulls, but there must be one: the first row again if no other is
-// needed.
+// MXNet's pull accepts repeated row ids, but needs at least one. So the first row is pulled again if a message needs
+// no other.
 MXReturnValue rows_left(const Map& map, Tensors* inputs, Tensors* outputs, const OpResource&) {
   return guarded([&] {
     const Attributes a(map);
@@ -126,7 +128,7 @@ MXReturnValue rows_left(const Map& map, Tensors* inputs, Tensors* outputs, const
 
 MXReturnValue keep_rows_shape(const Map&, std::vector<Shape>* in, std::vector<Shape>* out) {
   return guarded([&] {
-    require(in->at(0) == in->at(1), "the rows to keep have another shape than where they are kept");
+    require(in->at(0) == in->at(1), "the source and the destination of rows have different shapes");
     out->at(0) = {1};
   });
 }
@@ -137,10 +139,10 @@ MXReturnValue keep_rows(const Map&, Tensors* inputs, Tensors* outputs, const OpR
     const auto& kept = *inputs->at(1).data<mxnet::ext::MXSparse>();
     const std::int64_t all = inputs->at(1).shape[0];
     const std::size_t words = inputs->at(1).shape[1];
-    require(kept.indices_len == all, "rows are missing where rows are kept");
+    require(kept.indices_len == all, "the destination of rows does not have all rows");
     for (std::int64_t r = 0; r < rows.indices_len; ++r) {
       require(rows.indices[r] >= 0 && rows.indices[r] < all,
-              "there is a row " + std::to_string(rows.indices[r]));
+              "row " + std::to_string(rows.indices[r]) + " is out of range");
       std::memcpy(static_cast<std::uint32_t*>(kept.data) + rows.indices[r] * words,
                   static_cast<Words>(rows.data) + r * words, words * sizeof(std::uint32_t));
     }

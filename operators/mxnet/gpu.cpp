@@ -1,4 +1,4 @@
-// Codecs on GPUs as MXNet operators: codec.cpp says what they are given and make.
+// The GPU versions of the codec operators. codec.cpp documents their inputs and outputs.
 #include "gpu.h"
 
 #include "payloads.h"
@@ -16,8 +16,7 @@ Chunks chunks_on_gpu(const Attributes& a) {
   return Chunks(a, gluon_gc_cuda);
 }
 
-// The calls for all chunks of a message, which are queued together in MXNet's stream, with what they take of its
-// temporary memory.
+// The calls for all chunks of a message, with their temporary memory. They are queued together in MXNet's stream.
 class Calls {
  public:
   Calls(const Attributes& a, const Chunks& chunks, const OpResource& resource,
@@ -48,7 +47,7 @@ class Calls {
     }
   }
 
-  // Has each call read its chunk's payload of each of `count` messages.
+  // Makes each call read its chunk's payloads from `count` messages.
   void read_from(MXTensor& messages, std::size_t count) {
     const std::uint8_t* const slots = slots_in(chunks_, messages, count);
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -58,7 +57,7 @@ class Calls {
     }
   }
 
-  // Has each call write its payload to a message, with its part of the state.
+  // Makes each call write its payload to a message and update its chunk's state.
   void write_to(MXTensor& message, States states) {
     std::uint8_t* const slots = slots_in(chunks_, message, 1);
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -67,14 +66,14 @@ class Calls {
     }
   }
 
-  // Queues that the values of calls are made of gradients of float16.
+  // Queues the conversion of float16 gradients to the calls' float32 values.
   void read_halves() const {
     std::vector<gluon_gc_conversion> all;
     for (const Half& half : halves_) all.push_back({half.gradient, half.values, half.n, 2, 4, 1, nullptr, nullptr});
     convert(all);
   }
 
-  // Queues that gradients of float16 are made of the values of calls.
+  // Queues the conversion of the calls' float32 values to float16 gradients.
   void write_halves() const {
     std::vector<gluon_gc_conversion> all;
     for (const Half& half : halves_) all.push_back({half.values, half.gradient, half.n, 4, 2, 1, nullptr, nullptr});

@@ -1,6 +1,7 @@
-// A mend of Horovod 0.28.1. It queues a function on MXNet's engine, which frees the function's argument once Horovod's
-// own thread has done the collective. That may be before the function has returned, which still reads the name of an
-// alltoall or a broadcast, for its log. gluon_gc/mxnet/kvstore/horovod/hvd.py uses it.
+// Works around a use after free in Horovod 0.28.1. Horovod queues a function on MXNet's engine, which frees the
+// function's argument once Horovod's own thread has completed the collective. The function may still be running then:
+// it reads the name of an alltoall or a broadcast from the argument, for its log. Here the argument is kept until the
+// function has returned. gluon_gc/mxnet/kvstore/horovod/hvd.py uses this.
 #include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,7 +19,7 @@ namespace {
 
 using Push = decltype(&MXEnginePushAsync);
 
-Push push = nullptr;  // MXNet's
+Push push = nullptr;  // MXNet's own MXEnginePushAsync
 
 struct Queued {
   const EngineAsyncFunc function;
@@ -41,7 +42,7 @@ void run(void* context, void* done, void* argument) {
 
 void release(void* argument) { leave(static_cast<Queued*>(argument)); }
 
-// MXEnginePushAsync, of a function whose argument lives until it has returned.
+// Replaces MXEnginePushAsync: the function's argument lives until the function has returned.
 int push_keeping(EngineAsyncFunc function, void* argument, EngineFuncParamDeleter deleter, ContextHandle context,
                  EngineVarHandle read, int reads, EngineVarHandle written, int writes, EngineFnPropertyHandle property,
                  int priority, const char* name, bool wait) {
@@ -49,7 +50,8 @@ int push_keeping(EngineAsyncFunc function, void* argument, EngineFuncParamDelete
   return push(run, queued, release, context, read, reads, written, writes, property, priority, name, wait);
 }
 
-// Where a library, at this address, has that of a function of another one, as the linker wrote it; null: nowhere.
+// Searches the relocations of a library, loaded at `base`, for an imported function. Returns where the library keeps
+// the function's address, or null if it does not import the function.
 void** slot_of(ElfW(Addr) base, const ElfW(Dyn)* entry, const char* function) {
   const char* names = nullptr;
   const ElfW(Sym)* symbols = nullptr;
@@ -80,7 +82,7 @@ void** slot_of(ElfW(Addr) base, const ElfW(Dyn)* entry, const char* function) {
 }
 
 struct Search {
-  ElfW(Addr) within;  // which library
+  ElfW(Addr) within;  // an address in the library
   const char* function;
   void** slot;
 };
@@ -101,8 +103,8 @@ int look(dl_phdr_info* library, std::size_t, void* argument) {
 
 }  // namespace
 
-// Lets the arguments of what a library queues live until it has run. `within` is any function of the library. One that
-// calls MXNet in another way is left as it is.
+// Keeps the arguments of functions that a library queues on MXNet's engine until the functions have returned. `within`
+// is any function of the library. Does nothing if the library does not import MXEnginePushAsync.
 extern "C" GLUON_GC_API void gluon_gc_keep_arguments(void* within, void* mxnet_push) {
   Search search{reinterpret_cast<ElfW(Addr)>(within), "MXEnginePushAsync", nullptr};
   dl_iterate_phdr(look, &search);

@@ -1,12 +1,12 @@
-// Gives back memory that NumPy lends to MXNet (gluon_gc/mxnet/lent.py).
+// Releases memory that NumPy lends to MXNet (gluon_gc/mxnet/lent.py).
 //
-// MXNet frees its arrays whenever nothing uses them any more: on a thread of its engine, or when Python has begun to
-// end. No function of Python may run then, as that of MXNet's own from_numpy would.
+// MXNet frees an array once nothing uses it, maybe on an engine thread, maybe while Python is shutting down. No Python
+// function may run then, but MXNet's own from_numpy would call one.
 #include <dlfcn.h>
 
 namespace {
 
-// As DLPack has it, up to what is used here.
+// The first fields of DLPack's DLManagedTensor. `owner` is its manager_ctx.
 struct Managed {
   unsigned char tensor[48];
   void* owner;
@@ -19,7 +19,7 @@ Function* of_python(const char* name) {
 
 }  // namespace
 
-// The owner is a Python object, which has a reference for this.
+// Drops the reference that MXNet's array holds to the owner, a Python object.
 extern "C" __attribute__((visibility("default"))) void gluon_gc_give_back(Managed* lent) {
   static auto* const is_there = of_python<int()>("Py_IsInitialized");
   static auto* const lock = of_python<int()>("PyGILState_Ensure");

@@ -1,4 +1,4 @@
-// What MXNet calls when it loads the library.
+// The function that MXNet calls when it loads the library.
 #include "operator.h"
 
 mxnet::ext::MXReturnValue initialize(int version) {

@@ -1,8 +1,11 @@
-// The float-safe framing (see core/framing.h) of messages, in the rows of a row_sparse array: what travels
-// through MXNet's parameter server.
+// Messages for MXNet's parameter server: rows of a row_sparse array, in the float-safe framing of
+// core/framing.h.
 //
-// A message is its parts, one after the other, in `message_rows` rows of `row_words` words. One with a part
-// whose length varies starts with its own length, as a uint32, and only the rows that it needs travel.
+// A message has at most `message_rows` rows of `row_words` words. They hold its parts, one after the other:
+//
+//   [length of the message: uint32, only if the length of a part varies] [part 0] [part 1] ...
+//
+// If the length varies, only the rows that the message fills are sent.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +19,7 @@ namespace gluon_gc {
 
 using Words = const std::uint32_t*;
 
-constexpr std::size_t row_key_bytes = 12;  // ps-lite sends a key and a length with each row
+constexpr std::size_t row_key_bytes = 12;  // ps-lite sends a key (8 bytes) and a length (4) with each row
 constexpr std::uint32_t framed_zero = 0x40000000;
 
 inline std::uint32_t read_length(const std::uint8_t* bytes) {
@@ -26,11 +29,11 @@ inline std::uint32_t read_length(const std::uint8_t* bytes) {
 }
 
 struct Part {
-  std::size_t bytes;  // at most
+  std::size_t bytes;      // the length, or if it varies, the maximum
   bool varies;
-  std::size_t length_at;  // where a uint32 counts the bytes from there on
+  std::size_t length_at;  // if it varies: the offset of a uint32 that counts the bytes from this offset on
 
-  // How much of a part, of which `given` bytes are there, is in use.
+  // Returns the bytes of a part that are in use. `given` bytes can be read.
   std::size_t used(const std::uint8_t* part, std::size_t given) const {
     if (!varies) return bytes;
     require(given >= length_at + sizeof(std::uint32_t), "a message ends within a part");
@@ -41,8 +44,8 @@ struct Part {
   }
 };
 
-// The attribute `parts` lists the most bytes of each part, with "@N" if its length varies: what counts its
-// bytes from offset N on, as a uint32, is there.
+// Reads the attribute `parts`, "BYTES;BYTES@N;...": the maximum length of each part. "@N" says that the length
+// varies and that Part::length_at is N.
 inline std::vector<Part> listed_parts(const Attributes& a) {
   std::vector<Part> parts;
   std::istringstream list(a.text("parts"));
@@ -69,7 +72,7 @@ struct Layout {
     return message_rows == 1 ? bytes : row_words / framing_block_words * framing_block_bytes;
   }
 
-  // The length of a message that starts with these bytes.
+  // Returns the length of a message, which its first bytes state.
   std::size_t length(const std::uint8_t* message) const {
     if (!varies) return bytes;
     const std::size_t length = read_length(message);
@@ -80,19 +83,20 @@ struct Layout {
 
   std::size_t rows(std::size_t length) const { return (length + row_bytes() - 1) / row_bytes(); }
 
+  // Bytes on the wire of these rows.
   std::size_t traffic(std::size_t rows) const { return rows * (4 * row_words + row_key_bytes); }
 
-  // Where the first part of a message is.
+  // The offset of the first part in a message.
   std::size_t begin() const { return message_bytes(0, varies); }
 
   std::vector<Part> parts;
   std::size_t row_words = 0, message_rows = 0;
-  std::size_t bytes = 0;  // of a message, at most
+  std::size_t bytes = 0;  // the maximum length of a message
   bool varies = false;
 };
 
-// Frames a message of `length` bytes, which has room for its own length at the start if that varies, in rows
-// that are numbered from `row` on. Returns the bytes that travel.
+// Frames a message of `length` bytes in rows that are numbered from `row` on. If the length varies, the message
+// must begin with room for it; it is written here. Returns the bytes on the wire.
 inline std::size_t frame_message(const Layout& layout, std::uint8_t* message, std::size_t length,
                                  std::size_t row, const OpResource& resource) {
   const auto counted = static_cast<std::uint32_t>(length);
@@ -107,7 +111,8 @@ inline std::size_t frame_message(const Layout& layout, std::uint8_t* message, st
   return layout.traffic(rows);
 }
 
-// Where each row of the messages is, or null.
+// Returns the address of each row of `count` messages, null for a missing row. The rows are in the first `arrays`
+// inputs.
 inline std::vector<Words> present_rows(const Layout& layout, std::vector<MXTensor>& inputs,
                                 std::size_t arrays, std::size_t count) {
   std::vector<Words> present(layout.message_rows * count);
@@ -115,29 +120,29 @@ inline std::vector<Words> present_rows(const Layout& layout, std::vector<MXTenso
     const auto& rows = *inputs[i].data<mxnet::ext::MXSparse>();
     for (std::int64_t r = 0; r < rows.indices_len; ++r) {
       require(rows.indices[r] >= 0 && rows.indices[r] < static_cast<std::int64_t>(present.size()),
-              "there is a row " + std::to_string(rows.indices[r]));
+              "row " + std::to_string(rows.indices[r]) + " is out of range");
       present[rows.indices[r]] = static_cast<Words>(rows.data) + r * layout.row_words;
     }
   }
   return present;
 }
 
-inline void unframe_row(const Layout& layout, Words words, std::size_t bytes, const std::string& whose,
+inline void unframe_row(const Layout& layout, Words words, std::size_t bytes, const std::string& rank,
                  std::uint8_t* out) {
-  require(words != nullptr, "a row of the message of rank " + whose + " is missing");
-  require(framed(words, layout.row_words), "the row of rank " + whose + " is not a gluon_gc payload");
+  require(words != nullptr, "a row of the message of rank " + rank + " is missing");
+  require(framed(words, layout.row_words), "the row of rank " + rank + " is not a gluon_gc payload");
   unframe(words, bytes, out);
 }
 
-// Writes the message whose rows these are. Returns its length.
-inline std::size_t unframe_message(const Layout& layout, const Words* rows, const std::string& whose,
+// Writes the message in these rows to `out` and returns its length. Errors name `rank`, the sender.
+inline std::size_t unframe_message(const Layout& layout, const Words* rows, const std::string& rank,
                             std::uint8_t* out) {
   const std::size_t row_bytes = layout.row_bytes();
-  unframe_row(layout, rows[0], layout.bytes < row_bytes ? layout.bytes : row_bytes, whose, out);
+  unframe_row(layout, rows[0], layout.bytes < row_bytes ? layout.bytes : row_bytes, rank, out);
   const std::size_t length = layout.length(out), count = layout.rows(length);
   for (std::size_t r = 1; r < count; ++r) {
     const std::size_t left = length - r * row_bytes;
-    unframe_row(layout, rows[r], left < row_bytes ? left : row_bytes, whose, out + r * row_bytes);
+    unframe_row(layout, rows[r], left < row_bytes ? left : row_bytes, rank, out + r * row_bytes);
   }
   return length;
 }
@@ -153,10 +158,10 @@ inline void split_message(const Layout& layout, const std::uint8_t* message, std
     std::memcpy(to[i], message + at, used);
     at += used;
   }
-  require(at == length, "a message goes on after its parts");
+  require(at == length, "a message is longer than its parts");
 }
 
-// The number of rows in these arrays.
+// The number of rows in the first `arrays` inputs.
 inline std::size_t rows_in(std::vector<MXTensor>& inputs, std::size_t arrays) {
   std::size_t rows = 0;
   for (std::size_t i = 0; i < arrays; ++i) rows += inputs.at(i).data<mxnet::ext::MXSparse>()->indices_len;

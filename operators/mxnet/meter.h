@@ -1,5 +1,5 @@
-// What the operators of one message did so far, in a float64 array that they update and
-// gluon_gc/mxnet/operators.py reads. Times are on the steady clock.
+// Counters of the operators of one message, in a float64 array. The operators update it, and
+// gluon_gc/mxnet/operators.py reads it. Times are in seconds of the steady clock.
 #pragma once
 
 #include <chrono>
@@ -10,28 +10,28 @@
 
 namespace gluon_gc {
 
-// What is done uncompressed, as by fuse and defuse, is called compress and decompress as well.
+// For uncompressed messages, "compress" means fuse and "decompress" means defuse.
 struct Meter {
-  // The message's part in one step, from the start of compress to the end of decompress.
+  // The message in one step, from the start of compress to the end of decompress.
   struct Span {
     double step, begin, end;
   };
 
   static constexpr std::size_t kept_spans = 64;
 
-  double calls;                             // of compress: the number of the step
-  double sent_bytes, received_bytes;        // as they travel: framed, or what is in use of payloads
-  double compress_seconds, compressed_at;   // the latter the end of the latest
+  double calls;                             // of compress
+  double sent_bytes, received_bytes;        // framed rows, or the bytes of payloads that are in use
+  double compress_seconds, compressed_at;   // compressed_at: the end of the latest compress
   double wait_seconds;                      // from the end of compress to the start of decompress
   double decompress_seconds;
-  double nonfinite;                         // results that had a NaN or an infinity
-  Span spans[kept_spans];                   // of the latest steps; that of a call is at its number
+  double nonfinite;                         // results with a NaN or an infinity
+  Span spans[kept_spans];                   // call i of compress is at i % kept_spans
 
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
-  // `step` is the exchange's number; 0: of none that is counted.
+  // `step` is the number of the exchange, or 0 if it is not counted.
   void compressed(double started, std::size_t bytes, std::size_t step) {
     compressed_at = now();
     calls += 1;
@@ -47,9 +47,9 @@ struct Meter {
     decompress_seconds += latest().end - started;
   }
 
-  // What an error says of a result that had a NaN or an infinity.
-  std::string refusal(const std::string& called) const {
-    return called + " has a NaN or an infinity in step " + std::to_string(static_cast<std::size_t>(calls));
+  // The error message for a result with a NaN or an infinity.
+  std::string refusal(const std::string& name) const {
+    return name + " has a NaN or an infinity in step " + std::to_string(static_cast<std::size_t>(calls));
   }
 
  private:
@@ -58,7 +58,7 @@ struct Meter {
 
 constexpr std::size_t meter_fields = sizeof(Meter) / sizeof(double);
 
-// Of an operator whose output is the meter.
+// The shape callback of operators whose output is the meter.
 inline MXReturnValue meter_shape(const Attributes::Map&, std::vector<Shape>*, std::vector<Shape>* out) {
   out->at(0) = {meter_fields};
   return mxnet::ext::MX_SUCCESS;

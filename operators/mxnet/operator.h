@@ -1,4 +1,4 @@
-// What every operator's registration shares: typed tensors, shapes, and errors that MXNet reports.
+// Helpers for registering MXNet operators: memory, shapes, dtypes, and errors that MXNet reports.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// Throws what a function of the C interface answers.
+// Throws the error message that a function of core/abi.h returned, if any.
 inline void check(const char* message) {
   if (message != nullptr) throw std::invalid_argument(message);
 }
 
-// Runs the body of a callback; an exception becomes the operator's error in MXNet.
+// Runs the body of a callback. An exception becomes the operator's error in MXNet.
 template <typename Body>
 MXReturnValue guarded(Body&& body) {
   try {
@@ -39,8 +39,8 @@ MXReturnValue guarded(Body&& body) {
   }
 }
 
-// Memory for the time of a call, which can ask for it once; aligned to 64 bytes. MXNet counts its bytes in an
-// int.
+// Returns temporary memory, aligned to 64 bytes and valid during the call. A call may ask for it only once. MXNet
+// counts the bytes in an int.
 inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t bytes, bool on_gpu = false) {
   constexpr std::size_t alignment = 64, most = std::numeric_limits<int>::max() - alignment;
   require(bytes <= most, "the memory of a call must be at most " + std::to_string(most) + " bytes, got " +
@@ -50,7 +50,7 @@ inline std::uint8_t* temporary_memory(const OpResource& resource, std::size_t by
   return reinterpret_cast<std::uint8_t*>((begin + alignment - 1) / alignment * alignment);
 }
 
-// One memory cut into pieces, each aligned.
+// The temporary memory of a call, cut into pieces that are aligned to 64 bytes.
 class Arena {
  public:
   Arena(const OpResource& resource, const std::vector<std::size_t>& sizes, bool on_gpu = false) {
@@ -77,7 +77,7 @@ inline std::size_t elements(const Shape& shape) {
   return n;
 }
 
-// Calls body with a value of the floating-point type that dtype names.
+// Calls body with a zero of the floating-point type that dtype names.
 template <typename Body>
 void with_dtype(int dtype, Body&& body) {
   if (dtype == mxnet::ext::kFloat32) return body(float{});
@@ -101,7 +101,7 @@ inline int dtype_named(const std::string& name) {
   throw std::invalid_argument("dtype must be float16, float32 or float64, got " + name);
 }
 
-// Callbacks of operators with a fixed number of inputs and outputs, or that change a fixed input.
+// Callbacks of operators with a fixed number of inputs and outputs, and of operators that update one fixed input.
 template <int Inputs, int Outputs = 1>
 MXReturnValue fixed_arity(const Attributes::Map&, int* inputs, int* outputs) {
   *inputs = Inputs;
@@ -115,7 +115,7 @@ MXReturnValue mutates_input(const Attributes::Map&, std::vector<int>* indices) {
   return mxnet::ext::MX_SUCCESS;
 }
 
-// Callbacks of operators whose outputs are always of one type, or always stored in one way.
+// Callbacks of operators whose outputs always have one dtype, or one storage type.
 template <int Type>
 MXReturnValue output_type(const Attributes::Map&, std::vector<int>*, std::vector<int>* out) {
   for (int& type : *out) type = Type;
@@ -129,7 +129,7 @@ MXReturnValue output_storage(const Attributes::Map&, std::vector<int>*, std::vec
 }
 
 inline mxnet::ext::CustomOp& add_operator(const std::string& name) {
-  const auto& kept = *new std::string(name);  // the registry keeps the pointer for good
+  const auto& kept = *new std::string(name);  // the registry keeps the pointer forever
   return mxnet::ext::Registry<mxnet::ext::CustomOp>::get()->add(kept.c_str());
 }
 

@@ -1,5 +1,5 @@
-// The payloads of a message in the host's memory: side by side in slots, each with room for the longest, or as they
-// travel.
+// Reads and writes the payloads of messages in host memory: framed, or side by side in slots. A slot has room for the
+// maximum length of its payload.
 #pragma once
 
 #include <cstring>
@@ -9,8 +9,8 @@
 
 namespace gluon_gc {
 
-// Writes `count` messages as payloads: chunk i of message m is at slots + m * payload_bytes + its slot. `message`
-// has room for one.
+// Unframes `count` messages into slots: the payload of a chunk of message m is at slots + m * payload_bytes +
+// chunk.slot. `message` is room for one message.
 inline void read_messages(const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t arrays, std::size_t count,
                           std::uint8_t* message, std::uint8_t* slots) {
   const std::vector<Words> present = present_rows(chunks.layout, inputs, arrays, count);
@@ -23,16 +23,16 @@ inline void read_messages(const Chunks& chunks, std::vector<MXTensor>& inputs, s
   }
 }
 
-// The payloads of `count` messages that are not framed.
+// Returns the slots of `count` messages that are not framed.
 inline std::uint8_t* slots_in(const Chunks& chunks, MXTensor& messages, std::size_t count) {
   const std::size_t itemsize = messages.dtype == mxnet::ext::kUint8 ? 1 : chunks.dtype;
   require(static_cast<std::size_t>(messages.size()) * itemsize == count * chunks.payload_bytes,
-          "the payloads are not of the length that their chunks need");
+          "the payloads do not have the length that their chunks need");
   return static_cast<std::uint8_t*>(messages.data_ptr);
 }
 
-// Writes the payloads of a message one after the other where they travel, by write(chunk, i, payload, status).
-// Returns the bytes that travel.
+// Writes a message: write(chunk, i, payload, status) writes the payload of chunk i and sets status->bytes. Returns the
+// bytes on the wire.
 template <typename Write>
 std::size_t write_payloads(const Attributes& a, const Chunks& chunks, std::uint8_t* message,
                            std::vector<MXTensor>& outputs, const OpResource& resource, Write write) {
@@ -47,8 +47,8 @@ std::size_t write_payloads(const Attributes& a, const Chunks& chunks, std::uint8
   return chunks.framed ? frame_message(chunks.layout, message, length, a.size("row"), resource) : used;
 }
 
-// Lets the meter know of messages that came, framed in so many rows if they are, by the status of each chunk. Where
-// `refused` has a line for one that is not finite, that is an error which calls it so.
+// Counts received messages in the meter. `rows` is the number of their rows, if they are framed. Throws if a chunk is
+// not finite and the attribute `refused` has a name for the first such chunk.
 inline void count_received(const Attributes& a, const Chunks& chunks, double started,
                            const std::vector<gluon_gc_status>& statuses, std::size_t rows, Meter& meter) {
   std::size_t used = 0;
@@ -60,8 +60,8 @@ inline void count_received(const Attributes& a, const Chunks& chunks, double sta
   meter.decompressed(started, chunks.framed ? chunks.layout.traffic(rows) : used);
   meter.nonfinite += static_cast<double>(nonfinite.size());
   if (nonfinite.empty() || !a.has("refused")) return;
-  const std::string whose = a.lines("refused").at(nonfinite.front());
-  require(whose.empty(), meter.refusal(whose));
+  const std::string name = a.lines("refused").at(nonfinite.front());
+  require(name.empty(), meter.refusal(name));
 }
 
 }  // namespace gluon_gc

@@ -1,14 +1,17 @@
-// What travels uncompressed, as MXNet operators: one call for all slices of a message.
+// MXNet operators for uncompressed messages. One call handles all slices of a message.
 //
-// `tensors`, `begins` and `sizes` list the slices, one after the other in the message: of which gradient each
-// is, where it begins in it, and how many elements it has. Values are rounded once, when they are stored.
+// The slices lie one after the other in the message. `tensors`, `begins` and `sizes` list the gradient of each slice,
+// its first element in the gradient, and its number of elements. Values are rounded once, when they are stored.
 //
-// gluon_gc_fuse([meter], gradient, ..., [factor]) -> values of `dtype`: the gradients' slices times `scale`, and
-//     with `clipped` times factor, which is float64 (1,). With `metered` the meter has it, as of `step`.
-// gluon_gc_defuse(values, gradient, ...) -> meter, which must be given as `out`: writes the values to the
-//     gradients. `checked` lists a number for each slice: 1 if NaNs and infinities are looked for in it. They
-//     are an error where `refused` has a line for the slice, which says what to call it; else they are
-//     counted. With `metered=0` -> int64 for each slice, 1 where they were found.
+// gluon_gc_fuse([meter], gradient, ..., [factor]) -> values of `dtype`
+//     Returns the slices times `scale`. With `clipped`, they are also multiplied by factor, float64 (1,). With
+//     `metered`, the meter counts the call as part of `step`.
+//
+// gluon_gc_defuse(values, gradient, ...) -> meter
+//     Writes the values to the gradients. The caller passes the meter as `out`. `checked` lists 1 for each slice that
+//     is searched for NaNs and infinities, else 0. If there are any, the meter counts the message, and the operator
+//     fails if `refused` has a line with a name for the slice. With `metered=0`, the output is int64: 1 for each slice
+//     with NaNs or infinities, else 0.
 //
 // On a GPU there is no meter, and arrays are float16, float32 or float64.
 #include "../core/finite.h"
@@ -23,7 +26,7 @@ using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
 using Half = std::uint16_t;
 
-// Calls body with a pointer to what is in an array; float16 is a pointer to its bits.
+// Calls body with a typed pointer to the values of an array. For float16 it is a pointer to their bits.
 template <typename Body>
 void with_values(const MXTensor& array, Body&& body) {
   void* const data = array.data_ptr;
@@ -39,7 +42,7 @@ void with_values(const MXTensor& array, Body&& body) {
   }
 }
 
-// to = from * scale for n values. What is, or becomes, float16 goes by way of float.
+// to = from * scale, for n values. If either type is float16, values are converted through float.
 template <typename From, typename To>
 void convert(const From* from, std::size_t n, double scale, To* to) {
   if constexpr (std::is_same_v<From, Half> || std::is_same_v<To, Half>) {
@@ -74,7 +77,7 @@ struct Slices {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       total += sizes[i];
       require(begins[i] + sizes[i] <= static_cast<std::size_t>(arrays.at(first + tensors[i]).size()),
-              "a slice ends behind its gradient");
+              "a slice ends after its gradient");
     }
   }
 
@@ -161,7 +164,7 @@ MXReturnValue defuse(const Map& map, Tensors* inputs, Tensors* outputs, const Op
     const Slices slices(a, *inputs, 1);
     const std::vector<std::size_t> checked = a.list("checked");
     MXTensor& values = inputs->at(0);
-    require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
+    require(slices.total == static_cast<std::size_t>(values.size()), "the slices do not have as many values as given");
     std::vector<std::size_t> found;
     std::size_t at = 0;
     for (std::size_t i = 0; i < slices.sizes.size(); ++i) {
@@ -204,7 +207,7 @@ MXReturnValue defuse_shape(const Map& map, std::vector<Shape>* in, std::vector<S
   });
 }
 
-// Some values of an array on a GPU.
+// Values of an array on a GPU, from element `begin` on.
 struct Piece {
   Piece(const MXTensor& array, std::size_t begin)
       : itemsize(bytes_of_float(array.dtype)), at(static_cast<char*>(array.data_ptr) + begin * itemsize) {}
@@ -242,7 +245,7 @@ MXReturnValue defuse_on_gpu(const Map& map, Tensors* inputs, Tensors* outputs, c
     const Slices slices(a, *inputs, 1);
     const std::vector<std::size_t> checked = a.list("checked");
     MXTensor& values = inputs->at(0);
-    require(slices.total == static_cast<std::size_t>(values.size()), "the values are not those of the slices");
+    require(slices.total == static_cast<std::size_t>(values.size()), "the slices do not have as many values as given");
     auto* const flags = reinterpret_cast<std::uint64_t*>(outputs->at(0).data<std::int64_t>());
     void* const stream = resource.get_cuda_stream();
     check(gluon_gc_clear(flags, slices.sizes.size() * sizeof(*flags), stream));

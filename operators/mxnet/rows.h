@@ -1,4 +1,4 @@
-// The rows of row_sparse arrays.
+// Reads and writes the rows of row_sparse arrays.
 #pragma once
 
 #include <algorithm>
@@ -22,30 +22,30 @@ struct Rows {
   std::size_t count() const { return static_cast<std::size_t>(sparse.indices_len); }
   const float* at(std::size_t i) const { return static_cast<const float*>(sparse.data) + i * width; }
 
-  // The bytes of so many with their numbers, in the array and in the list.
+  // Bytes on the wire of these rows: values and keys in the array, and ids in the list of rows.
   std::size_t traffic(std::size_t rows) const { return rows * (width * sizeof(float) + row_key_bytes + row_id_bytes); }
 
   const MXSparse& sparse;
   std::size_t width;
 };
 
-// In ascending order.
+// Sorts ids and removes duplicates.
 inline Ids each_once(Ids ids) {
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
 }
 
-// Makes an output of these rows, which write(i, row) fills; one of zeros if there are none.
+// Makes an output with these rows; write(i, row) fills row ids[i]. Without ids, the output has row 0, of zeros.
 template <typename Write>
 void write_rows(const Ids& ids, std::size_t width, const OpResource& resource, Write write) {
-  MXSparse made;
-  resource.alloc_sparse(&made, 0, static_cast<int>(std::max<std::size_t>(1, ids.size())));
-  auto* const data = static_cast<float*>(made.data);
-  made.indices[0] = 0;
+  MXSparse output;
+  resource.alloc_sparse(&output, 0, static_cast<int>(std::max<std::size_t>(1, ids.size())));
+  auto* const data = static_cast<float*>(output.data);
+  output.indices[0] = 0;
   if (ids.empty()) std::fill(data, data + width, 0.0f);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    made.indices[i] = ids[i];
+    output.indices[i] = ids[i];
     write(i, data + i * width);
   }
 }

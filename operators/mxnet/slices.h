@@ -1,12 +1,12 @@
-// Where the chunks of a message are in the gradients.
+// Where the chunks of a message lie in the gradients.
 #pragma once
 
 #include "chunks.h"
 
 namespace gluon_gc {
 
-// Of chunk i, `tensors` says which of the gradients it is of, and `begins` where it begins in it. Gradients are of
-// the codecs' dtype, or float16 where that is float32.
+// Chunk i begins at element begins[i] of gradient tensors[i]; both lists are attributes. Gradients have the dtype of
+// the codecs, or float16 if the codecs are float32.
 class Slices {
  public:
   Slices(const Attributes& a, const Chunks& chunks, std::vector<MXTensor>& inputs, std::size_t first)
@@ -20,9 +20,9 @@ class Slices {
     for (std::size_t i = 0; i < chunks.all.size(); ++i) {
       MXTensor& x = inputs.at(first + tensors_[i]);
       require(begins_[i] + chunks.all[i].n <= static_cast<std::size_t>(x.size()),
-              "a chunk ends behind its gradient");
+              "a chunk ends after its gradient");
       const bool wide = x.dtype == (itemsize_ == sizeof(double) ? mxnet::ext::kFloat64 : mxnet::ext::kFloat32);
-      require(wide || is_half(i), "a gradient has another dtype than its chunks");
+      require(wide || is_half(i), "a gradient and its chunks have different dtypes");
       converted_bytes.push_back(is_half(i) ? chunks.all[i].n * sizeof(float) : 0);
     }
   }
@@ -40,7 +40,7 @@ class Slices {
     return *std::max_element(converted_bytes.begin(), converted_bytes.end());
   }
 
-  std::vector<std::size_t> converted_bytes;  // room for each chunk of float16 in float32
+  std::vector<std::size_t> converted_bytes;  // of each float16 chunk in float32; 0 for other chunks
 
  private:
   const std::vector<std::size_t> tensors_, begins_;

@@ -1,14 +1,20 @@
-// Gradients in rows (row_sparse) as MXNet operators: what travels of one, and what comes back.
+// MXNet operators for uncompressed row_sparse gradients.
 //
-// A list of rows (core/row_format.h) is uint8, with room for all R rows: shape (4 + 4 R,). A gradient without rows has
-// one row of zeros instead, row 0, because MXNet's engines know no arrays without rows.
+// A list of rows (core/row_format.h) is uint8 of shape (4 + 4 R,), with room for all R rows. A gradient without rows is
+// sent as one row of zeros, row 0, because MXNet's engines cannot handle arrays without rows.
 //
-// gluon_gc_rows_scaled(gradient, meter, [factor]) -> row_sparse: gradient * `scale`, with `clipped` * factor;
-//     `step`: the meter's
-// gluon_gc_rows_listed(gradient) -> its list
-// gluon_gc_rows_of_any(lists (count, 4 + 4 R)) -> int64 (R,): the rows that are in any list, the last repeated
-// gluon_gc_rows_received(rows, meter, [lists]) -> row_sparse: those of the rows that are in any list, or with
-//     no `lists` all. With `checked` what is not finite is counted, and with `refused` an error that it names.
+// gluon_gc_rows_scaled(gradient, meter, [factor]) -> row_sparse
+//     Returns gradient * `scale`, and with `clipped` * factor. `step` is written to the meter.
+//
+// gluon_gc_rows_listed(gradient) -> list
+//     Returns the list of the gradient's rows.
+//
+// gluon_gc_rows_of_any(lists (count, 4 + 4 R)) -> int64 (R,)
+//     Returns the ids of the rows that are in any list. The last id is repeated.
+//
+// gluon_gc_rows_received(rows, meter, [lists]) -> row_sparse
+//     Returns the rows that are in any list, or without `lists` all rows. With `checked`, the meter counts a result
+//     that is not finite, and the operator fails if there is a `refused`: the name of the gradient.
 #include <algorithm>
 
 #include "../core/finite.h"
@@ -22,7 +28,7 @@ namespace {
 using Map = Attributes::Map;
 using Tensors = std::vector<MXTensor>;
 
-// The rows of `count` lists, each once.
+// The ids of the rows that are in any list, ascending.
 Ids listed_in(MXTensor& lists) {
   const auto count = static_cast<std::size_t>(lists.shape.at(0)), bytes = static_cast<std::size_t>(lists.shape.at(1));
   Ids ids;
@@ -33,7 +39,7 @@ Ids listed_in(MXTensor& lists) {
     require(used >= row_id_bytes && used <= bytes && used % row_id_bytes == 0, "a list of rows has a wrong length");
     for (std::size_t at = row_id_bytes; at < used; at += row_id_bytes) {
       std::memcpy(&id, list + at, row_id_bytes);
-      require(id < bytes / row_id_bytes - 1, "a list names a row " + std::to_string(id));
+      require(id < bytes / row_id_bytes - 1, "row " + std::to_string(id) + " of a list is out of range");
       ids.push_back(id);
     }
   }
@@ -115,7 +121,7 @@ MXReturnValue received(const Map& map, Tensors* inputs, Tensors*, const OpResour
     bool finite = true;
     write_rows(ids, rows.width, resource, [&](std::size_t i, float* row) {
       const std::int64_t* const found = std::lower_bound(first, last, ids[i]);
-      require(found != last && *found == ids[i], "row " + std::to_string(ids[i]) + " did not come back");
+      require(found != last && *found == ids[i], "row " + std::to_string(ids[i]) + " was not received");
       const float* const values = rows.at(static_cast<std::size_t>(found - first));
       std::copy(values, values + rows.width, row);
       finite = finite && values_finite(values, rows.width);

@@ -1,17 +1,20 @@
-// Gradients in rows (row_sparse), compressed, as MXNet operators: what travels of one, and what comes back.
+// MXNet operators that compress row_sparse gradients.
 //
-// A message (core/row_format.h) has the payload of one codec, of the values of all its rows, one row after the other. It
-// is framed, or not, as the messages of codec.cpp.
+// A message (core/row_format.h) holds one payload, of the values of all its rows, one row after the other. Messages are
+// framed or not, as in codec.cpp.
 //
-// The attributes are those of chunks.h but for `sizes`, since the number of rows changes from call to call, and
-//   payload_bytes: of a message, at most
-//   shape: rows and their width, of the gradient
+// The attributes are those of chunks.h except `sizes`, because the number of rows changes from call to call, and
 //
-// gluon_gc_rows_compress([residual], meter, gradient, [factor]) -> message, of gradient * `scale`, and with
-//     `clipped` * factor; `step`: the meter's. With `feedback`, residual is dense: that of a row waits until the
-//     row is in a gradient again.
-// gluon_gc_rows_decompress(messages, ..., meter) -> row_sparse: the sum of `count` messages, in `arrays` arrays.
-//     With `refused` the operator fails if one is not finite, and calls it so.
+//   payload_bytes : the maximum length of a message
+//   shape : the number of rows of the gradient, and the width of a row
+//
+// gluon_gc_rows_compress([residual], meter, gradient, [factor]) -> message
+//     Compresses gradient * `scale`, and with `clipped` * factor. `step` is written to the meter. With `feedback`, the
+//     residual is dense: it keeps the residual of a row until the row is in a gradient again.
+//
+// gluon_gc_rows_decompress(messages, ..., meter) -> row_sparse
+//     Returns the sum of `count` messages, in `arrays` arrays. The operator fails if a message is not finite and there
+//     is a `refused`: the name of the gradient.
 #include "calls.h"
 #include "meter.h"
 #include "rows.h"
@@ -26,7 +29,7 @@ Layout layout_of(const Attributes& a) {
   return a.has("row_words") ? Layout({{a.size("payload_bytes"), true, 0}}, a) : Layout();
 }
 
-// The codec of the values of some rows.
+// The codec for the values of `rows` rows.
 Chunk values_of(const Attributes& a, std::size_t rows) {
   Chunk values(a, gluon_gc_float32, rows * a.list("shape").at(1));
   read_positions(a, &values, 1);
@@ -39,7 +42,7 @@ std::uint8_t* write_number(std::size_t number, std::uint8_t* to) {
   return to + sizeof(word);
 }
 
-// What feedback keeps, of the rows that a gradient has.
+// The residual of a gradient's rows: `own`, copied from and to the dense residual `all`.
 class Residual {
  public:
   Residual(float* all, const Rows& rows, float* own) : all_(all), rows_(rows), own_(own) {}
@@ -121,7 +124,7 @@ MXReturnValue compress(const Map& map, Tensors* inputs, Tensors* outputs, const 
   });
 }
 
-// A message that came, which is in memory that stays.
+// A received message, in memory that outlives this object.
 struct Received {
   Received(const std::uint8_t* message, std::size_t given, std::size_t all_rows) {
     require(given >= rows_head_bytes(0), "a message of rows ends within its head");
@@ -130,7 +133,7 @@ struct Received {
     for (std::size_t i = 0; i < count; ++i) {
       const std::int64_t id = read_length(message + rows_head_bytes(i));
       require(static_cast<std::size_t>(id) < all_rows && (ids.empty() || id > ids.back()),
-              "a message of rows names a row " + std::to_string(id));
+              "row " + std::to_string(id) + " of a message is out of range or out of order");
       ids.push_back(id);
     }
     payload = message + rows_head_bytes(count);
@@ -144,7 +147,7 @@ struct Received {
   std::size_t payload_bytes;
 };
 
-// The messages that came; `memory` is for what was framed.
+// Reads the received messages. `memory` holds them if they were framed.
 std::vector<Received> received_in(const Attributes& a, const Layout& layout, Tensors& inputs,
                                   std::vector<std::uint8_t>& memory) {
   const std::size_t arrays = a.size("arrays"), count = a.size("count"), rows = a.list("shape").at(0);
@@ -215,7 +218,7 @@ MXReturnValue decompress(const Map& map, Tensors* inputs, Tensors*, const OpReso
       require(fits && gluon_gc_valid(values.codec.get(), message.payload, message.payload_bytes),
               "the payload of message " + std::to_string(m) + " is not one of " + std::to_string(values.n) +
                   " elements");
-      std::memcpy(payload, message.payload, message.payload_bytes);  // where there is room for the longest
+      std::memcpy(payload, message.payload, message.payload_bytes);  // decompress needs room for the maximum length
       gluon_gc_status status{};
       gluon_gc_call call = call_for(values, common, &status);
       call.values = decoded;

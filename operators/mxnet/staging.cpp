@@ -1,9 +1,12 @@
-// Between a GPU, where payloads lie side by side in slots, and what travels: MXNet operators of the host. The
-// attributes that say what the chunks are, and how messages are framed, are those of chunks.h and codec.cpp.
+// MXNet operators on the host that convert between payloads of a GPU, which lie side by side in slots, and messages.
+// The attributes for chunks and messages are those of chunks.h and codec.cpp.
 //
-// gluon_gc_pack(meter, payloads) -> message, as gluon_gc_compress makes it; `step`: the meter's
-// gluon_gc_unpack(messages, ..., meter) -> payloads, uint8 (count * payload_bytes,), of `count` messages in `arrays`
-//     arrays: fit for gluon_gc_decompress on a GPU, which cannot check them. `refused` is as it has it on the CPU.
+// gluon_gc_pack(meter, payloads) -> message
+//     Makes the message that gluon_gc_compress makes on the CPU. `step` is written to the meter.
+//
+// gluon_gc_unpack(messages, ..., meter) -> payloads, uint8 (count * payload_bytes,)
+//     Returns the payloads of `count` messages, in `arrays` arrays. They are checked here, because gluon_gc_decompress
+//     cannot check them on a GPU. `refused` works as for gluon_gc_decompress on the CPU.
 #include "payloads.h"
 
 namespace gluon_gc {
@@ -15,7 +18,7 @@ using Tensors = std::vector<MXTensor>;
 std::size_t used(const Chunk& chunk, const std::uint8_t* payload) {
   const int at = chunk.needs.length_at;
   const std::size_t used = at < 0 ? chunk.needs.payload_bytes : at + read_length(payload + at);
-  require(used <= chunk.needs.payload_bytes, "a payload of the GPU is longer than any can be");
+  require(used <= chunk.needs.payload_bytes, "a payload of the GPU is longer than its maximum length");
   return used;
 }
 

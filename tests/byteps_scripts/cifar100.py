@@ -44,7 +44,7 @@ DEFAULTS = {
 MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
-def loader(opt, train, augment, **how):
+def loader(opt, train, augment, **kwargs):
     whole = [transforms.ToTensor(), transforms.Normalize(MEAN, DEVIATION)]
     images = gluon.data.vision.CIFAR100(train=train).shard(bps.size(), bps.rank())
     return gluon.data.DataLoader(
@@ -52,7 +52,7 @@ def loader(opt, train, augment, **how):
         batch_size=opt.batch_size,
         shuffle=train,
         num_workers=opt.num_data_workers,
-        **how,
+        **kwargs,
     )
 
 

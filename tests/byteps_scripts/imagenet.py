@@ -1,6 +1,6 @@
 """Trains on ImageNet, with the arguments and calls of BytePS's train_gluon_imagenet_byteps_gc.py.
 
-Of its arguments it has those that the published commands give, and those that reach gluon_gc.
+It has the arguments that the published commands use, and those that reach gluon_gc.
 """
 
 import math
@@ -68,7 +68,7 @@ AUGMENTATION = dict(
 )
 
 
-def records(opt, file, index, **how):
+def records(opt, file, index, **kwargs):
     return mx.io.ImageRecordIter(
         path_imgrec=file,
         path_imgidx=index,
@@ -79,7 +79,7 @@ def records(opt, file, index, **how):
         part_index=bps.rank(),
         device_id=bps.local_rank(),
         **COLOURS,
-        **how,
+        **kwargs,
     )
 
 
@@ -88,7 +88,7 @@ def on_devices(batch, ctx):
 
 
 def test(net, opt, ctx, val_data):
-    """The share of images whose class is not the first, and not among the first five."""
+    """Return top-1 and top-5 error."""
     top1, top5 = mx.metric.Accuracy(), mx.metric.TopKAccuracy(5)
     val_data.reset()
     for batch in val_data:

@@ -35,10 +35,10 @@ logger = shared.log_to(f"mnist-{bps.size()}-{args.logging_file}.log")
 logger.info(args)
 
 
-def loader(train, **how):
-    # As published: every worker has all images, in an order of its own.
+def loader(train, **kwargs):
+    # As published: each worker has all images, in its own order.
     images = MNIST(train=train, transform=shared.as_planes(args.dtype))
-    return gluon.data.DataLoader(images, args.batch_size, train, num_workers=args.j, **how)
+    return gluon.data.DataLoader(images, args.batch_size, train, num_workers=args.j, **kwargs)
 
 
 train_data, val_data = loader(True, last_batch="discard"), loader(False)
@@ -94,6 +94,6 @@ for epoch in range(args.epochs):
         shown = epoch, acc[0].asscalar(), acc[1].asscalar()
         logger.info("Epoch[%d]\tTrain: accuracy=%f\tValidation: accuracy=%f", *shown)
 
-# Not in BytePS's: for the test to compare what the workers have.
+# Not in BytePS's script; the test compares the workers' parameters.
 makedirs(f"params{bps.rank()}")
 model.save_parameters(f"params{bps.rank()}/mnist.params")

@@ -27,9 +27,9 @@ logging.basicConfig(level=logging.INFO)
 logging.info(args)
 
 
-def loader(train, **how):
+def loader(train, **kwargs):
     images = MNIST(train=train, transform=shared.as_planes(args.dtype))
-    return gluon.data.DataLoader(images, args.batch_size, train, **how)
+    return gluon.data.DataLoader(images, args.batch_size, train, **kwargs)
 
 
 train_data = loader(True, num_workers=args.j, last_batch="discard")
@@ -69,6 +69,6 @@ for epoch in range(args.epochs):
         shown = epoch, metric.get()[1], validation.get()[1]
         logging.info("Epoch[%d]\tTrain: accuracy=%f\tValidation: accuracy=%f", *shown)
 
-# Not in BytePS's: for the test to compare what the workers have.
+# Not in BytePS's script; the test compares the workers' parameters.
 makedirs(f"params{bps.rank()}")
 model.save_parameters(f"params{bps.rank()}/plain_mnist.params")

@@ -1,4 +1,4 @@
-"""What the kernels' tests share: arrays with guards around them, awkward sizes and values."""
+"""Arrays for the kernels' tests: guarded memory, and awkward sizes and values."""
 
 import ctypes
 import mmap
@@ -17,9 +17,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Guarded:
-    """Arrays between guard bytes that `check` wants unchanged, before a page nobody may touch.
+    """Arrays between guard bytes, which `check` compares, in front of a page without access.
 
-    With an offset of 0 an array ends where that page starts, so that even reading past it is fatal.
+    With offset 0, an array ends where that page starts, so that even reading past its end crashes.
     """
 
     def __init__(self, offset: int = 0):
@@ -27,7 +27,7 @@ class Guarded:
         self._rooms = []
 
     def copy(self, values: np.ndarray) -> np.ndarray:
-        """A copy of an array, ``offset`` elements before the fence."""
+        """Return a copy of an array that ends ``offset`` elements before the guard page."""
         end = -(-(values.nbytes + (self.offset + 1) * 64) // _PAGE) * _PAGE
         room = np.frombuffer(mmap.mmap(-1, end + _PAGE), np.uint8)
         room[:end] = _PATTERN
@@ -49,11 +49,11 @@ class Guarded:
 
 
 def awkward(size: int, dtype, seed: int) -> np.ndarray:
-    """Normal draws of many magnitudes; every other seed: also zeros, subnormals, huge values."""
+    """Return normal draws of many magnitudes; odd seeds add zeros, subnormals and huge values."""
     random = np.random.default_rng(seed)
     values = (random.standard_normal(size) * 10.0 ** random.integers(-6, 6, size)).astype(dtype)
     info = np.finfo(dtype)
-    huge = min(float(info.max) / 2**20, 1e150)  # the sum of squares of some is a float64
+    huge = min(float(info.max) / 2**20, 1e150)  # so that a sum of squares fits float64
     special = np.array(
         [
             0.0,
@@ -74,7 +74,7 @@ def awkward(size: int, dtype, seed: int) -> np.ndarray:
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two float arrays are equal bit for bit, but for which NaN a NaN is."""
+    """Return whether two float arrays are equal bit for bit; any NaN equals any other NaN."""
     return a.dtype == b.dtype and bool(
         np.array_equal(np.isnan(a), np.isnan(b))
         and np.array_equal(_bits(a)[~np.isnan(a)], _bits(b)[~np.isnan(b)])

@@ -1,13 +1,13 @@
-"""Every compressor of the library, as its own test file test_NAME.py describes it.
+"""Runs the common tests on every compressor of the library; test_NAME.py describes a compressor.
 
-Such a file has
+Such a test file has
 
-    OPTIONS: a list of example options, each a dict as `kernels.Codec` takes it
-    Replay: a `replay.Replay` that encodes as the compressor does
-    PARAMS: if the first of OPTIONS will not do to train with, compression_params by a name for each
-    on_cuda: if a GPU does not take all of OPTIONS, a function that says whether it takes some
+- OPTIONS: a list of example options, each a dict for `kernels.Codec`
+- Replay: a `replay.Replay` that encodes as the compressor does
+- PARAMS (optional): named compression_params for training, if the first of OPTIONS does not suit
+- on_cuda (optional): a function that returns whether a GPU supports given options
 
-and gets by that the tests of test_codec.py, and those of messages, trainers and clusters.
+The tests in test_codec.py, and those of messages, trainers and clusters, use these.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from .replay import Replay
 
 START = (2**63 + 12345, 987654321)
 RATIOS = (1.0, 1.0, 0.5)
-"""Of some steps."""
+"""The learning-rate ratios of some steps."""
 
 each_compressor = pytest.mark.parametrize("name", kernels.names())
 
 
 def isas_of(name: str) -> Tuple[str, ...]:
-    """Where a compressor runs: the instruction sets, and the emulated GPU if it has kernels."""
+    """Return a compressor's instruction sets, and "cuda" if it has GPU kernels (emulated)."""
     return (*kernels.isas(), *["cuda"] * (name in emulator.COMPRESSORS))
 
 
 def tests_of(name: str) -> Any:
-    """The test file of a compressor."""
+    """Return the test module of a compressor."""
     return importlib.import_module(f".test_{name}", __package__)
 
 
 def options_of(name: str, isa: Optional[str] = None) -> List[Dict[str, Any]]:
-    """Example options of a compressor, which it takes where it is to run."""
+    """Return example options of a compressor that an instruction set or a GPU supports."""
     tests = tests_of(name)
     takes = getattr(tests, "on_cuda", None) if isa == "cuda" else None
     return [options for options in tests.OPTIONS if takes is None or takes(options)]
 
 
 class Case(NamedTuple):
-    """A codec, how it is to run, and what is compressed."""
+    """A codec, how to run it, and the seed of its input."""
 
     name: str
     options: Dict[str, Any]
@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
     @property
     def ratio_bytes(self) -> int:
-        """How many bytes the ratio takes in front of a payload."""
+        """The number of bytes that the ratio takes in front of a payload."""
         return (
             8 if self.options.get("ef") == "corrected" and not self.codec().traits.summable else 0
         )
@@ -85,7 +85,7 @@ def accumulates(name: str) -> bool:
 
 @st.composite
 def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case:
-    """Codecs of a compressor, with and without momentum and feedback; `fixed` are options."""
+    """Draw codecs of a compressor, with and without momentum and feedback; `fixed` are options."""
     isa = draw(st.sampled_from(isas_of(name)))
     options = dict(draw(st.sampled_from(options_of(name, isa))))
     alike = ["sparse"] if kernels.compressors()[name].draws_alike else []
@@ -109,7 +109,7 @@ def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case
 
 
 def positions(codec: kernels.Codec, steps: int) -> List[kernels.Position]:
-    """Where each of some steps draws."""
+    """Return the position in the random stream for each of some steps."""
     return [kernels.position(START, step * codec.draws) for step in range(steps)]
 
 
@@ -120,7 +120,7 @@ def compressed(
     state: Optional[kernels.State] = None,
     padding: int = 0,
 ) -> np.ndarray:
-    """Rows of payloads of some arrays, all drawn at the start."""
+    """Return the payloads of some arrays as rows; all use the start of the random stream."""
     rows = np.full((count, codec.payload_bytes + padding), 255, np.uint8)
     for i, row in enumerate(rows):
         kept = codec.state() if state is None else state
@@ -131,7 +131,7 @@ def compressed(
 
 @contextmanager
 def together(function: str) -> Iterator[None]:
-    """Hold back calls of this function of the C interface, and make them in one at the end."""
+    """Collect calls of a function of the C interface, and make all in one call at the end."""
     name, held = "gluon_gc_" + function, []
     real = getattr(library, name)
     setattr(library, name, lambda call, count: held.append(call._obj))
@@ -143,15 +143,15 @@ def together(function: str) -> Iterator[None]:
 
 
 def poison(codec: kernels.Codec, value: int) -> arrays.Guarded:
-    """Give a codec a workspace of such bytes, between guards."""
+    """Fill a codec's workspace with a byte value, between guards."""
     size = codec.workspace_bytes
-    guarded = arrays.Guarded(-size % 64)  # which aligns it
+    guarded = arrays.Guarded(-size % 64)  # aligns it to 64 bytes
     codec._workspace = guarded.copy(np.full(size, value, np.uint8))
     return guarded
 
 
 def guard(state: kernels.State, guarded: arrays.Guarded) -> kernels.State:
-    """A state whose arrays are guarded."""
+    """Return a state whose arrays are guarded."""
     momentum = None if state.momentum is None else guarded.copy(state.momentum)
     return kernels.State(momentum, tuple(guarded.copy(array) for array in state.memory))
 

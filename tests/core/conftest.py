@@ -1,4 +1,4 @@
-"""Lets the tests of the kernels run from a checkout, and gives hypothesis time under sanitizers."""
+"""Lets the kernels' tests run from a checkout, and gives hypothesis more time under sanitizers."""
 
 import sys
 from pathlib import Path
@@ -16,5 +16,5 @@ settings.load_profile("kernels")
 
 @pytest.fixture(scope="session", autouse=True)
 def emulated_gpu():
-    """A GPU for codecs with the isa "cuda"."""
+    """Start the emulated GPU, for codecs with isa "cuda"."""
     return emulator.start()

@@ -1,4 +1,4 @@
-"""Values that mislead a threshold which is taken from a sample of them."""
+"""Inputs that mislead a threshold that is estimated from a sample."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def normal(random, n):
 
 
 def large_where_sampled(random, n, groups=1024, runs=5):
-    """80 large ones where topk_threshold.h looks for k = 100, so that it expects many more."""
+    """Put 80 large values in topk_threshold.h's sample for k = 100, so it expects many more."""
     stride = n // groups
     values = normal(random, n)
     for group in range(runs):

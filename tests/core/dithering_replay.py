@@ -1,4 +1,4 @@
-"""dithering in NumPy: what the kernels must give, bit for bit, payloads included."""
+"""dithering in NumPy; the kernels must give the same bits, payloads included."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from .replay import bytes_of
 
 LANES = 16
 BLOCK = 32 * 16 * 129
-"""The elements that one Elias segment codes."""
+"""The number of elements in one Elias segment."""
 FIXED, ELIAS = 0, 1
 
 
@@ -32,7 +32,7 @@ class Config:
 
     @property
     def options(self) -> dict:
-        """As a codec has them."""
+        """The options as a codec takes them."""
         return {
             "k": self.levels,
             "partition": "natural" if self.natural else "linear",
@@ -47,14 +47,14 @@ class Config:
 
 
 def below(draws, probability):
-    """draws < probability * 2^64, exactly, for probability < 1."""
+    """Return draws < probability * 2^64, computed exactly, for probability < 1."""
     bound = probability * probability.dtype.type(2.0**64)
     floor = bound.astype(np.uint64)
     return (draws < floor) | ((draws == floor) & (floor.astype(bound.dtype) < bound))
 
 
 def symbols_of(p, norm, config, draws):
-    """The number of each element's level, from 0."""
+    """Return each element's level, counted from 0."""
     T = p.dtype.type
     far = 64 if T is np.float32 else 512
     unit = T(2.0**far if norm < 2.0**-far else 2.0**-far if norm > 2.0**far else 1)
@@ -63,7 +63,7 @@ def symbols_of(p, norm, config, draws):
     if not config.natural:
         whole = np.floor(y)
         return whole.astype(np.int64) + below(draws, y - whole)
-    # lower = next_pow2(ceil(y)) >> 1; the logarithm is that of the next power of two
+    # lower = next_pow2(ceil(y)) >> 1; log2 is the exponent of the next power of two
     log2 = np.ceil(np.log2(np.maximum(np.ceil(y).astype(np.float64), 1)))
     lower = np.where(log2 > 0, 2.0 ** (log2 - 1), 0).astype(T)
     step = np.maximum(lower, T(1))
@@ -74,7 +74,7 @@ def symbols_of(p, norm, config, draws):
 
 
 def level_of(symbols, norm, config):
-    """What symbols decode to, in the norm's dtype, without the sign."""
+    """Return the decoded magnitudes of symbols, in the norm's dtype."""
     T = norm.dtype.type
     if config.natural:
         share = np.where(symbols == 0, 0, 2.0 ** (symbols - float(config.levels))).astype(T)
@@ -84,12 +84,12 @@ def level_of(symbols, norm, config):
 
 
 def bits_of(values, count):
-    """The lowest ``count`` bits of each value, as rows."""
+    """Return the lowest ``count`` bits of each value, one row per value."""
     return (values[:, None] >> np.arange(count)) & 1
 
 
 def elias_delta(x):
-    """The codes of whole numbers, as numbers, and their lengths."""
+    """Return the Elias delta codes of whole numbers, as numbers, and their lengths in bits."""
     x = x.astype(np.int64)
     low = np.frexp(x)[1].astype(np.int64) - 1
     zeros = np.frexp(low + 1)[1].astype(np.int64) - 1
@@ -98,7 +98,7 @@ def elias_delta(x):
 
 
 def segment_of(symbols, negative):
-    """The bits of the Elias code of a block."""
+    """Return the bits of a block's Elias code."""
     places = np.flatnonzero(symbols)
     distance, distance_length = elias_delta(np.diff(places, prepend=-1))
     level, level_length = elias_delta(symbols[places])
@@ -114,7 +114,7 @@ def segment_of(symbols, negative):
 
 
 def payload_of(symbols, negative, norm, config):
-    """The bytes in use of a payload."""
+    """Return the bytes in use of a payload."""
     planes = np.concatenate(
         [(negative & (symbols > 0))[:, None], bits_of(symbols, config.symbol_bits)], axis=1
     )

@@ -1,4 +1,4 @@
-"""BytePS's numbers in tests/golden, and the comparison with them that the compressors share."""
+"""Numbers that BytePS computed (tests/golden), and bounds for comparing with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _options(text: str) -> dict[str, str]:
 
 
 class Compression(NamedTuple):
-    """One array, and what compressing and decompressing it gives."""
+    """An array, and its values after compression and decompression by BytePS."""
 
     options: dict[str, str]
     x: np.ndarray
@@ -30,7 +30,7 @@ class Compression(NamedTuple):
 
 
 def compressions(compressor: str) -> list[Compression]:
-    """The vectors of a compressor without feedback."""
+    """Return BytePS's results of a compressor without feedback."""
     vectors = _load(compressor + "_compress")
     return [
         Compression(_options(key.split("|")[1]), vectors["input|" + key.split("|")[2]], decoded)
@@ -40,7 +40,7 @@ def compressions(compressor: str) -> list[Compression]:
 
 
 class Run(NamedTuple):
-    """Four steps of one tensor with error feedback."""
+    """Four steps of one tensor with error feedback in BytePS."""
 
     name: str
     vectors: Vectors
@@ -65,19 +65,19 @@ class Run(NamedTuple):
         return self.vectors["g0"].size
 
     def steps(self) -> Iterator[tuple[Vectors, float]]:
-        """Each step's gradient g, p, decoded d, residual e and momentum m; and its ratio."""
+        """Yield each step's gradient g, p, decoded d, residual e and momentum m; and its ratio."""
         rates = [0.1, 0.1, 0.05, 0.2] if "lrvar" in self.name else [1.0] * 4
         for step, (previous, rate) in enumerate(zip(rates[:1] + rates, rates)):
             vectors = {n[0]: v for n, v in self.vectors.items() if n[1:] == str(step)}
             yield vectors, previous / rate if self.options["ef"] == "corrected" else 1.0
 
     def bounded_steps(self) -> Iterator[tuple[Vectors, float, np.ndarray]]:
-        """Also by how much an element may differ from BytePS's, if its state before was the same.
+        """Yield the same with a bound on each element's difference, if the state before was equal.
 
         Notes
         -----
-        BytePS was compiled to fused multiply-adds, ours round twice. Where the terms of a sum
-        cancel, that is many ulp of what is left, so it is measured in ulp of the largest term.
+        BytePS was compiled with fused multiply-adds; our kernels round twice. If the terms of a sum
+        cancel, this is many ulp of the sum. So the bound is in ulp of the largest term.
         """
         before = dict.fromkeys("em", np.zeros(self.size, np.float32))
         for expected, ratio in self.steps():
@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
 
 def runs(compressor: str) -> list[Run]:
-    """The vectors of a compressor with feedback."""
+    """Return BytePS's results of a compressor with feedback."""
     vectors: dict[str, Vectors] = {}
     for key, values in _load(compressor + "_feedback").items():
         run, _, name = key.rpartition("|")
@@ -96,11 +96,11 @@ def runs(compressor: str) -> list[Run]:
 
 
 def all_runs() -> list[tuple[str, Run]]:
-    """Those of every compressor, with its name."""
+    """Return the runs of all compressors, each with its compressor's name."""
     names = sorted(path.stem[: -len("_feedback")] for path in GOLDEN.glob("*_feedback.npz"))
     return [(name, run) for name in names for run in runs(name)]
 
 
 def name_of(case: object) -> Optional[str]:
-    """The name of a parametrised test."""
+    """Return the name of a parametrised test."""
     return case.name if isinstance(case, Run) else None

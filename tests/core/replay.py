@@ -1,4 +1,4 @@
-"""Momentum and error feedback in NumPy, which the replays of the compressors share."""
+"""Momentum and error feedback in NumPy, common to the replays of all compressors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gluon_gc import kernels
 
 
 class Replay:
-    """A codec in NumPy, of a float array g a step: what the kernels must give, bit for bit.
+    """A codec in NumPy; the kernels must give the same bits. Each step takes a float array g.
 
-    A compressor's own test file derives one from it, which says how p is encoded.
+    The test file of a compressor derives a class from it that encodes p.
 
     Parameters
     ----------
     options : mapping
-        As `kernels.Codec` has them.
+        Options of `kernels.Codec`.
     n : int
     dtype : float32 or float64
     start : tuple of two int
-        The state of the random stream that it begins with.
+        The first state of the random stream.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Replay:
     def step(
         self, g: np.ndarray, scale: float = 1.0, ratio: float = 1.0
     ) -> Tuple[np.ndarray, np.ndarray]:
-        """The bytes in use of the payload, and what it decodes to."""
+        """Return the bytes in use of the payload, and the decoded values."""
         g = g * self.T(scale)
         if self.momentum is not None:
             self.momentum = self.mu * self.momentum + g
@@ -50,21 +50,21 @@ class Replay:
         return payload, decoded
 
     def encode(self, p: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """The bytes in use of the payload of p, and what it decodes to."""
+        """Return the bytes in use of the payload of p, and the decoded values."""
         raise NotImplementedError
 
     def draw(self, count: int) -> np.ndarray:
-        """The stream's next draws."""
+        """Return the stream's next draws."""
         position = kernels.position(self.start, self.drawn)
         self.drawn += count
         return kernels.draw(position, count)
 
 
 def bytes_of(*arrays: np.ndarray) -> np.ndarray:
-    """Arrays one after the other, as bytes."""
+    """Concatenate arrays as bytes."""
     return np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays])
 
 
 def element_count(k: float, n: int) -> int:
-    """A share of n elements, of which at least one, or a number of them."""
+    """Return k as a number of elements; a share k < 1 gives at least 1."""
     return min(n, max(1, int(k * n if k < 1 else k)))

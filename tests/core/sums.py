@@ -6,7 +6,7 @@ TILE, CHAINS = 1024, 32
 
 
 def tree_sum(x: np.ndarray) -> float:
-    """The sum of values >= 0 in float64, in the order that their number alone decides."""
+    """Return the float64 sum of values >= 0, in an order that depends only on their number."""
     x = x.astype(np.float64)
     while True:
         tiles = -(-x.size // TILE)
@@ -23,11 +23,11 @@ def tree_sum(x: np.ndarray) -> float:
 
 
 def magnitudes(p: np.ndarray) -> float:
-    """The sum of |p|."""
+    """Return the sum of |p|."""
     return tree_sum(np.abs(p.astype(np.float64)))
 
 
 def l2_norm(p: np.ndarray) -> np.floating:
-    """In T, at most the largest T."""
+    """Return the l2 norm in p's dtype, at most the largest finite value."""
     norm = np.sqrt(tree_sum(p.astype(np.float64) ** 2))
     return p.dtype.type(min(norm, np.finfo(p.dtype).max))

@@ -1,4 +1,4 @@
-"""Several codecs in one call do what each of them does alone."""
+"""Several codecs in one call give the same results as in separate calls."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,12 @@ def made(name, options):
     return [kernels.Codec(name, {**own, "ef": "vanilla", "mu": 0.9}, n) for n in SIZES]
 
 
-@pytest.mark.parametrize("of", COMPRESSORS)
-def test_a_batch_makes_the_bytes_and_the_state_that_single_calls_make(of):
-    name = COMPRESSORS[of]["compressor"]
+@pytest.mark.parametrize("example", COMPRESSORS)
+def test_a_batch_makes_the_bytes_and_the_state_that_single_calls_make(example):
+    params = COMPRESSORS[example]
+    name = params["compressor"]
     random = np.random.default_rng(0)
-    codecs, alone = made(name, COMPRESSORS[of]), made(name, COMPRESSORS[of])
+    codecs, alone = made(name, params), made(name, params)
     states, of_alone = [c.state() for c in codecs], [c.state() for c in alone]
     rooms = [np.zeros(codec.payload_bytes, np.uint8) for codec in codecs]
     compress = kernels.Batch("compress", codecs, states, rooms)

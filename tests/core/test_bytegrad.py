@@ -1,4 +1,4 @@
-"""bytegrad: its replay in NumPy, its bound, and what is true of it alone."""
+"""bytegrad: its replay in NumPy, its error bound, and its own tests."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ each_isa = pytest.mark.parametrize("isa", isas)
 
 
 class Steps:
-    """The 255 steps from lo to hi in NumPy, lo < hi."""
+    """The 255 steps from lo to hi in NumPy; lo < hi."""
 
     def __init__(self, lo, hi):
         T = type(lo)
@@ -57,14 +57,14 @@ class Replay(replay.Replay):
 
 
 def sent(x, isa=None):
-    """The bytes in use of the payload of an array, and what it decodes to."""
+    """Return the bytes in use of an array's payload, and the decoded values."""
     codec = kernels.Codec("bytegrad", {}, x.size, x.dtype, isa)
     payload, status = codec.compress(x)
     return payload[: status.bytes], codec.decompress(payload)[0]
 
 
 def wide(dtype):
-    """Finite values of every magnitude, bits and all."""
+    """Return a strategy for finite values of every magnitude and bit pattern."""
     return npst.arrays(
         dtype,
         st.integers(0, 80),
@@ -73,7 +73,7 @@ def wide(dtype):
 
 
 def spread(random, size, dtype):
-    """Values whose range is anything from the smallest to the widest there can be."""
+    """Return values whose range is between the smallest and the widest possible one."""
     info = np.finfo(dtype)
     low, high = np.log2(info.smallest_subnormal), info.maxexp
     centre, width = random.uniform(low, high - 1, 2)
@@ -82,7 +82,7 @@ def spread(random, size, dtype):
 
 
 def check_bound(x, out):
-    """Each element within half a step, and the rounding of T, of what it decodes to."""
+    """Check that each element is within half a step, plus rounding, of its decoded value."""
     info = np.finfo(x.dtype)
     exact = x.astype(np.longdouble)
     half_step = (exact.max() - exact.min()) / 255 / 2

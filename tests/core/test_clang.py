@@ -1,4 +1,4 @@
-"""The sources compile with clang as well as with gcc, by which all other tests build them."""
+"""The sources compile with clang; all other tests build them with gcc."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ OPERATORS = Path(__file__).resolve().parents[2] / "operators"
 
 
 def cmake_commands(folder):
-    """What CMake would have clang++ do for each source and instruction set."""
+    """Return CMake's clang++ commands for each source and instruction set."""
     options = ["-DCMAKE_CXX_COMPILER=clang++"]
     if MXNET is not None:
         options.append(f"-DMXNET_DIR={Path(MXNET.origin).parent}")
@@ -32,7 +32,7 @@ def cmake_commands(folder):
 
 
 def complaints(command):
-    """What clang says of a source, warnings included; it compiles nothing."""
+    """Return clang's errors and warnings for a source, without generating code."""
     words = [*shlex.split(command["command"]), "-fsyntax-only"]
     done = subprocess.run(words, cwd=command["directory"], capture_output=True, text=True)
     return done.stderr

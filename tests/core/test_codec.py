@@ -1,4 +1,4 @@
-"""What is true of every compressor's codec, whatever its payloads are like."""
+"""Properties that the codecs of all compressors share, whatever their payloads contain."""
 
 import numpy as np
 import pytest
@@ -39,17 +39,16 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
         payload = guarded.empty(codec.payload_bytes, np.uint8)
         expected, decoded = replay.step(values, scale, ratio)
 
-        how = dict(scale=scale, ratio=ratio, threads=case.threads)
-        _, wrote = codec.compress(values, state, position, payload=payload, **how)
+        kwargs = dict(scale=scale, ratio=ratio, threads=case.threads)
+        _, wrote = codec.compress(values, state, position, payload=payload, **kwargs)
         out = guarded.empty(case.n, case.dtype)
         _, read = codec.decompress(payload, position, out=out, threads=case.threads)
 
         assert payload[:header].tobytes() == np.float64(ratio).tobytes()[:header]
         assert np.array_equal(payload[header : wrote.bytes], expected)
         assert wrote.bytes == read.bytes == codec.used(payload) <= codec.payload_bytes
-        assert (
-            wrote.finite and read.finite == np.isfinite(decoded).all()
-        )  # as halves they may not be
+        # Values that are sent as float16 may overflow.
+        assert wrote.finite and read.finite == np.isfinite(decoded).all()
         assert arrays.same_bits(out, decoded)
         assert replay.drawn == (step + 1) * codec.draws
         if codec.momentum:
@@ -57,7 +56,7 @@ def test_every_instruction_set_and_number_of_threads_gives_the_bits_of_the_repla
         if codec.memory:
             residual = codec.residual(state)
             assert np.array_equal(residual, replay.residual)
-            replay.residual = residual  # a zero may have the other sign
+            replay.residual = residual  # the sign of a zero may differ
     guarded.check()
     workspace.check()
 
@@ -79,9 +78,9 @@ def test_large_arrays_are_the_same_bits_for_every_instruction_set_and_number_of_
                 payload, status = codec.compress(
                     values, state, *positions(codec, 1), threads=threads
                 )
-                made = payload[: status.bytes].tobytes(), state
-                expected = expected or made
-                assert made[0] == expected[0]
+                result = payload[: status.bytes].tobytes(), state
+                expected = expected or result
+                assert result[0] == expected[0]
                 assert same_states(state, expected[1])
 
 
@@ -120,10 +119,10 @@ def test_calls_that_are_made_together_are_those_that_are_made_one_by_one(name):
     states, expected = ([codec.state() for codec in codecs] for _ in range(2))
     begin = kernels.position(START)
     with together("compress"):
-        made = [codec.compress(*given, begin) for codec, *given in zip(codecs, values, states)]
+        sent = [codec.compress(*given, begin) for codec, *given in zip(codecs, values, states)]
     with together("decompress"):
-        decoded = [codec.decompress(*given, begin)[0] for codec, (*given, _) in zip(codecs, made)]
-    for codec, x, state, (payload, status), out in zip(codecs, values, expected, made, decoded):
+        decoded = [codec.decompress(*given, begin)[0] for codec, (*given, _) in zip(codecs, sent)]
+    for codec, x, state, (payload, status), out in zip(codecs, values, expected, sent, decoded):
         ours, wrote = codec.compress(x, state, begin)
         assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes])
         assert arrays.same_bits(out, codec.decompress(ours, begin)[0])
@@ -136,9 +135,9 @@ def test_codecs_of_calls_that_are_made_together_differ_in_n_alone():
         (kernels.Codec("bytegrad", {"ef": "vanilla"}, 5), "bytegrad of float32 with ef=vanilla"),
         (kernels.Codec("onebit", {"ef": "vanilla"}, 5, "float64"), "onebit of float64 with ef=van"),
         (kernels.Codec("onebit", {"scaling": True}, 5), "onebit of float32 with scaling=True"),
-        (kernels.Codec("onebit", {}, 5, isa="cuda"), "onebit of float32 on the GPU, 0 is onebit"),
+        (kernels.Codec("onebit", {}, 5, isa="cuda"), "onebit of float32 on the GPU, call 0 has"),
     ):
-        with pytest.raises(ValueError, match=f"differ in n alone: 1 is {called}"):
+        with pytest.raises(ValueError, match=f"differ in n only: call 1 has {called}"):
             with together("compress"):
                 for codec in (first, other):
                     codec.compress(np.zeros(5, codec.dtype), codec.state())
@@ -150,9 +149,9 @@ def test_aggregation_is_decompression_of_all_and_compression_with_their_ratio(na
     case = data.draw(cases(name))
     codec = case.codec()
     if codec.traits.summable:
-        with pytest.raises(ValueError, match="can be summed are not aggregated"):
+        with pytest.raises(ValueError, match="summable payloads are added, not aggregated"):
             codec.aggregate(np.zeros((2, codec.payload_bytes), np.uint8), codec.state())
-        with pytest.raises(ValueError, match="can be summed are decompressed one at a time"):
+        with pytest.raises(ValueError, match="summable payloads are decompressed one at a time"):
             codec.decompress(np.zeros((2, codec.payload_bytes), np.uint8))
         return
     worker, count = codec.state(), data.draw(st.integers(1, 4))
@@ -202,27 +201,27 @@ def test_going_on_from_a_saved_residual_is_bit_identical_to_never_having_stopped
 
 
 def made_from(case, value):
-    """What three steps make where such bytes are in memory that is not initialised."""
+    """Return the results of three steps, with uninitialised memory filled with this byte value."""
     codec = case.codec()
     poison(codec, value)
-    state, made = codec.state(), []
+    state, results = codec.state(), []
     for step, position in enumerate(positions(codec, 3)):
         payload = np.full(codec.payload_bytes, value, np.uint8)
         codec.compress(case.values(step), state, position, payload=payload)
         out = np.full(case.n * codec.dtype.itemsize, value, np.uint8).view(case.dtype)
         codec.decompress(payload, position, out=out)
-        made += [payload[: codec.used(payload)].tobytes(), out.tobytes()]
-    return made, state
+        results += [payload[: codec.used(payload)].tobytes(), out.tobytes()]
+    return results, state
 
 
 @each_compressor
 @given(st.data())
 def test_nothing_depends_on_what_is_in_memory_that_is_not_initialised(name, data):
     case = data.draw(cases(name))
-    made, state = made_from(case, 0)
+    results, state = made_from(case, 0)
     for value in (0x7F, 0xFF):
         again, state_again = made_from(case, value)
-        assert again == made and same_states(state, state_again)
+        assert again == results and same_states(state, state_again)
 
 
 @each_compressor
@@ -235,7 +234,7 @@ def test_what_is_not_finite_shows_where_it_is_decoded_and_nothing_is_kept_of_it(
     codec.compress(case.values(), state, begin)
     values = case.values(1)
     if codec.traits.summable and not codec.memory and not codec.momentum:
-        values[:] = bad  # one might not be sent, nor even looked at
+        values[:] = bad  # a single one might not be drawn, and so not even read
     else:
         values[data.draw(st.integers(0, case.n - 1))] = bad
 
@@ -257,14 +256,14 @@ def test_what_is_not_finite_shows_where_it_is_decoded_and_nothing_is_kept_of_it(
 
 
 def decoded_between_fences(case, codec, payload):
-    """Whether a payload is valid; if so it is decoded, and aggregated if it can be."""
+    """Return whether a payload is valid; if so, decode it, and aggregate it if possible."""
     guarded = arrays.Guarded()
     (position,) = positions(codec, 1)
     room = guarded.empty(codec.payload_bytes, np.uint8)
     room[: payload.size] = payload
     poison(codec, 0xFF)
     if not codec.valid(room):
-        if codec.isa != "cuda":  # which is given what is valid
+        if codec.isa != "cuda":  # a GPU gets only valid payloads
             with pytest.raises(ValueError, match=f"payload 0 is not one of {case.n} elements"):
                 codec.decompress(room, position)
         return False

@@ -1,4 +1,4 @@
-"""dgc: its replay in NumPy, how many elements it is to send, and what is true of it alone."""
+"""dgc: its replay in NumPy, the number of elements to send, and its own tests."""
 
 import math
 
@@ -54,7 +54,7 @@ OPTIONS = [
 
 
 def ratio_of(options, n, epoch):
-    """The share of n elements that is sent in an epoch."""
+    """Return the share of n elements to send in an epoch."""
     ratio = options["k"] if options["k"] < 1 else min(1.0, options["k"] / n)
     epochs, coefficient = options.get("warmup_epochs", -1), options.get("warmup_coeff")
     if epoch >= epochs:
@@ -65,7 +65,7 @@ def ratio_of(options, n, epoch):
 
 
 class Replay(dgc_replay.Replay):
-    """dgc in NumPy, from the options of a codec."""
+    """dgc in NumPy, created from a codec's options."""
 
     def __init__(self, options, n, dtype, start=(0, 0)):
         ratio = ratio_of(options, n, options.get("epoch", math.inf)) if n else 1.0
@@ -125,7 +125,7 @@ def test_the_draws_are_those_of_the_reference_implementations_sample(n, k, sampl
         assert codec.draws == (0 if whole else 1 if strided else plan["samples"])
 
 
-# What is sent of ascending values, in one epoch after the other, tells how many the plan selects.
+# With ascending values, the number of sent elements shows how many the plan selects.
 @pytest.mark.parametrize("coefficient", [None, 0.3, (0.3, 0.1, 0.4, 0.05)])
 @pytest.mark.parametrize("k", [0.001, 0.07, 300])
 def test_an_epoch_of_the_warm_up_sends_its_share(k, coefficient):

@@ -1,4 +1,4 @@
-"""dithering: what is true of it alone, besides that it is as its replay in NumPy."""
+"""dithering: its own tests, besides those with its replay in NumPy."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ START = kernels.position((3, 3))
 
 
 def on_cuda(options):
-    """Elias codes are not for GPUs."""
+    """Return whether a GPU supports these options; it has no Elias codes."""
     return options["fixed_width"]
 
 
@@ -44,13 +44,13 @@ each_isa = pytest.mark.parametrize("isa", isas_of("dithering"))
 
 
 def codec_of(config, n, dtype=np.float32, isa=None):
-    """A codec; that of a GPU has fixed width."""
+    """Return a codec; on a GPU it has fixed width."""
     options = {**config.options, **({"fixed_width": True} if isa == "cuda" else {})}
     return kernels.Codec("dithering", options, n, dtype, isa)
 
 
 def sent(x, config, isa=None, position=START):
-    """What an array decodes to, and the norm."""
+    """Return the decoded values, and the norm."""
     codec = codec_of(config, x.size, x.dtype, isa)
     payload, _ = codec.compress(x, position=position)
     return codec.decompress(payload)[0], payload[8 : 8 + x.itemsize].view(x.dtype)[0]
@@ -61,7 +61,7 @@ def test_an_element_moves_by_less_than_the_distance_of_its_two_levels(config, si
     x = arrays.awkward(size, dtype, seed)
     decoded, norm = sent(x, config)
 
-    if config.natural:  # between the powers of two around it, or 0 and the first
+    if config.natural:  # levels are powers of two, or 0 and the first one
         shares = np.abs(x).astype(np.longdouble) / max(norm, np.finfo(dtype).smallest_subnormal)
         step = np.maximum(
             2.0 ** np.floor(np.log2(np.maximum(shares, 2.0**-40))), 2.0 ** (1 - config.levels)
@@ -94,7 +94,7 @@ def test_the_mean_over_many_places_of_the_stream_is_the_element(natural, l2, lev
     assert (np.abs(total / rounds - x) <= 4 * error + 1e-6).all()
 
 
-# Small states put many of the first draws below 2^32, where the upper halves do not decide.
+# With small states, many of the first draws are below 2^32, so their upper halves are all 0.
 @given(
     configs,
     st.integers(1, 5),
@@ -168,7 +168,7 @@ def test_levels_that_cannot_be_are_refused(k, natural):
         kernels.Codec("dithering", Config(k, natural).options, 4)
 
 
-# With one level, an element of half the norm is rounded up just if the draw is below 2^63.
+# With one level, half the norm is rounded up exactly if the draw is below 2^63.
 @each_isa
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 2064, 2065, 66_048, 66_049, 200_000])
 @pytest.mark.parametrize("threads", [1, 2])

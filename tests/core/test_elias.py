@@ -1,4 +1,4 @@
-"""dithering's Elias coding: when it is chosen, and payloads that are not what compress writes."""
+"""dithering's Elias coding: when it is chosen, and payloads that compress never writes."""
 
 import numpy as np
 from hypothesis import given
@@ -18,7 +18,7 @@ def codec_of(n, config, isa=None):
 
 
 def compressed(x, config):
-    """The bytes in use."""
+    """Return the bytes in use."""
     payload, status = codec_of(x.size, config).compress(x, position=kernels.position((2020, 2020)))
     return payload[: status.bytes]
 
@@ -35,7 +35,7 @@ def coding_of(payload):
 
 
 def sparse(n, seed):
-    """A few large values among small ones, which becomes mostly symbol 0."""
+    """Return a few large values among small ones; most symbols are then 0."""
     random = np.random.default_rng(seed)
     return (random.standard_normal(n) * 10.0 ** random.integers(-5, 1, n)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Framing: bytes as floats that pass through a server which adds 0.0 to them."""
+"""Framing: bytes become floats that survive a server that adds 0.0 to them."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def bytes_like(nbytes, seed):
 
 
 def frame_in_numpy(payload):
-    """Block by block: of all numbers, the least that makes no exponent 0 or 255."""
+    """Use for each block the smallest number that makes no exponent 0 or 255."""
     blocks = np.pad(payload, (0, -payload.size % BLOCK_BYTES)).view(np.uint32).reshape(-1, 127)
     framed = []
     for block in blocks:

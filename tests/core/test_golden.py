@@ -1,4 +1,4 @@
-"""What BytePS computed, of every compressor that tests/golden has numbers of."""
+"""The kernels match BytePS's numbers, for every compressor in tests/golden."""
 
 import numpy as np
 import pytest
@@ -9,16 +9,16 @@ from . import arrays, golden
 
 
 def sent_beyond_the_levels(options, x, expected):
-    """Whether BytePS's dithering sent the only element twice over.
+    """Return whether BytePS's dithering decoded a single element to twice its value.
 
-    BytePS squares in float, so that a single element can be above its l2 norm by a rounding; a draw
-    near 0 then takes it to the level after the last. Here its norm is itself, exactly.
+    BytePS squares in float32, so rounding can make a single element larger than its l2 norm. A draw
+    near 0 then selects a level above the last one. Our norm is exact for a single element.
     """
     natural_l2 = options.get("partition"), options.get("normalize")
     return natural_l2 == ("natural", "l2") and x.size == 1 and expected[0] == 2 * x[0]
 
 
-# Where randomk draws more elements than there are is left out: no codec does.
+# Cases in which randomk draws more than n elements are left out, because no codec does that.
 @arrays.each_isa
 @pytest.mark.parametrize(
     "name, count, beyond",
@@ -55,7 +55,8 @@ def test_each_step_with_feedback_from_byteps_state_differs_by_rounding_only(name
             got = {"p": decoded}
         else:
             got = {"p": decoded + residual, "d": decoded, "e": residual}
-            exact = "de" if not codec.draws else "d"  # a draw's p and d cancel to any ulp of e
+            # With draws, p and d nearly cancel in e = p - d, so an ulp of p may be many ulp of e.
+            exact = "de" if not codec.draws else "d"
             for key in exact if run.mu is None else "":
                 np.testing.assert_array_max_ulp(got[key], expected[key], 2)
             if run.mu is not None:

@@ -1,4 +1,4 @@
-"""float16 from and to float32, against NumPy's."""
+"""Conversions between float16 and float32, compared with NumPy's."""
 
 import numpy as np
 from hypothesis import given

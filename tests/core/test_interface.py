@@ -1,4 +1,4 @@
-"""The C interface and Python's declarations of it agree; a library with another one is refused."""
+"""The C interface matches Python's declarations; a library with another interface is rejected."""
 
 import ctypes
 import re
@@ -15,12 +15,13 @@ from ..processes import clean_environ
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = (ROOT / "operators" / "core" / "abi.h").read_text()
-declarations = import_module("gluon_gc.kernels.library")  # `kernels.library` is what it has loaded
+# The module; `kernels.library` is the loaded library.
+declarations = import_module("gluon_gc.kernels.library")
 OURS = kernels.library.gluon_gc_abi().decode()
 
 
 def imported_with(path):
-    """The last line on stderr of a Python that imports gluon_gc.kernels with this library."""
+    """Import gluon_gc.kernels with this library in a new Python; returns stderr's last line."""
     process = subprocess.run(
         [sys.executable, "-c", "import gluon_gc.kernels"],
         cwd=ROOT,
@@ -34,7 +35,7 @@ def imported_with(path):
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """Makes a library that has nothing but this C source."""
+    """Return a function that compiles a library from C source."""
 
     def make(source):
         path = tmp_path / "libstandin.so"
@@ -61,7 +62,7 @@ def test_a_library_with_another_interface_is_refused_with_both_versions(stand_in
 
 def test_a_library_from_before_versions_is_refused(stand_in):
     said = imported_with(stand_in("int gluon_gc_best_isa(void) { return 0; }"))
-    assert "version=0, from before this was said" in said and OURS in said
+    assert "The library's: version=0; " in said and OURS in said
 
 
 def test_this_library_is_taken():
@@ -69,7 +70,7 @@ def test_this_library_is_taken():
 
 
 def structs_of_header():
-    """By name of a struct in abi.h, the names of its fields in order."""
+    """Return the fields of each struct in abi.h, in order, by the struct's name."""
     code = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)
     found = re.findall(r"typedef struct \{(.*?)\} gluon_gc_(\w+);", code, re.S)
     fields = {name: re.split("[;,]", body) for body, name in found}

@@ -1,4 +1,4 @@
-"""The choice of an instruction set, and that it does not change what the kernels do."""
+"""Choosing an instruction set, which does not change the kernels' results."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_the_scalar_version_is_always_there():
 
 
 def test_an_instruction_set_that_this_machine_lacks_is_refused_by_name():
-    for isa in "mmx", "cuda":  # which only codecs run on
+    for isa in "mmx", "cuda":  # only codecs run on "cuda"
         with pytest.raises(ValueError, match=f"isa must be one of .*'scalar'.*, got '{isa}'"):
             kernels.framed(np.zeros(1, np.uint32), isa=isa)
 
@@ -29,8 +29,8 @@ def test_the_limit_loops_touch_every_element_once_and_nothing_else(size, isa, th
 
     def run(name, *loops_arrays):
         addresses = [x.ctypes.data for x in loops_arrays] + [None, None]
-        how = size, threads, kernels.isas().index(isa)
-        return kernels.library.gluon_gc_limit(name.encode(), *addresses[:3], *how)
+        settings = size, threads, kernels.isas().index(isa)
+        return kernels.library.gluon_gc_limit(name.encode(), *addresses[:3], *settings)
 
     run("add", a, b)  # a = 3
     run("add_constant", a)  # a = 4

@@ -1,4 +1,4 @@
-"""onebit: its replay in NumPy, and what is true of it alone."""
+"""onebit: its replay in NumPy, and its own tests."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ class Replay(replay.Replay):
 
 
 def sent(x, isa=None, **options):
-    """What an array decodes to, and its payload."""
+    """Return the decoded values, and the payload."""
     codec = kernels.Codec("onebit", {"scaling": True, **options}, x.size, x.dtype, isa)
     payload, _ = codec.compress(x)
     return codec.decompress(payload)[0], payload

@@ -1,4 +1,4 @@
-"""What a codec refuses: options, arrays, payloads and states that do not fit it."""
+"""Options, arrays, payloads and states that a codec rejects."""
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_arrays_of_another_type_size_or_layout_are_refused(name):
             codec.compress(values, state._replace(momentum=wrong))
         with pytest.raises(error, match="memory must"):
             codec.compress(values, state._replace(memory=(wrong, *state.memory[1:])))
-    with pytest.raises(ValueError, match="needs it in its state"):
+    with pytest.raises(ValueError, match="state.momentum must be an array"):
         codec.compress(values, state._replace(momentum=None))
     with pytest.raises(ValueError, match=f"memory must be {len(codec.memory)} arrays, got 0"):
         codec.compress(values, state._replace(memory=()))
@@ -139,5 +139,5 @@ def test_a_payload_that_says_it_is_longer_than_there_is_room_is_refused(name):
     payload, status = codec.compress(np.ones(100, np.float32), codec.state(), START)
     assert codec.used(payload) == codec.used(payload[: status.bytes]) == status.bytes
     if codec.length_at is not None:
-        with pytest.raises(ValueError, match=f"says it has {status.bytes}"):
+        with pytest.raises(ValueError, match=f"must have {status.bytes} bytes, as its header"):
             codec.used(payload[: status.bytes - 1])

@@ -1,4 +1,4 @@
-"""randomk: its replay in NumPy, and what is true of it alone."""
+"""randomk: its replay in NumPy, and its own tests."""
 
 import numpy as np
 import pytest
@@ -81,16 +81,16 @@ def test_unscaled_values_are_sent_as_they_are():
 
 
 def test_sparse_feedback_is_by_the_ratio_of_learning_rates_as_corrected_is():
-    made = {}
+    residuals = {}
     for ef in ("vanilla", "corrected", "sparse"):
         codec = kernels.Codec("randomk", {"k": 10, "ef": ef}, 100)
         state = codec.state()
         for ratio in (1.0, 0.5, 2.0):
             codec.compress(np.ones(100, np.float32), state, start(0), ratio=ratio)
-        made[ef] = codec.residual(state)
-    np.testing.assert_array_equal(made["sparse"], made["corrected"])
-    assert set(made["sparse"]) == {0, (1 * 0.5 + 1) * 2 + 1}
-    assert set(made["vanilla"]) == {0, 3}
+        residuals[ef] = codec.residual(state)
+    np.testing.assert_array_equal(residuals["sparse"], residuals["corrected"])
+    assert set(residuals["sparse"]) == {0, (1 * 0.5 + 1) * 2 + 1}
+    assert set(residuals["vanilla"]) == {0, 3}
 
 
 @each_isa

@@ -1,4 +1,4 @@
-"""The random stream: against Python integers, and its jumps."""
+"""The random stream and its jumps, compared with Python integers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ states = st.lists(st.integers(0, WORD), min_size=2, max_size=2).filter(any)
 
 
 def sequence(state, n):
-    """n draws, and the state after them."""
+    """Return n draws, and the state after them."""
     t, s = state
     draws = []
     for _ in range(n):

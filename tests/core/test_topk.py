@@ -1,4 +1,4 @@
-"""topk: its replay in NumPy, which sorts, and what is true of it alone."""
+"""topk: its replay in NumPy, which sorts, and its own tests."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ PARAMS = {"topk": {"k": 0.05}}
 
 
 def chosen(p, k):
-    """The indices of the k largest magnitudes, ascending; NaN is the largest."""
+    """Return the indices of the k largest magnitudes in ascending order; NaN counts as largest."""
     magnitude = np.where(np.isnan(p), np.inf, np.abs(p))
     return np.sort(np.lexsort((np.arange(p.size), -magnitude, ~np.isnan(p)))[:k])
 
@@ -26,7 +26,7 @@ class Replay(replay.Replay):
 
     def encode(self, p):
         indices = chosen(p, element_count(self.options["k"], p.size))
-        decoded = np.zeros_like(p)  # which are positive, since values are added to them
+        decoded = np.zeros_like(p)  # positive zeros, because the kernel adds values to zeros
         decoded[indices] += p[indices]
         return bytes_of(indices.astype(np.uint32), p[indices]), decoded
 

@@ -1,4 +1,4 @@
-"""Whether values are finite, and their sum of squares, against NumPy's."""
+"""Checks for finite values, and the sum of squares, compared with NumPy's."""
 
 import numpy as np
 import pytest
@@ -30,8 +30,8 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_is(
 @arrays.each_isa
 def test_every_half_is_told_right(isa):
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    told = [kernels.values_finite(halves[i : i + 1], isa=isa) for i in range(halves.size)]
-    np.testing.assert_array_equal(told, np.isfinite(halves))
+    finite = [kernels.values_finite(halves[i : i + 1], isa=isa) for i in range(halves.size)]
+    np.testing.assert_array_equal(finite, np.isfinite(halves))
 
 
 @given(arrays.sizes, arrays.seeds, arrays.dtypes, arrays.isas, arrays.threads, arrays.offsets)

@@ -1,9 +1,9 @@
-"""Builds the test bed: stand-ins for what mxnet-cu112 links of NVIDIA's, and gluon_gc for them.
+"""Builds the test bed: stubs of the NVIDIA libraries that mxnet-cu112 links, and gluon_gc.
 
     python -m tests.cu112.build FOLDER
 
-FOLDER gets a stand-in for each library of NVIDIA's that the installed wheel links, and
-libgluon_gc.so, whose kernels are modules of the emulator of tests/cuda.
+FOLDER gets a stub for each NVIDIA library that the installed wheel links, and libgluon_gc.so, whose
+kernels are modules of the emulator in tests/cuda.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.cuda.test_compile import compiling
 
 HERE = Path(__file__).resolve().parent
 OWN = {"libcuda.so.1": emulator.DRIVER_SOURCES, "libcudart.so.11.0": [HERE / "runtime.cpp"]}
-"""What is written of a library; the rest of its functions do nothing and return 0: success."""
+"""The sources of libraries; all other functions do nothing and return 0, which means success."""
 UNVERSIONED = {"nccl": "libnccl.so.2", "cu": "libcuda.so.1"}
-"""The libraries whose functions have no version, by how these begin."""
+"""The libraries whose functions have no symbol version, by the prefix of the functions' names."""
 EMULATED_CAPABILITY = 75
 
 _function = re.compile(r"(\w+)(?:@(lib\S+))?$")
@@ -35,14 +35,16 @@ def run(*command: Any) -> str:
 
 
 def linked(libmxnet: Path) -> Dict[str, List[str]]:
-    """The functions of NVIDIA's libraries that MXNet links, by library."""
+    """Return the functions of NVIDIA's libraries that MXNet links, by library."""
     functions = defaultdict(list)
     for line in run("nm", "-D", "--undefined-only", "--format=posix", libmxnet).splitlines():
         found = _function.match(line.split()[0])
         if found is None:
             continue
         name, library = found.groups()
-        begins = (of for prefix, of in UNVERSIONED.items() if name.startswith(prefix))
+        begins = (
+            unversioned for prefix, unversioned in UNVERSIONED.items() if name.startswith(prefix)
+        )
         library = library or next(begins, None)
         if library is not None:
             functions[library].append(name)
@@ -50,7 +52,7 @@ def linked(libmxnet: Path) -> Dict[str, List[str]]:
 
 
 def compile_library(name: str, functions: List[str], folder: Path) -> None:
-    """A stand-in for a library, with what is written of it."""
+    """Compile the stub of a library, with its own sources if there are any."""
     source, versions = folder / f"{name}.cpp", folder / f"{name}.map"
     lines = [f"[[gnu::weak]] long {function}() {{ return 0; }}" for function in functions]
     source.write_text("\n".join(['extern "C" {', *lines, "}\n"]))
@@ -64,7 +66,7 @@ def compile_library(name: str, functions: List[str], folder: Path) -> None:
 
 
 def compile_images(folder: Path) -> Path:
-    """The C++ file that embeds the modules of all compressors as machine code."""
+    """Return a C++ file that embeds the modules of all compressors as machine code."""
     images = [compiling.Image(source, EMULATED_CAPABILITY) for source in emulator.SOURCES.values()]
 
     def compile_image(image: Any) -> None:
@@ -72,9 +74,9 @@ def compile_images(folder: Path) -> Path:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_image, images))
-    made = folder / "images.cpp"
-    made.write_text(compiling.table(images, folder))
-    return made
+    source = folder / "images.cpp"
+    source.write_text(compiling.table(images, folder))
+    return source
 
 
 def main(folder: Path) -> None:

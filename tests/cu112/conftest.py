@@ -1,4 +1,4 @@
-"""Tests of MXNet for CUDA, where it finds two GPUs: make test-cu112 emulates them."""
+"""Tests of MXNet for CUDA. They need two GPUs, which make test-cu112 emulates."""
 
 import mxnet as mx
 

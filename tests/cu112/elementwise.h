@@ -1,4 +1,4 @@
-// Kernels of MXNet that tests need, by the names that its compiler gave them: zeros, ones, a + b and a * scalar.
+// The MXNet kernels that the tests need, by their mangled names: zeros, ones, a + b and a * scalar.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Takes what a launch does: where the number of elements is, and then where each array or scalar is.
+// Takes the parameters of a launch: pointers to the number of elements, then to each array or scalar.
 using Elementwise = void (*)(void** parameters);
 
 template <typename Value>
@@ -35,7 +35,7 @@ void scale(void** parameters) {
   for (int i = 0; i < parameter<int>(parameters, 0); ++i) out[i] = a[i] * factor;
 }
 
-// The kernel that writes, rather than adds, what an operation makes of such parameters.
+// Returns the mangled name of the kernel that writes an operation's result instead of adding it.
 std::string name_of(const std::string& operation, const std::string& parameters) {
   return "_ZN5mxnet2op8mxnet_op20mxnet_generic_kernelINS1_11op_with_reqI" + operation + "Li1EEEJ" + parameters +
          "EEEviDpT0_";
@@ -44,7 +44,7 @@ std::string name_of(const std::string& operation, const std::string& parameters)
 constexpr const char *zeros = "NS1_10set_to_intILi0EEE", *ones = "NS1_10set_to_intILi1EEE";
 constexpr const char *plus = "NS0_10mshadow_op4plusE", *mul = "NS0_10mshadow_op3mulE";
 
-// Null: there is no such kernel here.
+// Returns the kernel of a name, or null if there is none here.
 Elementwise elementwise(const char* name) {
   static const std::map<std::string, Elementwise> kernels{
       {name_of(zeros, "Pf"), fill<float, 0>},

@@ -1,7 +1,7 @@
-// A libcudart.so.11.0 whose GPUs are those of tests/cuda/driver.cpp. What is queued is done at once. Of MXNet's own
-// kernels those do something that elementwise.h has.
+// A libcudart.so.11.0 for the GPUs of tests/cuda/driver.cpp. Queued work runs at once. MXNet's own kernels do nothing,
+// except those in elementwise.h.
 //
-// Functions that are not here do nothing: build.py.
+// Functions that are not defined here do nothing; build.py generates them.
 #include <cstdlib>
 #include <cstring>
 #include <unordered_map>
@@ -9,7 +9,7 @@
 #include "elementwise.h"
 #include "memory.h"
 
-// Of the driver.
+// Functions of the driver
 extern "C" {
 int cuDevicePrimaryCtxRetain(void** context, int device);
 int cuCtxSetCurrent(void* context);
@@ -33,7 +33,7 @@ struct Dim3 {
   unsigned x, y, z;
 };
 
-// How cudaDeviceProp begins; MXNet asks for the rest by attribute.
+// The start of cudaDeviceProp; MXNet reads the other properties as attributes.
 struct Properties {
   char name[256], uuid[16], luid[8];
   unsigned luid_mask;
@@ -59,7 +59,7 @@ struct Launch {
 };
 thread_local Launch pushed;
 
-// MXNet's that do something, by their addresses on the host. No thread outlives them.
+// MXNet's kernels in elementwise.h, by their host addresses. Never freed, because threads may run until exit.
 auto& kernels = *new std::unordered_map<const void*, Elementwise>;
 
 Error copy(void* to, const void* from, std::size_t bytes) {

@@ -1,4 +1,4 @@
-"""The emulated GPUs that MXNet for CUDA finds: what works on them, and what must not."""
+"""The emulated GPUs for MXNet: what works on them, and what must fail."""
 
 import ctypes
 import itertools
@@ -15,7 +15,7 @@ each_gpu = pytest.mark.parametrize("gpu", [mx.gpu(0), mx.gpu(1)], ids=str)
 
 
 def said_of(code, **variables):
-    """What a Python prints, and says of errors."""
+    """Run code in a new Python; returns its output and errors."""
     command, environment = [sys.executable, "-c", code], {**os.environ, **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""Messages on a GPU: the operators give the bytes, states and sums that they give on the CPU."""
+"""Messages on a GPU: the operators give the same bytes, states and sums as on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unmetered import Node
 
 FACTOR = 0.7
 ON_GPU = {"dithering": {"fixed_width": True}}
-"""Options of codecs for a GPU, which those of the CPU have too where both are in use."""
+"""Codec options on a GPU; the CPU has the same ones if both are in use."""
 GPUS = (mx.gpu(0), mx.gpu(1))
 each_compressor = pytest.mark.parametrize(
     "name", [name for name, traits in kernels.compressors().items() if traits.cuda]
@@ -28,7 +28,7 @@ each_gpu = pytest.mark.parametrize("gpu", GPUS, ids=str)
 
 
 def messages(name: str, sizes: Any = (1000, 33, 5000)) -> Iterator[Message]:
-    """A compressor's options with every kind of feedback, with and without momentum."""
+    """Yield messages with a compressor's options, each feedback, with and without momentum."""
     kind = registry[name]
     feedback = [None] if kind.traits.accumulates else [None, "vanilla", "corrected"]
     cases = itertools.product(options_of(name, "cuda")[:2], feedback, (None, 0.9))
@@ -110,13 +110,13 @@ def test_kernels_are_queued_in_the_stream_of_mxnet():
     queued = ctypes.CDLL("libcuda.so.1").emulator_queued
     queued(None)
     node.decompress(node.compress(message.gradients(0)).asnumpy(), 1)
-    assert queued(None) == 0  # in the default stream
+    assert queued(None) == 0  # none in the default stream
 
 
 def test_gradients_of_another_dtype_are_refused():
     message = next(messages("onebit"))
     gradients = [one.astype("float64") for one in message.gradients(0)]
-    with failing("a gradient has another dtype than its chunks"):
+    with failing("a gradient and its chunks have different dtypes"):
         node_of(message, mx.gpu()).compress(gradients).wait_to_read()
 
 
@@ -127,16 +127,16 @@ def test_meters_and_framed_messages_are_refused_on_a_gpu():
         (dict(row_words=256, message_rows=1), "messages are not framed on a GPU"),
     ):
         node = node_of(message, mx.gpu())
-        told = {"metered": 0, "states": 0, "count": 1, "payload_bytes": node.count, **attributes}
-        told.update(compressor="onebit", options="", dtype="float32", sizes="100,", row=0, rows=1)
+        given = {"metered": 0, "states": 0, "count": 1, "payload_bytes": node.count, **attributes}
+        given.update(compressor="onebit", options="", dtype="float32", sizes="100,", row=0, rows=1)
         with failing(why):
-            operators.call("aggregate", [node.array(np.zeros(9, np.uint8))], **told).wait_to_read()
+            operators.call("aggregate", [node.array(np.zeros(9, np.uint8))], **given).wait_to_read()
 
 
 def test_payloads_of_another_length_are_refused():
     message = next(messages("onebit"))
     node = node_of(message, mx.gpu())
-    with failing("the payloads are not of the length that their chunks need"):
+    with failing("the payloads do not have the length that their chunks need"):
         node.decompress(np.zeros(node.count + 1, np.uint8), 1)
 
 

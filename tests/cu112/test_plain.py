@@ -1,4 +1,4 @@
-"""What travels uncompressed, on a GPU: the operators give the values that they give on the CPU."""
+"""Uncompressed gradients on a GPU: the operators give the same values as on the CPU."""
 
 import itertools
 
@@ -12,9 +12,9 @@ from tests.test_message_codec import failing
 DTYPES = ("float16", "float32", "float64")
 GPUS = (mx.gpu(0), mx.gpu(1))
 SIZES, PLACES = (1500, 1, 70, 3000), ((0, 0), (1, 3), (1, 4), (2, 1))
-"""Of the slices, and in which gradients they are; these have elements behind them, too."""
+"""The slices, and their gradients and starts; the gradients have further elements."""
 LENGTHS = (1500, 80, 3003)
-told = operators.MessageAttribute(sizes=operators.listed(SIZES))
+slices = operators.MessageAttribute(sizes=operators.listed(SIZES))
 
 
 def gradients(context, dtypes):
@@ -25,16 +25,16 @@ def gradients(context, dtypes):
 
 def fused(arrays, dtype, factor=None):
     factors = [] if factor is None else [mx.nd.array([factor], arrays[0].context, "float64")]
-    how = dict(metered=0, clipped=len(factors), dtype=dtype)
-    now = told(f"fuse {dtype}", how, len(arrays), PLACES, scale=1 / 3)
+    attributes = dict(metered=0, clipped=len(factors), dtype=dtype)
+    now = slices(f"fuse {dtype}", attributes, len(arrays), PLACES, scale=1 / 3)
     return operators.call("fuse", (*arrays, *factors), **now)
 
 
 def defused(values, results):
-    """What is written, and in which slices something is not finite."""
-    how = dict(metered=0, checked=operators.listed([1, 1, 0, 1]))
+    """Return the written arrays, and flags for slices with non-finite values."""
+    attributes = dict(metered=0, checked=operators.listed([1, 1, 0, 1]))
     flags = operators.call(
-        "defuse", (values, *results), **told("defuse", how, len(results), PLACES)
+        "defuse", (values, *results), **slices("defuse", attributes, len(results), PLACES)
     )
     return [array.asnumpy() for array in (*results, flags)]
 
@@ -58,7 +58,7 @@ def test_values_are_fused_and_written_back_as_on_the_cpu(gpu, dtype, factor):
             nodes = [mx.nd.array(values, ctx, values.dtype) for ctx in (mx.cpu(), gpu)]
             ours, theirs = (defused(x, gradients(x.context, dtypes)) for x in nodes)
             assert same(theirs, ours)
-            found = [bad == 0, False, False, bad == 4000]  # the third one is not looked at
+            found = [bad == 0, False, False, bad == 4000]  # the third slice is not checked
             assert theirs[-1].dtype == np.int64 and theirs[-1].tolist() == found
 
 

@@ -1,4 +1,4 @@
-"""Trainers whose gradients are on GPUs: averages and states are those of the CPU, bit for bit."""
+"""Trainers with gradients on GPUs: averages and states match the CPU's bit for bit."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ TWO_CPUS, TWO_GPUS = [[["cpu", 0], ["cpu", 1]]], [[["gpu", 0], ["gpu", 1]]]
 
 
 def ways(name, contexts):
-    """Arguments of `jobs.averages`: feedback, momentum, dtypes."""
-    made = []
+    """Return arguments of `jobs.averages` with different feedback, momentum and dtypes."""
+    arguments = []
     for ef, momentum, dtype in (
         (None, None, "float32"),
         ("vanilla", "nesterov", "float32"),
@@ -26,11 +26,11 @@ def ways(name, contexts):
         ("vanilla", None, "float16"),
     ):
         if dtype == "float16" and contexts in (TWO_CPUS, TWO_GPUS):
-            continue  # MXNet's sum of those does not run here
+            continue  # MXNet's sum of float16 arrays does not run here
         params = {**COMPRESSORS[name], "ef": ef, "momentum": momentum}
         if params["compressor"] == "dithering" and contexts != GPU and contexts != TWO_GPUS:
-            params["fixed_width"] = True  # as on a GPU by itself
-        made.append(
+            params["fixed_width"] = True  # GPUs always use fixed width
+        arguments.append(
             {
                 "shapes": SHAPES,
                 "steps": 4,
@@ -40,13 +40,13 @@ def ways(name, contexts):
                 "dtype": dtype,
             }
         )
-    clipped = {**made[1], "trainer": {"max_grad_norm": 5.0}}
-    plain = {**made[0], "compression_params": {"fp16": True}}
-    return [*made, clipped, plain]
+    clipped = {**arguments[1], "trainer": {"max_grad_norm": 5.0}}
+    plain = {**arguments[0], "compression_params": {"fp16": True}}
+    return [*arguments, clipped, plain]
 
 
 def assert_equal(gpu, cpu):
-    """All that workers returned is the same; NaNs too."""
+    """Check that all workers' results are equal, including NaNs."""
     for ours, theirs in zip(gpu, cpu):
         assert ours.keys() == theirs.keys()
         for key in ours:
@@ -64,7 +64,7 @@ def test_local_training(name, cpu, gpu):
 
 @pytest.mark.parametrize("cpu, gpu", [(CPU, GPU), (TWO_CPUS, TWO_GPUS)], ids=["one", "two"])
 def test_dgc(cpu, gpu):
-    """Its momentum and clipping are its own."""
+    """dgc has its own momentum and clipping."""
 
     def ways_of(contexts):
         params = {"compressor": "dgc", "k": 0.02, "gradient_clipping": 3.0}

@@ -1,4 +1,4 @@
-// The launch of any kernel of "onebit", as the library does it: test_driver.py links it with images of its own.
+// Launches a kernel of "onebit" as the library does; test_driver.py links it with its own images.
 #include <exception>
 #include <string>
 

@@ -1,4 +1,4 @@
-"""The emulated GPU, for tests of the kernels; or the machine's, with --gpu."""
+"""The emulated GPU for the kernels' tests; with --gpu, this machine's GPU."""
 
 import pytest
 
@@ -11,11 +11,11 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="session")
 def on_gpu(request):
-    """Whether the driver is the machine's."""
+    """Whether to use this machine's driver."""
     return request.config.getoption("--gpu", default=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def gpu(on_gpu):
-    """The stand-in for the driver, which the library's codecs run on from then on."""
+    """Start the emulated driver, on which the library's codecs run from then on."""
     return None if on_gpu else emulator.start()

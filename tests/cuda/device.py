@@ -1,6 +1,6 @@
-"""A GPU's memory and clock by the driver's API, and codecs whose calls are given that memory.
+"""A GPU's memory through the driver's API, and codecs whose calls use that memory.
 
-The driver is the one that the process has: a real GPU's, or the stand-in of `emulator`.
+The driver is that of the process: a real GPU's, or the emulator's.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 from gluon_gc import kernels
 from gluon_gc.kernels.library import TICKET_BYTES, Call, Status
 
-_GUARD, _PATTERN = 512, 0xA5  # bytes around each piece of memory, so that it stays aligned
+_GUARD, _PATTERN = 512, 0xA5  # around each allocation; a multiple of 256 keeps the alignment
 _CAPABILITY = {"major": 75, "minor": 76}
 
 
 class Device:
-    """The first GPU, whose primary context becomes current on this thread.
+    """The first GPU; its primary context becomes current on this thread.
 
     Attributes
     ----------
     name : str
     capability : int
-        90 for 9.0.
+        90 for compute capability 9.0.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class Device:
         self("cuDeviceGetName", name, len(name), number)
         self.name = name.value.decode()
         value = {}
-        for which, attribute in _CAPABILITY.items():
+        for part, attribute in _CAPABILITY.items():
             found = ctypes.c_int()
             self("cuDeviceGetAttribute", ctypes.byref(found), attribute, number)
-            value[which] = found.value
+            value[part] = found.value
         self.capability = 10 * value["major"] + value["minor"]
 
     def __call__(self, function: str, *arguments: Any) -> None:
@@ -51,12 +51,12 @@ class Device:
             raise RuntimeError(f"{function} answers CUDA error {result}")
 
     def synchronize(self) -> None:
-        """Wait for all that is queued; an error in it surfaces here."""
+        """Wait for all queued work; raises its errors."""
         self("cuCtxSynchronize")
 
 
 class Memory:
-    """Bytes in a GPU's memory, between others that `check` wants unchanged.
+    """Bytes in a GPU's memory, between guard bytes that `check` compares.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Memory:
     size : int
         Number of bytes.
     misaligned : int
-        By how many bytes it begins after a multiple of 256.
+        Offset of the start from a multiple of 256 bytes.
     """
 
     def __init__(self, device: Device, size: int, misaligned: int = 0) -> None:
@@ -81,19 +81,19 @@ class Memory:
             self._device("cuMemFree_v2", self._room)
 
     def write(self, source: int) -> None:
-        """Fill it from the host's memory."""
+        """Copy from host memory to this memory."""
         where = ctypes.c_uint64(self.address)
         size = ctypes.c_size_t(self._size)
         self._device("cuMemcpyHtoD_v2", where, ctypes.c_void_p(source), size)
 
     def read(self, target: int) -> None:
-        """Copy it to the host's memory."""
+        """Copy this memory to host memory."""
         where = ctypes.c_uint64(self.address)
         size = ctypes.c_size_t(self._size)
         self._device("cuMemcpyDtoH_v2", ctypes.c_void_p(target), where, size)
 
     def check(self) -> None:
-        """Make sure that nobody wrote around it."""
+        """Check that the guard bytes are unchanged."""
         room = np.empty(self._before + self._size + _GUARD, np.uint8)
         self._device("cuMemcpyDtoH_v2", room.ctypes.data_as(ctypes.c_void_p), self._room, room.size)
         end = self._before + self._size
@@ -102,10 +102,10 @@ class Memory:
 
 
 class DeviceCodec(kernels.Codec):
-    """A codec for CUDA that is used with arrays in the host's memory: each call copies all that it
-    is given to the GPU, where payloads are at any address, and back.
+    """A CUDA codec for arrays in host memory: each call copies all arrays to the GPU and back.
 
-    Parameters are those of `kernels.Codec`, after the device.
+    On the GPU, payloads start at arbitrary addresses. The parameters are the device, then those of
+    `kernels.Codec`.
     """
 
     def __init__(self, device: Device, *codec: Any) -> None:

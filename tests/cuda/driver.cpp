@@ -1,5 +1,5 @@
-// A libcuda.so.1 whose devices are this process: their memory is the host's, and a module is a shared library that
-// emulator.h makes of a kernel source. EMULATED_GPUS says how many there are; without it, one.
+// A libcuda.so.1 that emulates devices in this process. Their memory is host memory, and a module is a shared library
+// compiled from a kernel source with emulator.h. EMULATED_GPUS is the number of devices, by default 1.
 #include <dlfcn.h>
 #include <elf.h>
 #include <sys/mman.h>
@@ -25,11 +25,11 @@ enum Attribute { multiprocessors = 16, capability_major = 75, capability_minor =
 
 std::recursive_mutex mutex;
 std::string message;                        // of the last failure
-std::deque<std::function<Result()>> queued;  // while work is held back
-std::vector<void*> streams;                  // that work was queued in
+std::deque<std::function<Result()>> queued;  // work that is held back
+std::vector<void*> streams;                  // the stream of each queued item
 bool held = false;
 int capability = 75;
-char contexts[8];  // whose addresses are the devices' contexts
+char contexts[8];  // their addresses are the devices' contexts
 thread_local char* current = nullptr;
 
 int device_count() {
@@ -42,7 +42,7 @@ Result fail(Result result, std::string why) {
   return result;
 }
 
-// Does it now, or when it is no longer held back.
+// Does the work now, or in emulator_release() if work is held back.
 Result queue(void* stream, std::function<Result()> work) {
   const std::lock_guard<std::recursive_mutex> lock(mutex);
   streams.push_back(stream);
@@ -58,7 +58,7 @@ Result queue(void* stream, std::function<Result()> work) {
 
 extern "C" {
 
-// For tests.
+// For tests
 void emulator_seed(unsigned number) { emulator::seed(number); }
 void emulator_capability(int number) { capability = number; }
 void emulator_hold() { held = true; }
@@ -73,7 +73,7 @@ int emulator_release() {
   return success;
 }
 
-// How many of the last launches, copies and fills, since this was last asked, were in a stream.
+// Returns how many launches, copies and fills were queued in a stream since the last call.
 std::size_t emulator_queued(void* stream) {
   std::size_t count = 0;
   for (void* const one : streams) count += one == stream;
@@ -131,9 +131,9 @@ Result cuModuleLoadData(void** module, const void* image) {
     return fail(invalid_image, "this is no module: " + std::string(static_cast<const char*>(image), 16));
   }
   const std::size_t bytes = header.e_shoff + std::size_t{header.e_shnum} * header.e_shentsize;
-  const int file = memfd_create("module", 0);  // stays open: dlopen knows a library again by its name
+  const int file = memfd_create("module", 0);  // stays open: dlopen identifies a library by its name
   if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return fail(invalid_image, "no room for a module");
-  dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);  // so that the module finds the emulator in it
+  dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);  // for the module's references to the emulator
   *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
   return *module != nullptr ? success : fail(invalid_image, dlerror());
 }
@@ -154,7 +154,7 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
   if (z * threads_y * threads_z != 1 || shared != 0 || extra != nullptr) {
     return fail(invalid_value, "grids have two dimensions, blocks one, and no other shared memory");
   }
-  std::vector<std::vector<char>> copies;  // a driver takes the parameters at once
+  std::vector<std::vector<char>> copies;  // a driver copies the parameters at once
   for (std::size_t i = 0; i < kernel.parameters; ++i) {
     const char* const from = static_cast<const char*>(parameters[i]);
     copies.emplace_back(from, from + kernel.sizes[i]);
@@ -181,7 +181,7 @@ Result cuMemsetD8Async(unsigned long long at, unsigned char value, std::size_t b
   });
 }
 
-// What tests and benchmarks ask of a driver beside. An event is the time at which it was recorded.
+// Further driver functions for tests and benchmarks. An event is the time at which it was recorded.
 
 Result cuDeviceGetName(char* name, int room, int) {
   std::strncpy(name, "emulator", room);

@@ -1,10 +1,11 @@
-// Runs kernels as fibers: each thread of a block has a stack, and goes on until it waits for others.
+// Runs kernels as fibers: each thread of a block has a stack, and runs until it waits for others.
 //
-// What a GPU leaves open is left to chance here: which thread runs next, the order of blocks, how many are alive at a
-// time and which of them goes on, how many a grid has along x (kernels take any number), and what is in shared memory
-// to begin with. What it does not allow is an error: threads that wait at different barriers or where not all of them
-// come, lanes that meet in different operations, and what is published without a fence. Memory is that of the host,
-// where every write is seen at once; what is missing there shows in these rules, or when a page is not accessible.
+// Behaviour that a GPU leaves open is random here: the next thread to run, the order of blocks, and the number of
+// blocks alive at a time. So are the grid's size along x (kernels accept any size) and the initial shared memory.
+//
+// Behaviour that a GPU does not allow is an error: threads that wait at different barriers or not all at one, lanes
+// that meet in different operations, and data that is published without a fence. Memory is host memory, where each
+// write is visible at once. So a missing fence shows only as such an error, and an invalid address as a page fault.
 #include "emulator.h"
 
 #include <link.h>
@@ -62,7 +63,7 @@ struct Fiber {
 struct Warp {
   const char* operation;
   unsigned arrived, turn;
-  std::uint64_t given[2][warp_lanes];  // in turns, so that the next operation can begin while this one is read
+  std::uint64_t given[2][warp_lanes];  // alternating, so that the next operation can start while this one is read
 };
 
 struct Block {
@@ -75,7 +76,7 @@ struct Block {
 
   char* stacks;
   Index index;
-  unsigned done, arrived;  // of its threads, those that left, and those at `barrier`
+  unsigned done, arrived;  // numbers of threads that have left, and that wait at `barrier`
   Place barrier;
   Fiber fibers[block_threads];
   Warp warp[warps];
@@ -83,25 +84,25 @@ struct Block {
   std::vector<char> shared;
 };
 
-// A launch at work.
+// A launch in progress
 struct Run {
   const Kernel* kernel;
   void** parameters;
   std::vector<Block*> alive;
   Block* current;
-  char* shared;  // where threads see that of their block
+  char* shared;  // the address at which threads see their block's shared memory
   std::size_t shared_bytes;
-  void* launcher;  // its stack pointer
+  void* launcher;  // the launcher's stack pointer
   std::string error;
 };
 
 Run run;
 std::mt19937 chance;
-std::vector<std::unique_ptr<Block>> rooms;  // of blocks, used again
+std::vector<std::unique_ptr<Block>> rooms;  // blocks for reuse
 
 unsigned any(unsigned below) { return static_cast<unsigned>(chance() % below); }
 
-// Finds the shared memory of the module that a kernel is of: its thread-local variables.
+// Finds the shared memory of the kernel's module, which is its thread-local storage.
 void find_shared() {
   const char* const within = run.kernel->shared();
   dl_iterate_phdr(
@@ -118,7 +119,7 @@ void find_shared() {
       const_cast<char*>(within));
 }
 
-// Makes a block's shared memory the one that its threads see.
+// Copies a block's shared memory to the address at which threads see it.
 void show(Block* next) {
   if (next == run.current) return;
   if (run.current != nullptr) std::memcpy(run.current->shared.data(), run.shared, run.shared_bytes);
@@ -145,7 +146,7 @@ void show(Block* next) {
 
 Fiber& self() { return run.current->fibers[thread.x]; }
 
-// Chooses the thread to go on, or returns null if all wait.
+// Chooses the next thread to run; returns null if all wait.
 Fiber* next() {
   if (run.current == nullptr || run.current->ready.empty() || any(64) == 0) {
     const unsigned first = any(static_cast<unsigned>(run.alive.size()));
@@ -162,7 +163,7 @@ Fiber* next() {
   return &self();
 }
 
-// Lets another thread run until this one is made ready and chosen.
+// Runs other threads until this one is ready and chosen.
 void wait() {
   Fiber& waiting = self();
   Fiber* const chosen = next();
@@ -189,7 +190,7 @@ void start(Block* block, Index index) {
   run.alive.push_back(block);
 }
 
-// Why no thread can go on.
+// Returns why no thread can run.
 std::string stuck() {
   for (const Block* waiting : run.alive) {
     if (waiting->arrived != 0) return "not all threads of a block come to " + text(waiting->barrier);

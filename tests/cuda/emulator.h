@@ -1,7 +1,7 @@
-// CUDA for a plain C++ compiler: what kernel sources use of the language, run by emulator.cpp as fibers.
+// CUDA for a plain C++ compiler: the language features that kernel sources use, run as fibers by emulator.cpp.
 //
-// A kernel source is compiled with this header in front into a shared library, which is what the stand-in for the
-// driver takes for a module.
+// A kernel source with this header in front is compiled into a shared library, which the emulated driver loads as a
+// module.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 #define __device__
 #define __constant__
 #define __launch_bounds__(threads, blocks)
-// The linker puts all of a module's side by side, so that each block can be given its own.
+// As thread-local storage, a module's shared memory is contiguous, so the emulator can swap it per block.
 #define __shared__ static thread_local
 
 namespace emulator {
@@ -24,7 +24,7 @@ struct Index {
   unsigned x, y;
 };
 
-// Of the thread that runs.
+// Those of the running thread
 extern Index thread, block, blocks;
 
 struct Place {
@@ -32,25 +32,25 @@ struct Place {
   int line;
 };
 
-// Waits until all threads of the block are here, and at no other barrier.
+// Waits for all threads of the block at this barrier; a different barrier is an error.
 void block_barrier(Place place);
 
-// Waits until all lanes of the warp are in such an operation too; afterwards each can see what each has given.
-// Returns the values of the warp's lanes, of 8 bytes each, good until the lane's next operation.
+// Waits for all lanes of the warp in this operation, and exchanges a value of 8 bytes per lane. Returns the values of
+// all lanes, which stay valid until the lane's next operation.
 const std::uint64_t* exchange(const char* operation, unsigned lanes, std::uint64_t given);
 
-// What a thread wrote before can be seen by all that see what it writes afterwards.
+// Makes this thread's earlier writes visible to all threads that see its later writes.
 void fence();
 
-// Checks that all threads of the block made a fence before, since others will take what it wrote as there.
+// Checks that all threads of the block have called fence(), because other blocks will read their writes.
 void publishing();
 
-// A kernel, as modules have them.
+// A kernel as a module contains it
 struct Kernel {
-  std::size_t parameters;          // their number
-  const std::size_t* sizes;        // of each, in bytes
-  void (*run)(void** parameters);  // one thread
-  const char* (*shared)();         // an address in shared memory, for the system to make room for it
+  std::size_t parameters;          // number of parameters
+  const std::size_t* sizes;        // size of each parameter in bytes
+  void (*run)(void** parameters);  // runs one thread
+  const char* (*shared)();         // returns an address in shared memory, which makes the system allocate it
 };
 
 template <typename Value>
@@ -94,7 +94,7 @@ Launch<Parameters...> launch_of(void (*)(Parameters...));
   return &first;
 }
 
-// Makes the stand-in for the driver find a kernel.
+// Registers a kernel under the name that the emulated driver looks up.
 #define EMULATED(name)                                                                        \
   extern "C" const emulator::Kernel emulated_##name;                                          \
   const emulator::Kernel emulated_##name = {                                                  \
@@ -136,7 +136,7 @@ Value __shfl_up_sync(unsigned lanes, Value value, int by) {
   return emulator::value_of<Value>(emulator::exchange("shift", lanes, emulator::bits_of(value))[from]);
 }
 
-// A ticket: it tells others that what was written before is there. atomicAdd only counts.
+// A ticket tells other blocks that earlier writes are visible, so it needs a fence. atomicAdd only counts.
 inline unsigned atomicInc(unsigned* at, unsigned most) {
   emulator::publishing();
   const unsigned old = *at;

@@ -1,4 +1,4 @@
-"""Builds the emulator: a stand-in for the driver, and modules of the kernel sources."""
+"""Builds the emulator: a libcuda.so.1 of our own, and modules of the kernel sources."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ OPERATORS = HERE.parents[1] / "operators"
 BUILD = HERE.parents[1] / "build" / "emulator"
 SOURCES = {path.stem: path for path in sorted(OPERATORS.glob("cuda/**/*.cu"))}
 COMPRESSORS = tuple(name for name, path in SOURCES.items() if path.parent.name == "compressors")
-"""Those that have kernels for CUDA."""
+"""The compressors that have CUDA kernels."""
 
 DRIVER = "libcuda.so.1"
 DRIVER_SOURCES = [HERE / name for name in ("emulator.cpp", "driver.cpp", "memory.cpp")]
 COMPILE = ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-ffp-contract=off"]
-TRAPS = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]  # values not aligned, too
+# Misaligned values are undefined too.
+TRAPS = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
 
 _kernel = re.compile(r"^GLUON_GC_KERNEL (\w+)\(", re.M)
-_images = []  # what the library has taken stays where it is
+_images = []  # the library keeps pointers into these
 
 
 def kernels_of(source: Path) -> list:
-    """The names of a source's kernels."""
+    """Return the names of a source's kernels."""
     return _kernel.findall(source.read_text())
 
 
 def compile_module(source: Path, folder: Path, operators: Path = OPERATORS) -> Path:
-    """A kernel source as a module of the emulator; `operators` has the headers."""
+    """Compile a kernel source to a module of the emulator; `operators` has the headers."""
     main, module = folder / f"{source.stem}.cpp", folder / f"{source.stem}.so"
     lines = ['#include "emulator.h"', f'#include "{source}"']
     lines += [f"EMULATED({name})" for name in kernels_of(source)]
@@ -45,7 +46,7 @@ def compile_module(source: Path, folder: Path, operators: Path = OPERATORS) -> P
 
 
 def compile_driver(folder: Path) -> Path:
-    """The stand-in for libcuda.so.1."""
+    """Compile the emulated libcuda.so.1."""
     driver = folder / DRIVER
     flags = [f"-Wl,-soname,{DRIVER}", "-ldl"]
     subprocess.run([*COMPILE, "-o", driver, *DRIVER_SOURCES, *flags], check=True)
@@ -53,12 +54,12 @@ def compile_driver(folder: Path) -> Path:
 
 
 def use(driver: Path) -> Any:
-    """Load the stand-in, which is found from then on as the driver. Returns its functions."""
+    """Load the emulated driver, which the process uses from then on; returns its functions."""
     return ctypes.CDLL(str(driver), mode=ctypes.RTLD_GLOBAL)
 
 
 def _digest() -> str:
-    """A hash of all that `build` compiles, and of how it does."""
+    """Return a hash of all files that `build` compiles, and of its options."""
     digest = hashlib.sha256(repr([COMPILE, TRAPS]).encode())
     headers = (*OPERATORS.rglob("*.h"), *OPERATORS.rglob("*.cuh"), *HERE.glob("*.h"))
     for path in sorted((*headers, *SOURCES.values(), *DRIVER_SOURCES)):
@@ -68,9 +69,9 @@ def _digest() -> str:
 
 @functools.lru_cache(maxsize=None)
 def build() -> Path:
-    """A folder with the stand-in and the modules of all kernel sources.
+    """Return a folder with the emulated driver and the modules of all kernel sources.
 
-    One process compiles them for all processes, and for later runs.
+    One process compiles them for all processes and for later runs.
     """
     folder = BUILD / _digest()
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -86,20 +87,20 @@ def build() -> Path:
 
 def _compile(folder: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(compile_driver, folder)]
-        made += [pool.submit(compile_module, source, folder) for source in SOURCES.values()]
-    for one in made:
+        futures = [pool.submit(compile_driver, folder)]
+        futures += [pool.submit(compile_module, source, folder) for source in SOURCES.values()]
+    for one in futures:
         one.result()
 
 
 @functools.lru_cache(maxsize=None)
 def start() -> Any:
-    """Let this process's codecs run in the emulator. Returns the stand-in's functions."""
+    """Run this process's codecs in the emulator; returns the emulated driver's functions."""
     return load(build())
 
 
 def load(folder: Path) -> Any:
-    """The same, with what `build` has made, perhaps in another process."""
+    """Do the same with the folder of `build`, which another process may have made."""
     functions = use(folder / DRIVER)
     for name in SOURCES:
         give(folder / f"{name}.so")
@@ -107,8 +108,8 @@ def load(folder: Path) -> Any:
 
 
 def give(module: Path) -> None:
-    """Have the library take a source's kernels from a module."""
-    from gluon_gc import kernels  # which there need not be to build modules
+    """Give the library a source's kernels from a module."""
+    from gluon_gc import kernels  # not needed to build modules
     from gluon_gc.kernels.library import check
 
     image = ctypes.create_string_buffer(module.read_bytes())

@@ -1,4 +1,4 @@
-"""Checks that a compressor's codecs on the GPU and the CPU do the same, to the bit."""
+"""Checks that a compressor's codecs on the GPU and the CPU give the same bits."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.core.distributions import DISTRIBUTIONS
 
 SIZES = (0, 1, 31, 32, 33, 1023, 1024, 1025, 3 * 1024 + 40, 9 * 1024)
 RATIOS = (1.0, 0.5, 1.0, 2.0, 2.0)
-"""Of the steps; those of the last two, whose payloads are summed, must be the same."""
+"""The ratios of the steps. The last two are equal, because their steps' payloads are summed."""
 MANY = (5, 0, 70000, 1024, 1, 1023, 1025, *range(31, 300, 7))
 OPTIONS = 4
-"""At most so many of a compressor's example options are compared."""
+"""The largest number of example options of a compressor to compare."""
 SAMPLED = {"topk": {"k": 0.01}, "dgc": {}}
-"""Those that look for elements by a sample if there are N_SAMPLED of them, and options for that."""
+"""Compressors that sample if there are N_SAMPLED elements, and the options for that."""
 
 N_SAMPLED = 20_011
 
 
 def large_where_sampled(random: np.random.Generator, n: int) -> np.ndarray:
-    """104 large ones where topk_threshold.cuh looks, so that it expects more than are sent."""
+    """Put 104 large values in topk_threshold.cuh's sample, so it expects more than are sent."""
     distance, values = n // 512, random.standard_normal(n)
     for place in range(13):
         start = place * distance + ((place * 2654435761 % 2**32) * (distance - 7) >> 32)
@@ -46,7 +46,7 @@ MISLEADING = {**DISTRIBUTIONS, "large ones just in the sample": large_where_samp
 
 
 def options(name: str) -> Iterator[Mapping[str, Any]]:
-    """A compressor's example options, with every kind of feedback, with and without momentum."""
+    """Yield a compressor's example options with each feedback, with and without momentum."""
     feedback = (None,) if accumulates(name) else (None, "vanilla", "corrected")
     own_options = options_of(name, "cuda")[: 2 if name in SAMPLED else OPTIONS]
     for own, ef, mu in itertools.product(own_options, feedback, (None, 0.9)):
@@ -54,11 +54,11 @@ def options(name: str) -> Iterator[Mapping[str, Any]]:
 
 
 MakeCodec = Callable[..., kernels.Codec]
-"""Makes a codec of (name, options, n, dtype) on a GPU."""
+"""Creates a GPU codec from (name, options, n, dtype)."""
 
 
 def emulated(*codec: Any) -> kernels.Codec:
-    """One whose GPU reaches all memory of this process."""
+    """Return a codec whose GPU can access all memory of this process."""
     return kernels.Codec(*codec, isa="cuda")
 
 
@@ -75,7 +75,7 @@ def check(
     make: MakeCodec = emulated,
     values_of: Callable[..., np.ndarray] = arrays.awkward,
 ) -> None:
-    """Compare all that codecs do in some steps; a value of the third one is not finite."""
+    """Compare CPU and GPU codecs over some steps; the third step has a non-finite value."""
     guarded = arrays.Guarded(seed % 3)
     cpu, gpu = kernels.Codec(name, given, n, dtype), make(name, given, n, dtype)
     workspace = poison(gpu, 0xA5)
@@ -91,14 +91,14 @@ def check(
         if step == 2 and n:
             values[seed % n] = (np.nan, np.inf, -np.inf)[seed % 3]
         where = kernels.position(START, step * cpu.draws)
-        how = dict(scale=0.75, ratio=ratio)
-        ours, expected = cpu.compress(values, state, where, **how)
+        kwargs = dict(scale=0.75, ratio=ratio)
+        ours, expected = cpu.compress(values, state, where, **kwargs)
         if step % 2:
-            how.update(scale=3.0, factor=guarded.copy(np.array([0.25])))
+            kwargs.update(scale=3.0, factor=guarded.copy(np.array([0.25])))
         room = guarded.empty(cpu.payload_bytes, np.uint8)
-        made, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **how)
+        payload, status = gpu.compress(guarded.copy(values), theirs, where, payload=room, **kwargs)
         used = int(expected.bytes)
-        assert np.array_equal(made[:used], ours[:used]), f"step {step}: another payload"
+        assert np.array_equal(payload[:used], ours[:used]), f"step {step}: another payload"
         assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
         assert same_states(theirs, state), f"step {step}: another state"
         rows[step % 2, : cpu.payload_bytes] = ours
@@ -122,10 +122,10 @@ def check(
         assert arrays.same_bits(out, expected), f"{count} payloads decode to something else"
         assert (there.bytes, there.finite) == (here.bytes, here.finite), "another status of a sum"
     if not cpu.traits.summable:
-        made, status = gpu.aggregate(payloads, theirs, where)
+        payload, status = gpu.aggregate(payloads, theirs, where)
         ours, expected = cpu.aggregate(rows, state, where)
         used = int(expected.bytes)
-        assert np.array_equal(made[:used], ours[:used]), "another aggregate"
+        assert np.array_equal(payload[:used], ours[:used]), "another aggregate"
         assert (status.bytes, status.finite) == (expected.bytes, expected.finite), "another status"
         assert same_states(theirs, state), "another state of the aggregator"
     guarded.check()
@@ -135,7 +135,7 @@ def check(
 def check_distribution(
     name: str, distribution: str, given: Mapping[str, Any], make: MakeCodec = emulated
 ) -> None:
-    """The same for values that mislead a sample, with options beside those of SAMPLED."""
+    """Compare codecs on values that mislead a sample; `given` adds options to those in SAMPLED."""
 
     def values_of(n: int, dtype: Any, seed: int) -> np.ndarray:
         values = MISLEADING[distribution](np.random.default_rng(seed), n)
@@ -150,7 +150,7 @@ def check_distribution(
 
 
 def check_all(name: str, turn: int = 0, make: MakeCodec = emulated) -> None:
-    """Compare codecs of all options and sizes, of a dtype each, in the next turn the other one."""
+    """Compare codecs of all options and sizes, one dtype each; another turn has the other one."""
     if name in SAMPLED:
         for distribution in ("all equal", "few values", "large ones just in the sample"):
             check_distribution(name, distribution, {}, make)
@@ -164,7 +164,7 @@ def check_all(name: str, turn: int = 0, make: MakeCodec = emulated) -> None:
 
 
 def check_together(name: str, given: Mapping[str, Any], dtype: Any) -> None:
-    """Compare calls for many sizes at once, of which one has a value that is not finite."""
+    """Compare batched calls for many sizes; one array has a non-finite value."""
     cpu, gpu = ([kernels.Codec(name, given, n, dtype, isa) for n in MANY] for isa in (None, "cuda"))
     workspaces = [poison(codec, 0xA5) for codec in gpu]
     states, expected = ([codec.state() for codec in codecs] for codecs in (gpu, cpu))
@@ -175,11 +175,11 @@ def check_together(name: str, given: Mapping[str, Any], dtype: Any) -> None:
             values[3][77] = np.nan
         where = [positions(codec, 2)[step] for codec in gpu]
         with together("compress"):
-            made = [
+            sent = [
                 codec.compress(x, state, position, payload=rows[step])
                 for codec, x, state, position, rows in zip(gpu, values, states, where, messages)
             ]
-        for i, (payload, status) in enumerate(made):
+        for i, (payload, status) in enumerate(sent):
             ours, wrote = cpu[i].compress(values[i], expected[i], where[i])
             assert np.array_equal(payload[: status.bytes], ours[: wrote.bytes]), "another payload"
             assert status.finite == wrote.finite, "another status"
@@ -218,7 +218,7 @@ def check_together(name: str, given: Mapping[str, Any], dtype: Any) -> None:
 
 
 def check_all_together(name: str) -> None:
-    """The same, with some options and both dtypes."""
+    """Compare batched calls for some options and both dtypes."""
     for i, given in enumerate(list(options(name))[::5]):
         try:
             check_together(name, given, (np.float32, np.float64)[i % 2])

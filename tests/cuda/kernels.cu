@@ -1,4 +1,4 @@
-// Kernels that do what a GPU does not allow, or show what it leaves open: test_emulator.py.
+// Kernels that break a GPU's rules, or show behaviour that a GPU leaves open, for test_emulator.py.
 #include "cuda/grid.cuh"
 
 using namespace gluon_gc;
@@ -56,7 +56,7 @@ GLUON_GC_KERNEL order(uint32* out) {
 
 GLUON_GC_KERNEL grid(uint32* out) { *out = gridDim.x; }
 
-// Counts threads that see other shared memory than their block's, and blocks that find zeros in it.
+// Counts threads that see another block's shared memory, and blocks whose shared memory starts as zeros.
 template <typename Value>
 __device__ void use_shared_memory(Value* out) {
   __shared__ Value mine[2];

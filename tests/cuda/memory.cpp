@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t page = 4096;
 
-// Threads may not touch what has it unless they say so; -1: there are none.
+// The protection key of GPU memory: threads need Access to use it. -1: the processor has no keys.
 int key() {
   static const int key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
   return key;
@@ -27,7 +27,7 @@ void set_access(bool access) {
 
 std::mutex mutex;
 std::map<void*, std::size_t>& sizes() {
-  static auto& sizes = *new std::map<void*, std::size_t>;  // no thread outlives it
+  static auto& sizes = *new std::map<void*, std::size_t>;  // never destroyed, because threads may run until exit
   return sizes;
 }
 

@@ -1,12 +1,12 @@
-// The memory of emulated GPUs, for those who ask the driver for it; kernels and copies also take any other.
+// The memory that the emulated driver allocates. Kernels and copies may also use any other memory.
 #pragma once
 
 #include <cstddef>
 
 namespace emulator {
 
-// Filled with what is no use to anybody. Where the processor has protection keys, only threads that have Access may
-// touch it, as kernels and copies do.
+// Allocates memory filled with junk. If the processor has protection keys, only threads with Access can use it; kernels
+// and copies have Access.
 void* allocate(std::size_t bytes);
 void release(void* memory);
 

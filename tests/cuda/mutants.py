@@ -1,6 +1,6 @@
-"""Kernels with one fault each, which the tests of the kernels must find.
+"""Kernels with one fault each, which the kernels' tests must find.
 
-python -m tests.cuda.mutants    # tries all; the tests try one of each compressor
+python -m tests.cuda.mutants    # tries all; the test suite tries one per compressor
 """
 
 import faulthandler
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from . import emulator, equal
 
-fork = multiprocessing.get_context("fork")  # which has imported all that is needed
+fork = multiprocessing.get_context("fork")  # the parent has imported everything
 
 
 class Mutant(NamedTuple):
-    """A file of operators/cuda, a part of it and what is there instead, and what tests say.
+    """A file of operators/cuda, a text in it, its faulty replacement, and the expected message.
 
-    If it is not the source of kernels, `of` names a compressor that includes it.
+    If the file is not a kernel source, `of` names a compressor that includes it.
     """
 
     file: str
@@ -300,7 +300,7 @@ MUTANTS = {
 
 
 def try_kernels(module: Path, words: Connection) -> None:
-    """Send what the tests say of a module."""
+    """Run the tests on a module, and send their message."""
     faulthandler.disable()
     emulator.give(module)
     try:
@@ -313,7 +313,7 @@ def try_kernels(module: Path, words: Connection) -> None:
 
 
 def verdict_of(module: Path) -> str:
-    """What the tests say of a module, in a process that may crash, or the signal that ended it."""
+    """Return the tests' message for a module, or the signal that ended their process."""
     words, ours = fork.Pipe(duplex=False)
     process = fork.Process(target=try_kernels, args=(module, ours))
     process.start()
@@ -328,7 +328,7 @@ def verdict_of(module: Path) -> str:
 
 
 def said_of(mutant: Mutant, operators: Path, folder: Path) -> str:
-    """What the tests say of a mutant, made in a copy of operators/."""
+    """Return the tests' message for a mutant, built in a copy of operators/."""
     path = operators / "cuda" / mutant.file
     original = path.read_text()
     assert original.count(mutant.part) == 1
@@ -343,12 +343,12 @@ def said_of(mutant: Mutant, operators: Path, folder: Path) -> str:
 
 
 def is_caught(mutant: Mutant, said: str) -> bool:
-    """Whether that is what the tests must say of it."""
+    """Return whether the message is the expected one."""
     return said != NOTHING and mutant.said in said
 
 
 def main() -> None:
-    """Try all mutants."""
+    """Try all mutants"""
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         operators = Path(shutil.copytree(emulator.OPERATORS, Path(folder) / "operators"))

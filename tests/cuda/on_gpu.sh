@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the kernels on this machine's GPU, beside the CPU; where compute-sanitizer is, under it too. $PYTHON must have
-# NumPy, pytest and hypothesis; GLUON_GC_LIBRARY is a library that was built with GLUON_GC_WITH_CUDA.
+# Compares the kernels on this machine's GPU with the CPU, and again under compute-sanitizer if it is installed.
+# $PYTHON must have NumPy, pytest and hypothesis. GLUON_GC_LIBRARY must be a library built with GLUON_GC_WITH_CUDA.
 set -e
 cd "$(dirname "$0")/../.."
 tests="${PYTHON:-python3} -m pytest -q --gpu tests/cuda/test_device.py"

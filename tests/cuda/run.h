@@ -1,4 +1,4 @@
-// What the stand-in for the driver has of the emulator.
+// The emulator's interface for the emulated driver.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace emulator {
 
-// Runs a kernel to its end, in a grid of any number of blocks along x. Returns what it did wrong, or nothing.
+// Runs a kernel to its end, in a grid with a random number of blocks along x. Returns an error, or an empty string.
 std::string launch(const Kernel& kernel, Index blocks, unsigned threads, void** parameters);
 
-// Begins the chances anew.
+// Seeds the emulator's random choices.
 void seed(unsigned number);
 
 }  // namespace emulator

@@ -1,4 +1,4 @@
-"""benchmark/gpu.py runs; in the emulator its times mean nothing."""
+"""benchmark/gpu.py runs in the emulator, where its times mean nothing."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The factor that clips arrays has the bits of the one that MXNet's operator makes on the CPU."""
+"""The GPU's clipping factor has the same bits as that of MXNet's operator on the CPU."""
 
 import ctypes
 
@@ -15,7 +15,7 @@ SIZES = (0, 1, 31, 1000, 1024, 1025, 5, 70001, 2**20 + 4321)
 
 
 def values_of(dtype, sizes, seed=0):
-    """Arrays with all magnitudes whose squares are finite."""
+    """Return arrays of all magnitudes whose squares are finite."""
     random = np.random.default_rng(seed)
     most = 4 if dtype == "float16" else 18
     return [
@@ -25,16 +25,16 @@ def values_of(dtype, sizes, seed=0):
 
 
 def clip(values, max_norm):
-    """The factor that the GPU makes, and how many launches and fills it takes."""
+    """Return the factor that the GPU computes."""
     guarded = arrays.Guarded()
     copies = [guarded.copy(x) for x in values]
-    told = [Values(x.ctypes.data, x.size, x.itemsize) for x in copies]
-    told = (Values * len(told))(*told), len(told)
-    size = library.gluon_gc_clip_workspace(*told)
+    described = [Values(x.ctypes.data, x.size, x.itemsize) for x in copies]
+    described = (Values * len(described))(*described), len(described)
+    size = library.gluon_gc_clip_workspace(*described)
     workspace = arrays.Guarded(-size % 64 // 8).empty(size // 8, np.float64)
     factor = guarded.empty(1, np.float64)
-    how = Clipping(SCALE, max_norm, factor.ctypes.data, workspace.ctypes.data, STREAM)
-    check(library.gluon_gc_clip(*told, ctypes.byref(how)))
+    clipping = Clipping(SCALE, max_norm, factor.ctypes.data, workspace.ctypes.data, STREAM)
+    check(library.gluon_gc_clip(*described, ctypes.byref(clipping)))
     guarded.check()
     return factor[0]
 

@@ -1,4 +1,4 @@
-"""The kernels compile for every GPU, spill no registers and round as on the CPU."""
+"""The kernels compile for every GPU, spill no registers, and round as on the CPU."""
 
 import importlib.util
 import re
@@ -17,15 +17,15 @@ compiling = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(compiling)
 
 EM_CUDA = 190
-MOST_REGISTERS = 64  # four blocks of 256 threads on each multiprocessor
-NVCC_CAPABILITIES = (75, 90)  # which every nvcc from 11.8 to 13 knows
+MOST_REGISTERS = 64  # allows four blocks of 256 threads per multiprocessor
+NVCC_CAPABILITIES = (75, 90)  # every nvcc from 11.8 to 13 supports these
 
 _took = re.compile(r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
                    r"(\d+) bytes spill loads.*?Used (\d+) registers", re.S)  # fmt: skip
 
 
 def check_log(log, source):
-    """What the assembler says: each kernel, no spills, no copy of its parameters, few registers."""
+    """Check the assembler's log: all kernels, no spills, no stack frames, few registers."""
     took = {name: [int(number) for number in rest] for name, *rest in _took.findall(log)}
     assert took.keys() == set(emulator.kernels_of(source))
     for name, (stack, stores, loads, registers) in took.items():
@@ -40,8 +40,8 @@ def test_nvrtc_compiles_for_the_oldest_and_the_newest_gpus(name):
     oldest, *_, newest, ptx = compiling.images_of(source)
     images = oldest, newest, ptx
     with ThreadPoolExecutor(cores()) as pool:
-        made = list(pool.map(lambda image: compiling.compile_image(nvrtc, image), images))
-    for image, (code, log) in zip(images, made):
+        results = list(pool.map(lambda image: compiling.compile_image(nvrtc, image), images))
+    for image, (code, log) in zip(images, results):
         if image.ptx:
             assert f".target sm_{image.capability}".encode() in code
             assert not re.search(rb"\bfma\b", code), "a product and a sum are one operation"

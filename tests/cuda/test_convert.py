@@ -1,4 +1,4 @@
-"""Arrays are converted on the GPU to the bits that MXNet's operators make on the CPU."""
+"""Array conversions on the GPU give the same bits as MXNet's operators on the CPU."""
 
 import ctypes
 import itertools
@@ -18,7 +18,7 @@ STREAM = 9
 
 
 def awkward(dtype):
-    """All halves; of another dtype also what is between two, next to that, or of any bits."""
+    """Return all float16 values; for other dtypes also ties, their neighbours, and random bits."""
     if dtype == "float16":
         return HALVES
     exact = np.sort(HALVES[np.isfinite(HALVES)]).astype(dtype)
@@ -30,7 +30,7 @@ def awkward(dtype):
 
 
 def convert(values, out, scale=1.0, factor=None, nonfinite=None):
-    """What the library is told: out = values * scale."""
+    """Return the library's description of out = values * scale."""
     return Conversion(
         values.ctypes.data,
         out.ctypes.data,
@@ -52,7 +52,7 @@ def run(conversions):
 
 
 def on_the_cpu(values, dtype, scale):
-    """What gluon_gc_fuse makes of an array."""
+    """Convert an array on the CPU with gluon_gc_fuse."""
     x = mx.nd.array(values, dtype=values.dtype)
     fused = operators.call(
         "fuse",
@@ -76,7 +76,7 @@ def test_every_value_becomes_the_bits_that_it_becomes_on_the_cpu(made, dtype):
     values = awkward(made)
     for scale in SCALES:
         if np.isnan(scale):
-            values = values[~np.isnan(values)]  # of two NaNs the CPU takes any
+            values = values[~np.isnan(values)]  # the CPU may return either of two NaNs
         out = np.empty(values.size, dtype)
         run([convert(values, out, scale)])
         assert same_bits(out, on_the_cpu(values, dtype, scale)), f"times {scale}"
@@ -86,17 +86,17 @@ def test_many_arrays_of_all_dtypes_take_one_launch(gpu):
     guarded = arrays.Guarded(0)
     sizes = (0, 1, 5, 1023, 1024, 1025, 60_000)
     kinds = [(n, *dtypes) for n in sizes for dtypes in itertools.product(DTYPES, DTYPES)]
-    given = [guarded.copy(awkward(made)[-n:][:n].copy()) for n, made, _ in kinds]
-    made = [guarded.copy(np.zeros(n, dtype)) for n, _, dtype in kinds]
+    given = [guarded.copy(awkward(dtype)[-n:][:n].copy()) for n, dtype, _ in kinds]
+    outs = [guarded.copy(np.zeros(n, dtype)) for n, _, dtype in kinds]
     factor = guarded.copy(np.array([0.3]))
-    conversions = [convert(x, out, 0.7, factor) for x, out in zip(given, made)]
+    conversions = [convert(x, out, 0.7, factor) for x, out in zip(given, outs)]
     assert len(conversions) == 63
     gpu.emulator_queued(ctypes.c_void_p(STREAM))
     run(conversions)
     assert gpu.emulator_queued(ctypes.c_void_p(STREAM)) == 1
     run(conversions * 2)
     assert gpu.emulator_queued(ctypes.c_void_p(STREAM)) == 2
-    for x, out in zip(given, made):
+    for x, out in zip(given, outs):
         assert not x.size or same_bits(out, on_the_cpu(x, out.dtype.name, 0.7 * 0.3))
     guarded.check()
 

@@ -1,4 +1,4 @@
-"""Compressors on a GPU whose memory is its own: `make test-gpu` runs these on the machine's."""
+"""Compressors on a GPU with its own memory; `make test-gpu` runs these tests on a real GPU."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ each_compressor = pytest.mark.parametrize("name", emulator.COMPRESSORS)
 
 @pytest.fixture(scope="module")
 def make(gpu):
-    """Makes codecs of the first GPU."""
+    """Return a function that creates codecs on the first GPU."""
     device = Device()
     print(f"on {device.name}, compute capability {device.capability / 10}")
     return lambda *codec: DeviceCodec(device, *codec)
@@ -24,7 +24,7 @@ def test_the_bytes_are_those_of_the_cpu(make, on_gpu, name):
     if on_gpu:
         for turn in range(4):
             equal.check_all(name, turn, make)
-    else:  # a part, since other tests do it all
+    else:  # only a part, because other tests cover the emulator
         equal.check(
             name,
             {**options_of(name, "cuda")[0], "ef": "corrected", "mu": 0.9},

@@ -1,4 +1,4 @@
-"""What is said where there is no GPU or no code for it, and which code a GPU is given."""
+"""Errors without a GPU or without code for it, and the choice of code for a GPU."""
 
 import ctypes
 import ctypes.util
@@ -17,7 +17,7 @@ PARTS = ("cuda/driver.cpp", "cuda/queue.cpp", "core/options.cpp")
 
 
 def said_of(code):
-    """What Python prints, in a process without the emulator."""
+    """Run code in a new Python without the emulator; returns its output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -41,7 +41,7 @@ def test_every_compressor_has_kernels_for_cuda_and_nothing_else_takes_code():
 
 def test_dithering_of_another_width_than_a_fixed_one_is_refused():
     said = (
-        "dithering for CUDA has payloads of fixed width only: all nodes must have fixed_width=True"
+        "dithering for CUDA needs payloads of fixed width: all nodes must have fixed_width=True"
     )
     with pytest.raises(ValueError, match=f"^{said}$"):
         kernels.Codec("dithering", {"k": 2}, 10, isa="cuda")
@@ -60,7 +60,7 @@ def test_a_library_without_code_for_gpus_or_a_machine_without_a_driver_says_so()
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
-    """Launches a kernel of a library whose images are their own names, which is no module."""
+    """Launch a kernel of a library whose images are only their names; loading them fails."""
     folder = tmp_path_factory.mktemp("images")
     images = compiling.images_of(emulator.SOURCES["onebit"])
     for image in images:

@@ -1,4 +1,4 @@
-"""The emulator: what kernels may do gives what a GPU gives, and what they may not is an error."""
+"""The emulator: valid kernels give a GPU's results, and invalid kernels give errors."""
 
 import ctypes
 import re
@@ -13,7 +13,7 @@ THREADS = 256
 
 @pytest.fixture(scope="module")
 def run(gpu, tmp_path_factory):
-    """Launches a kernel of kernels.cu on an array; returns what the driver says of it, or None."""
+    """Launch a kernel of kernels.cu on an array; returns the driver's error, or None."""
     folder = tmp_path_factory.mktemp("kernels")
     compiled = emulator.compile_module(emulator.HERE / "kernels.cu", folder)
     image, module = compiled.read_bytes(), ctypes.c_void_p()
@@ -47,7 +47,7 @@ def run(gpu, tmp_path_factory):
 def test_what_a_gpu_does_not_allow_is_an_error(run, name, error):
     said = run(name, np.zeros(4, np.uint32))
     assert re.search(error, said)
-    assert run("grid", np.zeros(1, np.uint32)) is None  # and the next launch is none the worse
+    assert run("grid", np.zeros(1, np.uint32)) is None  # the next launch works again
 
 
 def test_a_warp_votes_and_exchanges_values(run):

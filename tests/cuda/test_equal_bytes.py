@@ -1,4 +1,4 @@
-"""Every compressor that has kernels for CUDA gives the CPU's bytes, and calls only queue work."""
+"""Every compressor with CUDA kernels gives the CPU's bytes, and its calls only queue work."""
 
 import ctypes
 
@@ -76,13 +76,13 @@ def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
         gpu.emulator_queued(ctypes.c_void_p(7))
         states = [codec.state() for codec in codecs]
         with together("compress"):
-            made = [
+            payloads = [
                 codec.compress(np.ones(codec.n, np.float32), state)[0]
                 for codec, state in zip(codecs, states)
             ]
         compress = gpu.emulator_queued(ctypes.c_void_p(7))
         with together("decompress"):
-            for codec, payload in zip(codecs, made):
+            for codec, payload in zip(codecs, payloads):
                 codec.decompress(payload)
         return compress, gpu.emulator_queued(ctypes.c_void_p(7))
 
@@ -93,7 +93,7 @@ def test_sixteen_calls_take_as_many_launches_as_one(gpu, name):
 
 def test_calls_that_are_made_together_are_queued_in_one_stream():
     codecs = [kernels.Codec("onebit", {}, 5, isa="cuda", stream=stream) for stream in (7, 8)]
-    with pytest.raises(ValueError, match="queued together must be given one stream"):
+    with pytest.raises(ValueError, match="queued together must have one stream"):
         with together("compress"):
             for codec in codecs:
                 codec.compress(np.ones(5, np.float32))

@@ -1,4 +1,4 @@
-"""The tests of the kernels find what is wrong with them: a mutant of each compressor is caught."""
+"""The kernels' tests find faults: a mutant of each compressor is caught."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ ONE_OF_EACH = {mutant.of: name for name, mutant in MUTANTS.items()}
 
 @pytest.fixture(scope="module")
 def operators(tmp_path_factory):
-    """A copy of the headers and sources of kernels."""
+    """Copy the kernels' headers and sources."""
     return Path(shutil.copytree(emulator.OPERATORS, tmp_path_factory.mktemp("copy") / "operators"))
 
 

@@ -1,11 +1,10 @@
-"""Starts a real cluster on this machine: a scheduler, servers and workers as processes."""
+"""Starts a real cluster on this machine: scheduler, servers and workers are processes."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,11 +17,11 @@ import numpy as np
 
 from gluon_gc.launch.launcher import service
 from tests.distributed.nursery import Forked, Nursery, die_with_parent
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 
 BPSLAUNCH = Path(__file__).resolve().parents[2] / "bpslaunch.py"
 JOBS = Path(__file__).with_name("jobs.py")
-TIMEOUT = 90  # seconds that a whole cluster may take
+TIMEOUT = 90  # seconds for a whole cluster
 
 _PREAMBLE = """
 import os, sys
@@ -48,18 +47,12 @@ def _nursery() -> Nursery:
     return Nursery(_of_no_cluster())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
 class Cluster:
-    """The processes of one cluster, ended by `stop` whatever happened."""
+    """The processes of one cluster. `stop` always ends them."""
 
     def __init__(self, folder: Path, workers: int, servers: int, **variables: Any) -> None:
         self.folder = folder
@@ -90,7 +83,7 @@ class Cluster:
             self.start(f"server{server}{suffix}", service("server"))
 
     def start_script(self, rank: int, script: str, before: str = "", **variables: Any) -> None:
-        """Start worker `rank` with a script that comes after `bps.init()` and can `exchange()`."""
+        """Start worker `rank` with a script that runs after `bps.init()` and has `exchange()`."""
         code = f"{_PREAMBLE}{before}bps.init()\n{script}"
         worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": rank, **variables}
         self.start(f"worker{rank}", [sys.executable, "-c", code], **worker)
@@ -98,7 +91,7 @@ class Cluster:
     def start_node(
         self, role: str, rank: int = 0, script: str = "", framework: str = "mxnet", **variables: Any
     ) -> None:
-        """Start a node that only meets the others: it has a `lifeline`, and no framework."""
+        """Start a node without a framework. It only joins the cluster, and has a `lifeline`."""
         code = (
             "import os, time\nfrom gluon_gc import env\nfrom gluon_gc.launch.joining import join\n"
             f"lifeline = join(env.cluster('{role}'), 60, '{framework}', ('host', 1))\n"
@@ -108,7 +101,7 @@ class Cluster:
         self.start(f"{role}{rank}", [sys.executable, "-c", code], **node)
 
     def start_worker(self, rank: int, job: str, arguments: Any = None, **variables: Any) -> None:
-        """Start worker `rank`, which runs a function of jobs.py."""
+        """Start worker `rank` with a function of jobs.py."""
         command = [
             sys.executable,
             str(JOBS),
@@ -137,7 +130,7 @@ class Cluster:
             )
 
     def leave_out_dmlc(self) -> None:
-        """Start processes without the variables of a scheduler and servers."""
+        """Start further processes without the variables of a scheduler and servers."""
         for name in [n for n in self.environment if n.startswith("DMLC_")]:
             del self.environment[name]
 
@@ -148,52 +141,54 @@ class Cluster:
         return (self.folder / f"{name}.log").read_text()
 
     def logs(self) -> str:
-        """What all processes have said."""
+        """Return the output of all processes."""
         return "".join(f"\n--- {name}\n{self.log(name)}" for name in self.processes)
 
     def wait(self, name: str, timeout: float = TIMEOUT) -> int:
-        """The exit code of a process; shows its output if it does not end in time."""
+        """Return the exit code of a process; if it does not end in time, fail with all output."""
         try:
             return self.processes[name].wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{name} did not end within {timeout} s{self.logs()}") from None
 
     def wait_for(self, path: Path, timeout: float = TIMEOUT) -> None:
-        """Wait until a process has made a file."""
+        """Wait until a process has created a file."""
         self.wait_until(path.exists, f"{path.name} was not made", timeout)
 
     def wait_for_line(self, name: str, line: str, timeout: float = TIMEOUT) -> None:
-        """Wait until a process has said something."""
+        """Wait until a process has printed a line that contains `line`."""
         self.wait_until(lambda: line in self.log(name), f"{name} did not say {line!r}", timeout)
 
     def wait_until(
         self, happened: Callable[[], bool], otherwise: str, timeout: float = TIMEOUT
     ) -> None:
-        """Wait until something has happened."""
+        """Wait until `happened()` is true, or fail with the message `otherwise`."""
         deadline = time.monotonic() + timeout
         while not happened():
             assert time.monotonic() < deadline, f"{otherwise} within {timeout} s{self.logs()}"
             time.sleep(0.02)
 
     def ended(self) -> List[str]:
-        """The processes that have ended."""
+        """Return the names of the processes that have ended."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def suspend(self, name: str) -> None:
-        """Stop a process until it gets SIGCONT; returns when all of its threads stand still."""
+        """Stop a process until it gets SIGCONT; returns after all its threads have stopped."""
         process = self.processes[name]
         process.send_signal(signal.SIGSTOP)
         threads = Path("/proc", str(process.pid), "task")
         self.wait_until(lambda: _states(threads) == {"T"}, f"{name} did not stop")
 
     def wait_for_end(self) -> None:
-        """Wait until all processes have ended well."""
-        for name in sorted(self.processes, reverse=True):  # workers first
+        """Wait until all processes have ended with exit code 0."""
+        for name in sorted(
+            self.processes, reverse=True
+        ):  # workers before servers and the scheduler
             code = self.wait(name)
             assert code == 0, f"{name} ended with {code}\n{self.log(name)}"
 
     def results(self) -> List[Dict[str, np.ndarray]]:
-        """What the workers saved, once all processes have ended well."""
+        """Wait for the end of all processes, and return the workers' results by rank."""
         self.wait_for_end()
         return [dict(np.load(self.result_file(rank))) for rank in range(self.workers)]
 
@@ -205,7 +200,7 @@ class Cluster:
 
 
 def _states(threads: Path) -> Set[str]:
-    """Of the threads of a process, in proc's letters, unless one of them has just ended."""
+    """Return the states of a process's threads as letters; empty if a thread has just ended."""
     with suppress(OSError):
         stats = [stat.read_text() for stat in threads.glob("*/stat")]
         return {stat.rpartition(")")[2].split()[0] for stat in stats}
@@ -222,7 +217,7 @@ def start_cluster(
 ) -> Cluster:
     """Start a function of jobs.py on every worker of a cluster with a parameter server.
 
-    With BYTEPS_LOCAL_SIZE among the variables, so many of them are on a machine.
+    If BYTEPS_LOCAL_SIZE is among the variables, it is the number of workers on each machine.
     """
     variables = variables or {}
     local_size = variables.get("BYTEPS_LOCAL_SIZE", 1)
@@ -243,7 +238,7 @@ def start_machine(
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Cluster:
-    """Start a function of jobs.py on workers of one machine, without a scheduler and servers."""
+    """Start a function of jobs.py on the workers of one machine, without scheduler and servers."""
     own = {"DMLC_NUM_WORKER": 1, "BYTEPS_LOCAL_SIZE": workers, **(variables or {})}
     cluster = Cluster(folder, workers, 0, **own)
     del cluster.environment["BYTEPS_FORCE_DISTRIBUTED"]
@@ -254,7 +249,7 @@ def start_machine(
 
 
 def launch(script: str, *options: str, **variables: Any) -> List[str]:
-    """Run a script under bpslaunch, with only these variables set; the lines that it says."""
+    """Run a script under bpslaunch with a clean environment; returns the lines of its output."""
     command = [sys.executable, str(BPSLAUNCH), *options, sys.executable, "-c", script]
     process = subprocess.run(
         command,
@@ -276,7 +271,7 @@ def start_horovod(
     variables: Optional[Dict[str, Any]] = None,
     hosts: Optional[str] = None,
 ) -> Cluster:
-    """Start a function of jobs.py on workers of horovodrun."""
+    """Start a function of jobs.py on workers that horovodrun starts."""
     cluster = Cluster(folder, workers, 0, **(variables or {}))
     cluster.leave_out_dmlc()
     horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers)]

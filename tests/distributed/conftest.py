@@ -5,7 +5,7 @@ from tests.distributed.cluster import Cluster
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Makes a `Cluster`, and ends it after the test."""
+    """Creates a `Cluster`, and ends it after the test."""
     clusters = []
 
     def make(workers, servers, **variables):
@@ -13,5 +13,5 @@ def cluster(tmp_path):
         return clusters[-1]
 
     yield make
-    for made in clusters:
-        made.stop()
+    for started in clusters:
+        started.stop()

@@ -1,7 +1,7 @@
-"""Starts workers of Horovod by forking a process that has imported MXNet, without horovodrun.
+"""Starts Horovod workers by forking a process that has imported MXNet, without horovodrun.
 
-With horovodrun each worker is a new Python, and four workers need 11 processor seconds to start.
-The workers get the variables that horovodrun sets, and meet at Horovod's own rendezvous server.
+horovodrun starts a new Python for each worker, and four workers take 11 processor seconds to start.
+The forked workers get horovodrun's variables, and meet at Horovod's own rendezvous server.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tests.distributed.cluster import JOBS, Cluster
 
 
 class HorovodWorkers(Cluster):
-    """Workers of Horovod and the rendezvous server, which is in this process.
+    """Horovod workers; their rendezvous server runs in this process.
 
     Parameters
     ----------
     folder : Path
-        Gets the logs and results.
+        The folder of logs and results.
     workers : int
     hosts : str
         The hosts and their numbers of workers, as in horovodrun's option -H.
@@ -65,7 +65,7 @@ def start_forked_horovod(
     variables: Optional[Dict[str, Any]] = None,
     hosts: Optional[str] = None,
 ) -> Cluster:
-    """Start a function of jobs.py on workers of Horovod, all of them on this host by default."""
+    """Start a function of jobs.py on Horovod workers, by default all on this host."""
     cluster = HorovodWorkers(folder, workers, hosts or f"localhost:{workers}", **(variables or {}))
     for rank in range(workers):
         cluster.start_worker(rank, job, arguments)

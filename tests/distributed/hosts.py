@@ -1,4 +1,4 @@
-"""A cluster of which each process has a host, that is a network namespace, of its own."""
+"""A cluster in which each process has its own host, which is a network namespace."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ RATE = 1e9
 
 
 class Hosts(Cluster):
-    """Workers, servers and the scheduler, each on its own host; a context manager.
+    """A context manager for workers, servers and a scheduler, each on its own host.
 
     Parameters
     ----------
     folder : Path
-        Where logs and results go.
+        The folder of logs and results.
     workers, servers : int
-        How many.
+        The numbers of workers and servers.
     variables
-        What is in the environment of all.
+        Environment variables of all processes.
     """
 
     def __init__(self, folder: Path, workers: int, servers: int, **variables: Any) -> None:
@@ -47,19 +47,19 @@ class Hosts(Cluster):
         super().start(name, self.network.command(self.hosts[name], command), **variables)
 
     def train(self) -> None:
-        """Start everything, the workers with `jobs.until_told`."""
+        """Start all processes; the workers run `jobs.until_told`."""
         self.start_roles()
         for rank in range(self.workers):
             self.start_worker(rank, "until_told", {"folder": str(self.folder)})
         self.wait_for_steps(1)
 
     def steps(self) -> int:
-        """How many steps all workers have made."""
+        """Return the number of steps that all workers have done."""
         files = [self.folder / f"step{rank}" for rank in range(self.workers)]
         return min(int(file.read_text()) if file.exists() else 0 for file in files)
 
     def wait_for_steps(self, more: int, timeout: float = 2 * TIMEOUT) -> None:
-        """Wait until all workers have made some steps more, and no process has ended."""
+        """Wait until all workers have done `more` steps; no process may end meanwhile."""
         goal = self.steps() + more
 
         def reached() -> bool:
@@ -69,13 +69,13 @@ class Hosts(Cluster):
         self.wait_until(reached, f"{more} steps were not made", timeout)
 
     def finish(self) -> List[Dict[str, Any]]:
-        """Let the workers end at the same step, a few from now; what they have then."""
+        """Let all workers end after the same step, a few steps from now; returns their results."""
         part = self.folder / "part"
         part.write_text(str(self.steps() + 20))
         part.rename(self.folder / "last")
         return self.results()
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, in which no process may end."""
+        """Sleep, and check that no process ends meanwhile."""
         time.sleep(seconds)
         assert not self.ended(), f"{self.ended()} ended{self.logs()}"

@@ -1,4 +1,4 @@
-"""What workers run in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
+"""The workers' jobs in the distributed tests: ``jobs.py FUNCTION RESULT_FILE JSON_ARGUMENTS``."""
 
 import functools
 import hashlib
@@ -21,11 +21,11 @@ from gluon_gc.mxnet.kvstore.horovod.alltoall import Alltoall
 from gluon_gc.mxnet.kvstore.horovod.bundle import Packed
 from gluon_gc.mxnet.runtime import default_exchange
 
-_AUTO = ("bytegrad", "onebit", "topk")  # what may be chosen
+_AUTO = ("bytegrad", "onebit", "topk")  # the compressors that "auto" may choose
 
 
 def _parameters(shapes, dtype="float32", contexts=1, value=None):
-    """Initialized Parameters of these shapes, with the same values on all workers."""
+    """Return initialized Parameters of these shapes, with the same values on all workers."""
     params = []
     for i, shape in enumerate(shapes):
         param = mx.gluon.Parameter(f"p{i}", shape=tuple(shape), dtype=dtype)
@@ -36,13 +36,13 @@ def _parameters(shapes, dtype="float32", contexts=1, value=None):
 
 
 def gradients_of(rank, step, shapes, dtype="float32"):
-    """The gradients that a worker has at a step: known to the tests as well."""
+    """Return a worker's gradients at a step. The tests compute the same ones."""
     random = np.random.RandomState(1000 * rank + step)
     return [random.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def _backward(params, gradients):
-    """Give every context of every parameter its gradient, by autograd."""
+    """Give every parameter its gradient on every context, by autograd."""
     array = mx.np.array if mx.util.is_np_array() else mx.nd.array
     with mx.autograd.record():
         losses = [
@@ -54,13 +54,13 @@ def _backward(params, gradients):
 
 
 def _give(param, gradient):
-    """Write a gradient by hand, as backward does."""
+    """Write a gradient directly, as backward would."""
     gradient.copyto(param.list_grad()[0])
     param.list_data()[0]._fresh_grad = True
 
 
 def _wait_for(path, seconds=60):
-    """Wait until another worker has made a file."""
+    """Wait until another worker has created a file."""
     end = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > end:
@@ -69,12 +69,13 @@ def _wait_for(path, seconds=60):
 
 
 def steps(arguments):
-    """Steps of a trainer on known gradients; returns gradients after each step, and the weights.
+    """Train on known gradients; returns the gradients after each step and the final weights.
 
-    arguments: shapes, steps, compression_params, optimizer_params, and optionally dtype,
-    learning_rates and epochs (one a step), batch_size, overrides (by parameter number), trainer
-    (its further arguments), folder (where worker 0 says which steps have returned, which worker 1
-    awaits before it makes them; not of the first, in which all agree on what travels).
+    arguments: shapes, steps, compression_params, optimizer_params. Optional: dtype,
+    learning_rates and epochs (one per step), batch_size, overrides (by parameter number), trainer
+    (more trainer arguments), folder. With a folder, worker 1 begins a step only after worker 0's
+    call of step() has returned. The first step is an exception, because all workers must agree
+    on the tensors there.
     """
     shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
     params = _parameters(shapes, dtype)
@@ -111,11 +112,11 @@ def steps(arguments):
 
 
 def averages(arguments):
-    """Averages of known gradients on some contexts after each step, and what is carried over.
+    """Average known gradients on some contexts; returns the averages and the saved state.
 
-    arguments: shapes, steps, compression_params, contexts (of each rank, or of the last of them on:
-    each a device type and a number), and optionally dtype, momentum, trainer (its further
-    arguments). The contexts of a worker have gradients of their own.
+    arguments: shapes, steps, compression_params, contexts. Each entry of contexts lists one
+    rank's contexts as device type and number; the last entry holds for all further ranks.
+    Optional: dtype, momentum, trainer (more trainer arguments). Each context has its own gradients.
     """
     shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
     of_ranks = arguments["contexts"]
@@ -148,13 +149,13 @@ def averages(arguments):
 
 
 def stale(arguments):
-    """Steps in which a worker may leave out some parameters, with ignore_stale_grad=True.
+    """Train with ignore_stale_grad=True; in each step a worker may leave out some parameters.
 
-    arguments: shapes, used (for each step and rank the numbers of the parameters, which repeat
-    themselves if there are more ranks), learning_rates (one a step), compression_params, and
-    optionally excluded (numbers of the parameters that travel uncompressed), bundled (how many
-    first steps have ignore_stale_grad=False), trainer (its further arguments), resumed (the step
-    before which a second trainer takes over from a checkpoint of the first), folder.
+    arguments: shapes, used (for each step and rank, the numbers of the parameters; repeated if
+    there are more ranks), learning_rates (one per step), compression_params. Optional: excluded
+    (numbers of the uncompressed parameters), bundled (the number of first steps with
+    ignore_stale_grad=False), trainer (more trainer arguments), resumed (before this step, a second
+    trainer takes over from a checkpoint of the first), folder.
 
     Returns weights and gradients after each step, and residuals and momentum.
     """
@@ -203,20 +204,19 @@ def stale(arguments):
 
 
 def several_stale(arguments):
-    """`stale` for each of a list of arguments; results under "NUMBER/"."""
+    """Run `stale` for each item of a list of arguments; its results are under "NUMBER/"."""
     return _several(stale, arguments)
 
 
 def several_averages(arguments):
-    """`averages` for each of a list of arguments; results under "NUMBER/"."""
+    """Run `averages` for each item of a list of arguments; its results are under "NUMBER/"."""
     return _several(averages, arguments)
 
 
 def embeddings(arguments):
-    """Steps of two embeddings, whose gradients are rows or dense; returns the weights.
+    """Train two embeddings, with row-sparse or dense gradients; returns the weights.
 
-    arguments: sparse, compression_params, rows, width, words (for each step and rank). Words may
-    be none.
+    arguments: sparse, compression_params, rows, width, words (for each step and rank; maybe none).
     """
     shape, sparse = (arguments["rows"], arguments["width"]), arguments["sparse"]
     nets = [mx.gluon.nn.Embedding(*shape, sparse_grad=sparse) for _ in range(2)]
@@ -245,7 +245,7 @@ def embeddings(arguments):
 
 
 def rows_of(rank, step, shape):
-    """The rows that a worker's gradient has at a step, known to the tests as well; maybe none."""
+    """Return the rows of a worker's gradient at a step, maybe none; the tests compute them too."""
     rows, width = shape
     random = np.random.RandomState(1000 * rank + step)
     ids = np.flatnonzero(random.random_sample(rows) < [0.02, 0.3, 0.0, 1.0][(rank + step) % 4])
@@ -253,10 +253,10 @@ def rows_of(rank, step, shape):
 
 
 def compressed_rows(arguments):
-    """Steps of a trainer on known gradients in rows, and the later half of them once more, from a
-    checkpoint; returns gradients after each step.
+    """Train on known row-sparse gradients; then repeat the second half from a checkpoint.
 
-    arguments: shape, learning_rates (one a step), compression_params, folder.
+    Returns the gradients after each step. arguments: shape, learning_rates (one per step),
+    compression_params, folder.
     """
     shape, rates = tuple(arguments["shape"]), arguments["learning_rates"]
     file = str(Path(arguments["folder"], f"rows-{bps.rank()}"))
@@ -295,12 +295,12 @@ def compressed_rows(arguments):
 
 
 def several_compressed_rows(arguments):
-    """`compressed_rows` for each of a list of arguments; results under "NUMBER/"."""
+    """Run `compressed_rows` for each item of a list; its results are under "NUMBER/"."""
     return _several(compressed_rows, arguments)
 
 
 def numpy_mode(arguments):
-    """`steps` in NumPy mode, and the sum of everybody's rank + 1."""
+    """Run `steps` in NumPy mode, and sum rank + 1 over all workers."""
     mx.npx.set_np()
     try:
         flag = mx.np.full((3,), bps.rank() + 1.0)
@@ -311,23 +311,27 @@ def numpy_mode(arguments):
 
 
 def _several(job, arguments):
-    """A job for each of a list of arguments, with a trainer each; results under "NUMBER/"."""
+    """Run a job for each item of a list of arguments; its results are under "NUMBER/"."""
     return {
         f"{i}/{name}": array for i, one in enumerate(arguments) for name, array in job(one).items()
     }
 
 
 def several_steps(arguments):
-    """`steps` for each of a list of arguments; results under "NUMBER/"."""
+    """Run `steps` for each item of a list of arguments; its results are under "NUMBER/"."""
     return _several(steps, arguments)
 
 
 def automatic(arguments):
-    """Trainers with "auto" beside one that is given what it chose; returns weights and choices.
+    """Train with compressor "auto", on simulated and real links; returns weights and choices.
 
-    arguments: shapes, accuracy, folder. What "NAME/" is of: "chosen" where the link is said to be
-    slow, "given" the same compression, "resumed" the second half of "chosen" from a checkpoint,
-    where the link is said to be fast, "fast" a new trainer there, "measured" one on the real link.
+    arguments: shapes, accuracy, folder. The results have these prefixes:
+    - "chosen/": "auto", told that the link is slow;
+    - "given/": a trainer that is given the compression that "chosen" chose;
+    - "resumed/": the second half of "chosen" from a checkpoint, told that the link is fast;
+    - "fast/": "auto", told that the link is fast;
+    - "overridden/": as "chosen", but the first parameter has its own compression;
+    - "measured/": "auto" on the real link.
     """
     shapes, folder = arguments["shapes"], Path(arguments["folder"])
     auto = {"compressor": "auto", "accuracy": arguments["accuracy"], "momentum": "nesterov"}
@@ -374,7 +378,7 @@ def automatic(arguments):
 
 
 def shares_of_a_gradient(arguments):
-    """A step for each of `shares`, on a gradient of which only so much is not 0.
+    """Exchange a gradient once for each of `shares`, the share of its elements that is not 0.
 
     arguments: shares, compression_params. Returns the gradient after each step.
     """
@@ -396,14 +400,14 @@ def shares_of_a_gradient(arguments):
 
 
 def several_shares(arguments):
-    """`shares_of_a_gradient` for each of a list of arguments; results under "NUMBER/"."""
+    """Run `shares_of_a_gradient` for each item of a list; its results are under "NUMBER/"."""
     return _several(shares_of_a_gradient, arguments)
 
 
 def nonfinite(arguments):
-    """Three steps with the gradient 1, but that worker 0 has a NaN in the second.
+    """Train three steps with gradient 1; worker 0's gradient has a NaN in the second step.
 
-    Returns the weights after each, and what was raised in its place.
+    Returns the weights after each step, or the error that was raised instead.
     """
     (param,) = params = _parameters([(64,)])
     trainer = bps.DistributedTrainer(
@@ -429,9 +433,9 @@ def nonfinite(arguments):
 
 
 def checkpoint(arguments):
-    """Steps `begin` to `end` of a trainer, from a checkpoint if begin > 0; saves one in the middle.
+    """Train steps `begin` to `end`, from a checkpoint if begin > 0; save one after step `middle`.
 
-    Returns the weights and the last gradients. Rank r's file is "FOLDER/NAME-r". arguments: also
+    Returns the weights and the last gradients. Rank r's file is "FOLDER/NAME-r". More arguments:
     shapes, compression_params, partition_bytes.
     """
     begin, middle, end = arguments["begin"], arguments["middle"], arguments["end"]
@@ -458,7 +462,7 @@ def checkpoint(arguments):
 
 
 def _to_be_saved(arguments):
-    """The parameters and the trainer of `checkpoint`."""
+    """Return the parameters and the trainer of `checkpoint`."""
     os.environ["BYTEPS_PARTITION_BYTES"] = str(arguments["partition_bytes"])
     params = _parameters(arguments["shapes"])
     trainer = bps.DistributedTrainer(
@@ -471,9 +475,9 @@ def _to_be_saved(arguments):
 
 
 def states_of_others(arguments):
-    """Loads the files of all `workers` of another cluster, which `checkpoint` saved.
+    """Load the files of all `workers` of another cluster, which `checkpoint` saved.
 
-    Rank r then saves what it has as "FOLDER/NAME-r.shared".
+    Rank r then saves its state as "FOLDER/NAME-r.shared".
     """
     file = str(Path(arguments["folder"], arguments["name"]))
     _, trainer = _to_be_saved(arguments)
@@ -484,9 +488,9 @@ def states_of_others(arguments):
 
 
 def wrong_states(arguments):
-    """Loads the states of all ranks, in turn, into every worker; what was said of each.
+    """Load each rank's states into every worker in turn; returns each error message.
 
-    And what was said, as "steps", where worker 0 loads its own of step 1, and the others of step 2.
+    "steps" is the message when worker 0 loads its states of step 1, and the others those of step 2.
     """
     folder = Path(arguments["folder"])
     params = _parameters([(300, 70)])
@@ -513,7 +517,7 @@ def wrong_states(arguments):
 
 
 def equal_gradients(arguments):
-    """A step in which all workers have the same gradients: 1 first, then `value` throughout."""
+    """Train one step; all workers have the same gradient: 1, then `value` in all other elements."""
     params = _parameters([(size,) for size in arguments["sizes"]])
     trainer = bps.DistributedTrainer(
         params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"]
@@ -527,9 +531,9 @@ def equal_gradients(arguments):
 
 
 def delayed(arguments):
-    """A step while the server is stopped: says when it has returned, then waits for the result.
+    """Train a step while the server is stopped; signal that step() has returned, then wait.
 
-    What is compressed has been by then.
+    By that signal, all compression is done.
     """
     folder = Path(arguments["folder"])
     (param,) = params = _parameters([(1000,)])
@@ -556,7 +560,7 @@ def delayed(arguments):
 
 
 def broadcast(arguments):
-    """Parameters that differ between workers, some deferred, before the first gradient."""
+    """Broadcast differing parameters, some of them deferred, before the first gradient."""
     mx.random.seed(bps.rank())
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Dense(5, in_units=3), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(4))
@@ -581,7 +585,7 @@ def broadcast(arguments):
 
 
 def frozen(arguments):
-    """Steps of two parameters, the second of which takes no part in the last one."""
+    """Train two parameters, and freeze the second one before the last step."""
     shapes = [(40,), (7,)]
     params = _parameters(shapes)
     trainer = bps.DistributedTrainer(
@@ -603,7 +607,7 @@ def frozen(arguments):
 
 
 def place(arguments):
-    """Which worker this is, in all and on its node."""
+    """Return this worker's rank, and its rank on its node."""
     return {
         "rank": np.array(bps.rank()),
         "local_rank": np.array(bps.local_rank()),
@@ -612,7 +616,7 @@ def place(arguments):
 
 
 def push_pull(arguments):
-    """byteps_push_pull, average and sum, of several dtypes; and a DistributedOptimizer."""
+    """Call byteps_push_pull for averages and sums of several dtypes, and a DistributedOptimizer."""
     rank = bps.rank()
     result = {}
     for dtype in ("float32", "float64", "float16", "int32"):
@@ -626,7 +630,7 @@ def push_pull(arguments):
     bps.byteps_push_pull(mean, name="mean")
     result["mean"] = mean.asnumpy()
     repeated = [mx.nd.ones(4) * (rank + step) for step in range(20)]
-    for step, array in enumerate(repeated):  # nothing orders these but the name
+    for step, array in enumerate(repeated):  # only the name orders these
         exchange, values = default_exchange(), mx.nd.ones(4) * (rank + step)
         gradient = exchange.channels.gradient("byteps.mean", [values], [array])
         exchange.start(Job({"byteps.mean": gradient}, scale=1 / bps.size()))
@@ -647,7 +651,7 @@ def push_pull(arguments):
 
 
 def metrics(arguments):
-    """bps.allreduce of everything that it takes, between steps that nobody waits for."""
+    """Call bps.allreduce with all types that it takes, between steps that are still running."""
     rank = bps.rank()
     params = _parameters([(400,)])
     trainer = bps.DistributedTrainer(
@@ -680,9 +684,9 @@ def metrics(arguments):
 
 
 def integer_sums(arguments):
-    """byteps_push_pull of integers of each dtype: averages, and sums or what is said of them.
+    """Push and pull integers of each dtype; returns the averages, and the sums or their errors.
 
-    Rank r has r more than a value that is given for each dtype.
+    Rank r pushes the given value of a dtype plus r.
     """
     result = {}
     for dtype, value in arguments.items():
@@ -699,7 +703,7 @@ def integer_sums(arguments):
 
 
 def barrier(arguments):
-    """Worker 0 comes late to the second of two barriers: what had happened when each went on."""
+    """Pass two barriers, where worker 0 is late; files show how far each worker has come."""
     folder = Path(arguments["folder"])
     bps.barrier()
     (folder / f"came{bps.rank()}").touch()
@@ -713,7 +717,7 @@ def barrier(arguments):
 
 
 def different_collectives(arguments):
-    """Worker 0 meets the others while these sum up something; then their shapes differ."""
+    """Call collectives that differ between worker 0 and the others; returns the error messages."""
     said = {}
     for name, job in {
         "barrier": lambda: bps.allreduce(1.0) if bps.rank() else bps.barrier(),
@@ -729,7 +733,7 @@ def different_collectives(arguments):
 
 
 def plain_trainer(arguments):
-    """gluon.Trainer with the backend as a KVStoreBase plug-in."""
+    """Train with gluon.Trainer and the backend as a KVStoreBase plug-in."""
     params = _parameters([(40,), (7,)])
     store = mx.kv.create(arguments["kvstore"])
     if arguments["compression_params"]:
@@ -743,7 +747,7 @@ def plain_trainer(arguments):
 
 
 def amp_overflow(arguments):
-    """Worker 0's gradient overflows in the first step: nobody's weights change, all scale alike."""
+    """Overflow worker 0's gradient in the first step; all weights and loss scales stay equal."""
     from mxnet.contrib import amp
 
     amp.init()
@@ -765,10 +769,10 @@ def amp_overflow(arguments):
 
 
 def resume(arguments):
-    """Steps in a cluster, then in another, then of worker 0 alone.
+    """Train in a cluster, then in another one, then load the state into worker 0 alone.
 
-    Returns the weights after `steps` steps in the second, and of a trainer that did them all in the
-    first; what each worker carried over to the end of the second, and what worker 0 went on with.
+    Returns the weights after the steps in the second cluster; the weights of a trainer that did all
+    steps in the first; each worker's state at the end of the second; and worker 0's state alone.
     """
     shapes, compression = [(300, 7), (33,)], arguments["compression_params"]
     optimizer = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
@@ -817,7 +821,7 @@ def resume(arguments):
 
 
 def again(arguments):
-    """The number of workers in a cluster, and in another that is joined after it."""
+    """Return the number of workers in a cluster, and in a second one that is joined afterwards."""
     sizes = [bps.size()]
     bps.shutdown()
     os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
@@ -826,13 +830,13 @@ def again(arguments):
 
 
 def stock_worker(arguments):
-    """A command such as MXNet's own KVStore.set_optimizer sends, to a gluon_gc server."""
+    """Send a gluon_gc server the command of MXNet's KVStore.set_optimizer."""
     default_exchange()._kv.set_optimizer(mx.optimizer.SGD())
     return {}
 
 
 def differing(arguments):
-    """A step of workers whose compression_params differ."""
+    """Train a step with compression_params that differ between workers."""
     params = _parameters([(40,)])
     compression = {"compressor": "topk", "k": 1 + bps.rank()}
     trainer = bps.DistributedTrainer(params, "sgd", compression_params=compression)
@@ -842,7 +846,7 @@ def differing(arguments):
 
 
 def disagreements(arguments):
-    """A step of a trainer for each of several things in which workers differ; what was said."""
+    """Train a step for each setting in which workers may differ; returns the error messages."""
     from mxnet.contrib.amp.loss_scaler import LossScaler
 
     odd = bps.rank() % 2
@@ -871,8 +875,8 @@ def disagreements(arguments):
         trainer.step(1, ignore_stale_grad=ignores)
         mx.nd.waitall()
 
-    def scheduled(**how):
-        return {"optimizer_params": {"lr_scheduler": factor(10, base_lr=0.5, **how)}}
+    def scheduled(**kwargs):
+        return {"optimizer_params": {"lr_scheduler": factor(10, base_lr=0.5, **kwargs)}}
 
     ways = {
         "nothing": {},
@@ -919,7 +923,7 @@ def disagreements(arguments):
 
 
 def _trainer_of(way):
-    """Parameters and a trainer for a way of `algorithms`."""
+    """Return the parameters and a trainer for a setting of `algorithms`."""
     params = _parameters(way["shapes"], contexts=way.get("contexts", 1))
     optimizer = way.get("optimizer", "sgd"), way["optimizer_params"]
     more = {key: way[key] for key in ("compression_params", "algorithm")}
@@ -933,12 +937,12 @@ def _train(way, params, trainer, steps):
 
 
 def algorithms(arguments):
-    """Steps of trainers with algorithms, one for each of several ways.
+    """Train with algorithms, with a new trainer for each of several settings.
 
-    A way has shapes, steps, algorithm, compression_params, optimizer and optimizer_params, and
-    optionally contexts and middle: after this number of steps rank r saves "FOLDER/NAME-r", and
-    another trainer loads it. Returns "w" and the number of each parameter after all steps, and
-    "resumed" of the other trainer, and "m", Adam's first moments; the way's number is in front.
+    A setting has shapes, steps, algorithm, compression_params, optimizer and optimizer_params.
+    Optional: contexts, and middle. After `middle` steps, rank r saves "FOLDER/NUMBER-r", and a
+    second trainer loads it. Results are prefixed with the setting's number: "w" and the parameter's
+    number for the weights, "resumed" for those of the second trainer, "m" for Adam's first moments.
     """
     result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
 
@@ -967,7 +971,7 @@ def algorithms(arguments):
 
 
 def killed_algorithms(arguments):
-    """Save trainers of several ways in the middle, make a step more, and wait to be killed."""
+    """Save trainers of several settings midway, train one more step, and wait for the kill."""
     for number, way in enumerate(arguments):
         params, trainer = _trainer_of(way)
         _train(way, params, trainer, range(way["middle"]))
@@ -979,7 +983,7 @@ def killed_algorithms(arguments):
 
 
 def resumed_algorithms(arguments):
-    """Go on from the files of `killed_algorithms`; the weights of each way after all steps."""
+    """Resume from the files of `killed_algorithms`; returns the final weights of each setting."""
     result = {}
     for number, way in enumerate(arguments):
         params, trainer = _trainer_of(way)
@@ -990,10 +994,10 @@ def resumed_algorithms(arguments):
 
 
 def statistics(arguments):
-    """The running statistics of a network, before and after they are averaged.
+    """Return a network's running statistics before and after they are averaged, and again.
 
-    arguments: contexts. Every context of every worker has other batches. "same" is whether a second
-    call changes nothing, "output" what the network makes of ones afterwards.
+    arguments: contexts. Every context of every worker has different batches. "outputs" is the
+    network's output for ones afterwards.
     """
     contexts = [mx.cpu(c) for c in range(arguments["contexts"])]
     net = mx.gluon.nn.HybridSequential(prefix="net_")
@@ -1005,7 +1009,7 @@ def statistics(arguments):
         for context in contexts:
             with mx.autograd.record():
                 output = net(mx.nd.array(random.standard_normal((8, 4)), ctx=context))
-            output.backward()  # which updates them
+            output.backward()  # backward updates the running statistics
     params = [net[1].running_mean, net[1].running_var]
     before = [[array.asnumpy() for array in param.list_data()] for param in params]
     bps.average_statistics(net)
@@ -1023,7 +1027,7 @@ def statistics(arguments):
 
 
 def exit_code(arguments):
-    """Worker `rank` fails, the others wait for it."""
+    """Worker `rank` fails while the others wait for it."""
     if bps.rank() == arguments["failing"]:
         raise RuntimeError("this worker fails on purpose")
     tensor = mx.nd.ones(1)
@@ -1032,7 +1036,7 @@ def exit_code(arguments):
 
 
 def leaving(arguments):
-    """Exchange until worker `leaver` fails, stands still or ends its script."""
+    """Exchange until worker `leaver` fails, stops or ends its script."""
     for step in itertools.count():
         tensor = mx.nd.ones(1)
         bps.byteps_push_pull(tensor, name="again")
@@ -1049,7 +1053,7 @@ def leaving(arguments):
 
 
 def broken_alltoall(arguments):
-    """Two steps of a trainer; in the second, worker 1 says that it sends more than it has."""
+    """Train two steps; in the second, worker 1 announces more bytes than it has."""
     (param,) = params = _parameters([(1000,)])
     compression = {"compressor": "onebit", "ef": "vanilla"}
     trainer = bps.DistributedTrainer(
@@ -1068,9 +1072,9 @@ def broken_alltoall(arguments):
 
 
 def forgotten_alltoall(arguments):
-    """An alltoall of which worker 0 has nothing left but the result before worker 1 begins it.
+    """Run an alltoall; worker 0 frees all but the result before worker 1 begins.
 
-    arguments: folder, which is empty.
+    arguments: folder, which must be empty.
     """
     rank, queued = bps.rank(), Path(arguments["folder"], "queued")
     if rank == 1:
@@ -1079,14 +1083,14 @@ def forgotten_alltoall(arguments):
     splits = mx.nd.array([1, 3], dtype="int32")
     came = Alltoall(default_exchange()._everybody, 6, "forgotten")(Packed(data, splits))
     del data, splits
-    more = [mx.nd.ones(1) for _ in range(100)]  # which may have the memory of what was freed
+    more = [mx.nd.ones(1) for _ in range(100)]  # these may reuse the memory that was freed
     if rank == 0:
         queued.touch()
     return {"splits": came.splits.asnumpy(), "data": came.data.asnumpy(), "more": more[0].asnumpy()}
 
 
 class _Gate(mx.operator.CustomOp):
-    """Hands on its input once there is a file; other operators go on meanwhile."""
+    """Passes its input on after a file appears; other operators run meanwhile."""
 
     def __init__(self, path):
         super().__init__()
@@ -1108,10 +1112,10 @@ class _GateProp(mx.operator.CustomOpProp):
 
 
 def in_another_order(arguments):
-    """Sums of two tensors, of which even and odd workers have another one first.
+    """Sum two tensors; even and odd workers start with different ones.
 
-    A worker's other one is ready when its neighbour has queued all, too. arguments: folder, which
-    is empty, size, compression_params.
+    A worker's second tensor is ready only after its neighbour has queued both. arguments: folder,
+    which must be empty, size, compression_params.
     """
     folder, rank = Path(arguments["folder"]), bps.rank()
     tensors = {}
@@ -1129,7 +1133,7 @@ def in_another_order(arguments):
 
 
 def forever(arguments):
-    """Exchange until somebody dies. arguments: folder, and optionally compression_params."""
+    """Exchange until a process dies. arguments: folder; optional: compression_params."""
     tensor = mx.nd.ones(1000)
     bps.byteps_declare_tensor("again", **arguments.get("compression_params", {}))
     while True:
@@ -1139,14 +1143,15 @@ def forever(arguments):
         if not running.exists():
             begun = running.with_suffix(".begun")
             begun.write_text(str(os.getpid()))
-            begun.rename(running)  # whoever waits for it finds it whole
+            begun.rename(running)  # atomic, so that a reader sees a complete file
 
 
 def until_told(arguments):
-    """Steps of a trainer on known gradients: compressed, not compressed, and in rows.
+    """Train on known gradients: compressed, uncompressed, and row-sparse.
 
-    arguments: folder, where `stepRANK` says how many were made, and `last` how many to make; or
-    last itself. Returns the weights, and a digest of the gradients after all steps.
+    arguments: folder, or last. In the folder, the job writes the number of steps done to
+    `stepRANK`, and reads the last step from `last`. Returns the weights, and a digest of all
+    gradients.
     """
     shapes = [(3000,), (500,), (50, 6), (40, 4)]
     params = _parameters(shapes[:2])
@@ -1188,10 +1193,10 @@ def until_told(arguments):
 
 
 def weight_decay(arguments):
-    """Steps of a trainer with weight decay on known gradients; returns the weights in the end.
+    """Train with weight decay on known gradients; returns the final weights.
 
-    arguments: shapes, wd_mults, excluded (numbers of the parameters that travel uncompressed),
-    learning_rates (one a step), compression_params, optimizer_params, batch_size.
+    arguments: shapes, wd_mults, excluded (numbers of the uncompressed parameters), learning_rates
+    (one per step), compression_params, optimizer_params, batch_size.
     """
     shapes = arguments["shapes"]
     params = _parameters(shapes)
@@ -1213,7 +1218,7 @@ def weight_decay(arguments):
 
 
 def traffic(arguments):
-    """Steps of a trainer on one large tensor; returns what it says that a step moves."""
+    """Train on one large tensor; returns the bytes per step from compression_stats()."""
     params = _parameters([arguments["shape"]])
     trainer = bps.DistributedTrainer(
         params, "sgd", {"learning_rate": 0.1}, compression_params=arguments["compression_params"]
@@ -1228,7 +1233,7 @@ def traffic(arguments):
 
 
 def _next_job(file, patience):
-    """What `standing` wrote into a file, or None after so many seconds without one."""
+    """Read the job that `standing` wrote to a file; None after `patience` seconds without one."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if file.exists():
@@ -1237,7 +1242,7 @@ def _next_job(file, patience):
 
 
 def stand(patience, folder):
-    """Do one job after another, as `standing` writes them."""
+    """Run one job after another, as `standing` writes them."""
     for number in itertools.count():
         job = _next_job(folder / f"job{number}.json", patience)
         if job is None:
@@ -1257,7 +1262,7 @@ if __name__ == "__main__":
         stand(json.loads(text), Path(result_file).parent)
     else:
         result = globals()[function](json.loads(text))
-        if "RANK" in result_file:  # horovodrun starts all with the same arguments
+        if "RANK" in result_file:  # horovodrun gives all workers the same arguments
             result_file = result_file.replace("RANK", str(bps.rank()))
         np.savez(result_file, **result)
     bps.shutdown()

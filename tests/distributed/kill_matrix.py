@@ -1,12 +1,14 @@
-"""Kills each node of a small cluster in each phase of a training, and says what comes of it.
+"""Kills each node of a small cluster in each phase of a training run, and reports the outcome.
 
     python -m tests.distributed.kill_matrix [--jobs 4] [--only "server 0"] [--phase step]
 
-Every node has a `bpslaunch --max-restarts` of its own, as on machines of their own. A cell is right
-if all processes end well, with the weights of a run that nobody disturbed; if every node that ended
-because of another has named that one, and within 2 s of a kill; and if a node that stood still for
-less than PS_HEARTBEAT_TIMEOUT has cost nothing but time. A server that is killed when the workers
-are done may be restarted for nobody, and say so.
+Each node runs under its own `bpslaunch --max-restarts`, as on separate machines. A cell passes if:
+
+- all processes end with exit code 0, and the weights equal those of an undisturbed run;
+- each node that ended because of another node has named that node, within 2 s of a kill;
+- no node restarted, if the victim was stopped for less than PS_HEARTBEAT_TIMEOUT.
+
+A server that is killed after the workers have finished may be restarted alone, and report that.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ PHASES = ("rendezvous", "broadcast", "step", "saving", "shutdown")
 SIGNALS = ("KILL", "TERM", "STOP 5 s", "STOP 30 s")
 STEPS = 6
 MAX_RESTARTS = 3
-PATIENCE = 200  # seconds that a cell may take, from the signal on
-SOON = 2.0  # seconds in which all must have ended with a process that was killed
+PATIENCE = 200  # seconds for a cell, counted from the signal
+SOON = 2.0  # seconds within which all must end after a process is killed
 HEARTBEAT = 10  # seconds, PS_HEARTBEAT_TIMEOUT
 FULL_HEAD = (
     "| in | to | signal | others end after | and say | restarts | all done | as it should be |\n"
@@ -43,7 +45,7 @@ FULL_HEAD = (
 
 
 class Cell(NamedTuple):
-    """Who is killed when and how; how "STOP n s" is for so many seconds."""
+    """A victim, the phase and the signal; "STOP n s" stops the victim for n seconds."""
 
     phase: str
     victim: str
@@ -56,27 +58,27 @@ class Cell(NamedTuple):
 
     @property
     def late(self) -> str:
-        """The node that comes to the rendezvous when all has happened."""
+        """The node that joins the rendezvous only after the signal."""
         return "worker 0" if self.victim == "worker 1" else "worker 1"
 
     @property
     def stopped(self) -> int:
-        """For how many seconds the victim stands still."""
+        """For how many seconds the victim is stopped."""
         return int(self.how.split()[1]) if self.how.startswith("STOP") else 0
 
 
 class Outcome(NamedTuple):
-    """What has become of a cell."""
+    """The outcome of a cell."""
 
     cell: Cell
     codes: Dict[str, Optional[int]]
     restarts: Dict[str, int]
-    ends: Dict[str, Tuple[float, str]]  # of the others: after how many seconds, and why
-    seconds: float  # until all were done
+    ends: Dict[str, Tuple[float, str]]  # of the other nodes: after how many seconds, and the reason
+    seconds: float  # until all nodes were done
     sums: List[str]
 
     def faults(self, sums: List[str], soon: float = SOON) -> List[str]:
-        """What should be otherwise, as `sums` are those of an undisturbed run."""
+        """Return the violated rules; `sums` are the checksums of an undisturbed run."""
         found = [f"{node} hangs" for node, code in self.codes.items() if code is None]
         bad = {node: code for node, code in self.codes.items() if code}
         if self.cell.phase == "shutdown" and bad == {"server 0": ALONE} and not self.ends:
@@ -94,15 +96,15 @@ class Outcome(NamedTuple):
 
     @property
     def after(self) -> str:
-        """After how many seconds the last of those who ended because of another had; "" if none."""
+        """When the last node that ended because of the victim had ended; "" if none did."""
         return f"{max(after for after, _ in self.ends.values()):.1f} s" if self.ends else ""
 
     def times(self, sums: List[str]) -> str:
-        """When the others had ended, and when all were done; or what is wrong."""
+        """When the other nodes had ended and when all were done; or the faults."""
         return "; ".join(self.faults(sums)) or f"{self.after or '–'}, {self.seconds:.0f} s"
 
     def row(self, sums: List[str]) -> str:
-        """As a row of the table."""
+        """A row of the full table."""
         columns = [
             *self.cell,
             self.after,
@@ -115,7 +117,7 @@ class Outcome(NamedTuple):
 
 
 def run(folder: Path, cell: Cell) -> Outcome:
-    """Train, with what happens in this cell."""
+    """Train while this cell's signal is sent."""
     command = [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS)]
     with Launched(folder, workers=2, servers=1, PS_HEARTBEAT_TIMEOUT=HEARTBEAT) as nodes:
         if cell.phase == "rendezvous":
@@ -129,12 +131,12 @@ def run(folder: Path, cell: Cell) -> Outcome:
             _start(nodes, NODES, [*command, "--phase", cell.phase, "--held", cell.held[-1]])
             at = [folder / f"at.{rank}" for rank in range(2)]
             nodes.wait_until(lambda: all(file.exists() for file in at), cell.phase, PATIENCE)
-            time.sleep(0.5)  # until who is not held waits for the other
+            time.sleep(0.5)  # until the other worker waits for the held one
             began = _send(nodes, cell)
             (folder / "go").touch()
         codes = nodes.codes(PATIENCE)
         seconds = time.monotonic() - began
-        time.sleep(0.1)  # until their last lines have been read
+        time.sleep(0.1)  # until the last lines have been read
         ends = {node: _first_end(nodes.said[node]) for node in NODES if node != cell.victim}
         return Outcome(
             cell,
@@ -147,7 +149,7 @@ def run(folder: Path, cell: Cell) -> Outcome:
 
 
 def undisturbed(folder: Path) -> List[str]:
-    """The checksums of a run in which nothing happens."""
+    """Return the checksums of an undisturbed run."""
     with Launched(folder, workers=2, servers=1) as nodes:
         _start(nodes, NODES, [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS)])
         assert set(nodes.codes(PATIENCE).values()) == {0}, nodes.logs()
@@ -155,7 +157,7 @@ def undisturbed(folder: Path) -> List[str]:
 
 
 def checksums(folder: Path) -> List[str]:
-    """What the workers wrote of their weights."""
+    """Return the checksums that the workers wrote."""
     files = [folder / f"sum.{rank}" for rank in range(2)]
     return [file.read_text() if file.exists() else "" for file in files]
 
@@ -166,7 +168,7 @@ def _start(nodes: Launched, names: Sequence[str], command: List[str]) -> None:
 
 
 def _send(nodes: Launched, cell: Cell) -> float:
-    """Send the signal; one who stands still goes on later. Returns when it was."""
+    """Send the signal, and schedule SIGCONT for a stopped node; returns the time of the signal."""
     pid = nodes.child(cell.victim)
     os.kill(pid, getattr(signal, f"SIG{cell.how.split()[0]}"))
     if cell.stopped:
@@ -175,7 +177,7 @@ def _send(nodes: Launched, cell: Cell) -> float:
 
 
 def _first_end(said: List[Line]) -> Optional[Tuple[float, str]]:
-    """When a node ended for the first time, and what it said last."""
+    """Return when a node ended for the first time, and the last line it printed."""
     why = ""
     for when, text in said:
         if "; restart 1 of " in text:
@@ -185,12 +187,12 @@ def _first_end(said: List[Line]) -> Optional[Tuple[float, str]]:
 
 
 def cells(phases: Sequence[str], victims: Sequence[str], signals: Sequence[str]) -> Iterator[Cell]:
-    """All cells of these."""
+    """Return the cells of all combinations."""
     return itertools.starmap(Cell, itertools.product(phases, victims, signals))
 
 
 def print_table(outcomes: Sequence[Outcome], sums: List[str]) -> None:
-    """Print the table of docs/benchmarks/faults.md, with a column for each signal."""
+    """Print the table of docs/benchmarks/faults.md, with one column per signal."""
     signals = list(dict.fromkeys(outcome.cell.how for outcome in outcomes))
     print(f"\n| in | to | {' | '.join(signals)} |\n|---|---|{'---|' * len(signals)}")
     of_row = itertools.groupby(outcomes, key=lambda outcome: outcome.cell[:2])
@@ -199,7 +201,7 @@ def print_table(outcomes: Sequence[Outcome], sums: List[str]) -> None:
 
 
 def main() -> int:
-    """Run the cells that the arguments name, by default all; the exit code."""
+    """Run the cells that the arguments select, by default all; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=4, help="cells side by side")
     parser.add_argument("--phase", choices=PHASES, action="append")
@@ -212,9 +214,9 @@ def main() -> int:
         folders = args.logs or Path(scratch)
 
         def folder(name: str) -> Path:
-            made = folders / name.replace(" ", "")
-            made.mkdir(parents=True)
-            return made
+            path = folders / name.replace(" ", "")
+            path.mkdir(parents=True)
+            return path
 
         sums = undisturbed(folder("undisturbed"))
         print(FULL_HEAD, flush=True)

@@ -1,4 +1,4 @@
-// With LD_PRELOAD, who hands Horovod a collective is late to name it in its log, as it may be under load: the
+// For LD_PRELOAD: delays the log line in which Horovod names a queued collective, as load on the machine may. The
 // collective is done by then.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -9,7 +9,7 @@
 #define QUOTED(name) #name
 #define NAME(name) QUOTED(name)
 
-// std::ostream << text.
+// This symbol is std::ostream << text.
 void* INSERT(void* stream, const char* text, long length) {
   static void* (*insert)(void*, const char*, long);
   if (!insert) *(void**)&insert = dlsym(RTLD_NEXT, NAME(INSERT));

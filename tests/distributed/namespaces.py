@@ -1,4 +1,4 @@
-"""Network namespaces for tests: whether they can be made, and which there are."""
+"""Network namespaces for tests: whether they can be created, and which exist."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import pytest
 
 
 def namespaces():
-    """The list of those that exist."""
+    """Return the list of existing namespaces."""
     return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
 
 
@@ -16,10 +16,10 @@ def _allowed():
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         return False
     name = f"gctest{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
-    if made:
+    created = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    if created:
         subprocess.run(["ip", "netns", "delete", name], check=True)
-    return made
+    return created
 
 
 needs_namespaces = pytest.mark.skipif(

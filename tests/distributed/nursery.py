@@ -1,7 +1,7 @@
-"""Starts Python processes that have MXNet imported already, which takes two seconds of a core.
+"""Starts Python processes quickly, because importing MXNet takes two processor seconds.
 
-A process that has imported MXNet and gluon_gc forks one for each command. What those two read of
-the environment when they are imported must be alike.
+One process imports MXNet and gluon_gc, and forks a child for each command. Environment variables
+that the two packages read when they are imported must be the same in all children.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _READ_AT_IMPORT = (
     ("BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY"),
 )
 _SCRIPTS = ("jobs.py", "service.py")  # of a worker, and of a server
-_MOST_BYTES = 1 << 17  # of a request
+_MOST_BYTES = 1 << 17  # size limit of a request
 
 
 def die_with_parent() -> None:
-    """Let this process be killed when its parent ends."""
+    """Have the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -43,7 +43,7 @@ def _read_at_import(environment: Mapping[str, str]) -> Dict[str, str]:
 
 
 class Forked:
-    """A process that the nursery has forked, with what tests use of subprocess.Popen."""
+    """A forked process, with the methods of subprocess.Popen that the tests use."""
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self._nursery, self.pid = nursery, pid
@@ -71,7 +71,7 @@ class Forked:
 
 
 class Nursery:
-    """The process that forks, with an environment in which MXNet and gluon_gc are imported."""
+    """The process that has imported MXNet and gluon_gc, and forks children."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._alike = _read_at_import(environment)
@@ -86,7 +86,7 @@ class Nursery:
             )
 
     def serves(self, command: List[str], environment: Mapping[str, str]) -> bool:
-        """Whether it can start this: a Python that imports both, in such an environment."""
+        """Return whether a command can be forked: it imports both, in the same environment."""
         python, what = command[:2]
         if what == "-c":
             imports = all(f"import {name}" in command[2] for name in ("mxnet", "gluon_gc"))
@@ -96,7 +96,7 @@ class Nursery:
         return python == sys.executable and imports and alike and self._process.poll() is None
 
     def start(self, command: List[str], environment: Mapping[str, str], log: Path) -> Forked:
-        """Start it, with its output in a file."""
+        """Start a command, with its output in a file."""
         about = {"arguments": command[1:], "environment": dict(environment), "log": str(log)}
         return Forked(self, self.ask(start=about))
 
@@ -106,7 +106,7 @@ class Nursery:
 
 
 def _serve(requests: socket.socket) -> Dict[str, Any]:
-    """Answer requests until the tests end; in a process that was forked, what it is to be."""
+    """Answer requests until the tests end. In a forked child, return the command to run."""
     while True:
         text = requests.recv(_MOST_BYTES)
         if not text:
@@ -129,7 +129,7 @@ def _exit_code(status: int) -> int:
 
 
 def _become(about: Mapping[str, Any]) -> None:
-    """Run a script, or what comes after -c, as a Python that was just started would."""
+    """Run a script, or the code after -c, as a newly started Python would."""
     die_with_parent()
     streams: Tuple[Tuple[str, int, Tuple[int, ...]], ...] = (
         (os.devnull, os.O_RDONLY, (0,)),
@@ -146,7 +146,7 @@ def _become(about: Mapping[str, Any]) -> None:
 
     env.prepare_engine()
     log.logger.handlers.clear()
-    reload(log)  # reads the level that this process is to have
+    reload(log)  # applies this process's log level
     first, *rest = about["arguments"]
     if first == "-c":
         sys.argv[:], sys.path[0] = ["-c", *rest[1:]], ""

@@ -1,4 +1,4 @@
-"""Counts the bytes that go to each address of this machine, from outside the processes."""
+"""Counts the bytes sent to each address of this machine, from outside the processes."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ _ETH_P_IP = 0x0800
 _SO_RCVBUFFORCE = 33
 _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _HEADERS = struct.Struct(">2xH8x4s4s4sI4xB")  # IP length, addresses; TCP ports, sequence, offset
-_IP_HEADER_BYTES = 20  # without options, which nobody sends here
-_BUFFER_BYTES = 64 << 20  # packets that wait to be looked at count in full
+_IP_HEADER_BYTES = 20  # without options, which are not used here
+_BUFFER_BYTES = 64 << 20  # of packets that wait to be read
 
 _SO_ATTACH_FILTER = 26
 _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # instructions of a packet filter (BPF)
-_TARGET_AT = 16  # in an IP header
+_TARGET_AT = 16  # offset in an IP header
 
 
 class PacketCounter:
-    """While it is entered, counts what TCP sends over the loopback interface, without its headers.
+    """A context manager that counts the bytes that TCP sends over loopback, without headers.
 
-    So nothing depends on how busy the machine is, as the number of packets and of acknowledgements
-    does; what is sent again counts once.
+    The count does not depend on the machine's load, unlike the numbers of packets and
+    acknowledgements. Retransmitted bytes count once.
 
     Parameters
     ----------
     addresses : collection of str
-        The destinations to count; others are left out.
+        The destinations to count.
 
     Attributes
     ----------
     received : Counter
-        By address, the bytes sent to it.
+        The bytes sent to each address.
 
     Raises
     ------
     PermissionError
-        The process may not listen to packets (it lacks CAP_NET_RAW or CAP_NET_ADMIN).
+        If the process may not capture packets (it lacks CAP_NET_RAW or CAP_NET_ADMIN).
     """
 
     def __init__(self, addresses: Collection[str]) -> None:
         self.received: Counter[str] = collections.Counter()
-        self._ends: Dict[bytes, int] = {}  # by connection, the sequence number after its last byte
+        self._ends: Dict[bytes, int] = {}  # by connection: the sequence number after its last byte
         self._addresses = {socket.inet_aton(address): address for address in addresses}
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
         _filter_by_target(self._socket, list(self._addresses))
-        self._socket.bind(("lo", _ETH_P_IP))  # and not before: what came first would be in the way
+        # Bind after the filter is set, or unfiltered packets would be queued.
+        self._socket.bind(("lo", _ETH_P_IP))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         self._socket.settimeout(0.2)
         self._stopped = threading.Event()
@@ -69,7 +70,7 @@ class PacketCounter:
 
     def _count(self) -> None:
         while True:
-            if self._stopped.is_set():  # others on this machine may never pause
+            if self._stopped.is_set():  # other traffic on this machine may never pause
                 self._socket.setblocking(False)
             try:
                 packet, (_, _, kind, _, _) = self._socket.recvfrom(_HEADERS.size)
@@ -77,7 +78,9 @@ class PacketCounter:
                 if self._stopped.is_set():
                     return
                 continue
-            if kind != socket.PACKET_OUTGOING and len(packet) == _HEADERS.size:  # it comes twice
+            if (
+                kind != socket.PACKET_OUTGOING and len(packet) == _HEADERS.size
+            ):  # loopback shows each packet twice
                 self._count_packet(*_HEADERS.unpack(packet))
 
     def _count_packet(
@@ -93,7 +96,7 @@ class PacketCounter:
 
 
 def _filter_by_target(packets: socket.socket, targets: Sequence[bytes]) -> None:
-    """Have the kernel hand over the headers of packets to these addresses, and nothing else."""
+    """Make the kernel deliver only the headers of packets to these addresses."""
     program = [(_LOAD_WORD, 0, 0, _TARGET_AT)]
     for further, target in zip(reversed(range(len(targets))), targets):
         program.append((_JUMP_IF_EQUAL, further + 1, 0, int.from_bytes(target, "big")))

@@ -1,4 +1,4 @@
-"""A cluster that does one job after another: most of what a test takes is to start processes."""
+"""Keeps one cluster running for many jobs, because most of a test's time is starting processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from tests.distributed.cluster import Cluster, start_cluster, start_local, start_machine
 from tests.distributed.forked_horovod import start_forked_horovod
 
-_IDLE_SECONDS = 120  # without a job, after which workers end
+_IDLE_SECONDS = 120  # workers end after this time without a job
 
 Results = List[Dict[str, np.ndarray]]
 
 
 class _Standing:
-    """A cluster whose workers are in `jobs.stand`."""
+    """A cluster whose workers run `jobs.stand`."""
 
     def __init__(self, start: Callable[[Path], Cluster]) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -29,11 +29,11 @@ class _Standing:
         self._last = time.monotonic()
 
     def is_fresh(self) -> bool:
-        """Whether its workers wait for a job, and will for some time."""
+        """Return whether its workers wait for a job and will wait long enough."""
         return time.monotonic() - self._last < _IDLE_SECONDS / 2
 
     def run(self, job: str, arguments: Any) -> Results:
-        """Let all workers run a function of jobs.py; what each returned, by rank."""
+        """Run a function of jobs.py on all workers; returns the results by rank."""
         self._tell({"job": job, "arguments": arguments})
         ranks = range(self._cluster.workers)
         files = [self._path / f"result{self._jobs - 1}-{rank}.npz" for rank in ranks]
@@ -48,7 +48,7 @@ class _Standing:
         return [dict(np.load(file)) for file in files]
 
     def end(self) -> None:
-        """Let all processes end, and see that they end well."""
+        """End all processes, and check that their exit codes are 0."""
         try:
             self._tell(None)
             self._cluster.wait_for_end()
@@ -56,7 +56,7 @@ class _Standing:
             self.kill()
 
     def kill(self) -> None:
-        """End all processes at once."""
+        """Kill all processes at once."""
         self._cluster.stop()
         self._folder.cleanup()
 
@@ -64,21 +64,21 @@ class _Standing:
         file = self._path / f"job{self._jobs}.json"
         part = file.with_suffix(".part")
         part.write_text(json.dumps(job))
-        part.rename(file)  # whoever finds it finds it whole
+        part.rename(file)  # atomic, so that a reader sees a complete file
         self._jobs += 1
 
 
-_standing: Dict[str, _Standing] = {}  # at most one: Horovod's workers are never at rest
+_standing: Dict[str, _Standing] = {}  # at most one, because Horovod's workers are never idle
 
 
 def end() -> None:
-    """End the cluster that stands: the next job has processes of its own."""
+    """End the standing cluster, so that the next job starts new processes."""
     while _standing:
         _standing.popitem()[1].end()
 
 
 def kill() -> None:
-    """Kill all processes of the cluster that stands."""
+    """Kill all processes of the standing cluster."""
     while _standing:
         _standing.popitem()[1].kill()
 
@@ -102,7 +102,7 @@ def run(
     servers: int = 1,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Results:
-    """Run a function of jobs.py on every worker of a cluster; what each returned, by rank."""
+    """Run a function of jobs.py on every worker of a cluster; returns the results by rank."""
     options = {"workers": workers, "servers": servers, "variables": variables}
     return _run(start_cluster, job, arguments, **options)
 
@@ -113,7 +113,7 @@ def run_horovod(
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Results:
-    """Run a function of jobs.py on workers of Horovod; what each returned, by rank."""
+    """Run a function of jobs.py on Horovod workers; returns the results by rank."""
     return _run(start_forked_horovod, job, arguments, workers=workers, variables=variables)
 
 
@@ -123,7 +123,7 @@ def run_machine(
     workers: int = 2,
     variables: Optional[Dict[str, Any]] = None,
 ) -> Results:
-    """Run a function of jobs.py on workers of one machine; what each returned, by rank."""
+    """Run a function of jobs.py on the workers of one machine; returns the results by rank."""
     return _run(start_machine, job, arguments, workers=workers, variables=variables)
 
 

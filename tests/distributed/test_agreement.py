@@ -1,4 +1,4 @@
-"""Workers whose weights would drift apart hear of it before the first gradient is sent."""
+"""Workers whose weights would diverge get an error before the first gradient is sent."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Algorithms over the real backends: the weights of all workers, against NumPy replays."""
+"""Algorithms on the real backends: the weights of all workers match NumPy replays."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ STEPS, MIDDLE = 24, 10  # three rounds: after 7, 14 and 21 steps
 
 
 def ways(folder):
-    """Arguments of `jobs.algorithms`: every seventh step, every step, averaged gradients, Adam."""
+    """Arguments of `jobs.algorithms`: local steps with each compression, and other algorithms."""
     compressed = [
         {**SGD, "algorithm": SEVENTH, "compression_params": params, "middle": MIDDLE}
         for params in COMPRESSIONS
@@ -43,7 +43,7 @@ OF_EVERY_STEP, OF_GRADIENTS, ON_CONTEXTS, ADAM = range(len(COMPRESSIONS), len(CO
 
 
 def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9):
-    """The weights of all workers in the end; `local_size` of a machine make messages together.
+    """Return all workers' final weights; `local_size` workers of a machine share their messages.
 
     Vectors are cut into chunks of at most `chunk` elements.
     """
@@ -83,7 +83,7 @@ def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9):
 
 
 def first_moments(rank, beta=0.9):
-    """Adam's, of a worker's own gradients."""
+    """Return Adam's first moments for a worker's own gradients."""
     moments = [np.zeros(shape) for shape in SHAPES]
     for step in range(STEPS):
         for m, gradient in zip(moments, gradients_of(rank, step, SHAPES)):
@@ -92,7 +92,7 @@ def first_moments(rank, beta=0.9):
 
 
 def check_one_worker_of_two_files(folder, way):
-    """One worker goes on from the files of two: with the sum of residuals, and rank 0's weights."""
+    """One worker loads the files of two: it gets the sum of residuals, and rank 0's weights."""
     files = [f"{folder}/{way}-{rank}" for rank in range(2)]
     both = [checkpoint.read(file).arrays for file in files]
     _, trainer = make(SHAPES, SGD["optimizer_params"], ONEBIT, algorithm=SEVENTH)
@@ -118,12 +118,12 @@ OF_MACHINES = {**PARTITION, "BYTEPS_LOCAL_SIZE": 2}
 
 
 def on_machines(job, arguments):
-    """On two machines with two workers each, whose vectors are cut into chunks."""
+    """Run a job on two machines with two workers each, with vectors cut into chunks."""
     return run(job, arguments, 4, 2, OF_MACHINES)
 
 
 def on_nodes(job, arguments):
-    """As `on_machines`, over Horovod."""
+    """Run a job as `on_machines` does, over Horovod."""
     return run_horovod(job, arguments, 4, OF_MACHINES)
 
 

@@ -1,4 +1,4 @@
-""" "auto" on every backend: what is chosen is the same on all workers, and stays."""
+"""The compressor "auto" on every backend: all workers make the same choice, and keep it."""
 
 import numpy as np
 import pytest
@@ -19,9 +19,9 @@ def arguments(folder, accuracy):
 
 
 def check(results, chosen):
-    """What was chosen is what was expected, alike on all workers, and does what it does if given.
+    """Check the choice: as expected, the same on all workers, and equal to a given compression.
 
-    A checkpoint keeps it; a parameter's own compression wins.
+    A checkpoint keeps the choice, and a parameter's own compression takes precedence.
     """
     for result in results:
         assert list(result["chosen/chosen"]) == chosen

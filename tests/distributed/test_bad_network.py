@@ -1,4 +1,4 @@
-"""A bad network, made of namespaces: it costs time, and no bit of a result."""
+"""A bad network, simulated with namespaces, costs time but changes no bit of a result."""
 
 import re
 
@@ -16,7 +16,7 @@ DOWN_SECONDS = 10
 
 
 def _is_as_without_disturbance(results):
-    """Every gradient of every step, and the weights in the end, bit for bit."""
+    """Check all gradients and the final weights, bit for bit."""
     (steps,) = {int(result["steps"]) for result in results}
     for result, undisturbed in zip(results, run("until_told", {"last": steps}, servers=2)):
         for name, array in undisturbed.items():

@@ -1,4 +1,4 @@
-"""benchmark/cluster.py and epoch.py, in network namespaces of their own."""
+"""benchmark/cluster.py and epoch.py, run in network namespaces."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from tests.distributed.namespaces import needs_namespaces
 from tests.processes import heed_interrupts
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
-RATE, MOVED = 200e6, "MB a machine"
+RATE, MOVED = 200e6, "MB per machine"
 SMALL = f"{SCRIPTS / 'epoch.py'} --rate {RATE:.0f} --workers 2 --servers 1 --images 64 --epochs 2"
 SMALL += " --batch-size 8"
 pytestmark = needs_namespaces
@@ -27,12 +27,12 @@ def output(*command):
 
 @contextmanager
 def started(*command):
-    """Starts a benchmark, of which no namespace is left when the block ends."""
+    """Start a benchmark; after the block, none of its namespaces may be left."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        encoding="utf-8",  # of progress bars, whatever locale a test before has set
+        encoding="utf-8",  # for progress bars; an earlier test may have changed the locale
         preexec_fn=heed_interrupts,
     )
     try:
@@ -45,7 +45,7 @@ def started(*command):
 
 @pytest.fixture
 def measure(tmp_path):
-    """Runs a benchmark; returns the rows of its table."""
+    """Run a benchmark; returns the rows of its table."""
 
     def run(*command):
         table = tmp_path / "table.csv"
@@ -73,7 +73,7 @@ def test_a_step_takes_no_less_than_its_bytes_do(measure, tmp_path, only):
     payload = 104_933 * 4 / (1 if "fp32" in only else 32)
     assert payload / 1e6 < float(row[MOVED]) < 2.5 * payload / 1e6 + 0.1
     assert float(row["processor s"]) > 0
-    assert float(row["of the limit"]) > 0.9  # what is counted is what the links let through
+    assert float(row["of the limit"]) > 0.9  # the limit is computed from the counted bytes
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_an_epoch_of_the_example_is_timed_and_its_bytes_are_counted(measure):
     options = SMALL.replace("--images 64", "--images 256")
     (row,) = measure(*options.split(), "--only", "onebit")
     assert row["job"] == "onebit"
-    assert float(row["seconds an epoch"]) > 0
+    assert float(row["seconds per epoch"]) > 0
     assert row["validation accuracy"].endswith("%")
-    payload = 275_000 / 8 / 1e6  # of ResNet-20's parameters; it travels both ways
-    steps, begun = 16, 4  # of the epoch; at most, when the bytes before it are counted
-    assert 2 * payload * (steps - begun) / steps < float(row["MB a worker a step"]) < 4 * payload
+    payload = 275_000 / 8 / 1e6  # of ResNet-20's parameters, each way
+    steps, begun = 16, 4  # steps of an epoch; at most 4 precede the first count
+    assert 2 * payload * (steps - begun) / steps < float(row["MB per worker and step"]) < 4 * payload
 
 
 def test_ctrl_c_ends_all_processes():

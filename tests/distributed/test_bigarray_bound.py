@@ -1,4 +1,4 @@
-"""MXNET_KVSTORE_BIGARRAY_BOUND, with which MXNet would spread large arrays over servers."""
+"""MXNET_KVSTORE_BIGARRAY_BOUND, above which MXNet would spread arrays over servers."""
 
 import numpy as np
 

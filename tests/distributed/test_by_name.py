@@ -1,4 +1,4 @@
-"""A plain gluon.Trainer that has one of our stores by its name, where only gluon_gc is imported."""
+"""A plain gluon.Trainer that names one of our stores; the script only imports gluon_gc."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ loss.backward()
 trainer.step(1)
 print(set(weight.data().asnumpy().tolist()))
 """
-"""Gradients of 0 to 39 at worker 0, of 40 to 79 at worker 1: one bit makes means of them."""
+"""Worker 0 has gradients 0 to 39, worker 1 has 40 to 79. onebit decodes them as their means."""
 
 
 def alone(source):
@@ -68,4 +68,5 @@ def test_workers_do_not_diverge(order):
 def test_workers_of_horovod_do_not_diverge():
     source = ORDERS[0] + STEP.format(store="GluonGCHorovod")
     lines = launch(source, "--local", "-np", "2", "--backend", "horovod")
-    assert len([line for line in lines if line.endswith("{-38.0}")]) == 2  # each has 0 to 39
+    # Both workers have gradients 0 to 39.
+    assert len([line for line in lines if line.endswith("{-38.0}")]) == 2

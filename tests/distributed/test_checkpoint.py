@@ -1,4 +1,4 @@
-"""Checkpoints of a cluster: what workers and servers carry over is in them."""
+"""Checkpoints of a cluster contain the states of workers and servers."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from tests.distributed import standing
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_horovod, run_local, run_machine
 
-SHAPES = [(300, 70), (33,), (1,)]  # the first is cut into chunks
+SHAPES = [(300, 70), (33,), (1,)]  # BYTEPS_PARTITION_BYTES cuts the first one into chunks
 MIDDLE, END = 10, 20
-TWO_CHUNKS, THREE_CHUNKS = 64_000, 32_000  # bytes at most of each
+TWO_CHUNKS, THREE_CHUNKS = 64_000, 32_000  # bytes per chunk, at most
 
 WITH_FEEDBACK = [
     {**params, "ef": "corrected", "momentum": "nesterov"} for params in COMPRESSORS.values()
@@ -25,7 +25,7 @@ COMPRESSIONS = [
 
 
 def jobs(tmp_path, **more):
-    """Arguments of `jobs.checkpoint` for each of COMPRESSIONS."""
+    """Return the arguments of `jobs.checkpoint` for each of COMPRESSIONS."""
     return [
         {
             "folder": str(tmp_path),
@@ -66,7 +66,7 @@ def assert_equal(results, expected):
 
 
 def assert_saved_again_before_any_step(job, ranks):
-    """What was loaded, the servers' part too, is in the file that was saved at once."""
+    """Check that a file saved right after loading has all loaded states, the servers' too."""
     for rank in range(ranks):
         file = f"{job['folder']}/{job['name']}-{rank}"
         loaded, again = checkpoint.read(file), checkpoint.read(f"{file}.again")
@@ -77,7 +77,7 @@ def assert_saved_again_before_any_step(job, ranks):
 
 
 def expected_of_new_chunks(params, rows, local_size):
-    """The last gradient of SHAPES[0], if it was cut into three chunks in place of two at MIDDLE."""
+    """Return the last gradient of SHAPES[0] if its two chunks become three at MIDDLE."""
     workers, rows = len(rows), rows if local_size == 1 else range(len(rows) // local_size)
     params = parse(params, 0.9)
     n = int(np.prod(SHAPES[0]))
@@ -140,10 +140,10 @@ def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, 
 
 @pytest.mark.timeout(900)
 def test_more_workers_share_what_was_carried_over(tmp_path):
-    """The sum over workers stays; streams that all share stay shared, and others differ."""
+    """The sum over workers stays; shared random streams stay shared, others stay different."""
     of_all = jobs(tmp_path, middle=2, end=2, workers=2)
     large = {"name": "large", "shapes": [(1100, 1000)], "partition_bytes": 2**20}
-    of_all.append({**of_all[0], **large})  # a server sends several pages
+    of_all.append({**of_all[0], **large})  # large enough for several pages from a server
     for job in of_all:
         on_servers("checkpoint", job)
     for job in of_all:
@@ -166,7 +166,7 @@ def test_more_workers_share_what_was_carried_over(tmp_path):
 
 
 def files_of(worker, there, here):
-    """What an error says where the files of two workers differ, that of worker 0 the first."""
+    """Return the error message for workers with different files; worker 0's file comes second."""
     one, zero = (there, here) if worker else (here, there)
     return f'worker 1 has file "{one}" for load_states, but worker 0 has "{zero}"'
 

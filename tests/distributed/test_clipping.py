@@ -1,4 +1,4 @@
-"""max_grad_norm clips what each worker pushes, whatever carries it."""
+"""max_grad_norm clips each worker's gradient before the push, on every backend."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def on_horovod(ways):
 
 
 def expected():
-    """The average of what each worker has, by its own norm."""
+    """Return the average of all workers' gradients, each clipped by its own norm."""
     clipped = []
     for rank in range(WORKERS):
         gradients = gradients_of(rank, 0, SHAPES)

@@ -1,4 +1,4 @@
-"""What a cluster does beside the two-way exchange."""
+"""A cluster's features other than the two-way exchange."""
 
 import signal
 import time
@@ -29,7 +29,8 @@ def test_step_returns_while_the_server_stands_still(tmp_path, params):
         cluster.processes["server0"].send_signal(signal.SIGCONT)
         (result,) = cluster.results()
         np.testing.assert_array_equal(result["w"], np.full(1000, -1, np.float32))
-        known = HELD if params is ONEBIT else 0  # of a message that was ready by then
+        # Only messages that were ready count as waiting.
+        known = HELD if params is ONEBIT else 0
         assert known < result["exposed"] <= result["took"]
     finally:
         cluster.stop()

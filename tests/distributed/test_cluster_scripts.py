@@ -1,4 +1,4 @@
-"""example/cluster: what its scripts start, and run.sh with namespaces in place of machines."""
+"""example/cluster: the commands that its scripts start, and run.sh on namespaces as machines."""
 
 import os
 import re
@@ -26,7 +26,7 @@ SCRIPTS = ROOT / "example" / "cluster"
 CLEAN = {k: text for k, text in clean_environ().items() if not k.startswith("CLUSTER_")}
 
 
-# What a script starts, with a stand-in for Python that notes its arguments and environment.
+# The scripts run a stub instead of Python, which records its arguments and environment.
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ JOBS = {
 VARIANTS = dict(
     zip(("baseline", "onebit", "topk", "randomk", "dithering", "fp16"), published.COMPRESSED)
 )
-OURS = ("mode", "logging_file", "save_dir", "data_dir")  # spelling and places
+OURS = ("mode", "logging_file", "save_dir", "data_dir")  # spelling and paths differ on purpose
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -67,7 +67,7 @@ def test_a_worker_runs_what_the_guide_runs(started, job, variant):
     assert words[:2] == ["-m", "bpslaunch"]
     assert Path(words[3]).resolve() == Path(script.__file__)
     if VARIANTS[variant].startswith("--compressor"):
-        command = command.replace("0.2", "0.1")  # as the guide has the rates of ResNet-50
+        command = command.replace("0.2", "0.1")  # the guide's rate for ResNet-50 with a compressor
         assert environ["BYTEPS_THREADPOOL_SIZE"] == "16"
     found = vars(script.parse_arguments(words[4:]))
     expected = vars(script.parse_arguments(shlex.split(f"{command} {VARIANTS[variant]}")))
@@ -111,7 +111,7 @@ def test_a_worker_runs_a_command_of_ones_own(started, tmp_path, servers):
     assert words == ["-m", "bpslaunch", *command]
     assert environ["DMLC_NUM_WORKER"] == "3"
     assert environ["DMLC_NUM_SERVER"] == str(3 * int(servers or 2))
-    assert environ["PATH"].startswith(f"{tmp_path}:")  # where CLUSTER_PYTHON is
+    assert environ["PATH"].startswith(f"{tmp_path}:")  # the folder of CLUSTER_PYTHON comes first
     assert "BYTEPS_THREADPOOL_SIZE" not in environ
 
 
@@ -154,7 +154,7 @@ def test_the_environment_wins_over_the_settings(started, role):
             {"CLUSTER_HOSTS": "a b"},
             "CLUSTER_HOSTS must name 8 machines or more, got 2",
         ),
-        ("run.sh vgg16 onebit", {"CLUSTER_HOSTS": " "}, "CLUSTER_HOSTS must name machines, got"),
+        ("run.sh vgg16 onebit", {"CLUSTER_HOSTS": " "}, "CLUSTER_HOSTS must list machines, got"),
         (
             "server.sh",
             {"DMLC_NUM_WORKER": "two"},
@@ -177,7 +177,7 @@ def test_what_is_wrong_is_said_in_a_line(words, environ, message):
 
 @pytest.fixture
 def run_here(tmp_path):
-    """Runs run.sh on machines that are all this one, with a stand-in for Python; what is said."""
+    """Run run.sh with this machine as all machines and a stub for Python; returns its output."""
 
     def run(*arguments, does, **environ):
         for name, source in [("shell", 'exec sh -c "$2"'), ("python", does)]:
@@ -224,11 +224,11 @@ def test_run_sh_starts_a_command_of_ones_own_on_all_machines(run_here, tmp_path,
     assert len(list((tmp_path / "work" / "logs" / "command").glob("*.log"))) == len(expected)
 
 
-# run.sh, on two namespaces.
+# run.sh on two namespaces
 
 
 class Cluster:
-    """Two machines, and run.sh on a third."""
+    """Two namespaces as machines; run.sh runs outside them."""
 
     def __init__(self, network, folder, data):
         self.work = folder / "work"
@@ -260,7 +260,7 @@ class Cluster:
         }
 
     def run(self, arguments, **environ):
-        """Start run.sh on CIFAR-100."""
+        """Start run.sh for CIFAR-100."""
         small = "--model cifar_resnet20_v1 --batch-size 16 -j 0"
         return self.start("cifar100", "onebit", *f"{small} {arguments}".split(), **environ)
 
@@ -279,14 +279,14 @@ class Cluster:
         return process
 
     def processes(self, host):
-        """Those that run on a machine: their numbers, and their commands."""
+        """Return the processes on a machine: their ids and commands."""
         name = self._network._namespace(host)
         done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
         commands = {}
         for pid in map(int, done.stdout.split()):
             try:
                 commands[pid] = Path(f"/proc/{pid}/cmdline").read_text()
-            except OSError:  # it has ended meanwhile
+            except OSError:  # it has ended
                 pass
         return commands
 
@@ -342,7 +342,7 @@ def test_a_script_of_ones_own_trains_on_two_machines(cluster, tmp_path):
 
 
 def _train_an_epoch(cluster):
-    """run.sh, once an epoch of a long run is done."""
+    """Start run.sh for a long run; returns after the first epoch."""
     run = cluster.run("--num-epochs 1000")
     for line in run.stdout:
         if "epoch 1 of 1000" in line:
@@ -374,7 +374,7 @@ def test_a_job_goes_on_after_a_worker_has_died(cluster):
     said = "".join(said)
     assert run.wait(timeout=60) == 0, said
     assert said.count("; restart 1 of 1") == 5
-    assert re.search(r"\[worker 0\] goes on from params/cifar100-onebit/.*-[123].params", said)
+    assert re.search(r"\[worker 0\] resumes from params/cifar100-onebit/.*-[123].params", said)
     assert len(set(re.findall(r"checksum of the parameters (\w+)", said))) == 1
 
 

@@ -20,7 +20,7 @@ def backend(request):
 
 
 def assert_summed(result, ranks):
-    """What `metrics` returns on one worker of these ranks."""
+    """Check the results of `metrics` on one worker of a cluster with these ranks."""
     workers, of_ranks = len(ranks), sum(ranks)
     assert result["float"] == sum(1 / 3 + rank for rank in ranks) / workers
     assert result["int"] == workers * 2**31 + of_ranks and result["int"].dtype == np.int64
@@ -72,7 +72,7 @@ def test_workers_that_do_different_things_together_are_told(backend):
     for said in of_backend("different_collectives"):
         for name, (key, zero, one) in about.items():
             (sentence,) = str(said[name]).split(": ", 1)[1:]
-            assert sentence in (  # the first that the server has comes last
+            assert sentence in (  # the worker that the server heard first is named last
                 f"worker 0 has {key} {zero}, but worker 1 has {one}",
                 f"worker 1 has {key} {one}, but worker 0 has {zero}",
             )

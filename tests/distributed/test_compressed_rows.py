@@ -1,4 +1,4 @@
-"""Row-sparse gradients that travel compressed, beside a replay in NumPy."""
+"""Compressed row-sparse gradients match a NumPy replay."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ RATES = [0.5] * 3 + [0.25] * 2 + [1.0] * 3
 
 
 def every_way(folder):
-    """Arguments of `jobs.several_compressed_rows`: each compressor, and each feedback."""
+    """Return the arguments of `jobs.several_compressed_rows`: each compressor and feedback."""
     params = [{**of_name, "ef": "corrected"} for of_name in COMPRESSORS.values()]
     others = ("topk", "vanilla"), ("onebit", None), ("randomk", None), ("randomk", "sparse")
     params += [{**COMPRESSORS[name], "ef": ef} for name, ef in others]
@@ -25,19 +25,19 @@ def every_way(folder):
 
 
 def framed_bytes(length, most):
-    """Of a message of so many bytes, through MXNet's server, where `most` are the most."""
+    """Return the bytes of a `length`-byte message in MXNet's row frames; `most` is its limit."""
     words = kernels.frame_words(4 + most)
     row_bytes = 4 + most if words <= 256 else 1016
     return -(-(4 + length) // row_bytes) * (4 * min(words, 256) + 12)
 
 
 def check(results, ways, framed):
-    """Gradients are those of the replay, as are bytes, and those that came after a checkpoint."""
+    """Check gradients and bytes against the replay, and the gradients after a checkpoint."""
     assert_identical([{k: v for k, v in r.items() if "pushed" not in k} for r in results])
     for number, way in enumerate(ways):
         of_ranks = [of_way(result, number) for result in results]
         workers, params = len(of_ranks), parse(way["compression_params"])
-        order = np.argsort([int(result["row"]) for result in of_ranks])  # as they are summed
+        order = np.argsort([int(result["row"]) for result in of_ranks])  # the order of summation
         exchange = replay.RowsExchange(workers, params, SHAPE, index=0)
         most = 4 * (2 + SHAPE[0]) + params.codec(SHAPE[0] * SHAPE[1], "float32").payload_bytes
         result, sent = of_ranks[0], []

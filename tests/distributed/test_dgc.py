@@ -1,4 +1,4 @@
-"""Deep Gradient Compression over real backends, against a replay of the reference algorithm."""
+"""Deep Gradient Compression on real backends, compared with a replay of the reference algorithm."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ EVERY_WAY = [
 
 
 def worker(options, work, rank, index, n):
-    """The replay of one worker's compressor for a chunk of n elements of parameter `index`."""
+    """Return the replay of a worker's compressor for a chunk of n elements of a parameter."""
     params = options["compression_params"]
     start = replay.own_start(params["seed"], index, rank)  # each node has its own part
     names = {"strided_sample": "strided", "resample": "resample"}
@@ -60,7 +60,7 @@ def worker(options, work, rank, index, n):
 
 
 def dense(options, averages):
-    """The gradients of a vector: momentum after the exchange."""
+    """Return the gradients of a dense vector: momentum after the exchange."""
     m = 0
     for g in averages:
         m = g.dtype.type(0.9) * m + g
@@ -72,7 +72,7 @@ def check(results, options):
     assert_identical(results)
     dtype = np.dtype(options["dtype"])
     work = np.float64 if dtype == np.float64 else np.float32
-    # A sum of equal magnitude in another order of workers differs by rounding.
+    # Rounding differs if workers are summed in another order, even when magnitudes are equal.
     tolerance = {2: 2e-3, 4: 1e-6, 8: 1e-14}[dtype.itemsize]
     order = np.argsort([int(result["row"]) for result in results])
     for i, shape in enumerate(SHAPES):
@@ -97,7 +97,7 @@ def check(results, options):
 
 
 def gathered(options, given, order, work, index):
-    """The gradient that all workers get in each step: the sum of what each decodes to."""
+    """Return the gradient that all workers get in each step: the sum of all decoded payloads."""
     n = given[0][0].size
     parts = replay.chunks(n, CHUNK * 4 // np.dtype(options["dtype"]).itemsize)
     sizes = [part.stop - part.start for part in parts]

@@ -1,4 +1,4 @@
-"""What a user sees when the cluster is not as it should be."""
+"""The errors that a user sees if the cluster is misconfigured."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ def test_a_scheduler_that_leaves_before_all_are_there_is_named(cluster):
     nodes.processes["scheduler"].kill()
     for name in ("worker0", "server0"):
         assert nodes.wait(name) == 1
-        assert "left before all nodes were there" in last_line(nodes.log(name))
+        assert "ended before all nodes had joined" in last_line(nodes.log(name))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.distributed.test_two_way import assert_identical, check_replay, corre
 
 
 def every_compressor():
-    """Arguments of `jobs.several_steps`: each compressor, gathered."""
+    """Return the arguments of `jobs.several_steps` for each compressor with exchange "gather"."""
     ways = corrected(steps=10)
     for way in ways:
         way["compression_params"]["exchange"] = "gather"

@@ -1,4 +1,4 @@
-"""What the workers of a node sum in memory that they share, before it travels over Horovod."""
+"""The workers of a node sum gradients in shared memory before they use Horovod."""
 
 import os
 import signal

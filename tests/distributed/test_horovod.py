@@ -81,7 +81,7 @@ def test_all_workers_start_from_the_parameters_of_the_root_rank(root_rank):
 
 @needs_namespaces
 def test_a_slow_link_only_makes_a_broadcast_take_longer(monkeypatch):
-    """Gloo gives up a collective that takes as long as its time-out, 30 s by default."""
+    """Gloo aborts a collective that takes longer than its time-out, by default 30 s."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmark")
     from processes import Processes, read_line
 

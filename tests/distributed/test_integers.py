@@ -1,4 +1,4 @@
-"""Integers in byteps_push_pull, on real backends: they come back exact, or not at all."""
+"""Integers in byteps_push_pull on real backends: results are exact, or an error is raised."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_averages_are_exact_and_a_sum_that_does_not_fit_is_an_error_on_all_worke
         for dtype, value in VALUES.items():
             average = result[f"{dtype} average"]
             assert average.dtype == dtype
-            assert average.tolist() == [value, 0]  # of value + 0.5 and -0.5, towards 0
+            assert average.tolist() == [value, 0]  # value + 0.5 and -0.5, rounded towards 0
             rule = f"the sum of tensor '{dtype} sum' over all workers must be in"
             assert str(result[f"{dtype} sum"]).startswith(rule)
     for result in start("integer_sums", {"int64": 2**61, "uint8": 3}, workers=2):

@@ -1,4 +1,4 @@
-"""Some cells of the kill matrix of docs/benchmarks/faults.md, and a short soak."""
+"""Some cells of the kill matrix, and a short soak test; docs/benchmarks/faults.md has the whole matrix."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def sums(tmp_path_factory):
 )
 def test_training_survives(sums, tmp_path, cell):
     outcome = run(tmp_path, cell)
-    # On a busy machine an end may look like a reset, after which a node could come back.
+    # Under load, an end may look like a connection reset. The others then wait for a heartbeat.
     assert outcome.faults(sums, soon=2 * HEARTBEAT) == []
     assert max(outcome.restarts.values()) == (0 if cell.stopped else 1)
 
@@ -39,4 +39,4 @@ def test_nothing_comes_of_some_faults():
     command = [sys.executable, str(SOAK), "--minutes", "0.15", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "as if nothing had happened" in done.stdout
+    assert "the weights are equal and no process has grown" in done.stdout

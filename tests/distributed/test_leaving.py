@@ -1,4 +1,4 @@
-"""A node that leaves before the others: everybody ends, with a message that names it."""
+"""If a node leaves early, all other nodes end with a message that names it."""
 
 import os
 import re
@@ -10,12 +10,12 @@ import pytest
 from gluon_gc.launch.launcher import service
 from tests.distributed.cluster import last_line, start_horovod
 
-SOON = 100  # seconds in which all start and end on a busy machine
+SOON = 100  # seconds for all nodes to start and end under load
 FOREVER = "while True: exchange()"
 
 
 def _all_end(nodes, said, codes=None):
-    """Everybody ends in time; whoever does not fail itself says why."""
+    """Check that all nodes end in time, and that those without an own error name the reason."""
     for name in nodes.processes:
         code = nodes.wait(name, SOON)
         if name in (codes or {}):
@@ -81,7 +81,7 @@ def test_a_script_goes_on_after_it_has_left_by_an_error_but_joins_no_other(clust
     )
     _all_end(nodes, "ends: worker 1 at 127.0.0.1 has failed: ZeroDivisionError", {"worker1": 1})
     caught, refused = nodes.log("worker1").splitlines()
-    assert caught == "caught" and "can join no other" in refused
+    assert caught == "caught" and "cannot join another" in refused
 
 
 @pytest.mark.parametrize("when", ["before init", "after init"])
@@ -113,7 +113,7 @@ def test_a_node_that_dies_before_all_are_there_is_named(cluster, gone):
 
 @pytest.mark.parametrize("role", ["server", "worker"])
 def test_a_node_that_dies_as_ps_lite_starts_is_named(cluster, role):
-    """It joins, and dies before it speaks to ps-lite."""
+    """It joins the cluster, and dies before it contacts ps-lite."""
     nodes = cluster(1 + (role == "worker"), 1 + (role == "server"))
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
@@ -146,7 +146,7 @@ def test_a_node_that_dies_while_all_train_is_named(cluster, role):
 
 
 def _has_unread(port):
-    """Whether a process of this machine has not read what came from this port."""
+    """Return whether a process on this machine has unread data from this port."""
     sockets = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]
     from_port = [fields for fields in sockets if int(fields[2].split(":")[1], 16) == port]
     return any(int(fields[4].split(":")[1], 16) > 0 for fields in from_port)
@@ -154,7 +154,7 @@ def _has_unread(port):
 
 @pytest.mark.parametrize("role", ["server", "worker"])
 def test_a_node_that_dies_before_it_has_read_everything_is_named_at_once(cluster, role):
-    """The kernel resets its connection then, as a bad network does."""
+    """Then the kernel resets its connection, as a bad network might."""
     nodes = cluster(2, 2, PS_HEARTBEAT_TIMEOUT=1000, PS_HEARTBEAT_INTERVAL=1)
     nodes.start("scheduler", service("scheduler"))
     for kind, rank in (("server", 0), ("worker", 0), ("server", 1), ("worker", 1)):
@@ -189,7 +189,7 @@ STANDS_STILL = "os.kill(os.getpid(), 19)"
 
 
 def _all_miss(nodes, name):
-    """All but that node say that they heard nothing of it; it is ended in the end."""
+    """Check that all other nodes report missing heartbeats of a stopped node; then end it."""
     stopped = nodes.processes.pop(name.replace(" ", ""))
     where = f"{name} at 127.0.0.1" if name[-1].isdigit() else f"the {name}"
     try:
@@ -279,7 +279,7 @@ def test_under_horovod_a_script_that_fails_ends_all(tmp_path, how):
     nodes = start_horovod(tmp_path, "leaving", job, workers=2, variables=patience)
     try:
         assert nodes.wait("horovodrun", SOON) != 0
-        said = "worker 0 ends: no exchange has finished for 12 s: other workers have not come"
+        said = "worker 0 ends: no exchange has finished for 12 s: waiting for other workers"
         assert (said in nodes.log("horovodrun")) == (how == "stall")
     finally:
         nodes.stop()

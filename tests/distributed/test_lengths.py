@@ -1,4 +1,4 @@
-"""Payloads whose length changes from step to step, through MXNet's server in rows."""
+"""Payloads whose length varies from step to step, through MXNet's server as rows."""
 
 import numpy as np
 
@@ -6,7 +6,16 @@ from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_local
 from tests.distributed.test_two_way import assert_identical, of_way
 
-SHARES = [0, 1, 1, 0.01, 0, 0.3, 0.6, 1]  # of a gradient: its payload takes 1 row, many, fewer, ...
+SHARES = [
+    0,
+    1,
+    1,
+    0.01,
+    0,
+    0.3,
+    0.6,
+    1,
+]  # non-zero shares of a gradient: its payload takes 1 row, many, fewer, ...
 COMPRESSORS = [{"compressor": "bytegrad"}, {"compressor": "dithering", "k": 2, "seed": 7}]
 WAYS = [
     {"shares": SHARES, "compression_params": {**params, "exchange": exchange}}

@@ -1,4 +1,4 @@
-"""How nodes meet: what must be alike, and strangers at the scheduler's port."""
+"""How nodes meet: settings that must be equal, and strangers at the scheduler's port."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def _port(nodes):
     ids=["two workers with one number", "machines with different numbers of workers"],
 )
 def test_nodes_that_make_no_cluster_are_named_to_all(cluster, workers, second, said):
-    nodes = cluster(workers, 1, GLUON_GC_CONNECT_TIMEOUT=12)  # for those who never come
+    nodes = cluster(workers, 1, GLUON_GC_CONNECT_TIMEOUT=12)  # nobody else comes
     nodes.start_roles()
     nodes.start_worker(0, "push_pull")
     nodes.start_worker(1, "push_pull", **second)
@@ -138,7 +138,7 @@ FALSE_HELLOS = [
 
 
 def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
-    """Also those that know how to begin, where there is no secret."""
+    """This includes strangers that know the protocol, if there is no secret."""
     nodes = cluster(1, 1, BYTEPS_LOG_LEVEL="INFO")
     nodes.start_roles()
     nodes.wait_for_line("scheduler", "server 0 has come")
@@ -163,7 +163,7 @@ def test_strangers_are_shut_out_and_the_nodes_meet(cluster):
 
 
 def _sealed(session, text):
-    """Any text as that session's next line."""
+    """Return any text as the session's next line."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json, "dumps", lambda _: text.decode())
         return session.seal({})
@@ -171,7 +171,9 @@ def _sealed(session, text):
 
 def _stranger(nodes, data):
     stranger = socket.create_connection(("127.0.0.1", _port(nodes)), timeout=30)
-    with suppress(ConnectionError):  # it may be closed before it has said all
+    with suppress(
+        ConnectionError
+    ):  # the scheduler may close the connection before all data is sent
         stranger.sendall(data)
     return stranger
 
@@ -181,7 +183,7 @@ def test_a_stock_mxnet_server_is_not_let_in_and_the_scheduler_says_so(cluster):
     nodes.start("scheduler", service("scheduler"))
     nodes.start("server0", STOCK_SERVER, DMLC_ROLE="server")
     nodes.start_worker(0, "push_pull")
-    nodes.wait_for_line("scheduler", "a node at 127.0.0.1 is not gluon_gc's but MXNet's own")
+    nodes.wait_for_line("scheduler", "a node at 127.0.0.1 runs MXNet's own parameter server")
     nodes.processes["server0"].kill()
     nodes.processes["server0"].wait()
     nodes.start("server0", service("server"))
@@ -220,10 +222,10 @@ def test_an_address_that_is_not_the_schedulers_is_refused(cluster, address):
 @pytest.mark.parametrize(
     "framework, said",
     [
-        ("mxnet", "takes no more nodes: either its cluster is complete, and this node is too many"),
+        ("mxnet", "accepts no more nodes: either its cluster is complete, and this node is"),
         (
             "torch",
-            "the cluster is complete: all of its 1 workers and 1 servers are there, and",
+            "the cluster is complete: all of its 1 workers and 1 servers have joined, so",
         ),
     ],
 )
@@ -248,7 +250,7 @@ def test_a_scheduler_that_lost_a_node_says_how_long_it_stays_and_for_whom(cluste
     nodes.wait_for_line("scheduler", "server 0 has come")
     nodes.processes["server0"].kill()
     gone = "server 0 at 127.0.0.1 is gone"
-    stays = f"{gone}; stays for 60 s, or until it has told worker 0, worker 1"
+    stays = f"{gone}; waits up to 60 s to tell worker 0, worker 1"
     nodes.wait_for_line("scheduler", stays)
     for rank in (0, 1):
         nodes.start_node("worker", rank)
@@ -266,7 +268,7 @@ def test_servers_that_pytorchs_workers_do_not_need_end_with_them(cluster):
     for rank in (0, 1):
         assert nodes.log(f"worker{rank}") == "joined ['host', 1]\n"
         assert nodes.log(f"server{rank}") == ""
-    needless = "the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is 2)"
+    needless = "the workers train with PyTorch and need no servers (DMLC_NUM_SERVER is 2)"
     assert nodes.log("scheduler") == f"gluon_gc: scheduler: {needless}\n"
 
 

@@ -1,4 +1,4 @@
-"""Nesterov SGD on a real cluster, where a compressor is exact: weight decay and rate changes."""
+"""Nesterov SGD on a cluster with an exact compressor: weight decay and learning-rate changes."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The workers of a machine make their messages together: one exchange a machine."""
+"""The workers of a machine combine their messages, so there is one exchange per machine."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_workers_of_one_machine_agree_with_a_numpy_replay_of_one(name):
 
 
 def uncompressed():
-    """Arguments of `jobs.several_steps`: values of each dtype as they are, or as float16."""
+    """Return arguments of `jobs.several_steps` without a compressor: each dtype, also as fp16."""
     return [
         {**arguments(steps=3), "compression_params": params, "dtype": dtype}
         for params in ({}, {"fp16": True})
@@ -57,7 +57,7 @@ def uncompressed():
 
 
 def check_averages(results, ways):
-    """What came back in the first step is the average over the workers, alike on all."""
+    """Check that the first step's result is the average over all workers, the same on all."""
     assert_identical(results)
     workers = len(results)
     for way, options in enumerate(ways):

@@ -1,4 +1,4 @@
-"""Jobs of one machine, which bring what they need."""
+"""Jobs on one machine, which need no settings."""
 
 import pytest
 

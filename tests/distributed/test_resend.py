@@ -1,4 +1,4 @@
-"""PS_RESEND=1: ps-lite runs until the process ends, since it cannot be stopped."""
+"""With PS_RESEND=1, ps-lite runs until the process ends, because it cannot be stopped."""
 
 from tests.distributed.cluster import last_line
 

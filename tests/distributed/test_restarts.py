@@ -1,4 +1,4 @@
-"""A node that comes back after a restart: whom it meets, and whom it leaves alone."""
+"""A restarted node: which cluster it joins, and which it leaves alone."""
 
 import re
 import signal

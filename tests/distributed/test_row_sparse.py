@@ -1,4 +1,4 @@
-"""Row-sparse gradients of several workers, beside a dense exchange."""
+"""Row-sparse gradients of several workers, compared with dense gradients."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.distributed.standing import run, run_horovod
 
 ROWS, WIDTH = 3000, 4
-WORDS = [  # for each step, of each of three workers
+WORDS = [  # for each step and each of three workers
     [[1, 2999, 1], [2999, 0], [7]],
     [[5], [], [5, 5, 6]],
     [list(range(0, 3000, 2)), [3], list(range(1000))],

@@ -1,4 +1,4 @@
-"""PyTorch over Gloo agrees with a NumPy replay, and bit for bit with MXNet over Horovod."""
+"""PyTorch over Gloo matches a NumPy replay, and MXNet over Horovod bit for bit."""
 
 import itertools
 import json
@@ -31,11 +31,11 @@ pytestmark = [
         not TORCH.exists(), reason="make .venv-torch/.built makes PyTorch's environment"
     ),
 ]
-PARTITION = {"BYTEPS_PARTITION_BYTES": "1000"}  # so that a tensor has several owners
+PARTITION = {"BYTEPS_PARTITION_BYTES": "1000"}  # a tensor then has several owners
 
 
 def run_torch(folder, ways, workers=2, **variables):
-    """What the workers of torchrun have, by rank."""
+    """Return the results of torchrun's workers by rank."""
     (folder / "ways.json").write_text(json.dumps(ways))
     torchrun = [
         TORCH,
@@ -72,11 +72,11 @@ def test_every_compressor_has_the_same_bits_over_horovod_and_with_pytorch(tmp_pa
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_pytorch_agrees_with_a_numpy_replay(workers, tmp_path):
-    every = [{**way, "steps": 6} for name in COMPRESSORS for way in every_way(name)]
+    ways = [{**way, "steps": 6} for name in COMPRESSORS for way in every_way(name)]
     if workers != 2:
-        every = [arguments(name, steps=4) for name in COMPRESSORS]
-    results = run_torch(tmp_path, every, workers, BYTEPS_PARTITION_BYTES="400")
-    for way, options in enumerate(every):
+        ways = [arguments(name, steps=4) for name in COMPRESSORS]
+    results = run_torch(tmp_path, ways, workers, BYTEPS_PARTITION_BYTES="400")
+    for way, options in enumerate(ways):
         of_ways = [of_way(result, way) for result in results]
         assert_identical(of_ways)
         size = np.dtype(options.get("dtype", "float32")).itemsize

@@ -1,4 +1,4 @@
-"""GLUON_GC_SECRET: who does not have it is not let in, whatever else it knows."""
+"""GLUON_GC_SECRET: a stranger without the secret is rejected, even if it knows the protocol."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def test_who_has_no_or_another_secret_is_refused_and_the_others_meet(cluster):
 
 
 def _replay_a_hello(nodes):
-    """One that had been right on a connection before, with the nonce that it began with."""
+    """Replay a hello that was valid on an earlier connection, with that connection's nonce."""
     theirs = nonce()
     with _begun(nodes, theirs) as (link, line):
         session = Session("right", theirs, unsealed(line)["nonce"], is_node=True)
@@ -106,7 +106,7 @@ class _begun:
 
 
 def _scheduler_of(secret, listener):
-    """Answer the first who comes as a scheduler with this secret would."""
+    """Answer the first connection as a scheduler with this secret would."""
     link, _ = listener.accept()
     with link, link.makefile("rb") as lines:
         theirs, ours = json.loads(lines.readline())["nonce"], nonce()
@@ -124,7 +124,7 @@ def _scheduler_of(secret, listener):
         ("right", "wrong", "this one has another, the scheduler at .* one"),
         ("right", "", "this one has one, the scheduler at .* none"),
         ("", "wrong", "this one has none, the scheduler at .* one"),
-        ("", None, "what listens at .* is no scheduler of gluon_gc"),
+        ("", None, "the program that listens at .* is not gluon_gc's scheduler"),
     ],
 )
 def test_a_false_scheduler_is_refused(cluster, own, secret, said):

@@ -1,6 +1,7 @@
-"""Steps that do not use all parameters, on real backends, against a NumPy replay.
+"""Steps that do not use all parameters, on real backends, compared with a NumPy replay.
 
-A stale gradient counts as zeros. What nobody has used stays as it is: weight, residual, momentum.
+A stale gradient counts as zeros. A parameter that no worker uses keeps its weight, residual and
+momentum.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.distributed.test_two_way import of_way
 SHAPES = [(50, 20), (33,), (257, 3), (6, 5), (11,)]
 EXCLUDED = [3, 4]
 ALL, NONE = [0, 1, 2, 3, 4], []
-# For each step what worker 0 uses, and worker 1.
+# For each step, the parameters that worker 0 uses, and those that worker 1 uses.
 USED = [(ALL, ALL), ([0, 2, 3], [2]), ([], [1, 4]), (NONE, NONE), (ALL, NONE), ([0], ALL)]
 RATES = [0.125, 0.25, 0.0625, 0.5, 0.5, 0.125]
 MU, WD = 0.9, 0.125
@@ -34,13 +35,13 @@ WAYS = [
 
 
 def arguments(used=USED, **more):
-    """Arguments of `jobs.stale`."""
+    """Return the arguments of `jobs.stale`."""
     more.setdefault("excluded", EXCLUDED)
     return {"shapes": SHAPES, "used": used, "learning_rates": RATES, **more}
 
 
 class Dgc:
-    """All workers with dgc, for n elements of a parameter."""
+    """Replays all workers with dgc, for a parameter of n elements."""
 
     def __init__(self, workers, n, index):
         plan = dgc_replay.plan(n, DGC["k"], 0.01)
@@ -57,7 +58,7 @@ class Dgc:
 
 
 class Plain:
-    """What travels uncompressed, with Nesterov momentum afterwards if a compressor has it."""
+    """Replays an uncompressed parameter; Nesterov momentum follows if others are compressed."""
 
     def __init__(self, mu):
         self.mu, self.momentum = np.float32(mu), np.float32(0)
@@ -72,7 +73,7 @@ class Plain:
 
 
 class TwoWay(replay.Exchange):
-    """What is compressed both ways."""
+    """Replays a parameter that is compressed both ways."""
 
     def nodes(self, sender):
         worker, server = self.workers[sender], self.server
@@ -94,9 +95,9 @@ def path_of(options, senders, index):
 
 
 def check(results, options, local_size=1):
-    """Compare everything after each step with the replay.
+    """Compare weights and state after each step with the replay.
 
-    `local_size` workers of a machine make their messages together.
+    `local_size` workers of a machine share their messages.
     """
     workers = len(results)
     order = np.argsort([int(result["row"]) for result in results]) if local_size == 1 else None
@@ -116,7 +117,7 @@ def check(results, options, local_size=1):
                 ratio, rate, last = last / RATES[step], RATES[step], RATES[step]
                 g = path.step(sums, ratio, range(senders) if order is None else order)
                 g = g.reshape(shape)
-                if compressed:  # what velocity has is the momentum of weight decay
+                if compressed:  # velocity is then the momentum of weight decay
                     velocity = MU * (velocity + WD * weight)
                     weight = weight - rate * (g + velocity + WD * weight)
                 else:
@@ -128,7 +129,7 @@ def check(results, options, local_size=1):
 
 
 def check_state(result, name, path, sender):
-    """Compare what a worker, and the aggregator if it knows that, keep with the replay."""
+    """Compare the states of a worker, and the aggregator's if it has them, with the replay."""
     for node, replayed in path.nodes(sender).items():
         for what, expected in replayed.items():
             array = result.get(f"{what}{name}/{node}")
@@ -148,7 +149,7 @@ def close(ours, expected):
 
 
 def on_nodes(job, arguments, workers):
-    """On two machines with two workers each."""
+    """Run a job on two machines with two workers each."""
     return run(job, arguments, 4, servers=2, variables={"BYTEPS_LOCAL_SIZE": 2})
 
 

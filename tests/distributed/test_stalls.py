@@ -1,4 +1,4 @@
-"""A step that does not finish: who is missing is said, and in the end all give up."""
+"""If a step does not finish, a message names the missing node, and finally all nodes give up."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ from gluon_gc.launch.progress import Progress
 from gluon_gc.launch.stall_watch import StallWatch
 from tests.distributed.cluster import last_line
 
-SOON = 100  # seconds in which all start and end on a busy machine
+SOON = 100  # seconds for all nodes to start and end under load
 
 
 def _all_end(nodes, said, besides=()):
@@ -22,7 +22,7 @@ def _all_end(nodes, said, besides=()):
 
 
 def _all_come(nodes, *workers):
-    """Start nodes that only meet, and then run these scripts."""
+    """Start nodes that only join the cluster; then the workers run these scripts."""
     nodes.start("scheduler", service("scheduler"))
     nodes.start_node("server", script="time.sleep(1000)")
     for rank, script in enumerate(workers):
@@ -64,7 +64,7 @@ _TRAINING = (
     [
         (
             "while True: step()",
-            "s, since all workers must call the same functions: worker 0 at 127.0.0.1 waits in "
+            "s, because the workers are in different calls: worker 0 at 127.0.0.1 waits in "
             "load_states, worker 1 at 127.0.0.1 waits in an exchange of tensors",
         ),
         ("time.sleep(1000)", "s: all wait for worker 1 at 127.0.0.1 to call load_states"),
@@ -88,7 +88,7 @@ def test_where_no_scheduler_sees_all_workers_the_call_is_named(monkeypatch, logg
         time.sleep(2.5)
     watch.end()
     (line, *_) = logged.messages
-    assert line.endswith("s: other workers have not come to call load_states")
+    assert line.endswith("s: waiting for other workers to call load_states")
 
 
 def test_who_is_missing_is_warned_of_and_in_the_end_all_give_up(cluster):
@@ -113,7 +113,7 @@ def test_that_nobody_waits_is_no_stall(cluster):
 
 
 def test_what_the_engine_has_not_computed_is_not_waited_for(cluster):
-    """Of messages it counts those that were made, not those that Python has queued."""
+    """It counts messages that are ready, not messages that Python has queued."""
     nodes = cluster(2, 1, GLUON_GC_STALL_SECONDS=3)
     nodes.start_roles()
     script = (
@@ -135,7 +135,7 @@ def test_what_the_engine_has_not_computed_is_not_waited_for(cluster):
         nodes.start_script(rank, script)
     for rank in range(2):
         nodes.wait_for(nodes.folder / f"computes{rank}")
-    time.sleep(5)  # in which the scheduler hears that nobody waits any more for others to start
+    time.sleep(5)  # until the scheduler hears that nobody waits for others to start
     before = nodes.log("scheduler")
     time.sleep(6)
     assert "no exchange" not in nodes.log("scheduler")[len(before) :]
@@ -167,7 +167,7 @@ def test_a_server_that_does_not_answer_is_named(cluster):
     for rank in range(2):
         nodes.start_script(rank, script)
     for rank in range(2):
-        said = "sent theirs: no answer from server "
+        said = "sent their messages: no answer from server "
         nodes.wait_for_line(f"worker{rank}", said)
         assert re.search(f"{said}[01] at 127.0.0.1\n", nodes.log(f"worker{rank}"))
 
@@ -187,7 +187,7 @@ def test_a_worker_that_holds_pythons_lock_for_long_is_alive(cluster):
 
 
 def test_standing_still_for_a_while_costs_time_and_no_more(cluster):
-    """Each node by itself for less than the time-out, then all together for longer."""
+    """Each node stops for less than the time-out, then all together for longer."""
     nodes = cluster(2, 1, PS_HEARTBEAT_TIMEOUT=4)
     nodes.start_roles()
     script = (

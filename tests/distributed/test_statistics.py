@@ -1,4 +1,4 @@
-"""bps.average_statistics: BatchNorm's running means and variances, the same on all workers."""
+"""bps.average_statistics makes BatchNorm's running means and variances equal on all workers."""
 
 import mxnet as mx
 import numpy as np
@@ -34,15 +34,15 @@ def alone():
     bps.shutdown()
 
 
-def normalised(kind, **how):
+def normalised(kind, **kwargs):
     net = mx.gluon.nn.HybridSequential()
-    net.add(mx.gluon.nn.Dense(3, in_units=2), kind(in_channels=3, **how))
+    net.add(mx.gluon.nn.Dense(3, in_units=2), kind(in_channels=3, **kwargs))
     net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     return net
 
 
 def names_of(net):
-    """The parameters that are different on two contexts before, and equal afterwards."""
+    """Return the parameters that average_statistics makes equal on two contexts."""
     params = net.collect_params().values()
     for param in params:
         for number, array in enumerate(param.list_data()):
@@ -64,7 +64,7 @@ def test_all_kinds_of_batch_norm_have_statistics_and_nothing_else_is_one(alone, 
     for other in (mx.gluon.nn.LayerNorm(in_channels=3), mx.gluon.nn.InstanceNorm(in_channels=3)):
         other.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
         net.add(other)
-    net[0].weight.grad_req = "null"  # it is frozen
+    net[0].weight.grad_req = "null"  # frozen
     assert names_of(net) == {"mean", "var"}
 
 
@@ -84,7 +84,8 @@ def test_float16_statistics_and_what_is_not_initialized_yet(alone):
     net.add(mx.gluon.nn.BatchNorm())
     net[2].initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     bps.average_statistics(net)
-    assert net[1].running_var.data(mx.cpu(0)).dtype == np.float32  # as Gluon keeps it
+    # Gluon keeps the statistics in float32.
+    assert net[1].running_var.data(mx.cpu(0)).dtype == np.float32
 
 
 @pytest.mark.parametrize("net", [3, [mx.nd.ones(1)], "net"])

@@ -1,4 +1,4 @@
-"""Lines that are almost those of a node, at the scheduler's port: none ends the scheduler."""
+"""Damaged node messages at the scheduler's port; none of them may end the scheduler."""
 
 import json
 import random
@@ -11,7 +11,7 @@ ODD = [None, True, -1, 2**70, 1e999, "", "server", [], {}, [[]] * 9, "9" * 5000,
 
 
 def damaged(line, random):
-    """A line, with bytes flipped, cut out, repeated or put in."""
+    """Return a line with bytes flipped, removed, repeated or inserted."""
     line = bytearray(line)
     for _ in range(random.randint(1, 4)):
         at, size = random.randrange(len(line) + 1), random.randint(1, 20)
@@ -28,7 +28,7 @@ def damaged(line, random):
 
 
 def is_of_a_node(line):
-    """Whether the scheduler must take a line for a node's, which it may be by chance."""
+    """Return whether a line is a valid node's, by chance."""
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         hello = json.loads(line.split(b"\n")[0])
         return hello["role"] in ("worker", "server")
@@ -36,7 +36,7 @@ def is_of_a_node(line):
 
 
 def lines(random, count):
-    """So many that no node says."""
+    """Yield `count` lines that no node sends."""
     while count:
         said = dict(HELLO)
         for key in random.sample(list(said), random.randint(0, 2)):

@@ -1,4 +1,4 @@
-"""BYTEPS_TRACE_ON: a Chrome trace of some steps of each worker and server."""
+"""BYTEPS_TRACE_ON writes a Chrome trace of some steps of each worker and server."""
 
 import json
 import subprocess
@@ -13,11 +13,11 @@ from tests.processes import clean_environ
 
 SHAPES = [[300, 200], [500]]
 PARAMS = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
-LAST = 3  # steps that are trained
+LAST = 3  # steps in all
 
 
 def traced(folder, **variables_):
-    """Two workers and a server under bpslaunch --local: the names of each one's events, counted."""
+    """Run two workers and a server under bpslaunch --local; returns each one's event counts."""
     arguments = {
         "shapes": SHAPES,
         "steps": LAST,
@@ -54,7 +54,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_training(role, cluster
         arguments = {"shapes": SHAPES, "steps": 1, "compression_params": PARAMS}
         nodes.start_worker(0, "steps", {**arguments, "optimizer_params": {}}, **traced)
     assert nodes.wait(f"{role}0") != 0
-    said = "BYTEPS_TRACE_ON is set, but nothing can be written to BYTEPS_TRACE_DIR, "
+    said = "BYTEPS_TRACE_ON is set, but BYTEPS_TRACE_DIR, "
     assert said in last_line(nodes.log(f"{role}0"))
 
 
@@ -76,7 +76,7 @@ def test_a_trace_has_the_operators_of_its_steps_and_of_no_others(tmp_path, first
     for names in workers:
         assert {name for name in names if name.startswith("step ")} == spans
         for operator in ("compress", "decompress"):
-            assert names[f"gluon_gc_{operator}"] == len(steps)  # all are in one message
+            assert names[f"gluon_gc_{operator}"] == len(steps)  # all tensors are in one message
         assert names["KVStoreDistRowSparsePush"] > 0 and names["KVStoreDistRowSparsePull"] > 0
     assert server["gluon_gc_aggregate"] == len(steps)
     assert {name for name in server if name.startswith("step ")} <= spans

@@ -17,7 +17,7 @@ RATES = [0.1] * 5 + [0.05] * 5 + [0.2] * 10
 
 
 def arguments(name="onebit", ef="vanilla", momentum="nesterov", **more):
-    """Arguments of `jobs.steps` for one of COMPRESSORS."""
+    """Return the arguments of `jobs.steps` for one of COMPRESSORS."""
     params = {**COMPRESSORS[name], "ef": ef, "momentum": momentum}
     optimizer = {"learning_rate": 0.1, "momentum": 0.9} if momentum else {"learning_rate": 0.1}
     return {
@@ -32,7 +32,7 @@ def arguments(name="onebit", ef="vanilla", momentum="nesterov", **more):
 
 
 def every_way(name):
-    """Every feedback, with and without momentum, and the other dtypes."""
+    """Return arguments for each feedback, with and without momentum, and for the other dtypes."""
     feedbacks = [None, "vanilla", "corrected"]
     if COMPRESSORS[name]["compressor"] == "randomk":
         feedbacks.append("sparse")
@@ -41,9 +41,9 @@ def every_way(name):
 
 
 def check_replay(results, options, chunk_elements=10**9, local_size=1):
-    """Compare gradients after every step, and the weights in the end, with the NumPy replay.
+    """Compare the gradients after each step, and the final weights, with the NumPy replay.
 
-    `local_size` workers of a machine make their messages together.
+    `local_size` workers of a machine share their messages.
     """
     params = options["compression_params"]
     params = parse(params, 0.9 if params["momentum"] else None)
@@ -51,7 +51,8 @@ def check_replay(results, options, chunk_elements=10**9, local_size=1):
     work = np.float64 if dtype == np.float64 else np.float32
     workers = len(results)
     senders = workers // local_size
-    order = np.argsort([int(result["row"]) for result in results])  # as the server sums
+    # The order in which the server sums.
+    order = np.argsort([int(result["row"]) for result in results])
     if local_size > 1:
         order = range(senders)
     tolerance = {2: 2e-3, 4: 2e-5, 8: 1e-12}[dtype.itemsize]
@@ -99,7 +100,7 @@ def assert_identical(results):
 
 
 def of_way(result, way):
-    """What `jobs.several_steps` returned for its arguments number `way`."""
+    """Return the results of `jobs.several_steps` for its arguments number `way`."""
     prefix = f"{way}/"
     return {name[len(prefix) :]: v for name, v in result.items() if name.startswith(prefix)}
 
@@ -122,7 +123,7 @@ def test_every_feedback_momentum_and_dtype_agrees_with_a_numpy_replay(name):
 
 
 def corrected(**more):
-    """Arguments of `jobs.several_steps`: each compressor."""
+    """Return the arguments of `jobs.several_steps` for each compressor."""
     return [arguments(name, "corrected", **more) for name in COMPRESSORS]
 
 

@@ -1,7 +1,7 @@
-"""What is counted on the network is what compression_stats() says, both ways.
+"""The bytes on the network match compression_stats(), in both directions.
 
-It says what the messages hold. What ps-lite adds to them is not in it: some hundred bytes a
-message, acknowledgements and heartbeats, which are 1 % here.
+compression_stats() counts the messages' contents. It does not count ps-lite's overhead: some
+hundred bytes per message, acknowledgements and heartbeats, which are 1 % in this test.
 """
 
 import os
@@ -15,13 +15,13 @@ WORKERS, SERVERS = 2, 2
 STEPS = 20
 ELEMENTS = 4_000_000
 ONEBIT = {"compressor": "onebit", "ef": "vanilla", "scaling": True}
-DITHERING = {"compressor": "dithering", "k": 2}  # whose messages vary in length
+DITHERING = {"compressor": "dithering", "k": 2}  # its messages vary in length
 
 
 def counted(folder, params, steps):
-    """Bytes sent to the servers and to the workers in a run, and what it says that a step moves."""
+    """Return the bytes sent to servers and workers, and those per step by compression_stats()."""
     folder.mkdir()
-    subnet = os.getpid() % 2**16  # loopback addresses that nobody else uses
+    subnet = os.getpid() % 2**16  # loopback addresses that are not in use
     to_workers, to_servers = (f"127.{subnet >> 8}.{subnet & 255}.{host}" for host in (101, 102))
     try:
         packets = PacketCounter([to_workers, to_servers])
@@ -48,5 +48,5 @@ def test_the_bytes_on_the_network_are_those_of_compression_stats(tmp_path, param
     once, _ = counted(tmp_path / "once", params, STEPS)
     twice, expected = counted(tmp_path / "twice", params, 2 * STEPS)
     for way in range(2):  # pushed, pulled
-        a_step = (twice[way] - once[way]) / STEPS  # without what setting up takes
+        a_step = (twice[way] - once[way]) / STEPS  # without the bytes of setting up
         assert a_step == pytest.approx(expected[way], rel=0.03)

@@ -1,1 +1,1 @@
-"""Fuzzing of what comes from a network or a disk: harnesses for libFuzzer, and what they found."""
+"""Fuzzes input from networks and disks: harnesses for libFuzzer, and the inputs found so far."""

@@ -1,6 +1,6 @@
 """Builds the fuzz harnesses and runs each for its share of some seconds: ``make fuzz SECONDS=60``.
 
-With ``--keep`` what was found is made as small as can be, and put into the repository.
+With ``--keep``, a minimal set of the inputs found is added to the repository.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import List
 from . import harnesses, seeds
 
 MOST_BYTES = 2048
-"""Of an input: those that are short are fast."""
+"""The size limit of an input; short inputs are fast."""
 _NO_CLANG = (
     "fuzzing needs clang++, its libFuzzer and its OpenMP "
     "(on Debian and Ubuntu: clang libclang-rt-dev libomp-dev; on older ones: clang libomp-dev)"
@@ -27,7 +27,7 @@ _INPUT = re.compile(r"Test unit written to (\S+)")
 
 
 def fuzz(folder: Path, name: str, seconds: int) -> List[str]:
-    """Run a harness from the inputs that there are; the paths of those that must not be."""
+    """Run a harness, starting from the known inputs; returns the paths of inputs that fail."""
     inputs, crashes = _inputs(folder, name), folder / "crashes"
     crashes.mkdir(exist_ok=True)
     harnesses.unpack(name, inputs)
@@ -49,7 +49,7 @@ def fuzz(folder: Path, name: str, seconds: int) -> List[str]:
 
 
 def keep(folder: Path, name: str) -> None:
-    """Put the fewest inputs that reach all that was reached into the repository."""
+    """Put the smallest set of inputs with the same coverage into the repository."""
     least = folder / "least" / name
     shutil.rmtree(least, ignore_errors=True)
     least.mkdir(parents=True)
@@ -65,11 +65,11 @@ def _inputs(folder: Path, name: str) -> Path:
 
 
 def main() -> None:
-    """Build and run all."""
+    """Build and run all harnesses."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("seconds", type=int, help="of all harnesses together")
+    parser.add_argument("seconds", type=int, help="for all harnesses together")
     parser.add_argument("--folder", type=Path, default="build/fuzz", help="where to build them")
-    parser.add_argument("--keep", action="store_true", help="put what was found into tests/fuzz")
+    parser.add_argument("--keep", action="store_true", help="add the inputs found to tests/fuzz")
     args = parser.parse_args()
     if shutil.which("clang++") is None:
         sys.exit(_NO_CLANG)
@@ -82,7 +82,7 @@ def main() -> None:
         if args.keep:
             keep(args.folder, name)
     if crashes:
-        sys.exit("\n".join(["== Inputs that must not be, each by its harness:", *crashes]))
+        sys.exit("\n".join(["== Inputs that fail, with their harness as prefix:", *crashes]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-// The fuzz harness of a compressor, which the macro COMPRESSOR names: what comes from a network is refused, or
-// decoded, aggregated and compressed again within bounds, alike by every instruction set.
+// The fuzz harness of the compressor COMPRESSOR (a macro). A payload from a network is rejected, or it is decoded,
+// aggregated and compressed again within bounds, with equal results for every instruction set.
 //
-// An input is the codec's options as text, ended by a zero; two bytes of which n follows; a byte of flags; the
-// bytes of Settings; and payloads, each after its length in two bytes. The last one has what is left.
+// An input consists of the codec's options as text, ended by a zero byte; two bytes that determine n; a byte of flags;
+// the bytes of Settings; and payloads, each after its length in two bytes. The last payload has no length.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,10 +16,10 @@ namespace gluon_gc {
 namespace {
 
 constexpr std::size_t most_workspace = std::size_t{1} << 26;
-constexpr std::size_t size_of_needs = offsetof(gluon_gc_needs, length_at) + sizeof(int);  // without what pads it
-constexpr int junk = 0xa5;  // in memory that is not initialised
+constexpr std::size_t size_of_needs = offsetof(gluon_gc_needs, length_at) + sizeof(int);  // without the padding
+constexpr int junk = 0xa5;  // fills uninitialised memory
 
-// Small sizes mostly, since they are fast, but seldom several blocks, up to 130,560.
+// Mostly small sizes, because they are fast; rarely several blocks, at most 130,560 elements.
 std::size_t elements(std::uint16_t size) {
   return size < 0xe000 ? size % 256 : size < 0xff00 ? size % 4096 : (size - 0xff00) * 512;
 }
@@ -50,7 +50,7 @@ struct Case {
   std::vector<Room> payloads;
 };
 
-// A codec of one instruction set, and all memory that its calls are given.
+// A codec of one instruction set, and all memory for its calls.
 class Decoder {
  public:
   Decoder(const Case& given, int isa) : given_(given) {
@@ -65,7 +65,7 @@ class Decoder {
 
   bool too_large() const { return needs.workspace_bytes + needs.payload_bytes > most_workspace; }
 
-  // Whether each payload can be decoded: alone, and in a slot that has room for the longest, where it is then.
+  // Whether each payload is valid: by itself, and in a slot for the longest payload, where it is afterwards.
   std::vector<int> verdicts() {
     slots_ = std::make_unique<Room>(given_.payloads.size() * needs.payload_bytes, junk);
     std::vector<int> verdicts;
@@ -80,7 +80,7 @@ class Decoder {
     return verdicts;
   }
 
-  // Decodes all payloads, or of those that are summed elsewhere the first. Returns whether all that are are valid.
+  // Decodes all payloads, or only the first if they can be summed as they are. Returns whether they were valid.
   bool decode(const std::vector<int>& verdicts) {
     values = std::make_unique<Room>(given_.n * given_.dtype, given_.add ? 0 : junk);
     gluon_gc_call call = this->call();
@@ -106,8 +106,8 @@ class Decoder {
     return true;
   }
 
-  // Compresses the sum of the payloads, if they are of such a kind, and then what they decode to, with momentum and
-  // with a residual that is that too.
+  // Compresses the sum of the payloads if the compressor aggregates. Then compresses the decoded values, with momentum,
+  // and with the decoded values as the residual.
   void compress_again() {
     keep_state();
     gluon_gc_call call = this->call();
@@ -131,7 +131,7 @@ class Decoder {
     }
   }
 
-  // Whether all that another one made is the same.
+  // Expects the same results as those of another instruction set.
   void expect_same(const Decoder& other) const {
     const auto same = [&](const Room& a, const Room& b) { return same_values(a, b, given_.dtype); };
     expect(same(*values, *other.values), "every instruction set decodes to the same values");
@@ -164,7 +164,7 @@ class Decoder {
     return expect(false, "the compressor is in the registry"), false;
   }
 
-  // Whether the payloads begin with several ratios, for feedback that has one there.
+  // Whether the payloads start with different ratios, which some feedback puts there.
   bool ratios_differ(std::size_t count) const {
     const std::uint8_t* const first = slots_->as();
     for (std::size_t i = 1; i < count; ++i) {
@@ -195,8 +195,8 @@ class Decoder {
     payload_ = std::make_unique<Room>(needs.payload_bytes, junk);
   }
 
-  // What was made is valid, also where it ends, and decodes. Its bits are kept if it is finite: which NaN stands in
-  // another is not promised.
+  // Expects that the new payload is valid, also without room behind it, and can be decoded. Its bits are kept only if
+  // it is finite, because the bits of a NaN are not defined.
   void check_made() {
     expect(status_.bytes <= needs.payload_bytes, "no payload is longer than the longest");
     const Room made(payload_->as(), status_.bytes);

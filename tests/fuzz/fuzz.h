@@ -1,4 +1,4 @@
-// What the harnesses share: the bytes that a fuzzer gives, memory between redzones, and expectations.
+// Code that the harnesses share: reading the fuzzer's bytes, memory between redzones, and expectations.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@
 
 namespace gluon_gc {
 
-// Ends the process, which the fuzzer counts as a crash, unless a condition holds.
+// Aborts unless a condition holds; the fuzzer counts that as a crash.
 inline void expect(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "not true: %s\n", what);
   std::abort();
 }
 
-// The bytes that are left of an input. What is asked for behind its end is 0.
+// The remaining bytes of an input. Values beyond its end are 0.
 struct Input {
   template <typename Value>
   Value take() {
@@ -28,7 +28,7 @@ struct Input {
     return value;
   }
 
-  // Up to a byte of zero, which is skipped.
+  // Reads up to a zero byte, which is skipped.
   std::string text() {
     const std::size_t length = strnlen(reinterpret_cast<const char*>(data), size);
     const std::string text(reinterpret_cast<const char*>(bytes(length)), length);
@@ -47,7 +47,7 @@ struct Input {
   std::size_t size;
 };
 
-// Memory of just so many bytes, aligned to 64, of which AddressSanitizer guards both ends.
+// Memory of an exact size, aligned to 64 bytes; AddressSanitizer guards both ends.
 class Room {
  public:
   explicit Room(std::size_t size, int fill = 0) : size(size) {
@@ -84,7 +84,7 @@ bool same_floats(const T* a, const T* b, std::size_t n) {
   return true;
 }
 
-// Whether two arrays are the same bit for bit, but for which NaN a NaN is.
+// Whether two arrays are equal bit for bit; any NaN equals any other NaN.
 inline bool same_values(const Room& a, const Room& b, std::size_t itemsize) {
   if (a.size != b.size) return false;
   return itemsize == sizeof(float) ? same_floats(a.as<float>(), b.as<float>(), a.size / itemsize)

@@ -1,4 +1,4 @@
-"""The fuzz harnesses: one for each compressor, and one for messages; and the inputs of each."""
+"""The fuzz harnesses, one for each compressor and one for messages, and their inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = (*kernels.names(), *["messages"] * (MXNET is not None))
 
 
 def build(folder: Path, compiler: str) -> None:
-    """Build all harnesses in a folder, with sanitizers: with clang++ they are fuzzers."""
+    """Build all harnesses in a folder, with sanitizers; with clang++ they are fuzzers."""
     options = [f"-DCMAKE_CXX_COMPILER={compiler}"]
     if MXNET is not None:
         options.append(f"-DMXNET_DIR={Path(MXNET.origin).parent}")
@@ -33,16 +33,17 @@ def _archive(name: str) -> Path:
 
 
 def unpack(name: str, folder: Path) -> None:
-    """Write the inputs of a harness that are in the repository to a folder; none if it is new."""
+    """Write the repository's inputs of a harness to a folder; a new harness has none."""
     if _archive(name).exists():
         with tarfile.open(_archive(name)) as inputs:
             inputs.extractall(folder)
 
 
 def pack(name: str, inputs: Iterable[Path]) -> None:
-    """Put inputs in the repository, in the place of those that are there."""
+    """Replace the repository's inputs of a harness."""
     with tarfile.open(_archive(name), "w:xz", preset=9) as archive:
         for data in sorted({file.read_bytes() for file in inputs}):
-            member = tarfile.TarInfo(hashlib.sha256(data).hexdigest()[:16])  # of no time, nobody's
+            # Without a time and an owner.
+            member = tarfile.TarInfo(hashlib.sha256(data).hexdigest()[:16])
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))

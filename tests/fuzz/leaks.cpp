@@ -1,4 +1,4 @@
-// What LeakSanitizer finds when a harness ends, and must be there until then: the names of MXNet's operators.
+// Suppresses a LeakSanitizer report: the names of MXNet's operators are used until the process ends.
 
 extern "C" const char* __lsan_default_suppressions();
 

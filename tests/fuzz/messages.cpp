@@ -1,9 +1,9 @@
-// The fuzz harness of messages: what MXNet's operators read of rows that a network brought is refused, or stays
-// within bounds. They are called as MXNet calls them, without MXNet.
+// The fuzz harness of messages. MXNet's operators reject rows from a network, or stay within bounds. They are called as
+// MXNet calls them, but without MXNet.
 //
-// An input is the number of an operator below, that of a compressor, the compressor's options as text, ended by a
-// zero, Shape, and messages as they are before they are framed, each after its length in two bytes. The last one
-// has what is left.
+// An input consists of an operator's number (see LLVMFuzzerTestOneInput), a compressor's number, the compressor's
+// options as text, ended by a zero byte, Shape, and unframed messages, each after its length in two bytes. The last
+// message has no length.
 #include <algorithm>
 #include <list>
 #include <memory>
@@ -17,7 +17,7 @@
 
 using namespace mxnet::ext;
 
-// In the place of MXNet's, which keeps all errors for good.
+// Replaces MXNet's function, which keeps all errors for ever.
 std::stringstream& MXerrorMsgs::add(const char*, int) {
   static std::stringstream latest;
   latest.str("");
@@ -28,17 +28,17 @@ namespace gluon_gc {
 namespace {
 
 constexpr std::size_t most_elements = 4095, most_workspace = std::size_t{1} << 26, meter_fields = 200;
-constexpr int junk = 0xa5;  // in memory that is not initialised
+constexpr int junk = 0xa5;  // fills uninitialised memory
 
 struct [[gnu::packed]] Shape {
-  std::uint16_t first, second;  // elements of the two chunks, or rows and their width
-  std::uint8_t row_blocks;      // of 16 words each that a row has
+  std::uint16_t first, second;  // elements of the two chunks, or number and width of rows
+  std::uint8_t row_blocks;      // blocks of 16 words in a row
   std::uint8_t messages;
   std::uint8_t faults;
   struct [[gnu::packed]] {
     std::uint16_t at;
     std::uint8_t bits;
-  } fault[4];  // bits that flip in words, or behind these in the numbers of rows
+  } fault[4];  // flipped bits in words, or behind the words in row indices
 };
 
 using Attributes = std::unordered_map<std::string, std::string>;
@@ -63,7 +63,7 @@ fcomp_t operator_called(const std::string& name) {
   return expect(false, "there is such an operator"), nullptr;
 }
 
-// Arrays of one call, and the memory that it asks for.
+// The arrays of a call, and the memory that the call allocates.
 class Call {
  public:
   Call& dense(MXDType dtype, std::vector<std::int64_t> shape, const Room& memory) {
@@ -81,7 +81,7 @@ class Call {
     return *this;
   }
 
-  // Memory of a dense output.
+  // Returns the memory of a new dense output.
   const Room& returns(MXDType dtype, std::vector<std::int64_t> shape, std::size_t bytes) {
     const Room& memory = rooms_.emplace_back(bytes, junk);
     outputs.emplace_back(memory.as<void>(), std::move(shape), dtype, 0, MXContext::CPU());
@@ -90,7 +90,7 @@ class Call {
 
   void returns_rows(std::size_t width) { row_words_ = width; }
 
-  // Whether the operator does it.
+  // Calls the operator; returns whether it succeeds.
   bool make(const std::string& name, const Attributes& attributes) {
     const auto allocate = [](void* self, int bytes) -> void* {
       return static_cast<Call*>(self)->rooms_.emplace_back(bytes, junk).as();
@@ -108,7 +108,7 @@ class Call {
   }
 
   std::vector<MXTensor> inputs, outputs;
-  std::unique_ptr<Room> words, numbers;  // of the rows that it returns
+  std::unique_ptr<Room> words, numbers;  // of the returned rows
 
  private:
   std::list<MXSparse> sparse_;
@@ -120,7 +120,7 @@ struct Free {
   void operator()(gluon_gc_codec* codec) const { gluon_gc_free(codec); }
 };
 
-// The rows of some messages, and what operators are told of them.
+// The rows of some messages, and the operators' attributes for them.
 class Messages {
  public:
   explicit Messages(Input input) : number(input.take<std::uint8_t>()) {
@@ -137,7 +137,7 @@ class Messages {
     input_ = input;
   }
 
-  // Needs of n elements. False if there is no such codec, or it takes very much memory.
+  // Gets the needs of n elements. Returns false if there is no such codec, or if it needs too much memory.
   bool needs_of(std::size_t n, gluon_gc_needs& needs) const {
     gluon_gc_codec* codec = nullptr;
     if (gluon_gc_new(compressor_.c_str(), options_.c_str(), n, gluon_gc_float32, -1, &codec) != nullptr) return false;
@@ -146,7 +146,7 @@ class Messages {
     return needs.workspace_bytes + needs.payload_bytes <= most_workspace;
   }
 
-  // Lays messages of at most so many bytes out in rows, where these flips are made.
+  // Lays messages of at most `most` bytes out in rows, and flips the bits of the faults.
   void lay_out(std::size_t most, bool varies) {
     if (varies) most += sizeof(std::uint32_t);
     const std::size_t all_words = gluon_gc_frame_words(most);
@@ -186,7 +186,7 @@ class Messages {
     return listed + "\n";
   }
 
-  // What is left of the input.
+  // Returns the remaining bytes of the input.
   Room rest() { return Room(input_.bytes(input_.size), input_.size); }
 
   const std::uint8_t number;
@@ -215,7 +215,7 @@ std::string listed(std::initializer_list<std::size_t> numbers) {
   return text;
 }
 
-// Parts of bytes as two chunks have them: unframed, counted, and copied to where all rows are.
+// Reads the byte parts of two chunks: unframes them, counts the rows left, and copies the rows.
 void read_parts(Messages& given) {
   gluon_gc_needs needs[2];
   std::string parts;
@@ -260,7 +260,7 @@ void read_parts(Messages& given) {
   keep.make("gluon_gc_keep_rows", told);
 }
 
-// The two chunks of a gradient: decompressed; and aggregated, which gives a message that is decompressed too.
+// Decompresses the two chunks of a gradient; aggregates them, and decompresses the resulting message.
 void read_payloads(Messages& given) {
   const std::size_t n[2] = {given.shape.first, given.shape.second};
   gluon_gc_needs needs[2];
@@ -298,7 +298,7 @@ void read_payloads(Messages& given) {
   expect(read, "the answer is decompressed");
 }
 
-// A gradient in rows, framed or not.
+// Decompresses a row-sparse gradient, framed or not.
 void read_rows(Messages& given, bool framed) {
   const std::size_t rows = given.shape.first % 256, width = 1 + given.shape.second % 16;
   gluon_gc_needs needs;

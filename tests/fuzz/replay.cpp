@@ -1,4 +1,4 @@
-// Runs a harness without a fuzzer: on each of the files that the command line names.
+// Runs a harness without a fuzzer, on the files that the command line names.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -15,7 +15,7 @@ int main(int count, char** names) {
       return 1;
     }
     const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    // What a sanitizer reports is of the last one that was named.
+    // A sanitizer's report belongs to the last file printed.
     std::printf("%s\n", names[i]);
     std::fflush(stdout);
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());

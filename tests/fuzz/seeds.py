@@ -1,4 +1,4 @@
-"""Inputs that fuzzing begins with: payloads that compressors make of examples of their tests."""
+"""The inputs that fuzzing starts from: payloads of the compressors' test examples."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gluon_gc import kernels
 from tests.core.arrays import awkward
 from tests.core.compressors import accumulates, options_of
 
-START = (0x243F6A8885A308D3, 0x13198A2E03707344)  # as the harnesses have it
+START = (0x243F6A8885A308D3, 0x13198A2E03707344)  # as in the harnesses
 SIZES = (1, 40, 300, 70_144)
-"""Of which one is more than a block of dithering."""
+"""The last one is more than a block of dithering."""
 MOST_BYTES = 2048
 _PARTS, _PAYLOADS, _FRAMED_ROWS, _ROWS = range(4)  # the operators of messages.cpp
 
 
 def inputs(name: str) -> Iterator[bytes]:
-    """Those of a harness."""
+    """Yield the inputs of a harness."""
     return _messages() if name == "messages" else _decoder(name)
 
 
 def _decoder(name: str) -> Iterator[bytes]:
-    """Of decoder.cpp: one payload, and the sum of two, with and without feedback and momentum."""
+    """Yield decoder.cpp's inputs: one payload, and two, with and without feedback and momentum."""
     more = ({}, {"mu": 0.9}) if accumulates(name) else ({}, {"ef": "corrected", "mu": 0.9})
     places = itertools.product(options_of(name), more, SIZES, ("float32", "float64"), (1, 2))
     for seed, (own, others, n, dtype, count) in enumerate(places):
@@ -35,7 +35,7 @@ def _decoder(name: str) -> Iterator[bytes]:
         if sum(map(len, payloads)) <= MOST_BYTES and (count == 1 or not codec.traits.summable):
             size = n if n < 256 else 0xE000 + n if n < 0xF00 else 0xFF00 + n // 512
             flags = (dtype == "float64") | count - 1 << 2
-            settings = bytes([0, 4, 0])  # no draws before, a scale of 1, a ratio of 1
+            settings = bytes([0, 4, 0])  # no draws before, scale 1, ratio 1
             head = struct.pack("<HB", size, flags) + settings
             yield _text(options) + head + _counted(payloads)
 
@@ -43,13 +43,13 @@ def _decoder(name: str) -> Iterator[bytes]:
 def _payload(codec: kernels.Codec, seed: int) -> bytes:
     values = awkward(codec.n, codec.dtype, seed)
     if codec.n > SIZES[-2]:
-        values[np.arange(codec.n) % 9973 != 0] = 0  # so that few bytes say what there is
+        values[np.arange(codec.n) % 9973 != 0] = 0  # so that the payload is short
     payload, status = codec.compress(values, codec.state(), kernels.position(START))
     return payload[: status.bytes].tobytes()
 
 
 def _messages() -> Iterator[bytes]:
-    """Of messages.cpp: two chunks' payloads, or rows with theirs, from one node and from two."""
+    """Yield messages.cpp's inputs: payloads of two chunks, or rows, from one node and from two."""
     for number, name in enumerate(kernels.names()):
         for options, count in itertools.product(options_of(name)[:4], (1, 2)):
             for operator in (_PARTS, _PAYLOADS, _FRAMED_ROWS, _ROWS):
@@ -66,7 +66,7 @@ def _messages() -> Iterator[bytes]:
 
 
 def _message(name: str, options: Dict[str, Any], seed: int) -> bytes:
-    """Of two chunks."""
+    """Return a message of two chunks."""
     codecs = [kernels.Codec(name, options, n) for n in (130, 7)]
     parts = b"".join([_payload(codec, seed) for codec in codecs])
     varies = codecs[0].length_at is not None
@@ -74,7 +74,7 @@ def _message(name: str, options: Dict[str, Any], seed: int) -> bytes:
 
 
 def _message_of_rows(name: str, options: Dict[str, Any], seed: int) -> bytes:
-    """Of three rows of a gradient of shape (50, 4); framed, it has another length in front."""
+    """Return a message of three rows of a (50, 4) gradient; framed, a second length precedes it."""
     rows = np.array([2, 5 + seed, 49], "<u4")
     payload = _payload(kernels.Codec(name, options, 4 * rows.size), seed)
     body = struct.pack("<I", rows.size) + rows.tobytes() + payload
@@ -86,6 +86,6 @@ def _text(options: Dict[str, Any]) -> bytes:
 
 
 def _counted(parts: List[bytes]) -> bytes:
-    """Each after its length, but for the last one."""
+    """Concatenate parts, each after its length, except the last one."""
     before = [struct.pack("<H", len(part)) + part for part in parts[:-1]]
     return b"".join([*before, parts[-1]])

@@ -1,4 +1,4 @@
-"""Files of save_states, damaged: they are read, or refused as such, without much memory."""
+"""Damaged files of save_states are read or rejected, without using much memory."""
 
 import tracemalloc
 
@@ -19,7 +19,7 @@ places = st.floats(0, 1, exclude_max=True)
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """A file, which is written over, and what was in it."""
+    """Return a file to overwrite, and its original contents."""
     file = tmp_path_factory.mktemp("states") / "states"
     trained()[1].save_states(str(file))
     return file, file.read_bytes()
@@ -27,13 +27,13 @@ def file(tmp_path_factory):
 
 @st.composite
 def damages(draw):
-    """Functions from bytes to others."""
+    """Draw functions that damage bytes."""
     kind = draw(st.sampled_from(["flip", "cut", "splice", "number", "word"]))
     at, to, size = draw(places), draw(places), draw(st.integers(1, 40))
     instead = draw(st.sampled_from(VALUES))
 
     def number(data):
-        """Another one at the next digit of the header."""
+        """Replace a number in the header."""
         digits = [i for i, byte in enumerate(data[:2000]) if chr(byte).isdigit()]
         if not digits:
             return data
@@ -61,7 +61,7 @@ def damages(draw):
 
 
 def sealed(data):
-    """With the checksum that it should have at its end."""
+    """Return the data with a correct checksum at its end."""
     body = data[:-DIGEST_BYTES]
     return body + xxhash.xxh3_128(body).digest()
 
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_refused_as_such(file, damage, seal):
     damaged = data
     for one in damage:
         damaged = one(damaged)
-    if seal:  # so that what is behind the checksum is looked at
+    if seal:  # so that the contents are checked too
         damaged = sealed(damaged)
     assume(damaged != data)
     path.write_bytes(damaged)

@@ -1,4 +1,4 @@
-"""What the fuzzer found reaches every harness without an error of the sanitizers."""
+"""The inputs that the fuzzer found run through every harness without a sanitizer error."""
 
 import os
 import shutil
@@ -13,14 +13,14 @@ each_harness = pytest.mark.parametrize("name", harnesses.NAMES)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The harnesses, which run the files that they are given."""
+    """Build the harnesses as programs that run files."""
     folder = tmp_path_factory.mktemp("fuzz")
     harnesses.build(folder, shutil.which("g++") or "c++")
     return folder
 
 
 def complaint(harness, inputs):
-    """What a harness says of some inputs; nothing if all is well."""
+    """Run a harness on some inputs; returns its error, or "" if there is none."""
     options = {"ASAN_OPTIONS": "detect_leaks=0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [harness, *inputs], env={**os.environ, **options}, capture_output=True, text=True

@@ -1,8 +1,8 @@
-"""What workers do in tests of algorithms: jobs that fail where something is wrong.
+"""Workers' jobs in the tests of algorithms; a job raises an error if a check fails.
 
-torchrun ... algorithm_jobs.py JOB[,JOB...]
+    torchrun ... algorithm_jobs.py JOB[,JOB...]
 
-With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emulated.
+If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated GPU.
 """
 
 import copy
@@ -95,7 +95,7 @@ def local_steps_is_its_replay_bit_for_bit():
 
 
 def replayed_mean(params):
-    """The mean of a round in NumPy, of all workers' vectors, chunk by chunk."""
+    """Return the mean of all workers' vectors in NumPy, computed chunk by chunk."""
     workers, parsed = dist.get_world_size(), parse(params)
     chunk = int(os.environ.get("BYTEPS_PARTITION_BYTES", 10**9)) // 4
     parts = {name: replay.chunks(int(np.prod(shape)), chunk) for name, shape in SHAPES.items()}
@@ -153,7 +153,7 @@ def rounds_travel_as_asked_and_are_counted():
 
 
 def workers_average_within_their_process_group():
-    """Each worker is a group of its own, and then both are one."""
+    """Each worker is its own group first, then both workers are one group."""
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     weights = []
     for group in (groups[dist.get_rank()], dist.new_group()):
@@ -176,7 +176,7 @@ def workers_average_within_their_process_group():
 
 def loops_of_every_kind_make_the_same_steps():
     expected = {}
-    for scale in (1, 2):  # by which gradients are multiplied
+    for scale in (1, 2):  # the factor of the gradients
         net = Net()
         optimizer = distributed(net, every(3), ONEBIT)
         for step in range(7):
@@ -216,7 +216,7 @@ def with_closures(net):
 
 
 def with_a_scheduler(net):
-    """Made before and after the optimizer is made distributed."""
+    """Create a scheduler before and after the optimizer is made distributed."""
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch.optim.lr_scheduler.ConstantLR(inner, factor=1.0)
     optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), ONEBIT, algorithm=every(3))
@@ -242,7 +242,7 @@ def with_two_backwards(net):
 
 
 def with_a_scaler(net):
-    """Every other step is unscaled by the loop."""
+    """The loop unscales the gradients in every other step."""
     optimizer = distributed(net, every(3), ONEBIT)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for step in range(7):
@@ -291,7 +291,7 @@ def a_step_that_one_workers_scaler_leaves_out_is_a_step():
 
 
 def saved(state):
-    """A checkpoint as it is on disk."""
+    """Return a checkpoint as it is on disk."""
     box = io.BytesIO()
     torch.save(state.state_dict(), box)
     return box.getvalue()
@@ -302,7 +302,7 @@ def loaded(box):
 
 
 def what_is_resumed_goes_on_bit_for_bit():
-    """Before the first step, in the middle of H, and just after a round."""
+    """The checkpoint is from before the first step, between two rounds, or right after one."""
     for params in (None, ONEBIT, TOPK, RANDOMK):
         net = Net()
         optimizer = distributed(net, every(4), params, torch.optim.AdamW)
@@ -323,11 +323,12 @@ def what_is_resumed_goes_on_bit_for_bit():
         optimizer.compression_state.close()
         if dist.get_world_size() > 1 and begin == 8:
             whole = flat(net).numel() * 4
-            assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10  # no weights of its own
+            # Right after a round, anchor and weights are equal, so there is one copy of them.
+            assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10
 
 
 def first_processes(folder):
-    """Save in the middle of H, make two more steps, and are killed."""
+    """Save between two rounds, train two more steps, and wait to be killed."""
     for name, params in OF_PROCESSES.items():
         net = Net()
         optimizer = distributed(net, every(7), params, torch.optim.AdamW)
@@ -339,7 +340,7 @@ def first_processes(folder):
 
 
 def new_processes(folder):
-    """Go on from what the killed processes have saved, as a run that nobody killed."""
+    """Resume from the files of the killed processes, and match a run that was never killed."""
     for name, params in OF_PROCESSES.items():
         weights = []
         for begin in (0, 10):
@@ -402,7 +403,7 @@ def _with_groups(sizes):
     return {"param_groups": [{"params": list(range(size))} for size in sizes]}
 
 
-# What is refused
+# Errors
 
 
 def arguments_that_are_for_averaged_gradients_are_refused():
@@ -423,7 +424,7 @@ def arguments_that_are_for_averaged_gradients_are_refused():
     half = Net().half()
     said = "needs parameters of float32 or float64, but parameter first.weight is float16"
     raised(ValueError, said, lambda: distributed(half, "local_steps"))
-    optimizer = distributed(net, "local_steps")  # nothing was left behind
+    optimizer = distributed(net, "local_steps")  # the failed attempt left nothing behind
     train(net, optimizer, [0])
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     optimizer.param_groups[1]["params"][0].grad = torch.zeros(2)
@@ -506,7 +507,7 @@ def algorithms_that_ask_for_different_rounds_raise():
 
 
 def an_algorithm_that_was_added_trains():
-    """That of docs/design/adding-an-algorithm.md."""
+    """Uses the algorithm of docs/design/adding-an-algorithm.md."""
     first = float(loss_of(Net(), 0))
     net = Net()
     optimizer = distributed(net, {"name": "elastic", "every": 2}, ONEBIT)

@@ -1,4 +1,4 @@
-"""What workers do in tests of BytePS's API: jobs that fail where something is wrong.
+"""Workers' jobs in the tests of BytePS's API; a job raises an error if a check fails.
 
 torchrun ... byteps_jobs.py JOB[,JOB...] [FOLDER]
 """
@@ -38,7 +38,7 @@ FP16 = ("", "--fp16-pushpull")
 
 
 def script(name, words=""):
-    """The global names of a script of BytePS's form, at its end."""
+    """Run a script like BytePS's examples; returns its global variables at the end."""
     sys.argv = [name, *words.split()]
     names = runpy.run_path(str(SCRIPTS / f"{name}.py"))
     if "model" in names:
@@ -146,7 +146,7 @@ def single_tensors_as_byteps_has_them():
             return -tensor
 
     assert torch.equal(bps.push_pull(torch.ones(2), compression=Negated), torch.ones(2))
-    for _ in range(2):  # as a script does that declares a metric in each epoch
+    for _ in range(2):  # a script may declare a metric in each epoch
         bps.declare("metric")
         assert bps.push_pull_inplace(torch.ones(1), average=False, name="metric").item() == 2
     raised(ValueError, "with other compression", lambda: bps.declare("metric", compressor="onebit"))
@@ -235,7 +235,7 @@ def buffers_are_those_of_worker_0():
 
 
 def suspended(params, cross, how):
-    """Weights after six steps, between which workers leave and come back."""
+    """Return the weights after six steps, between which workers leave and come back."""
     net = Net()
     optimizer = sgd(net)
     if cross:
@@ -267,7 +267,7 @@ def optimizers_go_on_after_a_suspension():
 
 
 def fewer_workers_go_on():
-    """The last job of a torchrun: worker 1 ends."""
+    """This must be the last job of a torchrun, because worker 1 ends."""
     net = Net()
     optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), TOPK)
     model = DDP(Net(), compression=TOPK)

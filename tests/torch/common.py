@@ -1,4 +1,4 @@
-"""What jobs of workers share: a network, loops, and checks."""
+"""Code that the workers' jobs share: a network, training loops, and checks."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ SETTINGS = (ONEBIT, TOPK, DGC, DITHERING, {"compressor": "randomk", "k": 0.2, "s
 
 
 class Net(torch.nn.Module):
-    """Three layers, of which one may be left out."""
+    """Three layers; one of them is optional."""
 
     def __init__(self):
         super().__init__()
@@ -38,9 +38,9 @@ class Net(torch.nn.Module):
 
 
 def data(step, rows=16):
-    """This worker's part of a step."""
-    made = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    return torch.randn(rows, 20, generator=made), torch.randint(5, (rows,), generator=made)
+    """Return this worker's part of a step's batch."""
+    rng = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(rows, 20, generator=rng), torch.randint(5, (rows,), generator=rng)
 
 
 def loss_of(model, step, **more):
@@ -54,7 +54,7 @@ def sgd(net, **more):
 
 
 def wrapped(params, ddp_options=None, **more):
-    """A network, its optimizer, what DDP makes of it, and the state."""
+    """Return a network, its optimizer, its DistributedDataParallel, and the compression state."""
     net = Net()
     optimizer = sgd(net)
     ddp = DistributedDataParallel(net, **(ddp_options or {}))
@@ -83,7 +83,7 @@ def trained(params, steps=8, ddp_options=None, **more):
 
 
 def assert_alike(tensor):
-    """All workers have the same bits."""
+    """Check that the tensor has the same bits on all workers."""
     everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everybody, tensor)
     assert all(torch.equal(one, tensor) for one in everybody)
@@ -100,7 +100,7 @@ def raised(kind, said, function):
 
 @contextmanager
 def logged():
-    """A list of the lines that are logged within, from warnings on."""
+    """Collect the log lines of the block, from level warning on."""
     lines = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -112,9 +112,9 @@ def logged():
 
 
 def do_jobs(jobs):
-    """Do the jobs of the command line, `JOB[,JOB...] [FOLDER]`, in a worker.
+    """Run the jobs of the command line, `JOB[,JOB...] [FOLDER]`, in a worker.
 
-    `jobs` has the functions by name. With EMULATED_GPU, tensors are on a GPU that is emulated.
+    `jobs` maps names to functions. If EMULATED_GPU is set, tensors are on an emulated GPU.
     """
     bps.init()
     if "EMULATED_GPU" in os.environ:

@@ -1,4 +1,4 @@
-"""Jobs of two workers with CrossBarrier, whose twin is DistributedOptimizer; for byteps_jobs.py."""
+"""CrossBarrier compared with DistributedOptimizer: jobs of two workers, run by byteps_jobs.py."""
 
 import copy
 import functools
@@ -32,7 +32,7 @@ averager._BUCKET_BYTES = 4000  # about one layer of these networks
 
 @contextmanager
 def paced(share):
-    """Within, this share of the averages keeps the order of backward."""
+    """In the block, this share of the averages finishes in the order of backward."""
     before, pace.Pace.share = pace.Pace.share, lambda self: share
     try:
         yield
@@ -49,7 +49,7 @@ def distributed(net, optimizer, params=None, passes=1):
 
 
 def late(optimizer):
-    """The parameters whose updates are still to be applied."""
+    """Return the parameters whose updates are not yet applied."""
     return set(optimizer._averager._updates)
 
 
@@ -59,7 +59,7 @@ def groups_of(net):
 
 
 def trained_with(make, kind, params, passes=1, steps=7, schedules_first=False):
-    """Weights and losses of a loop with all that may stand between two steps."""
+    """Return the weights and losses of a loop with all kinds of code between two steps."""
     net = Net()
     optimizer = OPTIMIZERS[kind](groups_of(net))
     if schedules_first:
@@ -82,7 +82,7 @@ def trained_with(make, kind, params, passes=1, steps=7, schedules_first=False):
         if make is CrossBarrier:
             assert bool(late(optimizer)) == (0 < step < steps - 1), step
             assert all(p.grad is None for p in late(optimizer))
-        if step % 3 == 2:  # an evaluation
+        if step % 3 == 2:  # evaluation
             net.eval()
             with torch.inference_mode(step == 2):
                 losses.append(loss_of(net, step).item())
@@ -125,7 +125,7 @@ def a_forward_waits_for_its_own_parameters():
                 loss_of(net, step).backward()
                 optimizer.step()
                 seen.clear()
-                loss_of(net, 0)  # a forward whose gradients nobody wants
+                loss_of(net, 0)  # a forward pass without a backward pass
                 (waiting,) = seen
                 first = {net.first.weight, net.first.bias}
                 assert not waiting & first and len(waiting) == (4 if step else 0)
@@ -189,8 +189,8 @@ def whoever_reads_parameters_waits():
         assert torch.equal(read(net, optimizer), expected), name
         assert not late(optimizer)
         if name in ("deepcopy", "save"):
-            made = {"deepcopy": copy.deepcopy, "save": written}[name](net)
-            assert type(made) is Net and made(torch.zeros(1, 20)).shape == (1, 5)
+            copied = {"deepcopy": copy.deepcopy, "save": written}[name](net)
+            assert type(copied) is Net and copied(torch.zeros(1, 20)).shape == (1, 5)
         for own, other in zip(optimizer.state_dict()["state"].values(), state["state"].values()):
             assert torch.equal(own["momentum_buffer"], other["momentum_buffer"])
         optimizer.compression_state.close()
@@ -210,9 +210,9 @@ def whoever_reads_parameters_waits():
 
 
 class Attending(torch.nn.Module):
-    """Its attention uses the parameters of a module that it does not call; two layers share some.
+    """A model whose attention uses parameters of a module that it does not call.
 
-    `outside` belongs to no module that is called.
+    Two layers share parameters, and `outside` belongs to no module that is called.
     """
 
     def __init__(self):
@@ -237,7 +237,7 @@ class Attending(torch.nn.Module):
 
 
 class ByMethods(Attending):
-    """A model that is never called itself."""
+    """A model whose forward is never called."""
 
     def forward(self, x):
         raise AssertionError
@@ -275,7 +275,7 @@ def modules_that_use_parameters_of_others():
 
 
 def stale_parameters_are_an_error():
-    """The first step calls a layer; a later one uses its weight without calling it."""
+    """The first step calls a layer; a later step uses its weight without calling it."""
     net = Net()
     optimizer = cross_barrier(net, sgd(net))
     for step in range(2):
@@ -339,7 +339,7 @@ def an_error_of_an_exchange_is_raised_by_forward():
 
 
 def flat_of_finite(net):
-    """The parameters that were not updated with what is not finite: all of them."""
+    """Check that no parameter was updated with a non-finite gradient; returns the parameters."""
     weights = torch.cat([p.detach().flatten() for p in net.first.parameters()])
     assert weights.isfinite().all()
     return weights

@@ -1,6 +1,6 @@
-"""Has gluon_gc.torch take tensors, which are on the CPU, for those of a GPU that is emulated.
+"""Makes gluon_gc.torch treat CPU tensors as tensors on an emulated GPU.
 
-So all is run of it but PyTorch's own streams and copies, since PyTorch for CPUs has none.
+This runs all GPU code except PyTorch's own streams and copies, which PyTorch for CPUs lacks.
 """
 
 import threading
@@ -14,7 +14,7 @@ STREAM = 7
 
 
 def start(folder):
-    """From now on; `emulator.build` made the folder. None: a GPU for which there are no kernels."""
+    """Start to emulate. `emulator.build` made the folder; None means a GPU without our kernels."""
     if folder is not None:
         emulator.load(Path(folder))
     gpu.in_host_memory = lambda device: False
@@ -40,7 +40,7 @@ def _queue(device, after=None):
 
 
 def _queued(function):
-    """The same, which fails where nobody would wait for it."""
+    """Wrap a function so that it fails outside a queue, where nobody would wait for it."""
 
     def checked(*arguments):
         assert getattr(_own, "queues", False), "this is not in a queue"

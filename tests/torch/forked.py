@@ -1,6 +1,6 @@
-"""Starts workers by forking a process that has imported PyTorch, which takes two seconds of a core.
+"""Starts workers by forking a process that has imported PyTorch, which saves two processor seconds.
 
-They get the variables that torchrun gives its workers, but not those of torchrun's agent.
+The workers get torchrun's variables for workers, but not those of torchrun's agent.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Dict, List, Mapping
 from unittest import mock
 
-from tests.distributed.cluster import free_port
 from tests.distributed.nursery import die_with_parent
+from tests.processes import free_port
 
 IMPORTED = ["gluon_gc.torch", "tests.torch.loops", "tests.torch.crossing"]
 
 
 @lru_cache(maxsize=None)
 def _server(variables: frozenset) -> ForkServerContext:
-    """A context whose processes have imported IMPORTED with these environment variables."""
+    """Return a context whose processes have imported IMPORTED with these environment variables."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     with mock.patch.dict(os.environ, dict(variables), clear=True):
@@ -41,7 +41,7 @@ def run(
     log: Path,
     timeout: float,
 ) -> int:
-    """Run a script in several workers; returns an exit code that is not 0 if there is one.
+    """Run a script in several workers; returns 0, or the exit code of a worker that failed.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ def run(
     more : mapping
         Further environment variables of this call.
     log : Path
-        The file that gets stdout and stderr of all workers.
+        The file that receives stdout and stderr of all workers.
     timeout : float
-        Seconds, after which the workers are killed; the answer is -1 then.
+        Seconds after which the workers are killed; then the result is -1.
     """
     context = _server(frozenset(variables.items()))
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -90,7 +90,7 @@ def run(
 
 
 def _become(variables: Dict[str, str], arguments: List[str], log: str) -> None:
-    """Run a script as a Python that was just started would."""
+    """Run a script as a newly started Python would."""
     die_with_parent()
     opened = os.open(log, os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):

@@ -1,8 +1,8 @@
-"""What workers do in tests: each job is a function that fails where something is wrong.
+"""Workers' jobs in the tests; a job is a function that raises an error if a check fails.
 
-torchrun ... jobs.py JOB[,JOB...] [FOLDER]
+    torchrun ... jobs.py JOB[,JOB...] [FOLDER]
 
-With EMULATED_GPU, the folder of an emulator, tensors are on a GPU that is emulated.
+If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated GPU.
 """
 
 import copy
@@ -88,7 +88,7 @@ def compiled():
 
 
 def random_orders_of_tensors():
-    random = np.random.default_rng(0)  # alike on all workers
+    random = np.random.default_rng(0)  # the same on all workers
     sizes = {f"t{i}": int(n) for i, n in enumerate(random.integers(1, 5000, 12))}
     parameters = {name: torch.nn.Parameter(torch.zeros(n)) for name, n in sizes.items()}
 
@@ -98,8 +98,8 @@ def random_orders_of_tensors():
         for step, order in enumerate(orders):
             values = {}
             for name in sizes:
-                made = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-                values[name] = torch.randn(sizes[name], generator=made)
+                generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+                values[name] = torch.randn(sizes[name], generator=generator)
             futures = [
                 state.average({name: values[name] for name in part}, begins=part is order[0])
                 for part in order
@@ -126,8 +126,8 @@ def every_dtype():
         for params in (TOPK, {}, {"fp16": True}, {"compressor": "bytegrad"}):
             parameters = {"w": torch.nn.Parameter(torch.zeros(3000, dtype=dtype))}
             state = bps.CompressionState(parameters.items(), params)
-            made = torch.Generator().manual_seed(dist.get_rank())
-            values = torch.randn(3000, generator=made).to(dtype)
+            generator = torch.Generator().manual_seed(dist.get_rank())
+            values = torch.randn(3000, generator=generator).to(dtype)
             everybody = [torch.empty_like(values) for _ in range(dist.get_world_size())]
             dist.all_gather(everybody, values)
             state.average({"w": values}).wait()
@@ -231,7 +231,7 @@ def a_scaled_loss():
 
 
 def saved(folder):
-    """Five steps, a checkpoint, and what it would have come to after five more."""
+    """Train five steps, save a checkpoint, train five more steps, and save the weights."""
     for number, params in enumerate(SETTINGS):
         net, optimizer, ddp, state = wrapped(params)
         train(net, optimizer, ddp, range(5))
@@ -254,7 +254,7 @@ def resumed(folder):
 
 
 def resumed_by_fewer(folder):
-    """What two workers saved goes on with one."""
+    """Load the states of two workers into one."""
     files = [torch.load(folder / f"0.{rank}.pt", weights_only=True)[2] for rank in range(2)]
     _, _, _, state = wrapped(ONEBIT)
     raised(ValueError, "world_size is 2 there, but 1 here", lambda: state.load_state_dict(files[0]))
@@ -285,13 +285,13 @@ def resumed_with_other_chunks(folder):
 
 
 def joined(arrays, what):
-    """The pieces of an array, in their order."""
+    """Concatenate the pieces of an array in order."""
     begins = {int(key.split(".")[2]): array for key, array in arrays.items() if what in key}
     return torch.cat([torch.zeros(0), *(begins[begin] for begin in sorted(begins))])
 
 
 def several_machines():
-    """Gradients are averaged; residuals are the machine's, and each worker has some."""
+    """Gradients are averaged; each worker holds a part of its machine's residuals."""
     for params in SETTINGS:
         weights = trained(params)
         assert_alike(weights)
@@ -303,7 +303,7 @@ def several_machines():
     _, _, _, state = wrapped(ONEBIT)
     arrays = state.state_dict()["arrays"]
     mine = sum(
-        len(tensor) for of in arrays.values() for k, tensor in of.items() if "worker.res" in k
+        len(tensor) for own in arrays.values() for k, tensor in own.items() if "worker.res" in k
     )
     assert 0 < mine < flat(Net()).numel()
     large_values(hierarchical=True)
@@ -311,21 +311,21 @@ def several_machines():
 
 
 def large_values(hierarchical=True):
-    """What is large and travels as it is is averaged, and said not to be finite, as all is."""
-    made = {
+    """Large uncompressed tensors are averaged, and a NaN in them is reported."""
+    tensors = {
         "large": torch.zeros(300_000),
         "small": torch.zeros(10),
         "double": torch.zeros(150_000, dtype=torch.float64),
     }
-    parameters = {name: torch.nn.Parameter(values) for name, values in made.items()}
+    parameters = {name: torch.nn.Parameter(values) for name, values in tensors.items()}
     state = bps.CompressionState(parameters.items(), {"hierarchical": hierarchical})
     assert state.compression_stats()["total"]["ratio"] is None  # before anything was sent
     for step in range(3):
         torch.manual_seed(10 * step + dist.get_rank())
-        made = {name: torch.randn_like(values) for name, values in made.items()}
-        expected = {name: values.clone() for name, values in made.items()}
-        state.average(made).wait()
-        for name, values in made.items():
+        tensors = {name: torch.randn_like(values) for name, values in tensors.items()}
+        expected = {name: values.clone() for name, values in tensors.items()}
+        state.average(tensors).wait()
+        for name, values in tensors.items():
             assert_alike(values)
             dist.all_reduce(expected[name])
             assert torch.allclose(values, expected[name] / dist.get_world_size(), atol=1e-6), name
@@ -333,13 +333,13 @@ def large_values(hierarchical=True):
     machines = state.exchange.machines if hierarchical else None
     values_bytes = 300_000 * 4 / (machines.local_size if machines else 1)
     assert 0 <= pushed - values_bytes < 16, pushed  # a message has a header
-    made["large"][-1] = float("nan")
-    raised(RuntimeError, "parameter large has a NaN", state.average(made).wait)
+    tensors["large"][-1] = float("nan")
+    raised(RuntimeError, "parameter large has a NaN", state.average(tensors).wait)
     state.close()
 
 
 class CountingTransport:
-    """Another engine than Gloo: its groups are Gloo's, and it counts the bytes that it sends."""
+    """A transport on Gloo's groups that counts the bytes it sends."""
 
     tags = 2**31
 
@@ -431,9 +431,9 @@ def fully_sharded_checkpoint():
         net, optimizer, compression = model(params)
         steps(net, optimizer, 0, 4)
         cut, saved = weights(net), compression.state_dict()
-        assert any("residual" in key for of in saved["arrays"].values() for key in of)
+        assert any("residual" in key for states in saved["arrays"].values() for key in states)
         steps(net, optimizer, 4, 8)
-        for stepped in (False, True):  # loaded before anything was exchanged, and after
+        for stepped in (False, True):  # load before anything was exchanged, and after
             other, optimizer, compression = model(params)
             steps(other, optimizer, 0, int(stepped))
             for parameter, values in zip(other.parameters(), cut):
@@ -442,8 +442,8 @@ def fully_sharded_checkpoint():
             kept = compression.state_dict()["arrays"]
             assert all(
                 torch.equal(v, kept[n][k])
-                for n, of in saved["arrays"].items()
-                for k, v in of.items()
+                for n, states in saved["arrays"].items()
+                for k, v in states.items()
             )
             steps(other, optimizer, 4, 8)
             assert all(map(torch.equal, weights(other), weights(net)))
@@ -488,7 +488,11 @@ def wrong_settings():
     named, state = list(net.named_parameters()), bps.CompressionState
     raised(ValueError, "did you mean 'scaling'", lambda: state(named, {**TOPK, "scalin": 1}))
     raised(ValueError, "'first.bias'", lambda: state(named, TOPK, overrides={"first.bia": None}))
-    raised(ValueError, "'auto' is for", lambda: bps.declare("alone", compressor="auto"))
+    raised(
+        ValueError,
+        "'auto' must know all gradients",
+        lambda: bps.declare("alone", compressor="auto"),
+    )
     raised(ValueError, "twice", lambda: state([*named, named[0]], TOPK))
     raised(ValueError, "needs the optimizer", lambda: state(named, TOPK, on_nonfinite="skip"))
     raised(ValueError, "needs the optimizer", lambda: state(named, DITHERING))
@@ -505,15 +509,15 @@ def wrong_settings():
     optimizer = sgd(net)
     state(named, ONEBIT, optimizer, overrides={"*.bias": None})
     assert {group["momentum"] for group in optimizer.param_groups} == {0.0}
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         state(named, {"compressor": "onebit", "k": 0.1})
-    assert "'k' is not for onebit" in str(told[0].message)
+    assert "'k' is not for onebit" in str(warned[0].message)
 
 
 @contextmanager
 def link_of(bytes_per_second):
-    """Within, that is what "auto" measures, and that kernels take no time."""
+    """In the block, "auto" measures this link speed, and kernels that take no time."""
     way, fast = Way(0.0, bytes_per_second), Speed(0.0, 0.0, 0.0)
 
     def said(exchange, topology, compressors):
@@ -527,7 +531,7 @@ def link_of(bytes_per_second):
 
 
 def chosen_automatically():
-    """The choice is alike on all workers, does what it does if given, and stays."""
+    """All workers make the same choice, keep it, and train as if the choice had been given."""
     with link_of(1e6):
         net, optimizer, ddp, state = wrapped(AUTO)
     given = {name: params.given() or None for name, params in state.params.items()}
@@ -552,7 +556,7 @@ def chosen_automatically():
 
 
 def measured_links_choose():
-    """Nothing is said of the link: it is measured."""
+    """The choice rests on the real link's speed."""
     net, optimizer, ddp, state = wrapped(AUTO, overrides={"first.*": TOPK})
     assert state.params["first.weight"].compressor.name == "topk"
     assert all(params.accuracy is None for params in state.params.values())
@@ -561,7 +565,7 @@ def measured_links_choose():
 
 
 def the_bits_of_the_cpu(folder):
-    """Payloads of a GPU's kernels, of the CPU for tensors on a GPU, and of the CPU are alike."""
+    """GPU kernels, CPU kernels for GPU tensors, and CPU kernels give the same payloads."""
     several = [
         *SETTINGS,
         {"compressor": "bytegrad"},

@@ -1,6 +1,6 @@
-"""Training loops of strangers, as jobs of two workers: what jobs.py does with loops of ours.
+"""Training loops as users write them, as jobs of two workers that jobs.py runs.
 
-Each loop has a twin that DistributedDataParallel, or another loop, is known to do right.
+Each loop is compared with DistributedDataParallel, or with another loop that is known to be right.
 """
 
 import copy
@@ -34,9 +34,9 @@ from tests.torch.common import (
 
 
 def arrays_of(state, layer):
-    """Copies of all that a state keeps for the parameters of a layer."""
+    """Return copies of all states of a layer's parameters."""
     arrays = copy.deepcopy(state.state_dict()["arrays"])
-    return {name: of for name, of in arrays.items() if name.startswith(layer)}
+    return {name: states for name, states in arrays.items() if name.startswith(layer)}
 
 
 def same(one, other):
@@ -45,11 +45,11 @@ def same(one, other):
     )
 
 
-# Layers that not everybody uses in every step
+# Layers that not all workers use in every step
 
 
 def uses(step, rank):
-    """Who uses the second layer: everybody, nobody, worker 0, everybody, ..."""
+    """Return whether a worker uses the second layer: all, none, worker 0, all, ..."""
     return (True, False, rank == 0, True)[step % 4]
 
 
@@ -88,7 +88,7 @@ def _train_with_unused(net, optimizer, state, model):
 
 
 def unused_layers_are_stepped_as_ddp_steps_them():
-    """Momentum and weight decay of a layer that nobody uses in a step stay, too."""
+    """If no worker uses a layer in a step, its momentum and weight decay are not applied either."""
     nets = []
     for hook in (False, True):
         net = Net()
@@ -111,7 +111,7 @@ def unused_layers_are_stepped_as_ddp_steps_them():
 
 
 def scaled(optimizer_of, clips=False, unused=False):
-    """A loop with a GradScaler, as PyTorch's documentation has it."""
+    """Train with a GradScaler as in PyTorch's documentation."""
     net = Net()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     optimizer = optimizer_of(net, scaler)
@@ -142,16 +142,16 @@ def a_scaler_unscales_averages():
                 if clips:
                     torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
                 optimizer.step()
-            for told in (True, False):
-                if unused and clips and not told:
-                    continue  # that is refused: see the next job
+            for has_scaler in (True, False):
+                if unused and clips and not has_scaler:
+                    continue  # an error, see the next job
 
-                def distributed(net, scaler, told=told):
-                    more = {"grad_scaler": scaler} if told else {}
+                def distributed(net, scaler, has_scaler=has_scaler):
+                    more = {"grad_scaler": scaler} if has_scaler else {}
                     return bps.DistributedOptimizer(sgd(net), net.named_parameters(), {}, **more)
 
                 weights = scaled(distributed, clips, unused)
-                assert torch.allclose(weights, flat(net), atol=1e-6), (unused, clips, told)
+                assert torch.allclose(weights, flat(net), atol=1e-6), (unused, clips, has_scaler)
 
 
 def gradients_that_are_changed_before_they_are_averaged_are_refused():
@@ -164,7 +164,7 @@ def gradients_that_are_changed_before_they_are_averaged_are_refused():
         lambda p: setattr(p, "grad", p.grad.clone()),
     ):
         optimizer.zero_grad()
-        loss_of(net, 0, short=True).backward()  # the second layer is still to come
+        loss_of(net, 0, short=True).backward()  # the second layer has no gradient yet
         change(net.last.weight)
         raised(RuntimeError, "gradient of parameter last.weight was changed", optimizer.step)
     optimizer.zero_grad()
@@ -176,7 +176,7 @@ def gradients_that_are_changed_before_they_are_averaged_are_refused():
     hook = net.last.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     hooked = list(net.last.weight._post_accumulate_grad_hooks.items())
     net.last.weight._post_accumulate_grad_hooks.clear()
-    net.last.weight._post_accumulate_grad_hooks.update(reversed(hooked))  # before ours
+    net.last.weight._post_accumulate_grad_hooks.update(reversed(hooked))  # run it before our hook
     optimizer.zero_grad()
     said = "a hook has set the gradient of parameter last.weight to None"
     raised(RuntimeError, said, lambda: loss_of(net, 0).backward())
@@ -215,11 +215,11 @@ def distributed(params):
 
 
 def dropped_gradients_leave_no_trace():
-    """A step of G's, whose backward makes gradients of D, before each step of D's."""
+    """As in a GAN: backward of G also makes gradients of D, which are dropped before D's step."""
     for make in (hooked, distributed, sharded):
         for params in (ONEBIT, TOPK, DGC, {**TOPK, "momentum": "nesterov"}, {}):
             if make is sharded and params is DGC:
-                continue  # it has momentum of its own
+                continue  # dgc has its own momentum
             for set_to_none in (True, False):
                 weights = []
                 for drops in (False, True):
@@ -252,7 +252,7 @@ def the_first_drop_after_a_step_is_told_and_later_ones_undone():
             loss_of(model, 50).backward()
             optimizer.zero_grad()
             loss_of(model, 2).backward()
-        assert any("Their residual and momentum keep this one" in line for line in lines), lines
+        assert any("Residual and momentum keep this exchange" in line for line in lines), lines
         optimizer.step()
         optimizer.zero_grad()
         kept = copy.deepcopy(state.state_dict()["arrays"])
@@ -267,12 +267,12 @@ def the_first_drop_after_a_step_is_told_and_later_ones_undone():
 
 
 def _finish_a_drop(state):
-    """What the next backward would begin with."""
+    """Do what the next backward does first."""
     state.gradients.left_out.begin()
 
 
 def backwards_that_are_added_up_without_no_sync():
-    """The sum of two backwards is one step, from what was kept before the first."""
+    """Two backward passes are one step on their sum; the state is that from before the first."""
     for params in (ONEBIT, TOPK):
         net, optimizer, ddp, state = wrapped(params)
         for step in range(3):
@@ -286,7 +286,7 @@ def backwards_that_are_added_up_without_no_sync():
 
 
 def a_step_that_fails_is_started_anew():
-    """As in a notebook: backward raises; or a step is left out by hand."""
+    """As in a notebook: backward fails, or the user skips a step."""
 
     class Fails(torch.autograd.Function):
         on = False
@@ -318,7 +318,7 @@ def a_step_that_fails_is_started_anew():
                 raised(ValueError, "backward failed", lambda: loss_of(model, 50).backward())
                 Fails.on = False
                 optimizer.zero_grad()
-                loss_of(model, 50).backward()  # and this one is left out
+                loss_of(model, 50).backward()  # the user skips this step
                 both.zero_grad()
             loss_of(model, step).backward()
             optimizer.step()
@@ -346,9 +346,9 @@ class Complex(torch.nn.Module):
 def complex_parameters():
     def run(model, optimizer, step=lambda: None):
         for i in range(3):
-            made = torch.Generator().manual_seed(10 * i + dist.get_rank())
+            generator = torch.Generator().manual_seed(10 * i + dist.get_rank())
             optimizer.zero_grad()
-            x = torch.randn(40, 20, dtype=torch.complex64, generator=made)
+            x = torch.randn(40, 20, dtype=torch.complex64, generator=generator)
             model(x).backward()
             optimizer.step()
 
@@ -380,13 +380,13 @@ def complex_parameters_fully_sharded():
 
     def gradient(params):
         net = Complex()
-        del net.turned, net.real  # fully_shard takes parameters of one dtype, contiguous ones
+        del net.turned, net.real  # fully_shard needs contiguous parameters of one dtype
         net.forward = lambda x: ((net.complex * x).abs() + (net.complex * x).imag).sum()
         fully_shard(net)
         if params is not None:
             bps.compress_reduce_scatter(net, params)
-        made = torch.Generator().manual_seed(dist.get_rank())
-        net(torch.randn(40, 20, dtype=torch.complex64, generator=made)).backward()
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        net(torch.randn(40, 20, dtype=torch.complex64, generator=generator)).backward()
         return net.complex.grad.full_tensor()
 
     expected = gradient(None)
@@ -411,15 +411,15 @@ class Embedded(torch.nn.Module):
 def sparse_gradients():
     def run(model, optimizer, sometimes=False):
         for step in range(4):
-            made = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
             optimizer.zero_grad()
-            ids = torch.randint(100, (5,), generator=made)
+            ids = torch.randint(100, (5,), generator=generator)
             also = not sometimes or (step in (0, 2) and dist.get_rank() == step // 2)
             model(ids, also=also).backward()
             optimizer.step()
 
     class Averaging(torch.optim.SGD):
-        """What DistributedDataParallel ought to do: PyTorch 2.13 divides sparse ones twice."""
+        """Averages gradients correctly; PyTorch 2.13's DDP divides sparse ones twice."""
 
         def step(self):
             for parameter in self.param_groups[0]["params"]:
@@ -458,7 +458,7 @@ def sparse_gradients():
     inner = torch.optim.SGD(net.parameters(), **momentum)
     optimizer = bps.DistributedOptimizer(inner, net.named_parameters(), ONEBIT)
     before = net.unused.weight.detach().clone()
-    run(net, optimizer, sometimes=True)  # the second time a worker that has made none before
+    run(net, optimizer, sometimes=True)  # in step 2, worker 1 has its first gradient for the layer
     assert_alike(flat(net))
     assert not torch.equal(net.unused.weight, before)
     optimizer.compression_state.close()
@@ -572,7 +572,7 @@ def workers_that_would_drift_apart_are_refused():
         return net, optimizer, net
 
     sgd, adam = torch.optim.SGD, torch.optim.Adam
-    for made in (hook, distributed):
+    for make in (hook, distributed):
         for said, optimizer_of in (
             (
                 "worker 1 has lr 0.2 for the optimizer's group 0, but worker 0 has 0.1",
@@ -582,12 +582,12 @@ def workers_that_would_drift_apart_are_refused():
             ("has weight_decay 0.5 for", lambda p: sgd(p, lr=0.1, weight_decay=rank / 2)),
             ("has betas [0.8, 0.9] for", lambda p: adam(p, betas=(0.9 - rank / 10, 0.9))),
         ):
-            net, optimizer, model = made(optimizer_of)
+            net, optimizer, model = make(optimizer_of)
             raised(RuntimeError, said, lambda n=net, o=optimizer, m=model: train(n, o, m, [0]))
         said = 'has on_nonfinite "skip" for the gradient of parameter last.bias, but worker 0'
         more = {"on_nonfinite": "skip" if rank else "raise"}
-        raised(RuntimeError, said, lambda: made(lambda p: sgd(p, lr=0.1), **more))  # noqa: B023
-        net, optimizer, model = made(lambda p: sgd(p, lr=0.1))
+        raised(RuntimeError, said, lambda: make(lambda p: sgd(p, lr=0.1), **more))  # noqa: B023
+        net, optimizer, model = make(lambda p: sgd(p, lr=0.1))
         train(net, optimizer, model, range(2))
         optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
         said = "the learning rates of worker 1 differ from those of other workers"
@@ -597,7 +597,7 @@ def workers_that_would_drift_apart_are_refused():
     for step in (2, 3):
         optimizer.zero_grad()
         if step == 3:
-            said = "worker 1 has left out other steps than other workers"
+            said = "worker 1 has skipped other steps than other workers"
             raised(RuntimeError, said, lambda: loss_of(model, 3).backward())
         else:
             loss_of(model, step).backward()
@@ -657,7 +657,7 @@ def checkpoints_that_differ_are_refused_by_all():
     raised(kind, said, lambda: compression.load_state_dict(wrong))
 
 
-# Copies, and what closing leaves
+# Copies, and the state after close()
 
 
 def copies_say_what_they_are():
@@ -671,24 +671,24 @@ def copies_say_what_they_are():
     box.seek(0)
     again = torch.load(box, weights_only=False)
     assert torch.equal(flat(again), flat(net))
-    for made in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
-        assert same(made.state_dict()["arrays"], saved["arrays"]) and made.steps == 2
+    for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        assert same(copied.state_dict()["arrays"], saved["arrays"]) and copied.steps == 2
         said = "this is a copy of a CompressionState"
-        raised(RuntimeError, said, lambda m=made: m.average({}))
-    train(net, optimizer, ddp, [2])  # the original goes on
+        raised(RuntimeError, said, lambda m=copied: m.average({}))
+    train(net, optimizer, ddp, [2])  # the original is still usable
     other = wrapped(ONEBIT)
-    other[3].load_state_dict(made.state_dict())
+    other[3].load_state_dict(copied.state_dict())
     other[3].close()
     state.close()
     net = Net()
     optimizer = bps.DistributedOptimizer(sgd(net), net.named_parameters(), ONEBIT)
     train_once(net, optimizer)
-    for made in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert isinstance(made, torch.optim.SGD) and made.param_groups[0]["momentum"] == 0.9
-        raised(RuntimeError, "this is a copy of a DistributedOptimizer", made.step)
-        names = [(f"p{i}", p) for i, p in enumerate(made.param_groups[0]["params"])]
-        pickle.dumps(made)
-        again = bps.DistributedOptimizer(made, names, ONEBIT)
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert isinstance(copied, torch.optim.SGD) and copied.param_groups[0]["momentum"] == 0.9
+        raised(RuntimeError, "this is a copy of a DistributedOptimizer", copied.step)
+        names = [(f"p{i}", p) for i, p in enumerate(copied.param_groups[0]["params"])]
+        pickle.dumps(copied)
+        again = bps.DistributedOptimizer(copied, names, ONEBIT)
         again.step()
         again.compression_state.close()
     raised(
@@ -702,7 +702,7 @@ def closing_gives_momentum_back():
     optimizer = sgd(net)
     ddp = DistributedDataParallel(net)
     given = {"momentum": 0.9, "nesterov": True}
-    for _ in range(2):  # a second state is as good as the first
+    for _ in range(2):  # a second state works like the first
         state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
         (group,) = optimizer.param_groups
         assert (group["momentum"], group["nesterov"]) == (0.0, False)
@@ -718,7 +718,7 @@ def closing_gives_momentum_back():
     assert not optimizer._optimizer_state_dict_post_hooks
     raised(RuntimeError, "is closed", lambda: state.average({}))
     fresh = sgd(net, momentum=0.0, nesterov=False)
-    fresh.load_state_dict(optimizer.state_dict())  # before there is a state
+    fresh.load_state_dict(optimizer.state_dict())  # before a state exists
     bps.CompressionState(net.named_parameters(), ONEBIT, fresh).close()
     del ddp
     with logged() as lines:
@@ -751,7 +751,7 @@ def whole_numbers_of_numpy():
 
 
 def whoever_waits_is_told_of_an_error_at_the_end():
-    """Values cannot be written back: a view of memory that is expanded."""
+    """Values cannot be written back to an expanded view."""
     state = bps.CompressionState({"w": torch.nn.Parameter(torch.zeros(3))}.items(), {})
     values = torch.zeros(1, dtype=torch.float16).expand(3)
     raised(RuntimeError, "", lambda: state.average({"w": values}).wait())
@@ -761,7 +761,7 @@ def whoever_waits_is_told_of_an_error_at_the_end():
 
 
 def everything_is_averaged_once():
-    """synchronize(), and then step() without skip_synchronize(), is no second average."""
+    """step() after synchronize(), without skip_synchronize(), does not average again."""
     results = []
     for synchronizes in (False, True):
         net = Net()
@@ -805,19 +805,19 @@ def rounds_of_init_and_shutdown_leave_nothing():
 
 
 def a_time_out_of_init_reaches_all_groups():
-    """Worker 1 does not take part, and worker 0 says so."""
+    """Worker 1 does not take part, and worker 0 gets an error."""
     bps.shutdown()
     bps.init(timeout=timedelta(seconds=2))
     a_worker_that_does_not_come_is_given_up()
 
 
-# Workers that do not come
+# Missing workers
 
 
 def a_late_worker_is_named():
-    """With GLUON_GC_STALL_SECONDS=1."""
+    """Needs GLUON_GC_STALL_SECONDS=1."""
     net, optimizer, ddp, state = wrapped(ONEBIT)
-    train(net, optimizer, ddp, range(2))  # then its buckets are final
+    train(net, optimizer, ddp, range(2))  # DDP's buckets are final afterwards
     with logged() as lines:
         if dist.get_rank() == 1:
             time.sleep(3)
@@ -834,13 +834,13 @@ def a_late_worker_is_named():
 
 
 def a_worker_that_does_not_come_is_given_up():
-    """With GLUON_GC_TIMEOUT=2: worker 1 does not take part, and worker 0 says so."""
+    """Needs GLUON_GC_TIMEOUT=2. Worker 1 does not take part, and worker 0 gets an error."""
     net, optimizer, ddp, _ = wrapped(ONEBIT)
-    train(net, optimizer, ddp, range(2))  # then its buckets are final
+    train(net, optimizer, ddp, range(2))  # DDP's buckets are final afterwards
     if dist.get_rank() == 1:
         time.sleep(6)
     else:
-        said = "gradients could not be exchanged; a worker may have ended, or does something else: "
-        said += "worker 0 waits for worker 1: "
+        said = "gradients could not be exchanged: another worker may have ended, or made a "
+        said += "different call: worker 0 waits for worker 1: "
         raised(RuntimeError, said, lambda: train(net, optimizer, ddp, [2]))
     os._exit(0)

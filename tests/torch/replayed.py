@@ -1,8 +1,8 @@
-"""A worker that averages the gradients of tests.distributed.jobs, as `several_steps` does there.
+"""A worker that averages the gradients of tests.distributed.jobs, like `several_steps` there.
 
     torchrun ... replayed.py ARGUMENTS.json FOLDER
 
-Writes FOLDER/RANK.npz, with the names that `several_steps` has.
+Writes FOLDER/RANK.npz with the same names as `several_steps`.
 """
 
 import json
@@ -16,13 +16,13 @@ import gluon_gc.torch as bps
 
 
 def gradients_of(rank, step, shapes, dtype):
-    """Those of `jobs.gradients_of`, which imports MXNet."""
+    """Return the gradients of `jobs.gradients_of`; that module cannot be imported without MXNet."""
     random = np.random.RandomState(1000 * rank + step)
     return [random.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def steps(arguments):
-    """The average of each gradient after each step."""
+    """Return the average of each gradient after each step."""
     shapes, dtype = arguments["shapes"], arguments.get("dtype", "float32")
     parameters = {
         f"p{i}": torch.nn.Parameter(torch.full(shape, i + 1.0, dtype=getattr(torch, dtype)))

@@ -1,4 +1,4 @@
-"""Algorithms of DistributedOptimizer, in real processes, which run algorithm_jobs.py."""
+"""Algorithms of DistributedOptimizer, in processes that run algorithm_jobs.py."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_one_worker_alone():
 def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(tmp_path):
     with pytest.raises(AssertionError):
         test_workers.run("first_processes", tmp_path, file=JOBS)
-    assert len(list(tmp_path.iterdir())) == 6  # three of each worker
+    assert len(list(tmp_path.iterdir())) == 6  # three files of each worker
     test_workers.run("new_processes", tmp_path, file=JOBS)
 
 

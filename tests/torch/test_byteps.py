@@ -1,4 +1,4 @@
-"""BytePS's API for PyTorch, in processes that torchrun starts; they run byteps_jobs.py."""
+"""BytePS's API for PyTorch, in processes that torchrun starts and that run byteps_jobs.py."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Tensors on several devices; "meta" is another one that every PyTorch has."""
+"""Tensors on several devices; every PyTorch has "meta" as a second device."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The PyTorch examples train under torchrun, go on from checkpoints, and log what they did."""
+"""The PyTorch examples train under torchrun, resume from checkpoints, and write logs."""
 
 import os
 import re
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def trained(script, arguments, folder, workers=2):
-    """Run an example under torchrun: the checksum of all workers, what was said, and the log."""
+    """Run an example under torchrun; returns the workers' checksum, the output, and the log."""
     log = folder / "log.jsonl"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc-per-node", str(workers), f"example/pytorch/{script}", *map(str, arguments)]
@@ -53,11 +53,11 @@ def test_the_digits_are_learnt_on_two_workers(compression, saving, tmp_path):
     last = log[-1]
     assert last["validation_accuracy"] > 0.9
     assert f"validation accuracy {last['validation_accuracy']:.4f}" in said
-    assert "4.22k/4.22k" in said  # images, on the bar
+    assert "4.22k/4.22k" in said  # images on the progress bar
     plain = 416_362 * 4 * 3 * (1437 // 64)
     for way in ("pushed_bytes", "pulled_bytes"):
         assert plain / last[way] >= saving
-    # What all workers get as it is comes from each of the two.
+    # A tensor that all workers receive whole comes half from this worker.
     assert last["pulled_bytes"] / 2.1 <= last["pushed_bytes"] <= last["pulled_bytes"]
     (configuration,) = read_configurations(str(tmp_path / "log.jsonl"))
     assert configuration["workers"] == 2
@@ -82,7 +82,7 @@ def test_training_goes_on_as_if_it_had_never_stopped_and_with_more_workers(tmp_p
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Images as ImageNet has them: train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
+    """Create images in ImageNet's layout: train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
     folder, random = tmp_path_factory.mktemp("imagenet"), np.random.default_rng(0)
     for part, number in (("train", 64), ("val", 22)):
         for i in range(number):

@@ -1,4 +1,4 @@
-"""docs/tutorials/pytorch.md: its script trains and goes on, under each launcher that it names."""
+"""docs/tutorials/pytorch.md: its script trains and resumes under each launcher that it names."""
 
 import os
 import re
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the page's script in a folder; what it says."""
+    """Run the page's script in a folder; returns its output."""
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def run(launcher, *arguments):
@@ -54,7 +54,7 @@ def finish(command, folder, **variables):
 
 
 def epochs(said):
-    """The accuracy of each epoch, as the script says it."""
+    """Return the accuracy of each epoch from the script's output."""
     return {int(e): float(a) for e, a in re.findall(r"epoch (\d+): .* accuracy ([\d.]+)", said)}
 
 
@@ -70,7 +70,7 @@ def test_two_workers_learn_and_go_on_under_another_launcher_as_if_never_stopped(
     (sent,) = re.findall(r"2 workers; each sent \d+ bytes in a step\n", whole)
     assert sent in shown
     assert list(epochs(run("bpslaunch", "--epochs", "2"))) == [1, 2]
-    (tmp_path / "checkpoints" / "epoch-9").mkdir()  # one that was not finished
+    (tmp_path / "checkpoints" / "epoch-9").mkdir()  # an incomplete checkpoint
     resumed = run("torchrun", "--epochs", "4")
     assert epochs(resumed) == {epoch: epochs(whole)[epoch] for epoch in (3, 4)}
     expected = parameters(tmp_path / "whole" / "epoch-4")
@@ -85,7 +85,7 @@ def test_one_worker_needs_no_launcher(run):
 
 
 def test_one_command_starts_it_on_all_machines(tmp_path):
-    """Both of them are this one, and the remote shell is a local one."""
+    """Both machines are this one, and the remote shell is a local one."""
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\nexec sh -c "$2"')

@@ -1,4 +1,4 @@
-"""gluon_gc.torch with tensors on a GPU that is emulated, in real processes that torchrun starts."""
+"""gluon_gc.torch with tensors on an emulated GPU, in forked worker processes."""
 
 import pytest
 
@@ -6,12 +6,12 @@ from tests.cuda import emulator
 
 from .test_workers import HERE, run
 
-pytestmark = pytest.mark.xdist_group("emulator")  # which is built once
+pytestmark = pytest.mark.xdist_group("emulator")  # to build the emulator once
 
 
 @pytest.fixture(scope="module")
 def emulated_gpu():
-    """The folder of an emulator."""
+    """Return the folder of an emulator."""
     return emulator.build()
 
 
@@ -31,7 +31,7 @@ def test_rounds_of_an_algorithm_give_the_bits_of_the_cpu(emulated_gpu):
 
 @pytest.mark.parametrize("before", ["cpu", "gpu"])
 def test_a_checkpoint_goes_on_on_the_other_one(tmp_path, emulated_gpu, before):
-    of = {"cpu": {}, "gpu": {"EMULATED_GPU": str(emulated_gpu)}}
+    variables = {"cpu": {}, "gpu": {"EMULATED_GPU": str(emulated_gpu)}}
     after = "gpu" if before == "cpu" else "cpu"
-    run("saved", tmp_path, **of[before])
-    run("resumed", tmp_path, **of[after])
+    run("saved", tmp_path, **variables[before])
+    run("resumed", tmp_path, **variables[after])

@@ -1,11 +1,10 @@
 """PyTorch's workers under launchers other than torchrun: bpslaunch, mpirun, SLURM's srun.
 
-The launchers of others are not needed: each worker gets the variables that they would set.
+The tests do not need those launchers: each worker gets the variables that they would set.
 """
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gluon_gc.launch import ps_lite
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 
 torch = pytest.importorskip("torch")
 
@@ -31,7 +30,7 @@ def total():
 print("sum", total(), "worker", bps.rank(), "of", bps.size(), flush=True)
 print("place", bps.local_rank(), "of", bps.local_size(), flush=True)
 """
-# PyTorch may abort at the end of a process that has left its process group open.
+# Without shutdown, PyTorch may abort when the process ends with an open process group.
 SUM = f"{_SUM}bps.shutdown()"
 SCRIPT = [sys.executable, "-c"]
 
@@ -39,7 +38,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Processes:
-    """Processes that end with the test; what each says."""
+    """Starts processes that end with the test, and returns their output."""
 
     def __init__(self):
         self.started = []
@@ -71,12 +70,6 @@ def processes():
         process.communicate()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def srun(rank):
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost,other[1-2]"}
     return {**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
@@ -88,7 +81,7 @@ def open_mpi(rank):
 
 
 def by_hand(rank):
-    """A worker of a cluster without servers, which bpslaunch has not started."""
+    """Return the variables of a worker without servers that bpslaunch has not started."""
     place = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank), "DMLC_PS_ROOT_URI": "127.0.0.1"}
     return {**place, "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "0"}
 
@@ -98,7 +91,7 @@ def by_hand(rank):
     [(srun, None, 1), (open_mpi, "MASTER_PORT", 2), (by_hand, "DMLC_PS_ROOT_PORT", 1)],
 )
 def test_two_workers_find_each_other_by_the_variables_of(processes, launcher, port, local):
-    common = {port: free_port()} if port else {"SLURM_JOB_ID": str(time.time_ns() % 10**6)}
+    common = {port: str(free_port())} if port else {"SLURM_JOB_ID": str(time.time_ns() % 10**6)}
     pair = [processes.start(*SCRIPT, SUM, **{**launcher(r), **common}) for r in (0, 1)]
     for rank, process in enumerate(pair):
         said = processes.ends(process)
@@ -106,7 +99,7 @@ def test_two_workers_find_each_other_by_the_variables_of(processes, launcher, po
 
 
 def test_a_worker_that_does_not_come_is_named(processes):
-    common = {"DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_PORT": free_port()}
+    common = {"DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_PORT": str(free_port())}
     common["GLUON_GC_CONNECT_TIMEOUT"] = "8"
     pair = [processes.start(*SCRIPT, SUM, **{**by_hand(rank), **common}) for rank in (0, 1)]
     for process in pair:
@@ -121,7 +114,7 @@ def test_a_worker_that_does_not_come_is_named(processes):
     [
         (
             open_mpi(1),
-            "mpirun has started worker 1 of 2, but it is not known where worker 0 listen",
+            "mpirun has started worker 1 of 2, but the address of worker 0 is not known",
         ),
         (
             {"WORLD_SIZE": "2"},
@@ -141,7 +134,7 @@ def test_empty_variables_are_not_set(processes):
     assert "sum 1 worker 0 of 1\nplace 0 of 1\n" in said
 
 
-# bpslaunch.
+# bpslaunch
 
 ROUNDS = SUM + "\nfor _ in range(3):\n    bps.init(); print('sum', total()); bps.shutdown()"
 OWN_GROUP = f"import torch.distributed as dist; dist.init_process_group('gloo'){SUM}"
@@ -151,7 +144,7 @@ OWN_GROUP = f"import torch.distributed as dist; dist.init_process_group('gloo'){
 def test_a_local_job_of_pytorch_needs_no_servers_and_says_so_where_they_are_asked_for(
     processes, options
 ):
-    """Where MXNet is not installed; else the scheduler says it, as in the test of a cluster."""
+    """Only without MXNet; with MXNet the scheduler reports it, as in the test of a cluster."""
     command = [*BPSLAUNCH, "--local", "-n", "2", *options, *SCRIPT, ROUNDS]
     begun = time.monotonic()
     said = processes.ends(processes.start(*command))
@@ -163,7 +156,7 @@ def test_a_local_job_of_pytorch_needs_no_servers_and_says_so_where_they_are_aske
     ]
     assert len(re.findall(r"\] sum 3$", said, re.M)) == 6
     assert ("-s 2 is ignored" in said) == (options == ["-s", "2"] and not ps_lite.is_installed())
-    assert "still there" not in said and time.monotonic() - begun < 60
+    assert "still running" not in said and time.monotonic() - begun < 60
 
 
 def _has_mxnet():
@@ -178,7 +171,7 @@ def test_a_script_may_make_the_process_group_itself(processes):
 
 
 def test_machines_without_servers_meet_at_worker_0(processes):
-    cluster = {"DMLC_PS_ROOT_PORT": free_port(), "BYTEPS_LOCAL_SIZE": "2"}
+    cluster = {"DMLC_PS_ROOT_PORT": str(free_port()), "BYTEPS_LOCAL_SIZE": "2"}
     machines = [
         processes.start(*BPSLAUNCH, *SCRIPT, SUM, **{**by_hand(machine), **cluster})
         for machine in (1, 0)
@@ -189,7 +182,7 @@ def test_machines_without_servers_meet_at_worker_0(processes):
         assert f"[worker {rank}] place {rank % 2} of 2" in said
     service = {**by_hand(0), **cluster, "DMLC_ROLE": "scheduler"}
     said = processes.ends(processes.start(*BPSLAUNCH, **service))
-    assert said.startswith("bpslaunch: no scheduler is needed where DMLC_NUM_SERVER is 0")
+    assert said.startswith("bpslaunch: no scheduler is needed if DMLC_NUM_SERVER is 0")
     elsewhere = {**by_hand(0), **cluster, "DMLC_PS_ROOT_URI": "192.0.2.1"}
     said = processes.ends(processes.start(*BPSLAUNCH, *SCRIPT, SUM, **elsewhere), code=2)
     assert "DMLC_PS_ROOT_URI must be an address of worker 0's machine, got '192.0.2.1'" in said
@@ -211,7 +204,7 @@ time.sleep(1000)
 
 
 def test_a_cluster_restarts_after_a_death_and_names_who_has_failed(processes):
-    cluster = {**by_hand(0), "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_PORT": free_port()}
+    cluster = {**by_hand(0), "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_PORT": str(free_port())}
     restarting = [*BPSLAUNCH, "--max-restarts", "1"]
     services = [
         processes.start(*restarting, **{**cluster, "DMLC_ROLE": role})
@@ -222,7 +215,7 @@ def test_a_cluster_restarts_after_a_death_and_names_who_has_failed(processes):
         for rank in (0, 1)
     ]
     scheduler, server, first, second = (processes.ends(p, code=1) for p in (*services, *workers))
-    needless = "the workers are PyTorch's and need no servers (DMLC_NUM_SERVER is 1)"
+    needless = "the workers train with PyTorch and need no servers (DMLC_NUM_SERVER is 1)"
     assert scheduler.count(needless) == 2
     died = "worker 1 at 127.0.0.1 is gone"
     failed = "worker 1 at 127.0.0.1 has failed: ValueError: no data"

@@ -1,4 +1,4 @@
-"""Momentum that compression applies instead of an optimizer, in one process, against a replay."""
+"""Momentum that compression applies instead of the optimizer, in one process, against a replay."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def with_momentum(name, nesterov):
 
 
 def applied(compression, overrides, optimizer=torch.optim.SGD, nesterov=False):
-    """The gradients of all parameters after each step, none of them changed by a compressor."""
+    """Return all parameters' gradients after each step; no compressor changes them."""
     named = parameters()
     sgd = optimizer(named.values(), lr=0.1, momentum=MU, nesterov=nesterov)
     mu, of_optimizer = momentum_of(sgd)
@@ -51,10 +51,10 @@ def applied(compression, overrides, optimizer=torch.optim.SGD, nesterov=False):
 @pytest.mark.parametrize(
     "compression, own, of_optimizer, nesterov",
     [
-        (DGC, None, False, False),  # that of all parameters, which is the optimizer's
+        (DGC, None, False, False),  # as for all parameters: the optimizer's kind
         (DGC, None, True, True),
         (DGC_NESTEROV, None, False, True),
-        (DGC, DGC_NESTEROV, False, True),  # its own, though dgc leaves vectors uncompressed
+        (DGC, DGC_NESTEROV, False, True),  # its own kind, even though dgc does not compress vectors
         (DGC_NESTEROV, DGC, False, False),
         (DGC, {"fp16": False}, False, False),
         (None, DGC_NESTEROV, False, True),
@@ -64,7 +64,8 @@ def applied(compression, overrides, optimizer=torch.optim.SGD, nesterov=False):
 def test_a_parameter_has_its_own_kind_of_momentum_or_that_of_all(
     compression, own, of_optimizer, nesterov
 ):
-    overrides = {"vector": own, "matrix": ONEBIT_NESTEROV}  # the first parameter decides nothing
+    # The override of the first parameter has no effect on others.
+    overrides = {"vector": own, "matrix": ONEBIT_NESTEROV}
     reduced = applied(compression, overrides, nesterov=of_optimizer)
     for ours, expected in zip(reduced["vector"], with_momentum("vector", nesterov)):
         assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-6)
@@ -73,7 +74,7 @@ def test_a_parameter_has_its_own_kind_of_momentum_or_that_of_all(
 def test_an_optimizer_whose_update_is_not_linear_keeps_its_momentum():
     named = parameters()
     optimizer = torch.optim.RMSprop(named.values(), momentum=MU)
-    with pytest.raises(ValueError, match="right for SGD, but not for RMSprop, whose update is"):
+    with pytest.raises(ValueError, match="momentum of SGD, but not that of RMSprop, whose"):
         Momentum(optimizer, MU, dict.fromkeys(named, True))
 
 

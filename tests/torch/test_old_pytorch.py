@@ -1,4 +1,4 @@
-"""What needs a newer PyTorch than the rest says so."""
+"""Features that need a newer PyTorch raise an error that says so."""
 
 import pytest
 

@@ -1,9 +1,8 @@
-"""gluon_gc.torch in real processes, some of them of torchrun; jobs.py has their checks."""
+"""gluon_gc.torch in real processes, some of them under torchrun; jobs.py has the checks."""
 
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import clean_environ
+from tests.processes import clean_environ, free_port
 from tests.torch import forked
 
 HERE = Path(__file__).parent
@@ -65,7 +64,7 @@ DIFFERENCES = (
     "workers_that_would_drift_apart_are_refused",
     "rounds_of_init_and_shutdown_leave_nothing",
 )
-"""Jobs of two workers. The same processes do several jobs."""
+"""Jobs of two workers; the same processes run several jobs."""
 
 
 def command(job, *arguments, workers=2, file=HERE / "jobs.py"):
@@ -79,7 +78,7 @@ def environ(**more):
 
 
 def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
-    """Let forked workers do jobs; their output."""
+    """Run jobs in forked workers; returns their output."""
     command = [str(file), job, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
@@ -90,7 +89,7 @@ def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
 
 
 def run_torchrun(job, *arguments, file=HERE / "jobs.py", **variables):
-    """Let two workers that torchrun starts do jobs; their output."""
+    """Run jobs in two workers that torchrun starts; returns their output."""
     done = subprocess.run(
         command(job, *arguments, file=file),
         env=environ(**variables),
@@ -132,7 +131,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
     run("saved", tmp_path)
     run("resumed", tmp_path)
     said = run("resumed_by_fewer", tmp_path, workers=1)
-    assert "what 2 workers carried over is shared out to 1" in said
+    assert "the residuals of 2 workers are divided among 1" in said
 
 
 def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
@@ -141,9 +140,7 @@ def test_a_checkpoint_goes_on_with_other_chunks(tmp_path):
 
 
 def test_two_machines_of_two_workers_each_train_alike(tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     there, here = (
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),

@@ -1,4 +1,7 @@
-"""The backends, and MXNet's KVStores over them. Importing it makes the stores known to MXNet."""
+"""The backends, and the KVStores that MXNet can create from them.
+
+Importing this package registers the KVStores with MXNet.
+"""
 
 from . import by_name
 from .plugin import (

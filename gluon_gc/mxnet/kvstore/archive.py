@@ -1,4 +1,4 @@
-"""The states of aggregators as bytes, which travel to checkpoints of workers and back."""
+"""Serializes the states of aggregators, which travel to the workers' checkpoints and back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..exchange import States
 
 Arrays = Mapping[Place, np.ndarray]
 Layouts = List[kernels.Layout]
-"""Shape and dtype of each array of `States`."""
+"""For each chunk, the shape and the dtype of each array of its state."""
 
 
 def num_bytes(layouts: Layouts) -> int:
-    """Of all arrays."""
+    """The number of bytes of all arrays."""
     return sum(
         int(np.prod(shape)) * np.dtype(dtype).itemsize
         for layout in layouts
@@ -28,20 +28,20 @@ def num_bytes(layouts: Layouts) -> int:
 
 
 class Cutter:
-    """Cuts the arrays of states, as they lie one behind the other, into pages.
+    """Concatenates the arrays of states, and cuts the bytes into pages.
 
     Parameters
     ----------
     states : iterator of States
-        Each is asked for when its turn comes.
+        It is read lazily, one item at a time.
     """
 
     def __init__(self, states: Iterator[States]) -> None:
-        self._arrays = (array for one in states for state in one for array in state.values())
+        self._arrays = (array for chunks in states for state in chunks for array in state.values())
         self._left = np.empty(0, np.uint8)
 
     def page(self, most: int) -> np.ndarray:
-        """The next bytes, uint8: so many, or fewer at the end."""
+        """The next `most` bytes, uint8; fewer at the end."""
         page, filled = np.empty(most, np.uint8), 0
         while filled < most:
             if not self._left.size:
@@ -57,21 +57,26 @@ class Cutter:
 
 
 class Joiner:
-    """Makes states of the pages that a `Cutter` cut them into.
+    """Restores states from the pages of a `Cutter`.
 
     Parameters
     ----------
     layouts : mapping
-        Of the states in their order, by what they are called.
+        The layouts of the states by key, in the order in which the `Cutter` had the states.
+
+    Attributes
+    ----------
+    left : int
+        The number of bytes that `add` has not received yet.
     """
 
     def __init__(self, layouts: Mapping[Hashable, Layouts]) -> None:
         self._layouts = iter(layouts.items())
-        self.left = sum(map(num_bytes, layouts.values()))  # bytes that are missing yet
+        self.left = sum(map(num_bytes, layouts.values()))
         self._next()
 
     def _next(self) -> None:
-        """Make room for the next states that have any bytes."""
+        """Allocate the arrays of the next key whose state has any bytes."""
         for key, layouts in self._layouts:
             self._key = key
             self._states: States = [
@@ -84,7 +89,7 @@ class Joiner:
                 break
 
     def add(self, page: np.ndarray) -> Iterator[Tuple[Hashable, States]]:
-        """Take the next bytes; the states that are whole with them."""
+        """Add a page. Yields each state that it completes, with its key."""
         page = page[: self.left]
         self.left -= page.size
         while page.size:
@@ -104,7 +109,7 @@ class Joiner:
 
 
 def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Place, np.ndarray]:
-    """What arrays have of these slices, and all random streams of their tensors."""
+    """The parts of the arrays that lie in these slices, and all random streams of their tensors."""
     found, wanted = {}, by_tensor(pieces)
     for place, array in arrays.items():
         if place.tensor not in wanted:
@@ -120,7 +125,7 @@ def parts(arrays: Arrays, pieces: Sequence[Slice]) -> Dict[Place, np.ndarray]:
 
 
 def pack(arrays: Arrays) -> bytes:
-    """Arrays as bytes that hold nothing else; none if there are none."""
+    """Serialize arrays: a line of JSON that describes them, then their bytes; b"" for no arrays."""
     if not arrays:
         return b""
     table = [[*place, array.dtype.str, array.shape] for place, array in arrays.items()]
@@ -130,7 +135,10 @@ def pack(arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes) -> Dict[Place, np.ndarray]:
-    """What `pack` packed, several times, one behind the other; a tensor's streams are joined."""
+    """The arrays in the concatenated results of several `pack` calls.
+
+    Arrays of the same place, which are random streams of a tensor, are concatenated.
+    """
     arrays: Dict[Place, np.ndarray] = {}
     at = 0
     while at < len(data):

@@ -1,6 +1,7 @@
-"""Lets gluon.Trainer take our stores by name.
+"""Lets gluon.Trainer take gluon_gc's KVStores by name.
 
-Where parameters have one context, it makes no store of a name without "dist" in it, known or not.
+If parameters have one context, gluon.Trainer ignores each name without "dist", even a registered
+one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from mxnet.gluon import trainer
 
 
 def heed(names: Collection[str]) -> None:
-    """Have gluon.Trainer make the stores of these names, as mx.kv.create does."""
+    """Let gluon.Trainer create the stores of these names with mx.kv.create."""
     create = trainer._create_kvstore
     lower = [name.lower() for name in names]
 

@@ -1,4 +1,4 @@
-"""The backend without a network: one process, which is its own aggregator."""
+"""The backend without a network: one process is the only worker and the aggregator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..sparse import SparseChannel
 
 
 class Local(Exchange):
-    """One worker that compresses, aggregates, compresses and decompresses as a cluster would.
+    """A cluster of one worker in one process: it compresses, aggregates and decompresses.
 
-    One worker with it gets bit for bit what one worker with one server gets.
+    The results are bit-identical to those of one worker with one server.
     """
 
     type = "local"
@@ -38,4 +38,4 @@ class Local(Exchange):
         return channel.sent, None
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """There is nobody else."""
+        """Do nothing: this worker is the only one."""

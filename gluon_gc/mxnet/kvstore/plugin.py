@@ -1,4 +1,4 @@
-"""The exchanges as MXNet's KVStores, for gluon.Trainer and for `mx.kv.create`."""
+"""The backends as KVStores of MXNet, for gluon.Trainer and `mx.kv.create`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Arrays = Union[NDArray, Sequence[NDArray]]
 
 
 class CompressingKVStore(KVStoreBase):
-    """A `KVStoreBase` plug-in whose pushpull compresses.
+    """A `KVStoreBase` plug-in whose `pushpull` compresses.
 
     All calls are collective: every worker makes them with the same keys in the same order.
-    `pushpull` returns at once; the result is there when the arrays are next read.
+    `pushpull` is asynchronous: it returns at once, and reading the arrays waits for the result.
 
     Parameters
     ----------
     exchange : Exchange
-        It carries the gradients.
+        The backend that sums the gradients.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -44,27 +44,33 @@ class CompressingKVStore(KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """This worker's number."""
+        """The rank of this worker."""
         return self.exchange.rank
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return self.exchange.num_workers
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress the keys that are broadcast from now on; see `DistributedTrainer`.
+        """Set the compression of keys that are broadcast after this call.
+
+        Parameters
+        ----------
+        compression_params : mapping
+            As `DistributedTrainer` takes them.
 
         Raises
         ------
         ValueError
-            Also for "momentum", whose value a plain Trainer does not tell, and for "auto".
+            A value is wrong. "momentum" and "auto" are wrong too, because a plain Trainer does not
+            tell its store the momentum, nor all gradients of a step.
         """
         self._params = parse(compression_params).require_chosen()
         warn_of_ignored(compression_params)
 
     def broadcast(self, key: Any, value: NDArray, out: Arrays, priority: int = 0) -> None:
-        """Overwrite `out` with rank 0's `value`, and expect gradients of its shape under `key`."""
+        """Copy rank 0's `value` to `out`, and declare a gradient of its size and dtype as `key`."""
         exchange = self.exchange
         result = value.as_nd_ndarray().copy()
         exchange.broadcast([result], root_rank=0)
@@ -83,25 +89,25 @@ class CompressingKVStore(KVStoreBase):
             exchange.declare([tensor])
 
     def pushpull(self, key: Any, value: Any, out: Optional[Any] = None, priority: int = 0) -> None:
-        """Sum each value over contexts and workers, into `out` if given, else in place.
+        """Sum each value over contexts and workers.
 
         Parameters
         ----------
         key : key or list of keys
-            As `broadcast` got them.
-        value : NDArray or list of NDArray; for a list of keys, a list of those
-            One array a context.
-        out : as value, optional
-            The arrays that get the sum; all others keep their values.
+            The keys were broadcast before.
+        value : NDArray or list of NDArray, or with a list of keys, a list of them
+            One array for each context.
+        out : same type as value, optional
+            The arrays that receive the sum. By default, the sum overwrites `value`.
         priority : int
-            Of the first chunk; later chunks have lower ones.
+            The priority of the first chunk. Later chunks have lower priorities.
 
         Raises
         ------
         KeyError
             A key was not broadcast.
         ValueError
-            A value has another number of elements, or another dtype, than was broadcast.
+            The number of elements or the dtype of a value differs from the broadcast one.
         """
         keys, values, outs = [key], [value], [out]
         if isinstance(key, (list, tuple)):
@@ -118,7 +124,7 @@ class CompressingKVStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the optimizer can run in the store: no."""
+        """Return False for "optimizer": the optimizer runs on the workers, not in the store."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return False
         raise ValueError(f"Unknown capability: {capability}")
@@ -130,7 +136,7 @@ def _as_list(value: Any) -> List[Any]:
 
 @KVStoreBase.register
 class GluonGCLocal(CompressingKVStore):
-    """One process: see `Local`."""
+    """The KVStore of one process, without a network. See `Local`."""
 
     def __init__(self) -> None:
         super().__init__(Local())
@@ -138,7 +144,7 @@ class GluonGCLocal(CompressingKVStore):
 
 @KVStoreBase.register
 class GluonGCParameterServer(CompressingKVStore):
-    """MXNet's parameter server: see `ParameterServer`."""
+    """The KVStore over MXNet's parameter server. See `ParameterServer`."""
 
     def __init__(self) -> None:
         super().__init__(ParameterServer())
@@ -146,7 +152,7 @@ class GluonGCParameterServer(CompressingKVStore):
 
 @KVStoreBase.register
 class GluonGCHorovod(CompressingKVStore):
-    """Horovod: see `Horovod`."""
+    """The KVStore over Horovod. See `Horovod`."""
 
     def __init__(self) -> None:
         super().__init__(Horovod())
@@ -154,7 +160,7 @@ class GluonGCHorovod(CompressingKVStore):
 
 @KVStoreBase.register
 class GluonGCMachine(CompressingKVStore):
-    """The workers of one machine: see `OneMachine`."""
+    """The KVStore of one machine's workers. See `OneMachine`."""
 
     def __init__(self) -> None:
         super().__init__(OneMachine())

@@ -1,14 +1,19 @@
-// bytegrad: one byte an element, which says where it is between the least and the largest of all.
+// bytegrad: min-max quantization to 8 bits.
 //
-// With lo = min x and hi = max x, 255 even steps lead from lo to hi. An element is the whole number of steps
-// nearest to it, ties to even, and decodes to lo + q (hi - lo) / 255: to lo or hi itself at the ends.
+//   lo = min p,  hi = max p,  q = round((p - lo) / (hi - lo) * 255), ties to even
+//   D(payload) = lo + q (hi - lo) / 255, exactly lo for q = 0 and exactly hi for q = 255
 //
-// A payload is little-endian: its length in bytes, itself included, as a uint32; lo and hi as T; then, if
-// lo < hi, a byte an element. What is left of the capacity has no meaning.
+// Gan et al. 2021 (Bagua's ByteGrad).
 //
-// Memory: the residual (n). Two passes, since lo and hi come first: reads gradient twice and writes the
-// payload, 9 bytes an element of float. With feedback it reads gradient once, residual twice and writes
-// residual twice, 21 bytes; momentum adds 8, or 12 without feedback. Decoding reads 1 and writes 4.
+// Payload, little-endian:
+//   [its own length in bytes: uint32] [lo: T] [hi: T] [q: n bytes, absent unless lo < hi]
+// The rest of the payload's memory is undefined.
+//
+// Memory: the residual (n elements).
+//
+// Bytes an element of float, two passes, because lo and hi come first: reads the gradient twice and writes the payload,
+// 9 bytes. With feedback it reads the gradient once, reads the residual twice, and writes the residual twice and the
+// payload: 21 bytes. Momentum adds 8 bytes with feedback, 12 without. Decoding reads 1 byte and writes 4.
 #include "core/bytes.h"
 #include "core/codec.h"
 #include "core/compressors/bytegrad_range.h"
@@ -19,7 +24,7 @@ namespace {
 
 using ElementBlocks = Blocks<16384>;
 
-// Where things are in a payload. `Byte` is const or not.
+// The parts of a payload. `Byte` is std::uint8_t, const or not.
 template <typename T, typename Byte>
 struct Payload {
   std::uint32_t bytes() const { return read<std::uint32_t>(begin); }
@@ -31,7 +36,7 @@ struct Payload {
   Byte* const begin;
 };
 
-// The second sweep: writes the bytes of p and, if there is a residual, what they lose.
+// The second sweep: writes the bytes of p. With a residual, it writes e = p - D(payload).
 template <bool with_residual, typename T>
 void quantise(const Corrected<T>& corrected, const Range<T>& range, T* residual, std::size_t n,
               const Payload<T, std::uint8_t>& payload, int threads) {
@@ -47,7 +52,7 @@ void quantise(const Corrected<T>& corrected, const Range<T>& range, T* residual,
   });
 }
 
-// Calls step(i, lanes, decoded) for every sixteen elements from `begin` to `end`.
+// Calls step(i, present, decoded) for every sixteen elements in [begin, end).
 template <typename T, typename Step>
 void for_each_decoded(const Payload<T, const std::uint8_t>& payload, std::size_t begin, std::size_t end,
                       Step step) {
@@ -63,7 +68,7 @@ void for_each_decoded(const Payload<T, const std::uint8_t>& payload, std::size_t
   });
 }
 
-// out = D(payload) for elements from `begin` to `end`, or with `add` out += D(payload).
+// out = D(payload) for elements [begin, end); with `add`, out += D(payload).
 template <bool add, typename T>
 void decode(const Payload<T, const std::uint8_t>& payload, std::size_t begin, std::size_t end, T* out) {
   for_each_decoded(payload, begin, end, [=](std::size_t i, auto present, const Vec<T>& decoded) {
@@ -108,7 +113,7 @@ struct Bytegrad : KeepsResidual {
     return finite<T>(call.payload);
   }
 
-  // The least and the largest are NaNs already.
+  // Nothing to do: lo and hi are already NaN.
   template <typename T>
   void spoil(std::uint8_t*) const {}
 
@@ -127,7 +132,7 @@ struct Bytegrad : KeepsResidual {
   template <typename T>
   void decompress(const Decoding<T>& call) const {
     if (call.count == 0 && !call.add) return fill_with_zeros(call.out, n, call.threads);
-    constexpr std::size_t tile = 4096;  // what stays in the cache while all payloads are added
+    constexpr std::size_t tile = 4096;  // elements that stay in the cache while all payloads are added
     ElementBlocks(n).run(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
       for (; begin < end; begin += tile) {
         const std::size_t tile_end = end - begin < tile ? end : begin + tile;

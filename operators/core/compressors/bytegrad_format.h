@@ -1,5 +1,5 @@
-// The payload of bytegrad, which bytegrad.cpp describes, and its 255 even steps. For kernel sources only (see isa.h), of
-// host and device.
+// The payload of bytegrad (see bytegrad.cpp) and its 255 even steps. For kernel sources only (see isa.h), of host and
+// device.
 #pragma once
 
 #include "core/host_device.h"
@@ -9,10 +9,10 @@ namespace {
 
 constexpr int step_count = 255;
 
-// The least and the largest of all elements; NaNs if one of them is not finite.
+// The least and the largest element. Both are NaN if an element is NaN or infinite.
 template <typename T>
 struct Range {
-  // Whether there are elements that differ, which takes a byte each to say.
+  // Whether the payload has a byte for each element. It has none if all elements are equal, or if one is not finite.
   GLUON_GC_HOST_DEVICE bool has_steps() const { return low < high; }
 
   T low, high;
@@ -22,17 +22,18 @@ constexpr Size range_at = sizeof(uint32);
 template <typename T>
 constexpr Size bytegrad_header_bytes = range_at + 2 * sizeof(T);
 
-// The length of a payload of n elements.
+// The length in bytes of a payload of n elements.
 template <typename T>
 GLUON_GC_HOST_DEVICE uint32 bytegrad_payload_bytes(const Range<T>& range, Size n) {
   return static_cast<uint32>(bytegrad_header_bytes<T> + (range.has_steps() ? n : 0));
 }
 
-// The way from elements to the numbers of steps, and back, for a range that has steps.
+// Constants for quantization, for a range that has steps:
 //
-// All is reckoned in multiples of a unit: in a range that is very wide or very narrow a power of two, so that neither
-// the range nor the steps in it overflow or lose bits. Numbers are added to `whole`: floats of this size have no bits
-// after the point, so that adding rounds, ties to even, and the lowest byte is the number.
+//   number = (p * unit - low_in_units) * steps_per_unit + whole,  q = lowest byte of the bits of number
+//
+// `unit` is 1, or a power of two for a very wide or very narrow range, so that nothing overflows or loses bits. `whole`
+// is so large that floats of its size have no fraction. So adding it rounds to a whole number, ties to even.
 template <typename T>
 struct StepSizes {
   GLUON_GC_HOST_DEVICE explicit StepSizes(const Range<T>& range) {
@@ -47,7 +48,7 @@ struct StepSizes {
   }
 
   static constexpr T whole = static_cast<T>(sizeof(T) == 4 ? 0x1p23 : 0x1p52);
-  // Steps from this number on are counted from the upper end, so that both ends are exact.
+  // q >= first_upper decodes from the upper end, hi - (255 - q) step, so that both lo and hi are exact.
   static constexpr T first_upper = (step_count + 1) / 2;
 
   T unit, inverse_unit, low_in_units, steps_per_unit, step;

@@ -1,4 +1,4 @@
-// The 255 even steps of bytegrad, for sixteen elements at a time. For kernel sources only (see isa.h).
+// The quantization of bytegrad, for sixteen elements at a time. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/bytegrad_range.h"
@@ -7,7 +7,7 @@
 namespace gluon_gc {
 namespace {
 
-// Numbers elements by steps, above StepSizes::whole, and back.
+// Converts elements to step numbers, to which StepSizes::whole is added, and back.
 template <typename T>
 struct Steps {
   explicit Steps(const Range<T>& range) : low(broadcast(range.low)), high(broadcast(range.high)) {
@@ -23,12 +23,12 @@ struct Steps {
     last = broadcast(sizes.whole + step_count);
   }
 
-  // The number of the step nearest to p, ties to even.
+  // The number of the nearest step, ties to even.
   Vec<T> nearest(const Vec<T>& p) const {
     return ((extreme ? p * unit : p) - low_in_units) * steps_per_unit + whole;
   }
 
-  // What a number stands for: so many steps from the nearer end, which is thus exact.
+  // The decoded value of a number. It is computed from the nearer end of the range, so that both ends are exact.
   Vec<T> operator()(const Vec<T>& number) const {
     const std::uint32_t lower = less(number, first_upper);
     const Vec<T> from_end = (number - choose(lower, whole, last)) * step;

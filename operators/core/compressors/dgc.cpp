@@ -1,20 +1,28 @@
-// dgc, Deep Gradient Compression: gradients are accumulated, with momentum, until they are among the largest.
+// dgc: Deep Gradient Compression (Lin et al. 2018). Elements accumulate locally until they are among the largest.
 //
-// g = gradient * gradient_scale, made shorter if it is longer than max_norm; momentum m and velocity v become
-//   nesterov: m = mu (m + g), v = v + m + g;   else: m = mu m + g, v = v + m;   without momentum: v = v + g;
-// then the elements of v that reach a threshold are sent, and v is set to 0 there, as is m with
-// momentum_masking (see dgc_config.h).
+// With momentum m and velocity v:
 //
-// A payload is little-endian: its length in bytes, itself included, as uint32; the indices of its elements,
-// uint32, ascending; then their values, in T or float16, where what is too large is infinite. What is left of
-// the capacity has no meaning. n must be below 2^32.
+//   g = gradient * gradient_scale, clipped to an l2 norm of max_norm
+//   m = mu (m + g),  v = v + m + g     with nesterov
+//   m = mu m + g,    v = v + m         without nesterov
+//   v = v + g                          without momentum
 //
-// Memory: the velocity (n). Reads gradient, reads and writes velocity and momentum, one pass: 12 bytes an
-// element of float, 8 more for momentum; clipping reads gradient once more. Candidates are collected in that
-// pass, by a lower threshold from a small sample of its own, as topk does; the elements of the sample that are
-// candidates give the threshold, and are counted as it is adapted. v is looked at again only if a threshold
-// turns out to be below theirs, or there are too many of them. The norm of doubles overflows where an element
-// is above 1e154: with max_norm they are not finite then.
+// The elements of v that reach a threshold are sent (dgc_config.h). v becomes 0 there, and with momentum_masking m too.
+//
+// Payload, little-endian:
+//   [its own length in bytes: uint32] [indices, ascending: uint32 each] [values: T or float16 each]
+// Values that are too large for float16 become infinite. The rest of the payload's memory is undefined. n must be below
+// 2^32.
+//
+// Memory: the velocity (n elements).
+//
+// Bytes an element of float, one pass: reads the gradient, reads and writes the velocity, 12 bytes. Momentum adds 8;
+// clipping reads the gradient once more, 4. Like topk, this pass collects candidates above a lower threshold, from a
+// small sample of its own. The candidates that are in the sample of dgc give the threshold, and the candidates are
+// counted when it is adapted. v is read again only if a threshold falls below that of the candidates, or if there are
+// too many candidates.
+//
+// With max_norm, the l2 norm of doubles overflows if an element is above 1e154. Then the payload is not finite.
 #include "core/codec.h"
 #include "core/compressors/dgc_compensate.h"
 #include "core/compressors/dgc_threshold.h"
@@ -25,7 +33,7 @@
 namespace gluon_gc {
 namespace {
 
-// Writes the elements of a payload one after the other.
+// Appends elements to a payload, in ascending order of their indices.
 template <typename T>
 struct DgcWriter {
   DgcWriter(void* payload, std::size_t count, bool half_values)
@@ -58,7 +66,7 @@ struct DgcWriter {
   std::size_t left;
 };
 
-// Where things are in a payload, whose length is in its bounds.
+// The parts of a payload. Its length must be within its bounds.
 template <typename T>
 struct DgcPayload {
   DgcPayload(const void* payload, bool half_values)
@@ -128,11 +136,11 @@ struct Dgc : KeepsResidual {
     return is_finite;
   }
 
-  // One element that is NaN.
+  // Replaces the payload by one element, NaN.
   template <typename T>
   void spoil(std::uint8_t* payload) const {
     const std::size_t bytes = dgc_payload_bytes<T>(1, config.half_values);
-    std::memset(payload, 0xff, bytes);  // all bits set are a NaN
+    std::memset(payload, 0xff, bytes);  // all bits set: NaN
     write(payload, static_cast<std::uint32_t>(bytes));
     write(payload + dgc_indices_at, std::uint32_t{0});
   }

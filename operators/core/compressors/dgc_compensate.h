@@ -1,4 +1,4 @@
-// Momentum and velocity of dgc, which its sweep begins with. For kernel sources only (see isa.h).
+// Momentum and velocity of dgc, fused into its sweep. For kernel sources only (see isa.h).
 #pragma once
 
 #include <type_traits>
@@ -13,12 +13,12 @@ namespace {
 
 enum class Momentum { none, classic, nesterov };
 
-// v of sixteen elements: what Correction is for error feedback.
+// Computes v. The counterpart of Correction (correction.h) for dgc.
 template <typename T, Momentum kind>
 struct Compensation {
   static constexpr Feedback feedback = Feedback::plain;  // v is stored
 
-  // v of the elements from i. Their momentum is updated.
+  // Returns v of the sixteen elements from i, and updates their momentum.
   template <typename Lanes>
   Vec<T> operator()(std::size_t i, Lanes present) const {
     prefetch_ahead(gradient + i);
@@ -27,7 +27,7 @@ struct Compensation {
     return at<true>(i, present);
   }
 
-  // The same v beforehand. Writes nothing.
+  // Returns the same v, but writes nothing. For sampling before the sweep.
   template <typename Lanes>
   Vec<T> preview(std::size_t i, Lanes present) const {
     return at<false>(i, present);
@@ -53,7 +53,7 @@ struct Compensation {
   const T* const velocity;
 };
 
-// What g is multiplied by so that its l2 norm is at most max_norm. NaN if the norm is not finite.
+// The factor that clips the l2 norm of g to max_norm. NaN if the norm is NaN or infinite.
 template <typename T>
 T clipping(const Encoding<T>& call, std::size_t n, T max_norm, double* sums) {
   using Scaled = Correction<T, false, Feedback::none, StoredResidual<T>>;
@@ -61,7 +61,7 @@ T clipping(const Encoding<T>& call, std::size_t n, T max_norm, double* sums) {
   return dgc_clipping_factor(l2_norm(scaled, n, static_cast<T*>(nullptr), sums, call.threads), max_norm);
 }
 
-// Returns sweep(compensation), with the Compensation that does what is asked for.
+// Returns sweep(compensation), where the type of the Compensation is specialised for the kind of momentum.
 template <typename T, typename Sweep>
 auto with_compensation(const Encoding<T>& call, std::size_t n, const DgcConfig& config, double* sums, Sweep sweep) {
   const bool clips = config.max_norm > 0;

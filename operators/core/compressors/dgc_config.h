@@ -1,4 +1,4 @@
-// What dgc is to select, and how. For kernel sources only (see isa.h).
+// How dgc chooses its threshold, as in the reference implementation of DGC. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/topk_plan.h"
@@ -7,36 +7,45 @@
 namespace gluon_gc {
 namespace {
 
-// The sample is all n elements if samples == n. Else, if strided, every stride-th, from (draw mod stride) on;
-// or those at `samples` draws modulo n. The first threshold is one that `top` elements of it reach.
+// The sample:
+//   samples == n   all elements
+//   strided        every stride-th element, from element (draw mod stride) on
+//   else           the elements at `samples` draws modulo n
+// The first threshold is the magnitude with rank `top` in the sample, in descending order.
 //
-// Unless samples == n, what is done up to `iterations` times: if more than selects * upper elements (and more
-// than selects) reach the threshold, it is multiplied by `upper`, or with `resample` just the largest
-// `selects` are sent, of equal ones the first; if fewer than selects * lower reach it, it is multiplied by
-// `lower`. Of those that reach it in the end the first `selects` are sent.
+// Adaptation, up to `iterations` times, but never if samples == n, where `count` elements reach the threshold:
+//
+//   count > selects and count > selects * upper    threshold *= upper
+//   count <= selects and count < selects * lower   threshold *= lower
+//   else                                           end
+//
+// Then the first `selects` elements that reach the threshold are sent. With resample, the first case ends the
+// adaptation instead, and the `selects` largest elements are sent, of equal ones the first.
 struct DgcConfig {
   DgcConfig(const Options& options, std::size_t n);
 
+  // The number of draws from the random stream.
   std::uint64_t draws(std::size_t n) const { return samples == n ? 0 : strided ? 1 : samples; }
 
-  // The most elements of a sample.
+  // The largest number of elements in a sample.
   std::size_t sample_room(std::size_t n) const { return strided && samples != n ? n / stride + 1 : samples; }
 
-  // So many candidates that whether there are too many of them need not be counted again.
+  // The number of candidates to plan for. With more candidates than this, the threshold is too low, and no count is
+  // needed.
   std::size_t least_room(std::size_t n) const {
     const double enough = upper > 1 ? static_cast<double>(selects) * upper : 0;
     const std::size_t least = enough < static_cast<double>(n) ? static_cast<std::size_t>(enough) : n;
     return least > selects ? least : selects;
   }
 
-  std::size_t selects, most;  // of the epoch, and of any
+  std::size_t selects, most;  // elements to send: in this epoch, and at most in any epoch
   std::size_t samples, top, stride, iterations;
   double upper, lower;
-  double max_norm;  // l2; 0: any
+  double max_norm;  // 0: no clipping
   bool strided, resample, nesterov, momentum_masking, half_values;
 };
 
-// The share of n elements that is sent in an epoch: less from one to the next, until the warm-up is over.
+// The share of n elements that is sent in an epoch. It falls from epoch to epoch until the warm-up is over.
 inline double ratio_of(const Options& options, std::size_t n, std::size_t epoch) {
   const double k = options.number("k"), all = static_cast<double>(n);
   if (!(k > 0)) refuse("k must be > 0, got %g", k);
@@ -57,12 +66,13 @@ inline double ratio_of(const Options& options, std::size_t n, std::size_t epoch)
 
 inline std::size_t ceiling(double x) { return static_cast<std::size_t>(__builtin_ceil(x)); }
 
+// The number of elements that are sent in an epoch.
 inline std::size_t selected(const Options& options, std::size_t n, std::size_t epoch) {
   return ceiling(static_cast<double>(n) * ratio_of(options, n, epoch));
 }
 
-// As in the reference implementation: at least two of the sample are expected above the threshold, and the
-// distance between them is odd, since powers of two may be a tensor's row length.
+// At least two elements of the sample are expected above the threshold. The stride is odd, because the row length of a
+// tensor is often a power of two, and the sample must not stay in a few columns.
 inline DgcConfig::DgcConfig(const Options& options, std::size_t n)
     : iterations(options.count("max_adaptation_iters")),
       upper(options.number("compress_upper_bound")),

@@ -1,5 +1,5 @@
-// Which elements of the velocity dgc sends: the threshold of its sample, and how that is adapted. For kernel
-// sources only (see isa.h).
+// The choice of the elements that dgc sends: the threshold from its sample, and the adaptation of the threshold
+// (dgc_config.h). For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/dgc_config.h"
@@ -10,7 +10,7 @@
 namespace gluon_gc {
 namespace {
 
-// Uninitialised memory for a call.
+// The workspace of a call; uninitialised.
 template <typename T>
 struct DgcWorkspace {
   DgcWorkspace(void* memory, const TopkPlan& plan, const DgcConfig& config, std::size_t n)
@@ -25,17 +25,17 @@ struct DgcWorkspace {
 
   const TopkPlan plan;
   const TopkWorkspace<T> candidates;
-  std::uint64_t* const sample;  // sample_room
-  double* const sums;           // of the norm
+  std::uint64_t* const sample;  // sample_room elements
+  double* const sums;           // scratch memory of the norm
 };
 
-// At most as large as the elements that reach the threshold, and larger than all others.
+// A lower bound of the elements that reach the threshold. All other elements are smaller.
 template <typename T>
 TopkElement<T> least_element(Bits<T> threshold) {
   return static_cast<TopkElement<T>>(threshold) << 33;
 }
 
-// The velocity after the sweep, and the candidates that were found in it.
+// The velocity after the sweep, with the candidates that the sweep has found.
 template <typename T>
 struct Velocity {
   Velocity(T* v, std::size_t n, const DgcWorkspace<T>& workspace, Found<T> found, int threads)
@@ -47,10 +47,10 @@ struct Velocity {
         found(found),
         threads(threads) {}
 
-  // Whether the candidates are in memory, and among them all that reach the threshold.
+  // Whether the candidates in the workspace include all elements that reach the threshold.
   bool known(Bits<T> threshold) const { return found.count <= plan.capacity && threshold >= found.threshold; }
 
-  // How many elements reach the threshold, or fewer of them, if they are at least `enough`.
+  // Returns how many elements reach the threshold, or a lower bound that is at least `enough`.
   std::size_t reaching(Bits<T> threshold, std::size_t enough) const {
     if (known(threshold)) {
       const TopkElement<T> least = least_element<T>(threshold);
@@ -66,7 +66,7 @@ struct Velocity {
     return reaching(infinity_bits<T>, 1) == 0;
   }
 
-  const Corrected<T> p;  // v, for topk's functions
+  const Corrected<T> p;  // v, in the form that the functions of topk take
   const T* const v;
   const std::size_t n;
   const TopkPlan plan;
@@ -75,7 +75,7 @@ struct Velocity {
   const int threads;
 };
 
-// The candidates among the elements start, start + stride, ...: copied to scratch. Returns how many.
+// Copies the candidates among the elements start, start + stride, ... to scratch. Returns their number.
 template <typename T>
 std::size_t strided_candidates(const Velocity<T>& velocity, std::size_t start, std::size_t stride) {
   const Modulo modulo(stride);
@@ -88,7 +88,7 @@ std::size_t strided_candidates(const Velocity<T>& velocity, std::size_t start, s
   return count;
 }
 
-// The magnitude that is number config.top in the sample.
+// The magnitude with rank config.top in the sample.
 template <typename T>
 Bits<T> sample_threshold(const Velocity<T>& velocity, const DgcConfig& config, Stream stream,
                          std::uint64_t* sample) {
@@ -115,7 +115,7 @@ Bits<T> sample_threshold(const Velocity<T>& velocity, const DgcConfig& config, S
   return static_cast<Bits<T>>(select(sample, count, config.top));
 }
 
-// The first `count` elements that reach the threshold, or the largest `count`.
+// The elements to send: the first `count` that reach the threshold, or the largest `count`.
 template <typename T>
 struct Choice {
   Bits<T> threshold;

@@ -1,24 +1,35 @@
-// dithering: each element rounded at random to one of a few levels, so that the mean is the element.
+// dithering: each element is rounded at random to one of a few levels, so that the expected value of D(payload) is p.
 //
-// With s levels, y = |x| / norm * s is between two whole numbers and becomes the upper one with the
-// probability that makes the mean y (linear), or |x| / norm * 2^(s - 1) does so between two of 0 and the
-// powers of two (natural). An element is then a symbol from 0 to s (0, 2^0, ..., 2^(s - 1) for natural) and
-// a sign, which is plus for symbol 0. The norm is max |x| or the l2 norm; that of doubles overflows where an
-// element is above 1e154, that of floats is at most the largest float.
+// With s = k levels and norm = max |p| or the l2 norm, an element x becomes a sign and a symbol q from 0 to s:
 //
-// A payload is little-endian: its length in bytes, itself included, and its Coding, both uint32; the norm as
-// one T; then
-//   fixed: for every 16 elements uint16 bit planes: signs, then the bits of the symbols, the lowest first;
-//   elias: for every stream_block elements a uint32, the number of bits of a segment; then the segments, each
-//     of whole bytes. A segment has, for each element whose symbol s is not 0, the distance from the one
-//     before it (or from the element before the segment) and s, both as in elias.h, with the sign between.
-//     With the option fixed_width there are none, neither made nor taken: a GPU has no use for them.
-// What is left of the capacity has no meaning. n must be below 2^30.
+//   linear    y = |x| / norm * s,          rounded to a whole number q.
+//             D = sign(x) norm q / s.
+//   natural   y = |x| / norm * 2^(s - 1),  rounded to 0 (q = 0) or a power of two 2^(q - 1).
+//             D = sign(x) norm 2^(q - s), or 0 if q = 0.
 //
-// Memory: the residual (n). Two passes, since the norm comes first: reads gradient twice, 8 bytes an element
-// of float. With feedback it reads gradient once, and residual twice, and writes residual twice, 20 bytes;
-// momentum adds 8, and 4 more without feedback. The second pass is bound by its arithmetic, half of which
-// makes the draws, one for each element.
+// y is rounded to one of its two neighbours, up with the probability that makes the expected value y. The sign of
+// symbol 0 is plus.
+//
+// linear: QSGD (Alistarh et al. 2017); natural: natural dithering (Horvath et al. 2019).
+//
+// Payload, little-endian:
+//   [its own length in bytes: uint32] [Coding: uint32] [norm: T] [symbols and signs]
+// Coding::fixed: for every 16 elements bit planes of uint16: the signs, then the bits of the symbols, the lowest first.
+// Coding::elias: for each block of stream_block elements a uint32, the number of bits of its code; then the codes of
+//   the blocks, each of whole bytes. For each element with q > 0, the code of a block has: its distance from the last
+//   such element (or from the element before the block), its sign, and q. Distance and q are Elias-delta codes
+//   (elias.h).
+// compress chooses the smaller of the two. With the option fixed_width it always writes Coding::fixed, and valid
+// refuses Coding::elias, because a GPU cannot decode Elias codes in parallel. The rest of the payload's memory is
+// undefined. n must be below 2^30.
+//
+// Memory: the residual (n elements).
+//
+// Bytes an element of float, two passes, because the norm comes first: reads the gradient twice, 8 bytes. With feedback
+// it reads the gradient once, and reads and writes the residual twice: 20 bytes. Momentum adds 8 bytes with feedback,
+// 12 without. The second pass is bound by its arithmetic. Half of that is for the draws, one for each element.
+//
+// The l2 norm of doubles overflows if an element is above 1e154. The l2 norm of floats is at most the largest float.
 #include "core/codec.h"
 #include "core/compressors/dithering_code.h"
 #include "core/compressors/dithering_levels.h"
@@ -29,7 +40,7 @@
 namespace gluon_gc {
 namespace {
 
-// Calls body(block, begin, end) for each stream_block elements, on up to `threads` threads.
+// Calls body(block, begin, end) for each block of stream_block elements, on up to `threads` threads.
 template <typename Body>
 void for_each_block(std::size_t n, int threads, Body body) {
   Blocks<stream_block>(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
@@ -39,8 +50,8 @@ void for_each_block(std::size_t n, int threads, Body body) {
   });
 }
 
-// The second sweep over elements [begin, end), a block: writes their planes, and their residual if there is
-// one. The payload has `known_planes` unless that is 0.
+// The second sweep, over the elements [begin, end) of a block: writes the bit planes, and the residual if there is one.
+// `known_planes` is the number of planes as a constant, or 0.
 template <std::size_t known_planes, typename T, bool natural>
 void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, natural>& quantiser,
               const Levels<T>& levels, const Stream* streams, std::size_t begin, std::size_t end,
@@ -71,7 +82,7 @@ void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, nat
     draws.draw(tile);
     if (end - begin == stream_block) {
       for (std::size_t segment = 0; segment < stream_lanes; ++segment) {
-        // In the next block. More segments are read at once than processors foresee.
+        // Prefetches from the next block. The CPU's prefetcher cannot follow all segments at once.
         corrected.prefetch(end + offset * stream_lanes + segment * lanes);
         quantise_group(segment, begin + segment * stream_segment + offset, All{});
       }
@@ -84,7 +95,7 @@ void quantise(const Corrected<T>& corrected, T* residual, const Quantiser<T, nat
   }
 }
 
-// Returns the length of the payload.
+// Writes the symbols and signs. Returns the length of the payload.
 template <bool natural, typename T>
 std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, const DitheringConfig& config,
                           const Workspace& workspace, const Payload<T, std::uint8_t>& payload,
@@ -106,8 +117,8 @@ std::size_t compress_body(const Corrected<T>& corrected, T* residual, T norm, co
   return config.fixed_width ? fixed_bytes : choose_coding(payload, workspace, fixed_bytes);
 }
 
-// out = D(payload) for elements [begin, end), a block, or with `add` out += D(payload). The payload has
-// `known_planes` unless that is 0.
+// Decodes bit planes: out = D(payload) for the elements [begin, end) of a block; with `add`, out += D(payload).
+// `known_planes` is the number of planes as a constant, or 0.
 template <std::size_t known_planes, bool add, typename T>
 void decode_planes(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t begin,
                    std::size_t end, T* out) {
@@ -125,6 +136,7 @@ void decode_planes(const Payload<T, const std::uint8_t>& payload, const Levels<T
   });
 }
 
+// The same for a block in either coding.
 template <bool add, typename T>
 void decode_block(const Payload<T, const std::uint8_t>& payload, const Levels<T>& levels, std::size_t block,
                   std::size_t begin, std::size_t end, T* out) {
@@ -161,7 +173,7 @@ struct Dithering : KeepsResidual {
         config{static_cast<std::uint32_t>(options.count("k")),
                plane_count(static_cast<std::uint32_t>(options.count("k"))), options.is("partition", "natural"),
                options.is("normalize", "l2"), options.flag("fixed_width")} {
-    // The symbols of natural fit into a table; y of linear has a bit after the point in float.
+    // natural: the symbols fit into a table. linear: as a float, y has at least one fractional bit.
     const std::size_t levels = options.count("k"), most = config.natural ? 31 : (1 << 23) - 1;
     if (levels < 1 || levels > most) refuse("k must be a whole number from 1 to %zu, got %zu", most, levels);
     if (n >= 1u << 30) refuse("dithering takes fewer than 2^30 elements, got %zu", n);
@@ -185,7 +197,7 @@ struct Dithering : KeepsResidual {
     const Corrected<T> corrected(call.gradient, call.gradient_scale, state);
     const Payload<T, std::uint8_t> to(call.payload, n, config);
     const std::size_t fixed_bytes = dithering_capacity<T>(n, config.planes);
-    std::memset(to.begin + fixed_bytes - 2, 0, 2);  // which may be there to make a multiple of 4
+    std::memset(to.begin + fixed_bytes - 2, 0, 2);  // perhaps padding to a multiple of 4
     const auto compress_p = config.natural ? compress_body<true, T> : compress_body<false, T>;
     const std::size_t bytes = compress_p(corrected, state.residual, norm, config, workspace, to, call.threads);
     write(to.begin, static_cast<std::uint32_t>(bytes));
@@ -204,7 +216,7 @@ struct Dithering : KeepsResidual {
     return is_finite(read<T>(payload + norm_at));
   }
 
-  // Decodes an Elias code.
+  // Decodes an Elias code to check it.
   template <typename T>
   bool valid(const std::uint8_t* payload, std::size_t capacity) const {
     const Payload<T, const std::uint8_t> from(payload, n, config);

@@ -1,4 +1,4 @@
-// The Elias coding of dithering's symbols. For kernel sources only (see isa.h).
+// The Elias coding of the symbols and signs of dithering (see dithering.cpp). For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/elias.h"
@@ -7,10 +7,10 @@
 namespace gluon_gc {
 namespace {
 
-// The value of an element is its symbol and, as the lowest bit, whether it is negative.
+// The value of an element is 2 * symbol + (1 if the element is negative). Its code is the sign, then the symbol.
 constexpr Code code_of_value(std::uint32_t value) { return join({value & 1, 1}, elias_delta(value >> 1)); }
 
-// The first codes of a kind, which are most of them.
+// A table of the codes of small numbers, which are most of them.
 template <std::uint32_t least, std::uint32_t count, Code (*code)(std::uint32_t)>
 struct CodeTable {
   constexpr CodeTable() : codes{} {
@@ -23,6 +23,7 @@ struct CodeTable {
 constexpr CodeTable<1, 128, elias_delta> distance_codes;
 constexpr CodeTable<2, 64, code_of_value> value_codes;
 
+// Bit plane `index` of a group of 16 elements.
 inline std::uint32_t plane(const std::uint8_t* group, std::size_t index) {
   std::uint16_t bits;
   std::memcpy(&bits, group + 2 * index, sizeof(bits));
@@ -32,7 +33,7 @@ inline std::uint32_t plane(const std::uint8_t* group, std::size_t index) {
 constexpr std::size_t chunk_elements = 64;
 constexpr std::size_t most_planes = 24;
 
-// Codes `count` elements from their planes, `planes` of them for each sixteen. Returns the number of bits.
+// Encodes `count` elements from their bit planes. Returns the number of bits.
 inline std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::size_t count, std::uint8_t* to) {
   BitWriter writer(to);
   std::size_t next = 0;  // the element after the last one that was coded
@@ -58,20 +59,20 @@ inline std::size_t encode(const std::uint8_t* groups, std::size_t planes, std::s
   return writer.bits();
 }
 
-// The codes of four elements of three planes, but for the distance of the first that is not 0.
+// The code of four elements with three planes, without the distance of the first element that is not 0.
 struct Window {
   static constexpr int size = 4, planes = 3;
 
   std::uint32_t bits;
   std::uint8_t length;
-  std::uint8_t first, end;  // the first that is not 0, and the place behind the last
+  std::uint8_t first, end;  // the first element that is not 0, and the place after the last one
 };
 
-// By four bits of each plane.
+// All windows, by four bits of each plane.
 struct Windows {
   static constexpr std::size_t count = 1 << Window::planes * Window::size;
 
-  constexpr Windows() : of{} {
+  constexpr Windows() : table{} {
     for (std::uint32_t index = 0; index < count; ++index) {
       Code codes = {0, 0};
       int first = 0, end = 0;
@@ -86,16 +87,16 @@ struct Windows {
         codes = join(codes, value_codes(value));
         end = i + 1;
       }
-      of[index] = {static_cast<std::uint32_t>(codes.bits), static_cast<std::uint8_t>(codes.length),
-                   static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(end)};
+      table[index] = {static_cast<std::uint32_t>(codes.bits), static_cast<std::uint8_t>(codes.length),
+                      static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(end)};
     }
   }
 
-  Window of[count];
+  Window table[count];
 };
 constexpr Windows windows;
 
-// The same for three planes, four elements at a time.
+// The same for three planes, by windows of four elements.
 inline std::size_t encode_three_planes(const std::uint8_t* groups, std::size_t count, std::uint8_t* to) {
   constexpr std::uint64_t first_of_four = 0x1111111111111111;
   BitWriter writer(to);
@@ -108,10 +109,11 @@ inline std::size_t encode_three_planes(const std::uint8_t* groups, std::size_t c
       high |= std::uint64_t{plane(groups, 2)} << part;
       groups += 2 * Window::planes;
     }
-    const std::uint64_t nonzero = low | high, of_two = nonzero | nonzero >> 1;
-    for (std::uint64_t left = (of_two | of_two >> 2) & first_of_four; left != 0; left &= left - 1) {
+    const std::uint64_t nonzero = low | high, pairs = nonzero | nonzero >> 1;
+    for (std::uint64_t left = (pairs | pairs >> 2) & first_of_four; left != 0; left &= left - 1) {
       const int place = __builtin_ctzll(left);
-      const Window& window = windows.of[(signs >> place & 15) | (low >> place & 15) << 4 | (high >> place & 15) << 8];
+      const std::uint64_t index = (signs >> place & 15) | (low >> place & 15) << 4 | (high >> place & 15) << 8;
+      const Window& window = windows.table[index];
       const std::size_t four = begin + static_cast<std::size_t>(place);
       const Code distance = distance_codes(static_cast<std::uint32_t>(four + window.first + 1 - next));
       writer.put(join(distance, {window.bits, window.length}));
@@ -121,18 +123,19 @@ inline std::size_t encode_three_planes(const std::uint8_t* groups, std::size_t c
   return writer.bits();
 }
 
-// One or two elements that short codes are of; a second one that is not there is at distance 0 and has value
-// 0.
+// The one or two elements that the next Lookup::bits bits encode. If there is no second one, its distance and value
+// are 0.
 struct Entry {
-  std::uint8_t length;  // of the codes; 0 if the first is longer than what is looked up
+  std::uint8_t length;  // bits of the codes; 0: the code of the first element is too long
   std::uint8_t distance[2], value[2];
 };
 
 struct Element {
   std::uint32_t distance, value;
-  unsigned length;  // 0 if it is no code
+  unsigned length;  // bits of the code; 0: the code is malformed
 };
 
+// Decodes the element at the start of `bits`.
 constexpr Element element_at(std::uint64_t bits) {
   const Number distance = from_elias_delta(bits);
   const Number symbol = from_elias_delta(bits >> (distance.length + 1));
@@ -161,12 +164,12 @@ struct Lookup {
 };
 constexpr Lookup lookup;
 
-// Calls each(element, value) for what `bits` bits code, in order, and here and there again with the last
-// element and a value of 0. Returns whether they are whole codes.
+// Decodes `bits` bits: calls each(element, value) for each encoded element, in order. It may also repeat the last
+// element, with the value 0. Returns whether the bits are well-formed and end with a whole code.
 template <typename Each>
 inline bool decode(const BitReader& reader, std::size_t bits, Each each) {
   constexpr std::size_t window = 64;
-  constexpr int lookups = 4;  // in what a read is sure to give
+  constexpr int lookups = 4;  // that the 57 bits of a read are enough for
   std::size_t last = static_cast<std::size_t>(-1), position = 0;
   while (position < bits) {
     if (position + window <= bits) {
@@ -193,7 +196,7 @@ inline bool decode(const BitReader& reader, std::size_t bits, Each each) {
   return true;
 }
 
-// Whether `bits` bits code some of `count` elements, in symbols up to `most`.
+// Whether `bits` bits are a well-formed code of elements below `count`, with symbols up to `most`.
 inline bool is_code(const BitReader& reader, std::size_t bits, std::size_t count, std::uint32_t most) {
   std::size_t last = 0;
   std::uint32_t largest = 0;

@@ -1,5 +1,5 @@
-// The payload of dithering, which dithering.cpp describes, its levels, and how an element is rounded to one. For kernel
-// sources only (see isa.h), of host and device.
+// The payload of dithering (see dithering.cpp), its levels, and the rounding of one element. For kernel sources only
+// (see isa.h), of host and device.
 #pragma once
 
 #include "core/host_device.h"
@@ -8,10 +8,10 @@ namespace gluon_gc {
 
 struct DitheringConfig {
   uint32 levels;
-  int planes;        // of a payload: the signs, and the bits of the symbols
-  bool natural;
-  bool l2;
-  bool fixed_width;  // never Elias coding, even if that is smaller
+  int planes;        // bit planes of a payload: the signs and the bits of the symbols
+  bool natural;      // else linear
+  bool l2;           // norm: l2, else max |p|
+  bool fixed_width;  // no Elias coding, even if it is smaller
 };
 
 namespace {
@@ -22,15 +22,15 @@ constexpr int plane_count(uint32 levels) {
   return planes;
 }
 
-constexpr Size plane_group = 16;  // elements that have a bit each in a plane
+constexpr Size plane_group = 16;  // elements in a group, one bit each in a plane
 constexpr Size norm_at = 2 * sizeof(uint32);
 template <typename T>
 constexpr Size dithering_header_bytes = norm_at + sizeof(T);
 
-// The bytes of the planes of some groups.
+// The size in bytes of the bit planes of `groups` groups.
 constexpr Size planes_bytes(Size groups, Size planes) { return groups * planes * sizeof(uint16); }
 
-// Where the planes of a group are.
+// The offset of the bit planes of a group in a payload.
 template <typename T>
 constexpr Size planes_at(Size group, Size planes) {
   return dithering_header_bytes<T> + planes_bytes(group, planes);
@@ -38,13 +38,14 @@ constexpr Size planes_at(Size group, Size planes) {
 
 constexpr Size plane_groups(Size n) { return n / plane_group + (n % plane_group != 0); }
 
-// The length of a payload in fixed width, which no payload exceeds; a multiple of 4.
+// The length of a payload in fixed width, a multiple of 4. No payload is longer.
 template <typename T>
 constexpr Size dithering_capacity(Size n, Size planes) {
   return (planes_at<T>(plane_groups(n), planes) + 3) / 4 * 4;
 }
 
-// What a symbol decodes to: a share of the norm, so that nothing overflows and the largest is the norm itself.
+// The level that a symbol decodes to. It is a share of the norm, so it cannot overflow, and the highest level is the
+// norm itself.
 template <typename T>
 GLUON_GC_HOST_DEVICE T level_of(uint32 symbol, T norm, const DitheringConfig& config) {
   if (symbol == 0) return 0;
@@ -54,11 +55,11 @@ GLUON_GC_HOST_DEVICE T level_of(uint32 symbol, T norm, const DitheringConfig& co
   return share * norm;
 }
 
-// The fractional bits of an element's position between two symbols.
+// The number of fractional bits in the position of an element between two symbols (Quantiser).
 constexpr int fraction_bits_of(const DitheringConfig& config) { return 32 - config.planes; }
 
-// The scale that takes magnitudes, in multiples of a unit, to places from 0 to `top`. The unit keeps the scale normal
-// if the norm is extreme.
+// y = |x| * unit * scale, from 0 to `top`. For linear, y is in units of 2^-fraction_bits. `unit` is 1, or a power of
+// two that keeps `scale` a normal number if the norm is very large or very small.
 template <typename T>
 struct PlaceScale {
   GLUON_GC_HOST_DEVICE PlaceScale(T norm, const DitheringConfig& config) {
@@ -73,7 +74,7 @@ struct PlaceScale {
   T top, unit, scale;
 };
 
-// The symbol of an element at y, where all bits of the draw decide.
+// The symbol of an element with this y (PlaceScale), from all 64 bits of the draw.
 template <typename T>
 GLUON_GC_HOST_DEVICE int exact_symbol(T y, uint64 draw, bool natural, int fraction_bits) {
   int whole = 0;

@@ -1,4 +1,4 @@
-// How dithering rounds to levels, and what they stand for. For kernel sources only (see isa.h).
+// The rounding of dithering, and its levels, for sixteen elements at a time. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/dithering_format.h"
@@ -8,7 +8,7 @@
 namespace gluon_gc {
 namespace {
 
-// What symbols decode to.
+// The levels that symbols decode to.
 template <typename T>
 struct Levels {
   Levels(T norm, const DitheringConfig& config)
@@ -22,7 +22,7 @@ struct Levels {
 
   T level(std::uint32_t symbol) const { return level_of(symbol, norm, config); }
 
-  // Where it is called often enough, GCC 12 would make it a function, and pass vectors over the stack.
+  // Always inlined, because GCC 12 would otherwise make it a function, and pass vectors on the stack.
   [[gnu::always_inline]] Vec<T> operator()(const Ints& symbols) const {
     if (tabulated) return look_up(table, symbols);
     const Vec<T> share = convert<T>(symbols) / broadcast(static_cast<T>(config.levels));
@@ -33,15 +33,18 @@ struct Levels {
   const DitheringConfig config;
   const bool tabulated;
   T table[table_size];
-  T signed_table[2 * table_size];  // negated at odd places
+  T signed_table[2 * table_size];  // by 2 * symbol + sign
 };
 
 // Rounds sixteen elements at random to symbols.
 //
-// The place of an element between symbols is a fixed-point number; subtracting the draw and then rounding up
-// gives the upper symbol just if the draw is below the fraction. For natural, that place is the logarithm,
-// taken as linear between powers of two. Only the highest bits of both are subtracted: where they are equal,
-// all are compared.
+// The position of an element between symbols is a fixed-point number with fraction_bits fractional bits:
+//
+//   symbol = ceil(position - u), u = draw / 2^64
+//
+// This rounds up if u is less than the fraction of the position. The position of natural is a logarithm that is linear
+// between powers of two. Only the highest fraction_bits bits of the draw are subtracted. If they are equal to the
+// fraction, `decide` compares all 64 bits.
 template <typename T, bool natural>
 struct Quantiser {
   Quantiser(T norm, const DitheringConfig& config)
@@ -58,8 +61,8 @@ struct Quantiser {
         scale(broadcast(places.scale)),
         top(broadcast(places.top)) {}
 
-  // The symbols in the bits from fraction_bits on. `upper` has the upper halves of sixteen draws; draw(i)
-  // gives one of them whole.
+  // Returns fixed-point numbers whose integer part is the symbol. `upper` has the upper 32 bits of sixteen draws;
+  // draw(i) returns all 64 bits of draw i.
   template <typename Draw>
   Ints operator()(const Vec<T>& p, const Ints& upper, Draw draw) const {
     const Vec<T> y = lesser_magnitude((__builtin_expect(extreme, 0) ? p * unit : p) * scale, top);
@@ -75,6 +78,7 @@ struct Quantiser {
     return truncate(below_one) + linear_log2(y, fraction_bits);
   }
 
+  // Rounds the lanes in `undecided` again, with all bits of their draws.
   template <typename Draw>
   __attribute__((noinline)) Ints decide(std::uint32_t undecided, Ints sum, Vec<T> y, Draw draw) const {
     std::int32_t rounded[lanes];
@@ -89,10 +93,10 @@ struct Quantiser {
   }
 
   const int fraction_bits;
-  const Ints fraction, whole;  // the bits after and before the point
+  const Ints fraction, whole;  // masks of the fractional and the integer bits
   const Vec<T> one, place_of_one;
   const bool extreme;
-  const Vec<T> unit, scale, top;  // PlaceScale's
+  const Vec<T> unit, scale, top;  // of PlaceScale
 };
 
 }  // namespace

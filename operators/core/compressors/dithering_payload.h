@@ -1,4 +1,4 @@
-// Where things are in a payload of dithering and in the memory of a call. For kernel sources only (see isa.h).
+// The layout of a payload of dithering and of the workspace. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/bytes.h"
@@ -11,14 +11,14 @@ namespace {
 
 enum class Coding : std::uint32_t { fixed, elias };
 
-// Room in bytes for the Elias code of a block: the worst are elements without a 0 among them.
+// The largest size in bytes of the Elias code of a block. The code is longest if no symbol is 0.
 inline std::size_t dithering_scratch_bytes(const DitheringConfig& config) {
   return config.fixed_width ? 0 : stream_block * 2 * config.planes / 8 + 8;
 }
 
 inline std::size_t dithering_blocks(std::size_t n) { return n / stream_block + (n % stream_block != 0); }
 
-// Uninitialised memory.
+// The workspace of a call; uninitialised.
 struct Workspace {
   Workspace(void* memory, std::size_t n, const DitheringConfig& config)
       : streams(static_cast<Stream*>(memory)),
@@ -28,18 +28,18 @@ struct Workspace {
         scratch_bytes(dithering_scratch_bytes(config)) {}
 
   static std::size_t bytes(std::size_t n, const DitheringConfig& config) {
-    const std::size_t of_block = sizeof(std::uint32_t) + dithering_scratch_bytes(config);
-    return stream_states(n) * sizeof(Stream) + sums_bytes(n) + dithering_blocks(n) * of_block;
+    const std::size_t block_bytes = sizeof(std::uint32_t) + dithering_scratch_bytes(config);
+    return stream_states(n) * sizeof(Stream) + sums_bytes(n) + dithering_blocks(n) * block_bytes;
   }
 
-  Stream* const streams;           // where each segment's draws begin
-  double* const sums;              // of the norm
-  std::uint32_t* const code_bits;  // of each block
-  std::uint8_t* const scratch;     // scratch_bytes for each block
+  Stream* const streams;           // the state at the start of each segment
+  double* const sums;              // scratch memory of the norm
+  std::uint32_t* const code_bits;  // the length in bits of each block's code
+  std::uint8_t* const scratch;     // the code of each block, scratch_bytes apart
   const std::size_t scratch_bytes;
 };
 
-// Where things are in a payload. `Byte` is const or not.
+// The parts of a payload. `Byte` is std::uint8_t, const or not.
 template <typename T, typename Byte>
 struct Payload {
   Payload(Byte* begin, std::size_t n, const DitheringConfig& config)
@@ -52,7 +52,7 @@ struct Payload {
   Coding coding() const { return read<Coding>(begin + sizeof(std::uint32_t)); }
   T norm() const { return read<T>(begin + norm_at); }
 
-  // The planes of the sixteen elements from i.
+  // The bit planes of the sixteen elements from i.
   Byte* group(std::size_t i) const { return body + planes_bytes(i / plane_group, planes); }
 
   Byte* code_bits(std::size_t block) const { return body + block * sizeof(std::uint32_t); }
@@ -64,7 +64,7 @@ struct Payload {
 
 inline std::size_t whole_bytes(std::size_t bits) { return (bits + 7) / 8; }
 
-// Replaces planes by codes if that is shorter. Returns the length of the payload.
+// Replaces the bit planes by the Elias codes if these are shorter. Returns the length of the payload.
 template <typename T>
 std::size_t choose_coding(const Payload<T, std::uint8_t>& payload, const Workspace& workspace,
                           std::size_t fixed_bytes) {

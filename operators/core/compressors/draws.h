@@ -1,4 +1,4 @@
-// Elements drawn at random. For kernel sources only (see isa.h).
+// Draws of random elements. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 namespace gluon_gc {
 namespace {
 
-// Calls visit(i, index) for those of k draws from n elements that hit [first, last), and fetch(index) well
-// before.
+// Draws k of n elements. Calls visit(i, index) for each draw i whose index is in [first, last), and before that
+// fetch(index), which can prefetch.
 template <typename Fetch, typename Visit>
 void for_each_draw(Stream stream, std::size_t n, std::size_t k, std::size_t first, std::size_t last,
                    Fetch fetch, Visit visit) {

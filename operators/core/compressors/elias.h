@@ -1,7 +1,7 @@
-// Elias-delta codes, and bits in memory. For kernel sources only (see isa.h).
+// Elias-delta codes, and reading and writing bits in memory. For kernel sources only (see isa.h).
 //
-// The code of a whole number x >= 1, the lowest bit first: with l = floor(log2 x) and z = floor(log2(l + 1)),
-// z zeros, a one, the low z bits of l + 1, and the low l bits of x.
+// The code of a whole number x >= 1, from the lowest bit on, with l = floor(log2 x) and z = floor(log2(l + 1)):
+//   [z zeros] [1] [the low z bits of l + 1] [the low l bits of x]
 #pragma once
 
 #include <cstddef>
@@ -23,29 +23,29 @@ struct Code {
 
 constexpr Code elias_delta(std::uint32_t x) {
   const unsigned l = floor_log2(x), z = floor_log2(l + 1);
-  const std::uint64_t of_length = std::uint64_t{1} << z | low_bits(l + 1, z) << (z + 1);
-  return {of_length | low_bits(x, l) << (2 * z + 1), 2 * z + 1 + l};
+  const std::uint64_t length_code = std::uint64_t{1} << z | low_bits(l + 1, z) << (z + 1);
+  return {length_code | low_bits(x, l) << (2 * z + 1), 2 * z + 1 + l};
 }
 
 constexpr Code join(const Code& first, const Code& second) {
   return {first.bits | second.bits << first.length, first.length + second.length};
 }
 
-// What a code at the start of `bits` is of. A wrong code may say more than 32 bits, and is then of 0.
+// A decoded number and the length of its code in bits. Both are 0 for a malformed code: its number exceeds 32 bits.
 struct Number {
   std::uint32_t x;
   unsigned length;
 };
 
 constexpr Number from_elias_delta(std::uint64_t bits) {
-  constexpr unsigned longest = 5;  // zeros, of 32-bit numbers
+  constexpr unsigned longest = 5;  // most zeros in the code of a 32-bit number
   const auto z = static_cast<unsigned>(__builtin_ctzll(bits | std::uint64_t{1} << longest));
   const auto l = static_cast<unsigned>(std::uint64_t{1} << z | low_bits(bits >> (z + 1), z)) - 1;
   if (l >= 32) return {0, 0};
   return {static_cast<std::uint32_t>(std::uint64_t{1} << l | low_bits(bits >> (2 * z + 1), l)), 2 * z + 1 + l};
 }
 
-// Appends up to 56 bits at a time. Writes up to eight bytes past them.
+// Appends codes of up to 56 bits. May write up to eight bytes past the end of the code.
 struct BitWriter {
   explicit BitWriter(std::uint8_t* begin) : begin(begin), at(begin) {}
 
@@ -63,10 +63,10 @@ struct BitWriter {
   std::uint8_t* const begin;
   std::uint8_t* at;
   std::uint64_t pending = 0;
-  unsigned count = 0;  // bits of pending, less than 8 between calls
+  unsigned count = 0;  // bits in pending; fewer than 8 between calls
 };
 
-// Reads bits from `position` on, at least 57 of them; there are zeros behind the last byte.
+// Returns at least 57 bits from `position` on. There are zeros after the last byte.
 struct BitReader {
   std::uint64_t operator()(std::size_t position) const {
     const std::uint8_t* const at = begin + position / 8;
@@ -79,7 +79,7 @@ struct BitReader {
     return bits >> position % 8;
   }
 
-  // Where there are 64 bits.
+  // The same, if at least 64 bits are left.
   std::uint64_t whole(std::size_t position) const {
     std::uint64_t bits;
     std::memcpy(&bits, begin + position / 8, sizeof(bits));

@@ -1,5 +1,4 @@
-// The indices of a sparse payload: uint32 in ascending order, at any address. For kernel sources only (see
-// isa.h).
+// The indices in a sparse payload: ascending uint32, unaligned. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/bytes.h"
@@ -13,7 +12,7 @@ struct Indices {
     return read<std::uint32_t>(begin + i * sizeof(std::uint32_t));
   }
 
-  // Whether they ascend and are below n.
+  // Whether the indices ascend and are below n.
   bool valid(std::size_t n) const {
     std::uint64_t least = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -24,7 +23,7 @@ struct Indices {
     return true;
   }
 
-  // Sets their elements of an array of n to 0.
+  // Sets the elements with these indices to 0, in an array of n elements.
   template <typename T>
   void clear(T* array, std::size_t n, int threads) const {
     const Indices index = *this;

@@ -1,4 +1,4 @@
-// The norms of p, in the sweep that makes it by momentum and feedback. For kernel sources only (see isa.h).
+// Norms of p, in the same sweep as momentum and feedback. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/correction.h"
@@ -9,7 +9,7 @@
 namespace gluon_gc {
 namespace {
 
-// The largest magnitude, by its bits, so that a NaN is larger than infinity.
+// The largest magnitude. Magnitudes are compared by their bits, so NaN is larger than infinity.
 template <typename T>
 struct Largest {
   void add(const Vec<T>& v) {
@@ -62,10 +62,10 @@ struct Largest<float> {
 
 #endif
 
-// b if it is larger or a NaN.
+// The larger of a and b; NaN is larger than all numbers.
 inline double larger(double a, double b) { return a >= b || a != a ? a : b; }
 
-// p of sixteen elements, which is stored in the residual if there is one.
+// p of sixteen elements. Stores p in the residual if there is feedback.
 template <typename T, typename Correct, typename Lanes>
 Vec<T> corrected_at(const Correct& correct, T* residual, std::size_t i, Lanes present) {
   const Vec<T> p = correct(i, present);
@@ -73,7 +73,7 @@ Vec<T> corrected_at(const Correct& correct, T* residual, std::size_t i, Lanes pr
   return keep(p, present);
 }
 
-// Updates momentum, stores p in the residual if there is one, and returns the largest |p|.
+// Updates momentum, stores p in the residual if there is feedback, and returns the largest |p|.
 template <typename T, typename Correct>
 T largest_magnitude(const Correct& correct, std::size_t n, T* residual, int threads) {
   const Blocks<16384> blocks(n);
@@ -91,7 +91,8 @@ T largest_magnitude(const Correct& correct, std::size_t n, T* residual, int thre
   return static_cast<T>(most);
 }
 
-// The same for the l2 norm, at most the largest T if p is finite; `sums` has room for sums_bytes(n).
+// The same for the l2 norm, which is at most the largest T if the sum of squares is finite. `sums` is scratch memory of
+// sums_bytes(n).
 template <typename T, typename Correct>
 T l2_norm(const Correct& correct, std::size_t n, T* residual, double* sums, int threads) {
   return norm_of_squares<T>(sum_over<Squares<T>>(n, sums, threads, [=](auto& sum, std::size_t i, auto present) {

@@ -1,14 +1,21 @@
 // onebit: the sign of each element and one scale.
 //
-// A payload of n elements is ceil(n / 32) little-endian uint32 words, bit i % 32 of word i / 32 set where
-// element i is negative (0, -0.0 and NaN are not) and unused bits zero, then the scale as one T: the mean of
-// |p| with scaling (0 if n is 0), else 1.
+//   D(payload)[i] = -scale if p[i] < 0, else +scale;   scale = sum |p| / n with the option scaling, else 1
 //
-// Memory: p of the last call (n) and the scale that it decodes with (1). The residual is e = p - D(p), formed
-// when it is needed, so that one sweep does it all; a residual to start from is p = e with scale 0.
+// With scaling and error feedback this is EF-SignSGD (Karimireddy et al. 2019), and with momentum on the workers and
+// feedback on the aggregator too, dist-EF-SGDM (Zheng et al. 2019). Without them it is signSGD (Bernstein et al. 2018).
+// Error feedback for one bit an element is from 1-bit SGD (Seide et al. 2014).
 //
-// Bytes an element of float: compress reads 4, with feedback 8 and with momentum 8 more, and writes 1/8, and 4
-// more for each of the two; decompress reads 1/8 a payload and writes 4. One pass each.
+// Payload, little-endian:
+//   [signs: ceil(n / 32) words, uint32] [scale: T]
+// Bit i % 32 of word i / 32 is set if element i is negative. It is clear for 0, -0.0 and NaN. Unused bits are clear.
+// The scale is 0 if n is 0.
+//
+// Memory: p of the last call (n elements) and its scale (1 element). The residual e = p - D(payload) is computed when
+// the next call reads it, so that one sweep is enough. restore stores p = e and scale = 0.
+//
+// Bytes an element of float, one pass: compress reads 4 and writes 1/8. Error feedback and momentum each read 4 and
+// write 4 more. decompress reads 1/8 for each payload and writes 4.
 #include "core/bytes.h"
 #include "core/codec.h"
 #include "core/compressors/onebit_format.h"
@@ -40,7 +47,7 @@ void write_scale(void* payload, std::size_t n, T scale) {
   write(static_cast<char*>(payload) + scale_at(n), scale);
 }
 
-// The two values that a sign decodes to.
+// Decodes sixteen signs to +scale or -scale.
 template <typename T>
 struct Decoder {
   explicit Decoder(T scale) : plus(broadcast(scale)), minus(broadcast(-scale)) {}
@@ -48,13 +55,13 @@ struct Decoder {
   Vec<T> plus, minus;
 };
 
-// e = p - D(p). A p that feedback made is never -0.0, so its sign bit says what D chose.
+// e = p - D(payload). The sign bit of p is the sign in the payload, because p with feedback is never -0.0.
 template <typename T>
 Vec<T> residual_of(const Vec<T>& p, const Vec<T>& scale) {
   return p - with_sign_of(p, scale);
 }
 
-// The residual of the p that was kept.
+// The residual, computed from p and the scale of the last call.
 template <typename T>
 struct LazyResidual {
   explicit operator bool() const { return corrected != nullptr; }
@@ -69,8 +76,7 @@ struct LazyResidual {
   Vec<T> scale;
 };
 
-// Writes the words of the payload and, with feedback, the p that they stand for. Returns the sum of |p|, which
-// is not finite if an element is not.
+// Writes the signs and, with feedback, stores p. Returns the sum of |p|, which is not finite if an element is not.
 template <typename T, typename Correct>
 double compress_words(const Correct& correct, std::size_t n, T* corrected, void* payload, double* sums,
                       int threads) {
@@ -87,7 +93,7 @@ double compress_words(const Correct& correct, std::size_t n, T* corrected, void*
   });
 }
 
-// Calls step(word index, part of the word, first element, lanes) for every sixteen elements.
+// Calls step(word, part, i, present) for every sixteen elements: from element i, in half `part` of a word.
 template <typename Step>
 void for_each_part(std::size_t n, int threads, Step step) {
   ElementBlocks(n).run(threads, [=](std::size_t, std::size_t begin, std::size_t end) {
@@ -155,7 +161,7 @@ struct Onebit {
     });
   }
 
-  // What has less to do than a sum.
+  // Decodes one payload, without the loop over payloads.
   template <bool add, typename T>
   void decompress_one(const Decoding<T>& call) const {
     const Decoder<T> decode(read_scale<T>(call.payloads, n));

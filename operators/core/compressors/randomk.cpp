@@ -1,13 +1,16 @@
-// randomk: k elements drawn at random, the same ones by everybody who draws from the same stream.
+// randomk: k elements, drawn at random. All workers and servers draw the same elements from the same stream.
 //
-// A payload is an array of k values of T, no indices: value i is that of the element which draw i is modulo n.
-// An element that is drawn twice is in it twice, with the same value, and counts once where it is decoded; so
-// the payload of a sum is the sum of the payloads. Without feedback the values are multiplied by n / k, unless
-// the option scaling is off.
+//   payload[j] = p[draw j mod n] * factor, for j < k;  factor = n / k, or 1 with feedback or with scaling off
+//   D(payload)[i] = payload[j] if draw j mod n = i for some j, else 0
 //
-// Memory: the residual (n). Without momentum and feedback only the elements that are sent are looked at, also
-// for what is not finite. With them it reads gradient, 4 bytes an element of float, and reads and writes 8 for
-// each of the two, one pass; then the k elements.
+// Stich et al. 2018 (Sparsified SGD with Memory).
+//
+// Payload, little-endian: k values of T, and no indices. An element that is drawn twice is in it twice, with the same
+// value, and counts once in decoding. So payloads can be added element by element: D(a + b) = D(a) + D(b).
+//
+// Memory: the residual (n elements). Without momentum and feedback, only the k elements are read, and only they are
+// checked for NaN and infinity. Otherwise, bytes an element of float, one pass: reads 4; momentum and feedback each
+// read 4 and write 4 more. Then the k elements are read.
 #include "core/bytes.h"
 #include "core/codec.h"
 #include "core/compressors/draws.h"
@@ -22,7 +25,8 @@ namespace {
 constexpr std::size_t group_elements = 64;
 using ElementBlocks = Blocks<16384>;
 
-// Updates momentum and residual (to p) in [begin, end). Returns 0, or NaN if a p is not finite.
+// Updates momentum and stores p in the residual, for elements [begin, end). Returns 0, or NaN if an element of p is NaN
+// or infinite.
 template <typename T, typename Correct>
 T correct_range(const Correct& correct, std::size_t begin, std::size_t end, T* residual) {
   Vec<T> checks = broadcast(T{0});
@@ -75,7 +79,7 @@ struct Randomk : KeepsResidual {
       });
       checks[part] = check;
       if (!state.residual) return;
-      // Only now, so that an element that is drawn again is sent again.
+      // Cleared only now, so that an element that is drawn twice is sent twice with the same value.
       for_each_draw(call.stream, n, k, begin, end, fetch,
                     [=](std::size_t, std::size_t index) { state.residual[index] = 0; });
     });
@@ -110,6 +114,7 @@ struct Randomk : KeepsResidual {
     }
   }
 
+  // out = D(payload 0)
   template <typename T>
   void put(const Decoding<T>& call) const {
     ElementBlocks(n).run_parts(call.threads, [=, &call](std::size_t, std::size_t begin, std::size_t end) {
@@ -122,7 +127,7 @@ struct Randomk : KeepsResidual {
     });
   }
 
-  // All sums are formed before any is written, so that those of an element that is drawn twice are the same.
+  // out += D(payload). Computes all sums before it writes one, so that an element that is drawn twice is added once.
   template <typename T>
   void add(const Decoding<T>& call, const std::uint8_t* payload, T* sums) const {
     T* const out = call.out;

@@ -1,13 +1,22 @@
-// topk: the k elements that are largest in magnitude, exactly; among equals those of the lowest indices.
+// topk: the k elements with the largest magnitude, exactly. Among equal magnitudes the lowest indices win.
 //
-// A payload of k of n elements is k little-endian uint32 indices in ascending order, then their k values of T.
+//   D(payload)[i] = p[i] if i is one of these k indices, else 0
+//
+// Aji and Heafield 2017 and Lin et al. 2018 (DGC) select elements by a sampled threshold. This selection is exact.
+//
+// Payload, little-endian:
+//   [indices, ascending: k uint32] [values: k T]
 // n must be below 2^32. A NaN counts as larger than infinity.
 //
-// Memory: the residual (n). Reads gradient, 4 bytes an element of float, and reads and writes 8 for each of
-// momentum and residual, one pass. Sample, candidates and selection come on top, some 20 us for k = 1,000, and
-// bound the speed where the pass is short. Values of which a sample tells too little (more equal ones than
-// there is room for, large ones in just the places where it looks) take two more passes over p, at worst one
-// for each bit of T.
+// Memory: the residual (n elements).
+//
+// The search: a small sample of p gives a threshold that slightly more than k elements reach. One sweep collects these
+// candidates, and the k largest of them are sent.
+//
+// Bytes an element of float, one pass: reads 4; momentum and residual each read 4 and write 4 more. The sample and the
+// selection take about 20 us for k = 1,000, which bounds the speed for short tensors. The sample misleads if too many
+// elements are equal, or if the large elements are just where it looks. Then the search needs two more passes over p,
+// at worst one for each bit of T.
 #include "core/codec.h"
 #include "core/compressors/indices.h"
 #include "core/compressors/topk_send.h"
@@ -15,7 +24,7 @@
 namespace gluon_gc {
 namespace {
 
-// Writes the elements of a payload one after the other.
+// Appends elements to a payload, in ascending order of their indices.
 template <typename T>
 struct Writer {
   Writer(void* payload, std::size_t k)
@@ -66,7 +75,7 @@ struct Topk : KeepsResidual {
     return is_finite(from_bits(writer.largest));
   }
 
-  // What is not finite is largest, and sent.
+  // Nothing to do: a NaN or an infinity is among the largest elements, so the payload has it.
   template <typename T>
   void spoil(std::uint8_t*) const {}
 

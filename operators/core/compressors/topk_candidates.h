@@ -1,5 +1,5 @@
-// Elements as numbers that sort, and the candidates among which those to send are looked for. For kernel
-// sources only (see isa.h).
+// The candidates of topk: elements above a threshold, encoded as integers that sort by preference (TopkElement). For
+// kernel sources only (see isa.h).
 #pragma once
 
 #include "core/correction.h"
@@ -38,8 +38,8 @@ inline int highest_bit(unsigned __int128 x) {
   return high != 0 ? 64 + highest_bit(high) : highest_bit(static_cast<std::uint64_t>(x));
 }
 
-// Number `rank` (from 1) of the values in descending order; they are overwritten. Each round looks at the
-// eight highest bits in which those left differ, and keeps the values that have the right ones.
+// Returns the value with this rank, from 1, in descending order. Overwrites the values. A radix selection: each round
+// takes the eight highest bits in which the remaining values differ, and keeps the values with the right digit.
 template <typename U>
 U select(U* values, std::size_t count, std::size_t rank) {
   for (;;) {
@@ -62,20 +62,20 @@ U select(U* values, std::size_t count, std::size_t rank) {
   }
 }
 
-// Which of the elements from `begin` are candidates, one bit each.
+// The candidates among the 64 elements from `begin`: one bit for each element.
 struct Group {
   std::uint64_t begin, bits;
 };
 
-// How many elements reach a threshold. They are the candidates if there is room for them.
+// The number of elements that reach a threshold. They are in the workspace if `count` is at most plan.capacity.
 template <typename T>
 struct Found {
   Bits<T> threshold;
   std::size_t count;
 };
 
-// Updates momentum and residual (to p), and collects the elements of at least the threshold. Returns how
-// many there are, also if there is no room for them all.
+// The sweep: updates momentum, stores p in the residual, and collects the elements that reach the threshold. Returns
+// their number, even if it exceeds plan.capacity; then some candidates are missing.
 template <typename T, typename Correct>
 std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> threshold, std::size_t n,
                     T* residual, const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads) {
@@ -97,7 +97,7 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
         group_count += bits != 0;
         count += __builtin_popcountll(bits);
       });
-      // Only where threads share it, since an atomic operation waits for all stores before it.
+      // Atomic only with several threads, because an atomic operation waits for all stores before it.
       const std::size_t place = threads > 1 ? __atomic_fetch_add(&total, count, __ATOMIC_RELAXED) : total;
       if (threads <= 1) total += count;
       workspace.segments[begin / topk_segment] = {place, count};
@@ -114,13 +114,13 @@ std::size_t collect(const Correct& correct, const Corrected<T>& p, Bits<T> thres
   return total;
 }
 
-// The candidates for k elements of p, by a threshold from a sample. Updates momentum and residual (to p).
+// Collects the candidates, with a threshold from a sample. Updates momentum, and stores p in the residual.
 template <typename T, typename Correct>
 Found<T> find_candidates(const Correct& correct, const Corrected<T>& p, std::size_t n, T* residual,
                          const TopkPlan& plan, const TopkWorkspace<T>& workspace, int threads) {
   Bits<T> threshold = 0;
   if (plan.rank != 0) threshold = sampled_threshold<T>(correct, n, plan, threads);
-  if (plan.rank != 0 && threshold == 0) threshold = 1;  // the sample is mostly zeros, which need no room
+  if (plan.rank != 0 && threshold == 0) threshold = 1;  // the sample is mostly zeros, which are no candidates
   return {threshold, collect(correct, p, threshold, n, residual, plan, workspace, threads)};
 }
 

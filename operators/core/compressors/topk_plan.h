@@ -1,4 +1,4 @@
-// How the k largest of n are looked for, and the memory that this takes. For kernel sources only (see isa.h).
+// The parameters and the memory of topk's search for the k largest of n elements. For kernel sources only (see isa.h).
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 namespace gluon_gc {
 namespace {
 
-// An element as one number: from the top its magnitude's bits, its index inverted, its sign. The larger
-// number is the element to prefer.
+// TopkElement: an element as one integer, where the larger integer is preferred. From the highest bit:
+//   [bits of the magnitude] [inverted index: 32 bits] [sign: 1 bit]
 template <std::size_t size>
 struct ElementOfSize {
   using type = std::uint64_t;
@@ -23,18 +23,17 @@ template <typename T>
 using TopkElement = typename ElementOfSize<sizeof(T)>::type;
 
 constexpr std::size_t topk_most_fold = 4;
-constexpr std::size_t topk_segment = 16384;  // elements whose candidates lie side by side
+constexpr std::size_t topk_segment = 16384;  // elements whose candidates are contiguous in memory
 
-// How to find the k among n: candidates are the elements at least as large as number `rank` of a sample,
-// or all if rank is 0.
+// The threshold for candidates is the element with this rank in the sample. rank 0: all elements are candidates.
 struct TopkPlan {
   std::size_t rank;
-  std::size_t fold;      // the sample's elements are the largest of so many
-  std::size_t capacity;  // candidates that there is room for
+  std::size_t fold;      // each element of the sample is the largest of `fold` elements
+  std::size_t capacity;  // the most candidates
 };
 
-// The rank is three and a half standard deviations more than the k are expected to put into the sample, so
-// that the threshold is hardly ever too high; the room is for six more than candidates are expected then.
+// About k / n * sample of the k largest elements are in the sample. The rank is 3.5 standard deviations higher, so the
+// threshold is hardly ever too high. The capacity is 6 standard deviations above the expected number of candidates.
 inline TopkPlan topk_plan(std::size_t n, std::size_t k) {
   const std::size_t fold = n > 16 * std::size_t{topk_sample} && k <= n / 16 ? topk_most_fold : 1;
   const std::size_t sample = fold * topk_sample;
@@ -49,7 +48,7 @@ struct TopkSegment {
   std::size_t begin, count;
 };
 
-// Uninitialised memory for the search.
+// The memory of the search; uninitialised.
 template <typename T>
 struct TopkWorkspace {
   TopkWorkspace(void* memory, const TopkPlan& plan)
@@ -61,9 +60,9 @@ struct TopkWorkspace {
     return 2 * plan.capacity * sizeof(TopkElement<T>) + (n / topk_segment + 1) * sizeof(TopkSegment);
   }
 
-  TopkElement<T>* candidates;  // plan.capacity
-  TopkElement<T>* scratch;     // plan.capacity
-  TopkSegment* segments;       // n / topk_segment + 1
+  TopkElement<T>* candidates;  // plan.capacity elements
+  TopkElement<T>* scratch;     // plan.capacity elements
+  TopkSegment* segments;       // n / topk_segment + 1: the place of each segment's candidates
 };
 
 }  // namespace

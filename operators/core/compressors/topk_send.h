@@ -1,5 +1,5 @@
-// Which elements are sent, once there are candidates. A writer takes them in the order of their indices:
-// its add(element) is called `left` times. For kernel sources only (see isa.h).
+// Sends the k largest elements, given the candidates. A writer appends them to a payload: writer.add(element) is called
+// writer.left times, in ascending order of the indices. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/topk_candidates.h"
@@ -7,7 +7,7 @@
 namespace gluon_gc {
 namespace {
 
-// Sends the first candidates that are at least `last`, of which there are enough.
+// Sends the first writer.left candidates that are >= `last`. There are at least that many.
 template <typename T, typename Writer>
 void send_candidates(const TopkWorkspace<T>& workspace, std::size_t n, TopkElement<T> last, Writer& writer) {
   TopkElement<T>* const sent = workspace.scratch;
@@ -15,14 +15,14 @@ void send_candidates(const TopkWorkspace<T>& workspace, std::size_t n, TopkEleme
   for (std::size_t s = 0; s < (n + topk_segment - 1) / topk_segment; ++s) {
     const TopkElement<T>* const candidates = workspace.candidates + workspace.segments[s].begin;
     for (std::size_t i = 0; i < workspace.segments[s].count; ++i) {
-      sent[count] = candidates[i];  // without a branch, which would be taken at random
+      sent[count] = candidates[i];  // no branch: it would be unpredictable
       count += candidates[i] >= last;
     }
   }
   for (std::size_t i = 0, k = writer.left; i < k; ++i) writer.add(sent[i]);
 }
 
-// Sends the elements with magnitudes above `limit`, and the first `equal` of those that have just that.
+// Sends the elements with a magnitude above `limit`, and the first `equal` elements with exactly this magnitude.
 template <typename T, typename Writer>
 void send_with_ties(const Corrected<T>& p, std::size_t n, Bits<T> limit, std::size_t equal, Writer& writer) {
   sweep<lanes>(0, n, [=, &p, &equal, &writer](std::size_t i, auto present) {
@@ -39,7 +39,7 @@ void send_with_ties(const Corrected<T>& p, std::size_t n, Bits<T> limit, std::si
   });
 }
 
-// Sends the k largest of p, of which those `found` are known.
+// Sends the k largest elements of p, with the candidates in `found` if they are good enough, else with new ones.
 template <typename T, typename Writer>
 void send_largest(const Corrected<T>& p, Found<T> found, std::size_t n, std::size_t k, const TopkPlan& plan,
                   const TopkWorkspace<T>& workspace, int threads, Writer& writer) {
@@ -54,7 +54,7 @@ void send_largest(const Corrected<T>& p, Found<T> found, std::size_t n, std::siz
     std::memcpy(workspace.scratch, workspace.candidates, found.count * sizeof(TopkElement<T>));
     send_candidates(workspace, n, select(workspace.scratch, found.count, k), writer);
   } else if (found.count < k) {
-    send_with_ties<T>(p, n, 0, k - found.count, writer);  // all that are not zero, and zeros
+    send_with_ties<T>(p, n, 0, k - found.count, writer);  // all elements that are not zero, and some zeros
   } else {
     send_with_ties<T>(p, n, found.threshold, k - reaching(found.threshold + 1), writer);
   }

@@ -1,5 +1,5 @@
-// Magnitudes as integers, and what to compare them with so that about k are left. For kernel sources only
-// (see isa.h).
+// The threshold of topk that slightly more than k elements reach. Magnitudes are compared by their bits, as integers.
+// For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/sparse_format.h"
@@ -13,8 +13,8 @@ namespace {
 
 using ElementBlocks = Blocks<16384>;
 
-// The magnitude that at least `least` elements reach, given how many reach one: its bits from the highest on,
-// just so many that at most `most` reach it, or all of them.
+// Finds a magnitude that at least `least` elements reach, and at most `most` if possible. count_at_least(x) returns how
+// many elements reach x. Sets the bits of the magnitude from the highest on, until at most `most` elements reach it.
 template <typename T, typename Count>
 Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least) {
   Bits<T> threshold = 0;
@@ -26,11 +26,11 @@ Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least
     threshold = higher;
     reached = count;
   }
-  return magnitude_bits(from_bits(threshold));  // the least NaN, if it is one
+  return magnitude_bits(from_bits(threshold));  // all NaNs count as nan_bits
 }
 
-// A threshold from a sample of p. Of every plan.fold elements only the largest is looked at, as only few of
-// the sample are to reach it. They are sixteen neighbours here and there (sampled_index).
+// A threshold from a sample of p: groups of sixteen neighbours at the places of sampled_index. Only the largest of
+// every plan.fold elements counts, because few elements of the sample are to reach the threshold.
 template <typename T, typename Correct>
 Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan& plan, int threads) {
   constexpr std::size_t groups = topk_sample / lanes;
@@ -54,10 +54,10 @@ Bits<T> sampled_threshold(const Correct& correct, std::size_t n, const TopkPlan&
   });
 }
 
-// How many of p are at least the threshold, which is not 0.
+// The number of elements of p that reach the threshold, which must not be 0.
 template <typename T>
 std::size_t count_at_least(const Corrected<T>& p, Bits<T> threshold, std::size_t n, int threads) {
-  if (threshold > magnitude_bits(from_bits(threshold))) return 0;  // the NaNs are all the least one
+  if (threshold > magnitude_bits(from_bits(threshold))) return 0;  // above nan_bits, which stands for all NaNs
   const ElementBlocks blocks(n);
   std::size_t counts[max_blocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t end) {

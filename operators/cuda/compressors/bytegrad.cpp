@@ -1,4 +1,4 @@
-// bytegrad: how its kernels are launched.
+// bytegrad: launches the kernels of bytegrad.cu.
 #include "cuda/codec.h"
 
 namespace gluon_gc {

@@ -1,6 +1,7 @@
-// bytegrad: the kernels of core/compressors/bytegrad.cpp, which describes a payload and the memory.
+// bytegrad on the GPU: q = round((p - lo) / (hi - lo) * 255), D(p) = lo + q (hi - lo) / 255, lo = min p, hi = max p.
 //
-// Bytes an element of float: as there. Two launches, since the least and the largest come first.
+// ByteGrad of Bagua: Gan et al. 2021. core/compressors/bytegrad.cpp describes the payload, the memory and the bytes an
+// element. compress is two launches: the first finds lo and hi.
 #include "core/compressors/bytegrad_format.h"
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"
@@ -12,7 +13,7 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// The least and the largest of some elements, and whether all are finite.
+// The minimum and the maximum of some elements, and whether all are finite.
 template <typename T>
 struct Extremes {
   __device__ void include(T x) { include(Extremes{x, x, is_finite(x)}); }
@@ -32,7 +33,7 @@ __device__ inline Range<T> read_range(const uint8* payload) {
   return {read<T>(payload + range_at, 0), read<T>(payload + range_at, 1)};
 }
 
-// The extremes of a warp's, in all lanes.
+// Combines the extremes of the warp's lanes. All lanes get the result.
 template <typename T>
 __device__ inline Extremes<T> extremes_of_warp(Extremes<T> extremes) {
   for (int half = warp_lanes / 2; half != 0; half /= 2) {
@@ -43,7 +44,8 @@ __device__ inline Extremes<T> extremes_of_warp(Extremes<T> extremes) {
   return extremes;
 }
 
-// The extremes of `count` ranges, which other blocks made, in all threads; the last block's threads call it together.
+// Combines the extremes of `count` ranges, which other blocks wrote. All threads of the last block must call it, and
+// get the result.
 template <typename T>
 __device__ inline Extremes<T> extremes_of(const T* ranges, Size count) {
   __shared__ T lows[warps], highs[warps];
@@ -65,15 +67,15 @@ __device__ inline Extremes<T> extremes_of(const T* ranges, Size count) {
   return extremes;
 }
 
-// Numbers elements by steps, and back, as Steps of core/compressors/bytegrad_steps.h.
+// Converts elements to step numbers and back, as Steps of core/compressors/bytegrad_steps.h.
 template <typename T>
 struct Steps : StepSizes<T> {
   __device__ explicit Steps(const Range<T>& range) : StepSizes<T>(range), low(range.low), high(range.high) {}
 
-  // The number of the step nearest to p, ties to even, plus `whole`: its lowest byte.
+  // Returns q + whole: q is the step nearest to p, ties to even, and the lowest byte of the result.
   __device__ T nearest(T p) const { return (p * this->unit - this->low_in_units) * this->steps_per_unit + this->whole; }
 
-  // The element that a number stands for: some steps from the nearer end, which is thus exact.
+  // The element that a step number decodes to. Steps are counted from the nearer end, so both ends are exact.
   __device__ T operator()(T number) const {
     const bool lower = number < this->first_upper;
     const T from_end = lower ? number : number - step_count;
@@ -86,18 +88,18 @@ struct Steps : StepSizes<T> {
 __device__ inline uint8 lowest_byte(float x) { return static_cast<uint8>(__float_as_int(x)); }
 __device__ inline uint8 lowest_byte(double x) { return static_cast<uint8>(__double_as_longlong(x)); }
 
-// The bytes of a payload of this length that are not in use.
+// The difference between a payload's maximum length and this length.
 template <typename T>
 __device__ inline Size unused(Size n, Size length) {
   return bytegrad_header_bytes<T> + n - length;
 }
 
-// The first sweep: momentum and feedback, and the range of what comes out of them, in front of the payload.
+// The first sweep: applies momentum and feedback, and writes the range of p to the payload.
 template <typename T>
 __device__ void find_range(const Encoding<T>& call) {
   T* const kept = call.memory[0];
   const T ratio = ratio_of(call);
-  T* const ranges = static_cast<T*>(call.workspace);  // of warps
+  T* const ranges = static_cast<T*>(call.workspace);  // one a warp
   Extremes<T> extremes;
   for_each_tile(call.n, [&](Size t) {
 #pragma unroll 1
@@ -115,7 +117,7 @@ __device__ void find_range(const Encoding<T>& call) {
   });
   extremes = extremes_of_warp(extremes);
   const Size number = Size{blockIdx.x} * warps + warp();
-  if (lane() == 0 && number < tiles_of(call.n)) {  // it had a tile
+  if (lane() == 0 && number < tiles_of(call.n)) {  // other warps had no tile
     ranges[2 * number] = extremes.finite ? extremes.low : not_a_number<T>();
     ranges[2 * number + 1] = extremes.high;
   }
@@ -123,7 +125,7 @@ __device__ void find_range(const Encoding<T>& call) {
   if (!last_block(call.ticket)) return;
   const Size all_warps = Size{gridDim.x} * warps, tiles = tiles_of(call.n);
   extremes = extremes_of(ranges, tiles < all_warps ? tiles : all_warps);
-  Range<T> range = {extremes.low + T{0}, extremes.high + T{0}};  // so that zeros have no sign
+  Range<T> range = {extremes.low + T{0}, extremes.high + T{0}};  // turns -0.0 into 0.0
   if (call.n == 0) range = {0, 0};
   if (!extremes.finite) range = {not_a_number<T>(), not_a_number<T>()};
   const Size length = bytegrad_payload_bytes(range, call.n);
@@ -135,7 +137,7 @@ __device__ void find_range(const Encoding<T>& call) {
   settle(call, call.bytes - unused<T>(call.n, length), call.n == 0 || extremes.finite);
 }
 
-// The second sweep: writes the bytes of p and, if there is a residual, what they lose.
+// The second sweep: writes the bytes of p, and with feedback the residual p - D(p).
 template <typename T>
 __device__ void quantise(const Encoding<T>& call) {
   T* const residual = call.memory[0];

@@ -1,4 +1,4 @@
-// dgc: how its kernels are launched.
+// dgc: launches the kernels of dgc.cu.
 #include "core/compressors/dgc_config.h"
 #include "core/stream.h"
 #include "cuda/codec.h"

@@ -1,8 +1,11 @@
-// dgc: the kernels of core/compressors/dgc.cpp, which describes a payload and the memory.
+// dgc on the GPU (Deep Gradient Compression, Lin et al. 2018), with momentum m and velocity v:
 //
-// Bytes an element of float: as there. A strided sample is looked at once for each digit of its threshold, a sector of
-// 32 bytes an element. Candidates are listed as topk does, and looked at once for each time that the threshold is
-// adapted, for each digit if the largest are sent, and twice to be sent.
+//   nesterov: m = mu (m + g), v = v + m + g;   else: m = mu m + g, v = v + m;   without momentum: v = v + g
+//
+// Elements of v that reach a threshold are sent, and v, and with momentum_masking m, become 0 there.
+// core/compressors/dgc.cpp describes the payload, the memory and the bytes an element. A strided sample is read once
+// for each digit of its threshold, 32 bytes (a sector) an element. Candidates are listed as in topk. The list is read
+// each time the threshold is adapted, for each digit if the largest elements are sent, and twice to send.
 #include "cuda/compressors/dgc_threshold.cuh"
 #include "cuda/compressors/sparse.cuh"
 #include "cuda/compressors/topk_send.cuh"
@@ -49,7 +52,7 @@ __device__ void narrow(const DgcEncoding<T>& call, int digit) {
                     [=](Size i) { return v[i]; });
 }
 
-// How many are sent of those that have just the limit.
+// The maximum number of sent elements whose magnitude equals the limit.
 template <typename T>
 __device__ inline uint32 equal_sent(const DgcMemory<T>& memory) {
   return memory.dgc->largest ? memory.state->rank : 0xffffffff;
@@ -63,7 +66,7 @@ __device__ void count(const DgcEncoding<T>& call) {
               [=](Size i) { return v[i]; });
 }
 
-// One element that is NaN.
+// Writes one element, a NaN.
 template <typename T>
 __device__ inline void spoil(const DgcEncoding<T>& call) {
   uint8* const index = call.payload + dgc_indices_at;

@@ -1,4 +1,4 @@
-// What the kernels of dgc are given. For host and device.
+// The arguments of dgc's kernels. For host and device.
 #pragma once
 
 #include "cuda/compressors/topk_plan.h"
@@ -8,11 +8,11 @@ namespace cuda {
 
 enum class DgcSample { all, strided, drawn };
 
-// What DgcConfig of core/compressors/dgc_config.h says, and where the sample is.
+// DgcConfig of core/compressors/dgc_config.h, and where the sample lies.
 struct DgcPlan {
   uint32 selects, most, top;
   uint32 samples;        // elements of the sample
-  uint32 start, stride;  // of a strided one
+  uint32 start, stride;  // of a strided sample
   DgcSample sample;
   bool resample, nesterov, momentum_masking, half_values;
   double upper, lower;
@@ -27,20 +27,20 @@ struct DgcEncoding : Encoding<T> {
 
 template <typename T>
 struct DgcDecoding : Decoding<T> {
-  uint32 capacity;  // bytes of a payload, at most
+  uint32 capacity;  // the maximum bytes of a payload
   bool half_values;
 };
 
-// What dgc keeps beside SearchState, whose limit is the threshold.
+// The state of dgc beside SearchState, whose limit is the threshold.
 template <typename T>
 struct DgcState {
-  T shortening;     // of the gradient, by clipping
+  T shortening;     // the clipping factor of the gradient
   uint32 reaching;  // elements that reach the threshold
-  uint32 settled;   // whether the threshold stays
-  uint32 largest;   // whether the largest are sent, rather than the first that reach the threshold
+  uint32 settled;   // whether the threshold is final
+  uint32 largest;   // whether the largest elements are sent; else the first ones that reach the threshold
 };
 
-// Where things are in the workspace, in bytes.
+// Byte offsets in the workspace.
 template <typename T>
 struct DgcLayout {
   constexpr DgcLayout(Size n, const Search& search, const DgcPlan& plan)
@@ -48,14 +48,14 @@ struct DgcLayout {
         sample(state + 64),
         sums(sample + (plan.sample == DgcSample::drawn ? (plan.samples * sizeof(T) + 7) / 8 * 8 : 0)) {}
 
-  // All of it.
+  // The size of the workspace.
   constexpr Size bytes(Size n, const DgcPlan& plan) const {
     return sums + (plan.max_norm > 0 ? tree_size(n) * sizeof(double) : 0);
   }
 
-  Size state;   // behind the search
-  Size sample;  // that is drawn
-  Size sums;    // of the norm
+  Size state;   // a DgcState, behind the memory of the search
+  Size sample;  // the drawn elements
+  Size sums;    // the tree of sums for the norm
 };
 
 }  // namespace cuda

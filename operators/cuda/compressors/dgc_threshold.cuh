@@ -1,4 +1,4 @@
-// Momentum and velocity of dgc, and the threshold that its sample gives, which is adapted.
+// Momentum and velocity of dgc, and its threshold, which is estimated from a sample and then adapted.
 #pragma once
 
 #include "cuda/compressors/dgc_plan.h"
@@ -10,7 +10,7 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// The memory of a call.
+// The workspace of a call.
 template <typename T>
 struct DgcMemory : SearchMemory<T> {
   __device__ explicit DgcMemory(const DgcEncoding<T>& call) : SearchMemory<T>(call.workspace, call.n, call.search) {
@@ -26,7 +26,7 @@ struct DgcMemory : SearchMemory<T> {
   T* sample;
 };
 
-// Finds how much the gradient is clipped.
+// Computes the clipping factor of the gradient.
 template <typename T>
 __device__ void clip(const DgcEncoding<T>& call) {
   const DgcMemory<T> memory(call);
@@ -54,8 +54,8 @@ __device__ void clip(const DgcEncoding<T>& call) {
   }
 }
 
-// Velocity and momentum of an element, from those before and a gradient that is scaled; `momentum` is not looked at if
-// there is none.
+// Returns the new velocity of an element, and updates its momentum. The gradient is scaled. `momentum` is not used if
+// the call has none.
 template <typename T>
 __device__ inline T compensate(const DgcEncoding<T>& call, T shortening, T gradient, T& momentum, T velocity) {
   const T g = gradient * shortening;
@@ -69,7 +69,7 @@ __device__ inline T shortening_of(const DgcEncoding<T>& call, const DgcMemory<T>
   return call.plan.max_norm > 0 ? memory.dgc->shortening : T{1};
 }
 
-// Copies the velocities that are drawn, of all after the sweep.
+// Copies the drawn elements of the velocity, after the sweep.
 template <typename T>
 __device__ void draw(const DgcEncoding<T>& call) {
   constexpr int ahead = 4;
@@ -86,7 +86,7 @@ __device__ void draw(const DgcEncoding<T>& call) {
   });
 }
 
-// The next digit of the magnitude that is number plan.top in the sample.
+// Finds a digit of the magnitude of rank plan.top in the sample.
 template <typename T>
 __device__ void narrow_sample(const DgcEncoding<T>& call, int digit) {
   const DgcMemory<T> memory(call);
@@ -103,7 +103,7 @@ __device__ void narrow_sample(const DgcEncoding<T>& call, int digit) {
          [=](Size i) { return first[i * stride]; });
 }
 
-// How many of the velocities reach a threshold, of those that this thread looks at.
+// The elements of the velocity that reach a threshold, counted over those of this thread.
 template <typename T>
 __device__ uint32 reaching(const DgcEncoding<T>& call, const DgcMemory<T>& memory, Bits<T> threshold) {
   const bool listed = are_listed(call.search, *memory.state, threshold);
@@ -123,7 +123,8 @@ __device__ uint32 reaching(const DgcEncoding<T>& call, const DgcMemory<T>& memor
   return sum;
 }
 
-// Once: adapts the threshold to how many reach it, as choose_elements of core/compressors/dgc_threshold.h.
+// Adapts the threshold once to the number of elements that reach it, as choose_elements of
+// core/compressors/dgc_threshold.h does.
 template <typename T>
 __device__ void adapt(const DgcEncoding<T>& call) {
   const DgcMemory<T> memory(call);

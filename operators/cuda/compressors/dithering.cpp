@@ -1,4 +1,4 @@
-// dithering: how its kernels are launched.
+// dithering: launches the kernels of dithering.cu.
 #include "cuda/compressors/dithering.h"
 
 #include "cuda/codec.h"
@@ -7,8 +7,8 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// Short segments make many warps; where there are enough of them, long ones make the jump there a small part of what
-// a lane does.
+// The draws of a segment. Short segments give work to many warps. If there are enough chunks, segments are longer, so
+// that the jump to a segment is a small part of a lane's work.
 uint32 segment_of(Size n) {
   uint32 segment = 32;
   while (segment < 256 && chunks_of(n, segment) > 2048) segment *= 2;
@@ -22,7 +22,7 @@ struct Dithering : Launcher {
         config{static_cast<uint32>(options.count("k")), plane_count(static_cast<uint32>(options.count("k"))),
                options.is("partition", "natural"), options.is("normalize", "l2"), options.flag("fixed_width")} {
     if (!config.fixed_width) {
-      refuse("dithering for CUDA has payloads of fixed width only: all nodes must have fixed_width=True");
+      refuse("dithering for CUDA needs payloads of fixed width: all nodes must have fixed_width=True");
     }
   }
 

@@ -1,8 +1,9 @@
-// dithering: the kernels of core/compressors/dithering.cpp, which describes a payload and the memory. Payloads
-// are of fixed width: an Elias code is read from its beginning on.
+// dithering on the GPU: rounds y = |p| / norm * s at random to one of the two nearest levels, so that the mean is y.
 //
-// Bytes an element of float: as there. Two launches, since the norm comes first; the first one also finds where in
-// the random stream each warp of the second begins.
+// QSGD (s even levels): Alistarh et al. 2017; natural dithering (levels are powers of two): Horvath et al. 2019.
+// core/compressors/dithering.cpp describes the payload, the memory and the bytes an element. Payloads have a fixed
+// width, because an Elias code can only be read serially. compress is two launches: the first finds the norm, and the
+// state of the random stream at the start of each chunk.
 #include "cuda/compressors/dithering.h"
 
 #include "cuda/bytes.cuh"
@@ -25,13 +26,14 @@ __device__ inline T read_norm(const uint8* payload) {
   return read<T>(payload + norm_at);
 }
 
-// Where the planes of a group of sixteen elements are in a payload.
+// The offset of the planes of a group of sixteen elements in a payload.
 template <typename T>
 __device__ inline Size group_at(Size group, const DitheringConfig& config) {
   return planes_at<T>(group, config.planes);
 }
 
-// A warp writes the planes of two groups, a segment apart: those of its lower and its upper lanes' elements.
+// A warp writes the planes of two groups, one segment apart. The lower lanes have the elements of the first group, the
+// upper lanes those of the second.
 template <typename T>
 __device__ inline void write_planes(const DitheringEncoding<T>& call, uint32 first, bool negative, uint32 symbol) {
   const int planes = call.config.planes;
@@ -47,7 +49,7 @@ __device__ inline void write_planes(const DitheringEncoding<T>& call, uint32 fir
   }
 }
 
-// The symbol of element i and, as the lowest bit, whether it is negative.
+// The symbol of element i in the upper bits, and in the lowest bit whether the element is negative.
 template <typename T>
 __device__ inline uint32 read_value(const uint8* payload, Size i, const DitheringConfig& config) {
   const uint8* const byte = payload + group_at<T>(i / group_elements, config) + i % group_elements / 8;
@@ -67,8 +69,8 @@ __device__ inline Value largest_of_warp(Value largest) {
   return largest;
 }
 
-// The largest magnitude of `count`, which other blocks made, in all threads; the last block's threads call it
-// together. A NaN is larger than infinity.
+// Returns the largest of `count` magnitudes, which other blocks wrote. All threads of the last block must call it, and
+// get the result. A NaN counts as larger than infinity.
 __device__ inline double largest_of(const double* magnitudes, Size count) {
   __shared__ uint64 of_warps[warps];
   uint64 largest = 0;
@@ -86,7 +88,7 @@ __device__ inline double largest_of(const double* magnitudes, Size count) {
   return from_bits(largest);
 }
 
-// The first sweep: momentum and feedback, and the norm of what comes out of them, in front of the payload.
+// The first sweep: applies momentum and feedback, and writes the norm of p to the payload.
 template <typename T>
 __device__ void find_norm(const DitheringEncoding<T>& call) {
   for_each_element(chunks_of(call.n, call.segment), [&](Size c) {
@@ -99,7 +101,7 @@ __device__ void find_norm(const DitheringEncoding<T>& call) {
   const T ratio = ratio_of(call);
   const bool l2 = call.config.l2;
   for_each_tile(call.n, [&](Size t) {
-    double norm = 0;  // or the sum of which it is the root
+    double norm = 0;  // l2: the sum of squares
 #pragma unroll 1
     for (int row = 0; row < rows; row += rows_ahead<T>) {
       const Column column(t, row, call.n);
@@ -132,17 +134,17 @@ __device__ void find_norm(const DitheringEncoding<T>& call) {
   write(call.payload + norm_at, 0, is_finite(norm) ? norm : not_a_number<T>());
 }
 
-// Elements of a lane that are loaded before any is used: a sweep that computes much has fewer than rows_ahead.
+// Elements that a lane loads before it uses any: fewer than rows_ahead, because these sweeps compute much.
 template <typename T>
 constexpr int few_ahead = sizeof(T) == 4 ? 4 : 1;
 
-// The second sweep: writes the planes of p and, if there is a residual, what they lose. A warp has the segments of a
-// chunk, sixteen elements of each at a time. Its lanes draw for a segment each, and then take elements of two
-// segments together, so that neighbours load neighbours, and a ballot has a plane of two groups.
+// The second sweep: writes the planes of p, and with feedback the residual p - D(p). A warp takes a chunk, sixteen
+// elements of each segment at a time. First each lane draws for its own segment. Then the lanes take the elements of
+// two segments together, so that loads are coalesced and a ballot is a plane of two groups.
 template <typename T>
 __device__ void quantise(const DitheringEncoding<T>& call) {
-  __shared__ uint32 draws[warps][warp_lanes][group_elements + 1];  // upper halves; one more keeps banks apart
-  __shared__ RandomStream streams[warps][warp_lanes];              // as they were before these draws
+  __shared__ uint32 draws[warps][warp_lanes][group_elements + 1];  // upper halves; + 1 avoids bank conflicts
+  __shared__ RandomStream streams[warps][warp_lanes];              // before these draws
   T* const residual = call.memory[0];
   const T norm = read_norm<T>(call.payload);
   const Quantiser<T> quantiser(norm, call.config);

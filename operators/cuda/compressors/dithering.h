@@ -1,4 +1,4 @@
-// What dithering's kernels are given.
+// The arguments of dithering's kernels.
 #pragma once
 
 #include "core/compressors/dithering_format.h"
@@ -7,7 +7,8 @@
 namespace gluon_gc {
 namespace cuda {
 
-// Elements of a warp, of whose lanes each draws for a segment, and of how many warps n elements are.
+// A warp takes a chunk: one segment for each of its 32 lanes. chunk_of is the number of elements of a chunk, chunks_of
+// the number of chunks of n elements.
 constexpr Size chunk_of(uint32 segment) { return Size{32} * segment; }
 constexpr Size chunks_of(Size n, uint32 segment) { return n / chunk_of(segment) + (n % chunk_of(segment) != 0); }
 
@@ -15,8 +16,8 @@ template <typename T>
 struct DitheringEncoding : Encoding<T> {
   DitheringConfig config;
   uint32 segment;
-  RandomStream* streams;  // at the first element of each chunk
-  double* sums;           // of the tiles and above them, or the largest of each tile
+  RandomStream* streams;  // at the first draw of each chunk
+  double* sums;           // l2: the tree of sums; max: the largest magnitude of each tile
 };
 
 }  // namespace cuda

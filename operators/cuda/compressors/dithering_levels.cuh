@@ -1,4 +1,5 @@
-// How dithering rounds to levels, and what they stand for: core/compressors/dithering_levels.h for one element.
+// How dithering rounds elements to symbols, and the levels that symbols decode to: core/compressors/dithering_levels.h
+// for one element.
 #pragma once
 
 #include "core/host_device.h"
@@ -14,7 +15,7 @@ __device__ inline T lesser(T a, T b) {
   return a < b ? a : b;
 }
 
-// What symbols decode to. All lanes of a warp ask together, each for a symbol.
+// The levels that symbols decode to. All lanes of a warp must call it together, each for its own symbol.
 template <typename T>
 class Levels {
  public:
@@ -30,7 +31,7 @@ class Levels {
 
   const T norm_;
   const DitheringConfig& config_;
-  const T of_lane_;  // the level of its number
+  const T of_lane_;  // the level of symbol lane()
 };
 
 // Rounds an element at random to a symbol.
@@ -39,7 +40,8 @@ class Quantiser {
  public:
   __device__ Quantiser(T norm, const DitheringConfig& config) : config_(config), places_(norm, config) {}
 
-  // The symbol of p. `upper` is the upper half of a draw; draw() gives it whole.
+  // The symbol of p. `upper` is the upper half of a draw. draw() returns the whole draw, for the rare cases that the
+  // upper half does not decide.
   template <typename Draw>
   __device__ uint32 operator()(T p, uint32 upper, Draw draw) const {
     const int fraction = (1 << fraction_bits()) - 1;

@@ -1,4 +1,4 @@
-// onebit: how its kernels are launched.
+// onebit: launches the kernels of onebit.cu.
 #include "cuda/codec.h"
 
 namespace gluon_gc {

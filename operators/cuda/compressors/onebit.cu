@@ -1,6 +1,8 @@
-// onebit: the kernels of core/compressors/onebit.cpp, which describes a payload and the memory.
+// onebit on the GPU: D(p) = -scale where p < 0, else scale. The scale is mean |p|, or 1 without scaling.
 //
-// Bytes an element of float: as there. One launch each; a warp has 32 words of the payload at a time, one a lane.
+// 1-bit SGD: Seide et al. 2014; signSGD: Bernstein et al. 2018; EF-SignSGD: Karimireddy et al. 2019.
+// core/compressors/onebit.cpp describes the payload, the memory and the bytes an element. Each function is one launch.
+// A warp writes 32 words of the payload at a time, one a lane.
 #include "core/compressors/onebit_format.h"
 #include "cuda/bytes.cuh"
 #include "cuda/correction.cuh"
@@ -18,7 +20,7 @@ __device__ inline T read_scale(const uint8* payload, Size n) {
   return read<T>(payload + scale_at(n));
 }
 
-// e = p - D(p), of the p that was kept and the scale that it decodes with.
+// e = p - D(p), from the p of the last call and the scale that it decodes with.
 template <typename T>
 struct LazyResidual {
   __device__ T operator()(T p) const { return p - copysign(scale, p); }

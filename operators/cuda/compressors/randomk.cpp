@@ -1,4 +1,4 @@
-// randomk: how its kernels are launched.
+// randomk: launches the kernels of randomk.cu.
 #include "cuda/compressors/randomk.h"
 
 #include "core/compressors/randomk_config.h"

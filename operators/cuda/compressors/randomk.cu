@@ -1,8 +1,9 @@
-// randomk: the kernels of core/compressors/randomk.cpp, which describes a payload and the memory.
+// randomk on the GPU: sends p at k random indices, draw mod n. With `scaling` and without feedback, times n / k.
 //
-// Bytes an element of float: as there, and for each element that is sent about 80, since values here and there take
-// a sector of memory each, and their indices are kept until all are read. Compress takes a launch to send, one before
-// it for momentum and feedback, and one after it for feedback; decompress two.
+// Random-k: Stich et al. 2018 (Sparsified SGD with memory). core/compressors/randomk.cpp describes the payload, the
+// memory and the bytes an element. Each element that is sent takes about 80 bytes more: random accesses take a whole
+// sector of memory, and the indices are kept until all values are read. compress is one launch to send, one before it
+// for momentum and feedback, and one after it for feedback. decompress is two launches.
 #include "cuda/compressors/randomk.h"
 
 #include "cuda/bytes.cuh"
@@ -15,12 +16,12 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// Draws whose elements are loaded before any is used.
+// Draws whose elements a lane loads before it uses any.
 constexpr int draws_ahead = 4;
 
 using Indices = Size[draws_ahead];
 
-// Updates momentum and residual (to p), and says whether a p is not finite.
+// Updates momentum, replaces the residual by p, and sets the flag if a p is not finite.
 template <typename T>
 __device__ void correct_all(const RandomkEncoding<T>& call) {
   T* const kept = call.memory[0];
@@ -42,8 +43,8 @@ __device__ void correct_all(const RandomkEncoding<T>& call) {
   if (!finite) say_not_finite(call.ticket);
 }
 
-// Writes the payload, and the indices for `clear`: only when all is sent, so that an element that is drawn again is
-// sent again.
+// Writes the payload, and the indices for `clear`. The residual is cleared in a later launch, so that an element that
+// is drawn twice is sent twice.
 template <typename T>
 __device__ void send(const RandomkEncoding<T>& call) {
   const T scale = scale_of(call);
@@ -82,8 +83,8 @@ __device__ void empty(const RandomkDecoding<T>& call) {
   if (!call.add) for_each_element(call.n, [&](Size i) { call.out[i] = 0; });
 }
 
-// Writes what is decoded, or with `add` the sums, for `store`: only when all are formed, so that those of an element
-// that is drawn twice are the same.
+// Writes the decoded values, or with `add` the sums for `store`. The sums are stored in a later launch, so that both
+// sums of an element that is drawn twice are equal.
 template <typename T>
 __device__ void decompress(const RandomkDecoding<T>& call) {
   bool finite = true;

@@ -1,4 +1,4 @@
-// What randomk's kernels are given.
+// The arguments of randomk's kernels.
 #pragma once
 
 #include "cuda/call.h"
@@ -9,15 +9,15 @@ namespace cuda {
 template <typename T>
 struct RandomkEncoding : Encoding<T> {
   Size k;
-  T factor;       // multiplies what is sent
-  Size* indices;  // k: of the draws; or null, if nothing is kept of them
+  T factor;       // multiplies the values that are sent
+  Size* indices;  // the k drawn indices; null without feedback
 };
 
 template <typename T>
 struct RandomkDecoding : Decoding<T> {
   Size k;
-  Size* indices;  // k, with `add`: of the draws,
-  T* sums;        // and what they become
+  Size* indices;  // with `add`: the k drawn indices
+  T* sums;        // with `add`: the new values of these k elements
 };
 
 }  // namespace cuda

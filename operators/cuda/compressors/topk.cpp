@@ -1,4 +1,4 @@
-// topk: how its kernels are launched.
+// topk: launches the kernels of topk.cu.
 #include "cuda/codec.h"
 #include "cuda/compressors/topk_launch.h"
 

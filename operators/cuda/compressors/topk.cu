@@ -1,7 +1,9 @@
-// topk: the kernels of core/compressors/topk.cpp, which describes a payload and the memory.
+// topk on the GPU: sends the k elements with the largest |p|, of equal ones those with the lowest indices.
 //
-// Bytes an element of float: as there, if a sample told which elements are candidates. They are in a list then, that
-// is looked at once for each digit, and twice to be sent. If it told too little, each of these is a sweep over p.
+// Top-k: Aji & Heafield 2017, Lin et al. 2018. core/compressors/topk.cpp describes the payload, the memory and the
+// bytes an element. A sample gives a threshold, and the elements that reach it are listed as candidates. The list is
+// read once for each digit of the limit (topk_plan.h), and twice to send. If the candidates do not fit in the list, or
+// are fewer than k, each of these reads is a sweep over p instead.
 #include "cuda/compressors/sparse.cuh"
 #include "cuda/compressors/topk_plan.h"
 #include "cuda/compressors/topk_send.cuh"

@@ -1,4 +1,4 @@
-// The sweep that lists candidates, among which those to send are looked for.
+// The sweep that applies momentum and feedback, and lists the candidates for sending.
 #pragma once
 
 #include "cuda/compressors/topk_threshold.cuh"
@@ -8,18 +8,18 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// A segment: the place of its first candidate in the list, and their number.
+// The candidates of a tile: where the first one is in the list, and their number.
 __device__ inline uint64 segment_of(uint32 place, uint32 count) { return uint64{place} << 32 | count; }
 
-// Momentum and feedback of all elements: correct(column, p) gives p of some rows, which is stored where `kept` is not
-// null. Lists those that reach the threshold; p_at(i) is one once more. If there is no room for them all, just their
-// number is known.
+// Calls correct(column, p), which applies momentum and feedback, for all elements, and stores p in `kept` unless that
+// is null. Lists the elements that reach the threshold; p_at(i) returns p of element i again. If the list has no room
+// for all of them, only their number is valid.
 template <typename T, typename Correct, typename P>
 __device__ void collect(const Search& search, const SearchMemory<T>& memory, Size n, T* kept, Correct correct, P p_at) {
   const Bits<T> threshold = memory.state->threshold;
   bool finite = true;
   for_each_tile(n, [&](Size t) {
-    uint32 candidates = 0;  // in the row that is this lane's number, one bit each
+    uint32 candidates = 0;  // one bit for each candidate in row lane()
 #pragma unroll 1
     for (int row = 0; row < rows; row += rows_ahead<T>) {
       const Column column(t, row, n);
@@ -30,7 +30,7 @@ __device__ void collect(const Search& search, const SearchMemory<T>& memory, Siz
         if (kept != nullptr && column.has(r)) kept[column[r]] = p[r];
         const Bits<T> magnitude = column.has(r) ? magnitude_bits(p[r]) : 0;
         finite = finite && magnitude < infinity_bits<T>;
-        const uint32 in_row = __ballot_sync(all_lanes, magnitude >= threshold);  // which is not 0
+        const uint32 in_row = __ballot_sync(all_lanes, magnitude >= threshold);  // threshold > 0
         if (lane() == row + r) candidates = in_row;
       }
     }
@@ -43,7 +43,7 @@ __device__ void collect(const Search& search, const SearchMemory<T>& memory, Siz
     }
     place = __shfl_sync(all_lanes, place, 0);
     if (place + count.all > search.capacity) return;
-    __syncwarp();  // after which p of other lanes can be read
+    __syncwarp();  // makes the p that other lanes stored visible
     for (place += count.before; candidates != 0; candidates &= candidates - 1) {
       const Size i = t * tile + lane() * warp_lanes + __ffs(candidates) - 1;
       memory.values[place] = p_at(i);
@@ -54,13 +54,13 @@ __device__ void collect(const Search& search, const SearchMemory<T>& memory, Siz
   if (__ballot_sync(all_lanes, !finite) != 0 && lane() == 0) memory.state->finite = 0;
 }
 
-// Whether all elements that reach a threshold are in the list.
+// Whether the list has all elements that reach a threshold.
 template <typename T>
 __device__ inline bool are_listed(const Search& search, const SearchState<T>& state, Bits<T> threshold) {
   return search.rank != 0 && state.found <= search.capacity && threshold >= state.threshold;
 }
 
-// The next digit of the magnitude of number k.
+// Finds a digit of the k-th largest magnitude, among the candidates if they are enough, else among all elements.
 template <typename T, typename P>
 __device__ void narrow_to_largest(const Search& search, const SearchMemory<T>& memory, uint32 k, int number, Size n,
                                   uint32* ticket, P p_at) {

@@ -1,4 +1,4 @@
-// A search, as the CPU's class plans it, and launches that topk and dgc have alike.
+// The Search of a codec, planned as on the CPU, and the launches that topk and dgc share.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// For k of n elements.
+// The search for the k largest of n elements.
 inline Search search_for(std::size_t n, std::size_t k) {
   const TopkPlan plan = topk_plan(n, k);
   const auto number = [](std::size_t x) { return static_cast<uint32>(x); };
   return {number(k), number(plan.rank), number(plan.fold), plan.rank == 0 ? 0 : number(plan.capacity)};
 }
 
-// Queues the sums that kernels NAME_begin_sum and NAME_add make.
+// Queues the sum of sparse payloads: kernel NAME_begin_sum, and NAME_add for each payload.
 template <typename T, typename Call>
 void add_up(const Queue& queue, const std::string& name, const Calls<Call>& calls) {
   Size most = 0;

@@ -1,4 +1,4 @@
-// How the k largest of n elements are looked for on the GPU, and the memory that this takes. For host and device.
+// How the GPU searches the k largest of n elements, and the memory for it. For host and device.
 #pragma once
 
 #include "core/compressors/sparse_format.h"
@@ -7,7 +7,7 @@
 namespace gluon_gc {
 namespace cuda {
 
-// The magnitude that decides is found from its highest bits on, so many at a time.
+// The limit, the k-th largest magnitude, is found by radix select: digits of 11 bits, the highest digit first.
 constexpr int digit_bits = 11, digit_values = 1 << digit_bits;
 
 template <typename T>
@@ -16,18 +16,18 @@ constexpr int magnitude_width = 8 * sizeof(T) - 1;
 template <typename T>
 constexpr int digit_count = (sign_shift<T> + digit_bits - 1) / digit_bits;
 
-// Elements that lie side by side in the sample that the threshold is estimated from.
+// Adjacent elements in the sample that the threshold is estimated from.
 constexpr uint32 sample_neighbours = 8;
 
-// What TopkPlan of core/compressors/topk_plan.h is, with k: fewer than 2^32 each.
+// TopkPlan of core/compressors/topk_plan.h, and k. All numbers are below 2^32.
 struct Search {
   uint32 k;
-  uint32 rank;      // 0: all elements are looked at
+  uint32 rank;      // 0: no sample, all elements are searched
   uint32 fold;
   uint32 capacity;  // of the list of candidates
 };
 
-// Parts of the tiles of n elements, each of which is sent by one warp.
+// Splits the tiles of n elements into at most `most` parts. One warp sends the elements of a part.
 struct Parts {
   constexpr explicit Parts(Size n)
       : all_tiles(static_cast<uint32>(tiles_of(n))),
@@ -36,11 +36,11 @@ struct Parts {
 
   static constexpr uint32 most = 8192;
   uint32 all_tiles;
-  uint32 tiles;  // of each but the last
+  uint32 tiles;  // of each part except the last
   uint32 count;
 };
 
-// What the kernels of topk are given.
+// The arguments of topk's kernels.
 template <typename T>
 struct TopkEncoding : Encoding<T> {
   Search search;
@@ -51,18 +51,18 @@ struct TopkDecoding : Decoding<T> {
   uint32 k;
 };
 
-// What a search has found so far.
+// The state of a search.
 template <typename T>
 struct SearchState {
-  Bits<T> threshold;  // of the candidates
-  Bits<T> limit;      // the magnitude of number k, as many digits as are known
-  uint32 rank;        // which one it is of those with these digits, from 1
+  Bits<T> threshold;  // candidates reach it
+  Bits<T> limit;      // the k-th largest magnitude; digits that are not known yet are 0
+  uint32 rank;        // its rank among the magnitudes with the known digits, from 1
   uint32 found;       // elements that reach the threshold
-  uint32 sent;
-  uint32 finite;      // whether all are
+  uint32 sent;        // elements that are sent
+  uint32 finite;      // whether all elements are finite
 };
 
-// Where things are in a search's memory, in bytes.
+// Byte offsets in the memory of a search.
 template <typename T>
 struct SearchLayout {
   constexpr SearchLayout(Size n, const Search& search)
@@ -74,11 +74,11 @@ struct SearchLayout {
         bytes((indices + search.capacity * sizeof(uint32) + 63) / 64 * 64) {}
 
   static constexpr Size histogram = 64;  // behind the state: how often each value of a digit occurs
-  Size parts;     // of each, how many elements are above and at the limit; then, in all parts before it
-  Size segments;  // of each tile, where its candidates are in the list, and how many
+  Size parts;     // for each part: the elements above and at the limit; later, of all parts before it
+  Size segments;  // for each tile: where its candidates begin in the list, and their number
   Size sample;
-  Size values, indices;  // of candidates
-  Size bytes;
+  Size values, indices;  // of the candidates
+  Size bytes;            // of the whole memory
 };
 
 }  // namespace cuda

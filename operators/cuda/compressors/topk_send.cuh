@@ -1,5 +1,5 @@
-// Which elements are sent, once there is a limit: those with a magnitude above it, and the first ones of those that
-// have just that, in the order of their indices.
+// Sends elements in the order of their indices: all with a magnitude above the limit, and the first ones with a
+// magnitude equal to the limit.
 #pragma once
 
 #include "cuda/compressors/topk_candidates.cuh"
@@ -8,7 +8,7 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// The elements of a tile that may be sent, in their order: candidates, or all.
+// The elements of a tile that may be sent, in order: its candidates if they are listed, else all.
 template <typename T, typename P>
 class TileItems {
  public:
@@ -33,31 +33,31 @@ class TileItems {
   const uint32* indices_ = nullptr;
 };
 
-// Calls step(part) for each part, by one warp.
+// Calls step(part) for each part, on one warp of the grid.
 template <typename Step>
 __device__ inline void for_each_part(const Parts& parts, Step step) {
   for (uint32 part = blockIdx.x * warps + warp(); part < parts.count; part += gridDim.x * warps) step(part);
 }
 
-// Calls step(tile) for those of a part, in their order.
+// Calls step(t) for each tile t of a part, in order.
 template <typename Step>
 __device__ inline void for_each_tile_of(const Parts& parts, uint32 part, Step step) {
   const uint32 begin = part * parts.tiles;
   for (uint32 t = begin; t < begin + parts.tiles && t < parts.all_tiles; ++t) step(Size{t});
 }
 
-// Numbers of elements: above the limit in the upper half, at the limit in the lower.
+// Two counts of elements in one word: above the limit in the upper half, at the limit in the lower half.
 constexpr uint64 one_above = uint64{1} << 32;
 
 __device__ inline uint32 above(uint64 counts) { return static_cast<uint32>(counts >> 32); }
 __device__ inline uint32 at_limit(uint64 counts) { return static_cast<uint32>(counts); }
 
-// How many of them are sent, of those at the limit at most `equal`.
+// The number of these elements that are sent: all above the limit, and at most `equal` at the limit.
 __device__ inline uint32 sent_of(uint64 counts, uint32 equal) {
   return above(counts) + (at_limit(counts) < equal ? at_limit(counts) : equal);
 }
 
-// Counts for each part how many elements there are in those before it, and sets state.sent, which is at most `most`.
+// Writes, for each part, the counts of all parts before it. Sets state.sent, which is at most `most`.
 template <typename T, typename P>
 __device__ void count_parts(const Search& search, const SearchMemory<T>& memory, Size n, uint32 equal, uint32 most,
                             uint32* ticket, P p_at) {
@@ -95,7 +95,7 @@ __device__ void count_parts(const Search& search, const SearchMemory<T>& memory,
   if (threadIdx.x == 0) memory.state->sent = sent < most ? sent : most;
 }
 
-// Calls send(place, index, value) for each element that is sent, by one thread; as count_parts.
+// Calls send(place, index, value) for each element that is sent, on one thread. Needs the results of count_parts.
 template <typename T, typename P, typename Send>
 __device__ void for_each_sent(const Search& search, const SearchMemory<T>& memory, Size n, uint32 equal, P p_at,
                               Send send) {

@@ -1,4 +1,4 @@
-// Magnitudes as integers, the one that is number k, and a threshold from a sample.
+// Radix select on the bits of magnitudes: finds the magnitude of a given rank, and estimates a threshold from a sample.
 #pragma once
 
 #include "cuda/compressors/topk_plan.h"
@@ -9,7 +9,7 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-// A search's memory.
+// The memory of a search.
 template <typename T>
 struct SearchMemory {
   __device__ SearchMemory(void* workspace, Size n, const Search& search) {
@@ -32,7 +32,7 @@ struct SearchMemory {
   uint32* indices;
 };
 
-// Digit `number` of magnitudes, from the highest on.
+// Digit `number` of magnitudes; 0 is the highest digit.
 template <typename T>
 struct Digit {
   __device__ explicit Digit(int number) : top(sign_shift<T> - number * digit_bits) {
@@ -45,8 +45,8 @@ struct Digit {
 
   __device__ bool same_above(Bits<T> a, Bits<T> b) const { return a >> top == b >> top; }
 
-  // Counts a magnitude if its digits above are those of `limit`. 0 is what remains, and is not counted: so zeros,
-  // of which there may be many, are not waited for.
+  // Counts a magnitude if its higher digits are those of `limit`. Value 0 is not counted: choose takes it if no other
+  // value fits. So a gradient with many zeros does not wait for atomics on one counter.
   __device__ void count(Bits<T> magnitude, Bits<T> limit, uint32* counts) const {
     const uint32 value = (*this)(magnitude);
     if (value != 0 && same_above(magnitude, limit)) atomicAdd(counts + value, 1u);
@@ -55,8 +55,8 @@ struct Digit {
   int top, shift;
 };
 
-// Adds to the limit this digit of number `rank`, given how often each value of it occurs. The threads of a block call
-// it together; what they counted is zero again.
+// Adds a digit to state.limit: the digit of the magnitude of rank state.rank. `counts` says how often each value of the
+// digit occurs, and is set to 0. All threads of a block must call it.
 template <typename T>
 __device__ inline void choose(SearchState<T>& state, const Digit<T>& digit, uint32* counts) {
   constexpr int own = digit_values / block_threads;
@@ -68,8 +68,8 @@ __device__ inline void choose(SearchState<T>& state, const Digit<T>& digit, uint
     counts[highest - i] = 0;
     sum += count[i];
   }
-  const uint32 rank = published(&state.rank), higher = scan(sum).before;  // which has barriers
-  const bool is_last = threadIdx.x == block_threads - 1;                  // and has 0
+  const uint32 rank = published(&state.rank), higher = scan(sum).before;  // its barriers protect state.rank
+  const bool is_last = threadIdx.x == block_threads - 1;                  // has value 0, which is not counted
   if (rank > higher && (rank <= higher + sum || is_last)) {
     uint32 left = rank - higher, value = highest;
 #pragma unroll
@@ -84,8 +84,8 @@ __device__ inline void choose(SearchState<T>& state, const Digit<T>& digit, uint
   __syncthreads();
 }
 
-// Finds a digit of the magnitude that is number state.rank of those in `count` items, among which item(i) is one. The
-// grid calls it for one digit after the other, a launch each; `histogram` is zeros before and after.
+// Finds digit `number` of the magnitude of rank state.rank among `count` items, item(i). The grid calls it for one
+// digit after the other, in a launch each. `histogram` is all zeros before and after.
 template <typename T, typename Item>
 __device__ void narrow(SearchState<T>& state, int number, Size count, uint32* histogram, uint32* ticket, Item item) {
   __shared__ uint32 counts[digit_values];
@@ -111,18 +111,18 @@ __device__ void narrow(SearchState<T>& state, int number, Size count, uint32* hi
   if (last_block(ticket)) choose(state, digit, histogram);
 }
 
-// The element that is number `i` of a sample of `size`.
+// The index of element `i` of a sample of `size` elements.
 __device__ inline Size sample_index(uint32 i, uint32 size, Size n) {
   const uint32 distance = static_cast<uint32>(n) / (size / sample_neighbours);
   return sampled_index(i / sample_neighbours, distance, sample_neighbours) + i % sample_neighbours;
 }
 
-// Begins a search: estimates from a sample a threshold that hardly more than k elements reach, if it needs one.
-// preview(i) is element i. Of search.fold elements of the sample only the largest is looked at.
+// Begins a search. If it uses a sample, estimates a threshold that slightly more than k elements reach. preview(i)
+// returns p of element i. Of every search.fold elements of the sample, only the largest counts.
 template <typename T, typename Preview>
 __device__ void begin_search(const Search& search, const SearchMemory<T>& memory, Size n, uint32* ticket,
                              Preview preview) {
-  constexpr int digits = 2;  // that a guess has
+  constexpr int digits = 2;  // of the threshold
   for_each_element(search.rank == 0 ? 0 : topk_sample, [&](Size i) {
     Bits<T> largest = 0;
     for (uint32 fold = 0; fold < search.fold; ++fold) {
@@ -148,7 +148,7 @@ __device__ void begin_search(const Search& search, const SearchMemory<T>& memory
   }
   if (threadIdx.x != 0) return;
   const Bits<T> threshold = published(&state.limit);
-  state = {threshold == 0 ? 1 : threshold, 0, search.k, 0, 0, 1};  // zeros need no room
+  state = {threshold == 0 ? 1 : threshold, 0, search.k, 0, 0, 1};  // zeros are never listed
 }
 
 }  // namespace

@@ -20,6 +20,6 @@ synthetic.benchmark(bps, args, model, optimizer)
 rank = bps.rank()
 bps.suspend()
 synthetic.log(bps, "bps is suspended.")
-bps.resume(2, 1, rank)  # the published script has its own worker id, 0
+bps.resume(2, 1, rank)  # the published script passes worker id 0
 synthetic.log(bps, "bps is resumed, with %d workers.", bps.size())
-synthetic.benchmark(bps, args, model, optimizer)  # not in BytePS's
+synthetic.benchmark(bps, args, model, optimizer)  # not in BytePS's script

@@ -42,9 +42,9 @@ for try_epoch in range(args.epochs, 0, -1):
 
 
 def loader(seed, batch_size):
-    made = synthetic.images(seed)
-    sampler = DistributedSampler(made, num_replicas=bps.size(), rank=bps.rank())
-    return sampler, DataLoader(made, batch_size=batch_size, sampler=sampler)
+    images = synthetic.images(seed)
+    sampler = DistributedSampler(images, num_replicas=bps.size(), rank=bps.rank())
+    return sampler, DataLoader(images, batch_size=batch_size, sampler=sampler)
 
 
 train_sampler, train_loader = loader(0, pushpull_batch_size)
@@ -84,7 +84,7 @@ def train(epoch):
     for batch_idx, (data, target) in enumerate(train_loader):
         adjust_learning_rate(epoch, batch_idx)
         optimizer.zero_grad()
-        for i in range(0, len(data), args.batch_size):  # the last step has fewer of these
+        for i in range(0, len(data), args.batch_size):  # the last step may have fewer
             data_batch = data[i : i + args.batch_size]
             target_batch = target[i : i + args.batch_size]
             loss = F.cross_entropy(model(data_batch), target_batch)

@@ -37,7 +37,7 @@ args = synthetic.arguments(
 )
 bps.init()
 args.gpu = bps.local_rank()
-torch.manual_seed(args.seed + bps.rank())  # each worker begins with other parameters
+torch.manual_seed(args.seed + bps.rank())  # each worker starts with different parameters
 model = synthetic.net()
 model = DDP(model, device_ids=[args.gpu], broadcast_buffers=not args.no_broadcast_buffers)
 criterion = torch.nn.CrossEntropyLoss()

@@ -26,9 +26,9 @@ torch.manual_seed(args.seed)
 
 
 def loader(seed, batch_size):
-    made = synthetic.images(seed)
-    sampler = DistributedSampler(made, num_replicas=bps.size(), rank=bps.rank())
-    return sampler, DataLoader(made, batch_size=batch_size, sampler=sampler)
+    images = synthetic.images(seed)
+    sampler = DistributedSampler(images, num_replicas=bps.size(), rank=bps.rank())
+    return sampler, DataLoader(images, batch_size=batch_size, sampler=sampler)
 
 
 train_sampler, train_loader = loader(0, args.batch_size)

@@ -1,4 +1,4 @@
-"""What the scripts share: made images, small networks, arguments; nothing of it meets gluon_gc."""
+"""Functions that the scripts share: random images, small networks, arguments; no gluon_gc."""
 
 import argparse
 import timeit
@@ -13,18 +13,18 @@ CLASSES = 4
 
 
 def arguments(defaults: Mapping[str, Any], *positional: str) -> argparse.Namespace:
-    """Read a command line: an argument has its default's type, and False makes it a switch."""
+    """Parse a command line: an argument has its default's type, and False makes it a switch."""
     parser = argparse.ArgumentParser()
     for name in positional:
         parser.add_argument(name)
     for name, default in defaults.items():
-        how = {"action": "store_true"} if default is False else {"type": type(default)}
-        parser.add_argument(f"--{name}", default=default, **how)
+        kwargs = {"action": "store_true"} if default is False else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, **kwargs)
     return parser.parse_args()
 
 
 def benchmark_arguments(switch: str = "fp16-pushpull") -> argparse.Namespace:
-    """The command line of the benchmarks."""
+    """Parse the command line of the benchmarks."""
     numbers = {"batch-size": 32, "num-warmup-batches": 10, "num-batches-per-iter": 10}
     numbers.update({"num-iters": 10, "num-classes": CLASSES, "partition": 0})
     return arguments(
@@ -33,7 +33,7 @@ def benchmark_arguments(switch: str = "fp16-pushpull") -> argparse.Namespace:
 
 
 def net() -> torch.nn.Module:
-    """A network with a convolution and batch normalization."""
+    """Return a network with a convolution and batch normalization."""
     return torch.nn.Sequential(
         torch.nn.Conv2d(1, 8, 3, padding=1),
         torch.nn.BatchNorm2d(8),
@@ -45,10 +45,10 @@ def net() -> torch.nn.Module:
 
 
 def images(seed: int, count: int = 90) -> Dataset:
-    """Images whose classes are easily told apart."""
-    made = torch.Generator().manual_seed(seed)
-    labels = torch.randint(CLASSES, (count,), generator=made)
-    data = torch.randn(count, 1, 8, 8, generator=made)
+    """Return images whose classes are easy to distinguish."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    data = torch.randn(count, 1, 8, 8, generator=generator)
     for i, label in enumerate(labels.tolist()):
         data[i, 0, 2 * label : 2 * label + 2] += 2.0
     return TensorDataset(data, labels)

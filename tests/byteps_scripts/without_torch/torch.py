@@ -1,3 +1,3 @@
-"""In the place of PyTorch: GluonCV refuses to be imported beside PyTorch 2."""
+"""Hides PyTorch, because GluonCV cannot be imported together with PyTorch 2."""
 
 raise ImportError("PyTorch is hidden from this test")

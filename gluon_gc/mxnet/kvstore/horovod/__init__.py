@@ -1,1 +1,1 @@
-"""The backend over Horovod: its process sets, its collectives, and the messages in them."""
+"""The backend over Horovod: process sets, collectives, and the messages that they carry."""

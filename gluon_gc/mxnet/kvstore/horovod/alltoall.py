@@ -1,4 +1,4 @@
-"""Collectives that nobody waits for: bytes between workers, queued on MXNet's engine."""
+"""Asynchronous collectives of bytes: they are queued on MXNet's engine, and no caller waits."""
 
 from __future__ import annotations
 
@@ -12,77 +12,79 @@ from .process_set import ProcessSet
 
 
 class Alltoall:
-    """Brings each member of a process set what all of them have for it, step after step.
+    """Sends different bytes to each member of a process set. It can be called in each step.
 
-    Horovod begins once the bytes are there, in the order in which all members are ready, on a
-    thread of its own. It refuses a name that is still at work, and what comes lies in the same
-    arrays always: so MXNet's engine ends one exchange, and what reads it, before the next.
+    Horovod runs the collective on its own thread, once all members are ready. It refuses a name
+    that is still in use. All calls receive into the same arrays, so MXNet's engine finishes one
+    exchange and its readers before it begins the next.
 
     Parameters
     ----------
     process_set : ProcessSet
-        With this worker.
+        The members. This worker is one of them.
     room : int
-        The most bytes that can come.
+        The most bytes that can be received.
     name : str
-        What is exchanged.
+        The name of the collective, the same on all members.
     """
 
     def __init__(self, process_set: ProcessSet, room: int, name: str) -> None:
         self._process_set, self._name = process_set, name
         data = mx.nd.empty(max(1, room), dtype="uint8")
-        self._came = Packed(data, mx.nd.empty(process_set.size, dtype="int32"))
+        self._received = Packed(data, mx.nd.empty(process_set.size, dtype="int32"))
 
     def __call__(self, packed: Packed) -> Packed:
-        """What comes from each member in turn, given what this one has for each; returns at once.
+        """Queue the exchange of the bytes for each member.
 
-        It is good until the next call.
+        Returns the bytes from each member, valid until the next call.
         """
-        self._process_set.exchange(packed, self._came, self._name)
-        return self._came
+        self._process_set.exchange(packed, self._received, self._name)
+        return self._received
 
 
 class Allgather:
-    """Brings each member of a process set all that the members have, whose sizes are known before.
+    """Sends the bytes of each member of a process set to all members, with sizes known in advance.
 
-    In a ring: a link has one connection at a time, of which nobody has to wait for another. What
-    `Alltoall` says of names and arrays holds here too.
+    The members form a ring: each one sends to one neighbour only, so transfers do not compete for
+    a link. Names and arrays are as in `Alltoall`.
 
     Parameters
     ----------
     process_set : ProcessSet
-        With this worker.
+        The members. This worker is one of them.
     sizes : sequence of int
-        Bytes of each member, at least one.
+        The number of bytes of each member, at least 1.
     name : str
-        What is exchanged.
+        The name of the collective, the same on all members.
     """
 
     def __init__(self, process_set: ProcessSet, sizes: Sequence[int], name: str) -> None:
         self._process_set, self._name = process_set, name
         data = mx.nd.empty(sum(sizes), dtype="uint8")
-        self._came = Packed(data, mx.nd.array(sizes, dtype="int32"))
+        self._received = Packed(data, mx.nd.array(sizes, dtype="int32"))
 
     def __call__(self, packed: Packed) -> Packed:
-        """What each member has in turn, given what this one has; returns at once.
+        """Queue the exchange of this member's bytes.
 
-        It is good until the next call.
+        Returns the bytes of each member, valid until the next call.
         """
-        self._process_set.spread(packed.data, self._came.data, self._name)
-        return self._came
+        self._process_set.spread(packed.data, self._received.data, self._name)
+        return self._received
 
 
 class Spread:
-    """Brings each member of a process set what every one has, step after step.
+    """Sends the bundle of each member of a process set to all members.
+
+    It uses an allgather if the sizes are known in advance, and otherwise an alltoall.
 
     Parameters
     ----------
     process_set : ProcessSet
-        With this worker.
+        The members. This worker is one of them.
     bundles : sequence of Bundle
-        What each member has.
+        The bundle of each member.
     name : str
-        What is exchanged.
+        The name of the collective, the same on all members.
     """
 
     def __init__(self, process_set: ProcessSet, bundles: Sequence[Bundle], name: str) -> None:
@@ -96,5 +98,5 @@ class Spread:
             self._all = Alltoall(process_set, sum(rooms), name)
 
     def __call__(self, packed: Packed) -> Packed:
-        """What each member has, in their order; returns at once."""
+        """Queue the exchange of this member's bundle. Returns all bundles in the members' order."""
         return self._all(packed if self._known else bundle.repeated(packed, self._size))

@@ -1,11 +1,15 @@
-"""The backend over Horovod: workers only, each of which aggregates some of the chunks.
+"""The backend over Horovod. There are no servers: each worker aggregates some of the messages.
 
-Compressed chunks travel in groups. The payloads of a chunk go to its owner, who aggregates them as
-a server would, and everybody gets what all owners answered; or everybody gets all payloads. Values
-that are summed as they are travel as grouped allreduces.
+A message travels in one of three ways, grouped with others:
 
-Hierarchical chunks are summed in memory that the workers of a node share. Each has an owner among
-them, who exchanges it with the workers of the same place on the other nodes.
+* two-way: an alltoall brings the payloads to the message's owner, which aggregates them as a
+  server does. An allgather brings the owners' answers to all workers.
+* gather: an allgather brings all payloads to all workers.
+* uncompressed: a grouped allreduce sums the values.
+
+Hierarchical messages are first summed in memory that the workers of a node share. One worker of
+the node owns such a message. It exchanges the sum with the workers of its local rank on the other
+nodes.
 """
 
 from __future__ import annotations
@@ -41,48 +45,50 @@ from .process_set import ProcessSet, nodes_of
 
 
 class Horovod(HierarchicalExchange):
-    """Compressed gradients through Horovod: started by horovodrun or mpirun.
+    """Exchanges compressed gradients through Horovod, in a job of horovodrun or mpirun.
 
     Raises
     ------
     ImportError
-        Horovod is not there, or was built without MXNet.
+        Horovod is not installed, or was built without MXNet.
     ConfigurationError
-        Nodes differ in their number of workers, or are of several hosts.
+        Nodes have different numbers of workers, or a node spans several hosts.
     ConnectionError
         The workers of a node cannot share memory.
     RuntimeError
-        Workers differ in version or settings.
+        Workers differ in version or settings, or this process is connected already.
     """
 
     type = "horovod"
     spreads_aggregators = True
     connected: ClassVar[Optional["Horovod"]] = None
-    """The one connection that a process can have."""
+    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
         if self.connected is not None:
-            raise RuntimeError("this process is connected to its Horovod already")
+            raise RuntimeError("this process is already connected to Horovod")
         self._hvd = hvd.load()
         env.prepare_horovod()
-        # In each of its cycles Horovod asks all workers for new process sets, if there may be any.
+        # If process sets are dynamic, Horovod asks all workers for new ones in each cycle.
         self._hvd.init(process_sets="dynamic" if env.several_on_some_nodes() else None)
-        ending().concerns(self)  # after Horovod's own exit handler, to be asked first
+        ending().concerns(
+            self
+        )  # after Horovod's exit handler is registered, so that ours runs first
         self.rank, self.num_workers = self._hvd.rank(), self._hvd.size()
         self._everybody = ProcessSet(self._hvd, range(self.num_workers))
         nodes = nodes_of(self._hvd)
         (node,) = (node for node in nodes if self.rank in node)
         self.local_rank, self.local_size = node.index(self.rank), len(node)
         self._machine = nodes.index(node), len(nodes)
-        self._across: List[ProcessSet] = []  # the workers of the same place on all nodes
+        self._across: List[ProcessSet] = []  # for each local rank, its workers on all nodes
         if 1 < len(nodes) < self.num_workers:
             self._across = [ProcessSet(self._hvd, ranks) for ranks in zip(*nodes)]
         self._threads = env.server_threads()
         self._keys: Dict[Channel, int] = {}
-        self._owner_of: Dict[Channel, int] = {}  # places in the message's process set
-        # Horovod refuses a name that is still at work: what is summed always is in the same array,
-        # for which MXNet's engine ends one sum before it begins the next.
+        self._owner_of: Dict[Channel, int] = {}  # the owner's place in the message's process set
+        # Horovod refuses a name that is still in use. Each channel has one array for its sums, so
+        # MXNet's engine finishes one sum before it begins the next.
         self._summed: Dict[Channel, NDArray] = {}
         self._groups: Dict[ProcessSet, KnownGroups] = {}
         self._broadcasts = itertools.count()
@@ -92,7 +98,7 @@ class Horovod(HierarchicalExchange):
         self.agree("init")
 
     def close(self) -> None:
-        """Leave once all workers come here; nothing can be exchanged afterwards."""
+        """Wait until all workers call this, and disconnect. No exchange is possible afterwards."""
         if self.connected is not None:
             Horovod.connected = None
             mx.nd.waitall()
@@ -103,7 +109,7 @@ class Horovod(HierarchicalExchange):
             ending().concerns(None)
 
     def abandon(self, why: str) -> None:
-        """Leave without the others, whom horovodrun ends once this process has ended."""
+        """Disconnect at once. horovodrun ends the other workers after this process has ended."""
         if self.connected is self:
             Horovod.connected = None
             self._stall_watch.end()
@@ -114,13 +120,13 @@ class Horovod(HierarchicalExchange):
         machines = nodes if self._shares_machine() else self.num_workers
         return Topology(machines, servers=0) if machines > 1 else None
 
-    # Set-up: every worker comes here with the same chunks
+    # Set-up: collective calls, with the same channels on every worker
 
     def _compared(self, message: Message, call: str) -> Message:
         line = json.dumps(message).encode() + b"\n"
         with self._progress.waiting(call):
-            everybody = self._everybody.gather(line, "hello").splitlines()
-        return agreement.compare([json.loads(line) for line in everybody])
+            lines = self._everybody.gather(line, "hello").splitlines()
+        return agreement.compare([json.loads(line) for line in lines])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         self._open_shared(channels)
@@ -157,7 +163,7 @@ class Horovod(HierarchicalExchange):
         return Cluster("worker", name, root_port=0, num_worker=nodes, num_server=1, **place)
 
     def _process_set(self, channel: Channel) -> ProcessSet:
-        """Those who exchange a message."""
+        """The workers that exchange a channel's messages."""
         if channel in self._shared:
             return self._across[self._shared[channel].owner]
         return self._everybody
@@ -165,20 +171,20 @@ class Horovod(HierarchicalExchange):
     def _by_process_set(
         self, channels: Iterable[Channel]
     ) -> Iterator[Tuple[ProcessSet, List[Channel]]]:
-        """The messages of each process set."""
+        """The channels of each process set."""
         for process_set in (self._everybody, *self._across):
             inside = [c for c in channels if self._process_set(c) is process_set]
             yield process_set, inside
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
+        """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
         for array, number in zip(arrays, self._broadcasts):
-            host = array.as_in_context(mx.cpu())  # the array itself if it is there
+            host = array.as_in_context(mx.cpu())  # no copy if the array is on the CPU
             self._everybody.broadcast(host, root_rank, f"broadcast.{number}")
             if host is not array:
                 host.copyto(array)
 
-    # A step: all is queued on MXNet's engine, but for rows that travel uncompressed
+    # A step: everything is queued on MXNet's engine, except uncompressed row-sparse gradients
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         sent = self._all_encoded(channels, job)
@@ -187,7 +193,8 @@ class Horovod(HierarchicalExchange):
         for process_set, inside in self._by_process_set(sent):
             received.update(self._sum_in(process_set, inside, sent))
             groups += self._grouped(process_set, [channel for channel in inside if channel.framed])
-        # Operators wait for MXNet's resources in the order in which they are queued.
+        # MXNet hands out its resources in the order of the queue. So all groups send before any
+        # queues an operator that waits for a received message.
         for group in groups:
             group.send(sent)
         for group in groups:
@@ -205,15 +212,15 @@ class Horovod(HierarchicalExchange):
                 channel.deliver([received[channel]], job.gradients, count)
 
     def _grouped(self, process_set: ProcessSet, channels: Sequence[Channel]) -> List[Group]:
-        """The groups in which these travel, mostly the same ones when these do together."""
+        """The groups in which these channels travel together. They are kept for later steps."""
 
         def make(number: int) -> List[Group]:
-            made: List[Group] = []
+            groups: List[Group] = []
             for part in bundle.groups([channel for channel in channels if channel.aggregated]):
-                made.append(self._two_way(process_set, part, f"{number}.{len(made)}"))
+                groups.append(self._two_way(process_set, part, f"{number}.{len(groups)}"))
             for part in bundle.groups([channel for channel in channels if channel.gathered]):
-                made.append(Gathered(process_set, part, f"{number}.{len(made)}"))
-            return made
+                groups.append(Gathered(process_set, part, f"{number}.{len(groups)}"))
+            return groups
 
         known = self._groups.setdefault(process_set, KnownGroups())
         return known.of(tuple(channels), make)
@@ -231,7 +238,7 @@ class Horovod(HierarchicalExchange):
         return summed(channel, all_ids, all_values), None
 
     def _all_encoded(self, channels: Sequence[Channel], job: Job) -> Dict[Channel, NDArray]:
-        """What this worker sends, of its gradients, or of their sums over its node."""
+        """The messages that this worker sends: of its gradients, or of their sums over its node."""
         sent: Dict[Channel, NDArray] = {}
         for channel in channels:
             shared, total = self._shared.get(channel), None
@@ -246,14 +253,14 @@ class Horovod(HierarchicalExchange):
     def _sum_in(
         self, process_set: ProcessSet, channels: Sequence[Channel], sent: Mapping[Channel, NDArray]
     ) -> Dict[Channel, NDArray]:
-        """The sums of what is summed as it is."""
+        """Queue the allreduces of uncompressed values. Returns the arrays with the sums."""
         sums = {channel: sent[channel] for channel in channels if channel in self._summed}
         for group in bundle.by_dtype(list(sums)):
             arrays = [sums[channel] for channel in group]
             process_set.sum_in_place(arrays, f"sum.{self._keys[group[0]]}")
         return sums
 
-    # Checkpoints: each worker's has what it carries over for the messages that it owns
+    # Checkpoints: each worker saves the aggregator states of the messages that it owns
 
     def share_aggregators(
         self, channels: Sequence[Channel], arrays: Mapping[Place, np.ndarray]

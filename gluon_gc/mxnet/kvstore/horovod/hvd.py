@@ -1,4 +1,4 @@
-"""Horovod's module, mended."""
+"""Imports Horovod, and patches a race in it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from .... import kernels
 
 
 def load() -> Any:
-    """horovod.mxnet, whose threads may be late to read the name of a collective that is done.
+    """Import and patch horovod.mxnet.
+
+    Horovod 0.28.1 may free the name of a finished collective while a thread still reads it. The
+    patch keeps the name until then (operators/mxnet/horovod.cpp).
 
     Raises
     ------
     ImportError
-        Horovod is not there, or was built without MXNet.
+        Horovod is not installed, or was built without MXNet.
     """
     try:
         import horovod.mxnet as hvd
@@ -25,7 +28,7 @@ def load() -> Any:
             f"the horovod backend needs Horovod built for this MXNet ({error}); "
             "docs/guides/horovod.md says how"
         ) from None
-    theirs = hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async
-    within, push = (ctypes.cast(f, ctypes.c_void_p) for f in (theirs, _LIB.MXEnginePushAsync))
+    alltoall = hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async
+    within, push = (ctypes.cast(f, ctypes.c_void_p) for f in (alltoall, _LIB.MXEnginePushAsync))
     kernels.library.gluon_gc_keep_arguments(within, push)
     return hvd

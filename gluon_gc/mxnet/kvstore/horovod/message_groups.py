@@ -1,4 +1,7 @@
-"""Messages that travel together over Horovod: all that they do is queued on MXNet's engine."""
+"""Groups of messages that share Horovod's collectives.
+
+All methods are asynchronous: they queue operations on MXNet's engine and return at once.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,28 @@ from .bundle import Bundle
 from .process_set import ProcessSet
 
 Messages = Mapping[Channel, NDArray]
-_KNOWN_SETS = 16  # of messages that are exchanged together, whose groups are kept
+_KNOWN_SETS = 16  # sets of messages whose groups are kept
 
 
 class TwoWay:
-    """Messages that go to their owners, who sum and compress them, and come back to everybody.
+    """A group of messages with a two-way exchange.
+
+    Each message has an owner among the members. The members send their payloads to the owner. It
+    aggregates them, and sends the payload of the sum to all members.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Who exchanges them, with this worker.
+        The members. This worker is one of them.
     channels : sequence of Channel
     owners : mapping
-        For each channel the place of its owner in the process set.
+        For each channel, the place of its owner in the process set.
     aggregators : mapping
-        Those of the channels that this worker owns.
+        The aggregators of the channels that this worker owns.
     threads : int
-        On how many each of them works.
+        The number of threads of each aggregator.
     name : str
-        The same on all workers, and of no other group.
+        The name of the group: unique, and the same on all members.
     """
 
     def __init__(
@@ -50,41 +56,41 @@ class TwoWay:
         self._shares = [len(part) for part in owned]
         self._all = Bundle([channel for part in owned for channel in part])
         bundles = [Bundle(part) for part in owned]
-        self._mine = bundles[process_set.place]
+        self._owned = bundles[process_set.place]
         self._aggregators = [aggregators[channel] for channel in owned[process_set.place]]
-        room = self._size * self._mine.room
+        room = self._size * self._owned.room
         self._to_owners = Alltoall(process_set, room, f"to_owners.{name}")
         self._to_all = Spread(process_set, bundles, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
-        """Bring the messages to their owners."""
+        """Send the messages to their owners."""
         sent = [messages[channel] for channel in self._all.channels]
-        self._came = self._to_owners(self._all.pack(sent, self._shares))
+        self._received = self._to_owners(self._all.pack(sent, self._shares))
 
     def answer(self) -> None:
-        """Bring the messages of the sums to everybody."""
-        rows = self._mine.unpack(self._came, self._size)
+        """Aggregate the messages that this worker owns, and send the results to all members."""
+        rows = self._owned.unpack(self._received, self._size)
         sums = [
             aggregator.aggregate(messages, self._size, self._threads)
             for aggregator, messages in zip(self._aggregators, rows)
         ]
-        self._answers = self._to_all(self._mine.pack(sums, [len(sums)]))
+        self._answers = self._to_all(self._owned.pack(sums, [len(sums)]))
 
     def receive(self) -> Messages:
-        """The messages of the sums."""
+        """The aggregated message of each channel."""
         return dict(zip(self._all.channels, self._all.unpack(self._answers, 1)))
 
 
 class Gathered:
-    """Messages that go to everybody.
+    """A group of messages with a gather exchange: each message goes to all members.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Who exchanges them, with this worker.
+        The members. This worker is one of them.
     channels : sequence of Channel
     name : str
-        The same on all workers, and of no other group.
+        The name of the group: unique, and the same on all members.
     """
 
     def __init__(self, process_set: ProcessSet, channels: Sequence[Channel], name: str) -> None:
@@ -92,16 +98,16 @@ class Gathered:
         self._to_all = Spread(process_set, [self._bundle] * process_set.size, f"to_all.{name}")
 
     def send(self, messages: Messages) -> None:
-        """Bring the messages to everybody."""
+        """Send the messages to all members."""
         sent = [messages[channel] for channel in self._bundle.channels]
-        self._came = self._to_all(self._bundle.pack(sent, [len(sent)]))
+        self._received = self._to_all(self._bundle.pack(sent, [len(sent)]))
 
     def answer(self) -> None:
-        """Everybody has all messages already."""
+        """Do nothing: all members have all messages after `send`."""
 
     def receive(self) -> Messages:
-        """All members' messages, by their places."""
-        rows = self._bundle.unpack(self._came, self._size)
+        """For each channel, the messages of all members, in the order of their places."""
+        rows = self._bundle.unpack(self._received, self._size)
         return dict(zip(self._bundle.channels, rows))
 
 
@@ -109,10 +115,10 @@ Group = Union[TwoWay, Gathered]
 
 
 class KnownGroups:
-    """The groups of the sets of messages that were exchanged last in a process set.
+    """The groups of a process set, for the sets of messages that were exchanged last.
 
-    Not all sets are kept: where layers take turns there may be any number of them, and each group
-    has room for what comes.
+    It keeps the latest _KNOWN_SETS sets only. A model that uses other layers in each step may have
+    any number of sets, and the buffers of a group need memory.
     """
 
     def __init__(self) -> None:
@@ -120,13 +126,14 @@ class KnownGroups:
         self._numbers = itertools.count()
 
     def of(self, channels: Tuple[Channel, ...], make: Callable[[int], List[Group]]) -> List[Group]:
-        """The groups of these messages, made if they are not known.
+        """The groups for this set of messages.
 
         Parameters
         ----------
         channels : tuple of Channel
         make : callable
-            Makes the groups. It is given a number that no other groups of this process set have.
+            Makes the groups if the set is new. Its argument is a number for their names, unique in
+            this process set.
         """
         if channels not in self._groups:
             if len(self._groups) == _KNOWN_SETS:

@@ -1,4 +1,4 @@
-"""Workers who exchange among themselves through Horovod, and the nodes that they are on."""
+"""The workers that take part in a collective of Horovod, and the nodes that they run on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from .... import env
 from ... import engine
 from .bundle import Packed
 
-_BROADCAST_BYTES = 4 * 2**20  # at once: Gloo gives up what takes HOROVOD_GLOO_TIMEOUT_SECONDS
+# A broadcast is cut into pieces of this size: Gloo gives up after HOROVOD_GLOO_TIMEOUT_SECONDS.
+_BROADCAST_BYTES = 4 * 2**20
 
 
 class ProcessSet:
-    """All workers, or some of them: Horovod's process set, and where this worker is in it.
+    """A process set of Horovod: all workers, or some of them.
 
-    Every member calls the same methods in the same order. `name` says what is exchanged; Horovod
-    refuses one that is still at work.
+    All methods are collective: every member calls them in the same order, with the same `name`.
+    Horovod refuses a name that is still in use.
 
     Parameters
     ----------
@@ -33,24 +34,27 @@ class ProcessSet:
     Attributes
     ----------
     place : int
-        This worker's number among the members; -1: it is none.
+        This worker's number among the members, or -1 if it is not a member.
     """
 
     def __init__(self, hvd: Any, ranks: Sequence[int]) -> None:
         self._hvd = hvd
-        everybody = len(ranks) == hvd.size()
-        self._set = hvd.global_process_set if everybody else hvd.add_process_set(list(ranks))
+        has_all = len(ranks) == hvd.size()
+        self._set = hvd.global_process_set if has_all else hvd.add_process_set(list(ranks))
         self.ranks = list(ranks)
         self.size = len(ranks)
         self.place = self.ranks.index(hvd.rank()) if hvd.rank() in ranks else -1
 
     def gather(self, data: bytes, name: str) -> bytes:
-        """All members' data, by rank; waits for them."""
+        """The data of all members, concatenated in the order of their ranks. Blocks."""
         gathered = self._hvd.allgather(_array(data), name=_full(name), process_set=self._set)
         return _bytes(gathered)
 
     def alltoall(self, data: Sequence[bytes], name: str) -> bytes:
-        """What all members have for this one, by rank, given what this one has for each; waits."""
+        """Send bytes to each member. Blocks.
+
+        Returns the bytes for this member, concatenated in the order of the senders' ranks.
+        """
         splits = mx.nd.array([len(piece) for piece in data], dtype="int32")
         whole = _array(b"".join(data))
         received, _ = self._hvd.alltoall(
@@ -58,33 +62,33 @@ class ProcessSet:
         )
         return _bytes(received)
 
-    def exchange(self, packed: Packed, came: Packed, name: str) -> None:
-        """Queue an alltoall of what is packed, into `came`; returns at once.
+    def exchange(self, packed: Packed, received: Packed, name: str) -> None:
+        """Queue an alltoall of `packed` into `received`, and return at once.
 
-        Horovod's own function waits, since it knows no size before; here there is room for the
-        most. It gives the array that is filled the shape of what came, from a thread of its own:
-        so it has another handle each time, and `came` stays as it is.
+        Horovod's Python function waits for the output's size. Here `received` has the largest
+        size, so no wait is needed. Horovod gives its output array the actual size, on its own
+        thread. A new handle for each call keeps the shape of `received` unchanged.
         """
-        filled = engine.second_handle(came.data)
+        filled = engine.second_handle(received.data)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_alltoall_async(
                 packed.data.handle,
                 filled,
                 _full(name).encode(),
                 packed.splits.handle,
-                came.splits.handle,
+                received.splits.handle,
                 ctypes.c_int(0),
                 ctypes.c_int(self._set.process_set_id),
             )
         )
-        engine.free_when_done(filled, came.data)
+        engine.free_when_done(filled, received.data)
 
-    def spread(self, data: NDArray, came: NDArray, name: str) -> None:
-        """Queue an allgather of uint8, into `came`, which has as many as come; returns at once."""
-        given, filled = data.handle, engine.second_handle(came)
+    def spread(self, data: NDArray, received: NDArray, name: str) -> None:
+        """Queue an allgather of uint8 `data` into `received`, which has its exact size."""
+        sent, filled = data.handle, engine.second_handle(received)
         check_call(
             self._hvd.mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_mxnet_allgather_async(
-                ctypes.byref(given),
+                ctypes.byref(sent),
                 ctypes.byref(filled),
                 _full(name).encode(),
                 ctypes.c_int(0),
@@ -92,14 +96,14 @@ class ProcessSet:
                 ctypes.c_int(1),
             )
         )
-        engine.free_when_done(filled, came)
+        engine.free_when_done(filled, received)
 
     def sum_in_place(self, arrays: List[NDArray], name: str) -> None:
-        """Overwrite arrays with their sums over all members."""
+        """Overwrite arrays with their sums over all members. Does not block."""
         self._hvd.grouped_allreduce_(arrays, average=False, name=_full(name), process_set=self._set)
 
     def broadcast(self, array: NDArray, root: int, name: str) -> None:
-        """Overwrite an array with that of the worker of rank `root`, piece by piece."""
+        """Overwrite an array with the array of rank `root`, piece by piece."""
         flat, most = array.reshape(-1), _BROADCAST_BYTES // np.dtype(array.dtype).itemsize
         for begin in range(0, flat.size, most):
             piece, full = flat[begin : begin + most], _full(f"{name}.{begin}")
@@ -107,12 +111,14 @@ class ProcessSet:
 
 
 def nodes_of(hvd: Any) -> List[List[int]]:
-    """The ranks of each node: BYTEPS_LOCAL_SIZE neighbours, or as Horovod's hosts have them.
+    """The ranks of the workers of each node.
+
+    A node has BYTEPS_LOCAL_SIZE consecutive ranks if that variable is set. Otherwise it is a host.
 
     Raises
     ------
     ConfigurationError
-        Nodes would differ in their number of workers, or be of several hosts.
+        Nodes would have different numbers of workers, or a node would span several hosts.
     """
     size, local_size = hvd.size(), hvd.local_size()
     mine = mx.nd.array([hvd.cross_rank()], dtype="int32")

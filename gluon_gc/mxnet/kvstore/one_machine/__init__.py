@@ -1,1 +1,1 @@
-"""The workers of one machine: the memory that they share, and the backend on it alone."""
+"""Exchanges among the workers of one machine through shared memory, and the backend for them."""

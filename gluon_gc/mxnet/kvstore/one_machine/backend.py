@@ -1,4 +1,7 @@
-"""The backend of one machine's workers: they share memory, and need no server and no scheduler."""
+"""The backend for the workers of one machine.
+
+They sum gradients in shared memory, and need no server and no scheduler.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +30,27 @@ from .shared_memory import SharedMemory, SharedMessage
 
 
 class OneMachine(Exchange):
-    """Workers who sum what they have in memory that they share.
+    """Sums the gradients of one machine's workers in shared memory.
 
-    Their sum is compressed, aggregated and compressed as one worker with one server would.
+    The sum then goes through the steps of one worker with one server: it is compressed, aggregated
+    and compressed again, so the numbers are the same.
 
     Raises
     ------
     ConnectionError
-        Not all have come within GLUON_GC_CONNECT_TIMEOUT.
+        Some workers did not come within GLUON_GC_CONNECT_TIMEOUT.
     RuntimeError
-        Workers differ in version or settings; or this process is connected already.
+        Workers differ in version or settings, or this process is connected already.
     """
 
     type = "machine"
     connected: ClassVar[Optional["OneMachine"]] = None
-    """The one connection that a process can have."""
+    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
         if self.connected is not None:
-            raise RuntimeError("this process is connected to its machine's workers already")
+            raise RuntimeError("this process is already connected to its machine's workers")
         ending().concerns(self)
         self.rank, self.num_workers = self.local_rank, self.local_size
         self._progress = Progress()
@@ -60,7 +64,7 @@ class OneMachine(Exchange):
         self.agree("init")
 
     def close(self) -> None:
-        """Leave once all workers come here; nothing can be exchanged afterwards."""
+        """Wait until all workers call this, and disconnect. No exchange is possible afterwards."""
         if self.connected is None:
             return
         mx.nd.waitall()
@@ -72,7 +76,7 @@ class OneMachine(Exchange):
         ending().concerns(None)
 
     def abandon(self, why: str) -> None:
-        """Leave at once; all others end, and say why."""
+        """Disconnect at once. All other workers end with this reason."""
         if self.connected is self:
             self._neighbours.abandon(why)
             OneMachine.connected = None
@@ -83,8 +87,8 @@ class OneMachine(Exchange):
             return self._machine.gather(data)
 
     def _compared(self, message: Message, call: str) -> Message:
-        everybody = self._gather(json.dumps(message).encode(), call)
-        return agreement.compare([json.loads(one) for one in everybody])
+        messages = self._gather(json.dumps(message).encode(), call)
+        return agreement.compare([json.loads(text) for text in messages])
 
     def _open(self, channels: Sequence[Channel]) -> None:
         if not channels:
@@ -102,13 +106,13 @@ class OneMachine(Exchange):
         self._shared.pop(channel, None)
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:
-        return 0, 1  # of one sender, which all workers are together
+        return 0, 1  # all workers together send one payload
 
     def message_bytes(self, channel: Channel, done: Mapping[str, float]) -> Tuple[float, float]:
         return 0, 0
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
-        return False  # sums are made in the host's memory
+        return False  # the workers sum in host memory
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         for channel in channels:
@@ -130,9 +134,9 @@ class OneMachine(Exchange):
         return summed(channel, *of_all), None
 
     def _broadcast(self, arrays: Sequence[NDArray], root_rank: int) -> None:
-        """Overwrite arrays with those of the worker of rank `root_rank`, bit for bit, any dtype."""
+        """Overwrite arrays of any dtype with rank `root_rank`'s arrays, bit for bit."""
         for array in arrays:
             own = array.asnumpy()
             data = self._gather(own.tobytes() if self.rank == root_rank else b"")[root_rank]
-            theirs = np.frombuffer(data, own.dtype).reshape(own.shape)
-            array[:] = mx.nd.array(theirs, dtype=own.dtype)
+            root_array = np.frombuffer(data, own.dtype).reshape(own.shape)
+            array[:] = mx.nd.array(root_array, dtype=own.dtype)

@@ -1,4 +1,4 @@
-"""The base of backends that connect machines: the workers of a machine sum gradients first."""
+"""The base of backends that connect machines: each machine's workers first sum their gradients."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ from .shared_memory import SharedMemory, SharedMessage
 class HierarchicalExchange(Exchange):
     """Base of the backends that connect machines.
 
-    Messages of `Channel.hierarchical` are shared where a machine has several workers: their owner
-    sends them, with the machine's residuals, momentum and random streams.
+    If a machine has several workers, they share the messages of each channel that is
+    `Channel.hierarchical`. One worker owns such a message: it compresses the machine's sum and
+    exchanges it with other machines. Residuals, momentum and random streams belong to the machine.
     """
 
     _progress: Progress
 
     def __init__(self) -> None:
         super().__init__()
-        self._machine = (0, 1)  # its number, and how many there are
+        self._machine = (0, 1)  # the number of this machine, and the number of machines
         self._memory: Optional[SharedMemory] = None
         self._shared: Dict[Channel, SharedMessage] = {}
 
     def _on_machine(self) -> Cluster:
-        """This worker's place on its machine, in a job that no other there has the name of."""
+        """This worker's place on its machine. Each job there has its own root_uri or root_port."""
         raise NotImplementedError
 
     def _shares_machine(self) -> bool:
-        """Whether the workers of a machine can sum in shared memory."""
+        """Whether the workers of this machine can sum in shared memory."""
         return self.local_size > 1
 
     def _open_shared(self, channels: Sequence[Channel]) -> None:
-        """Share the messages that can be shared; all workers of a machine make the same call."""
+        """Share the messages of hierarchical channels.
+
+        The call is collective: all workers of a machine make it with the same channels.
+        """
         channels = [
             channel for channel in channels if self._shares_machine() and channel.hierarchical
         ]
@@ -57,12 +61,12 @@ class HierarchicalExchange(Exchange):
         self._shared.pop(channel, None)
 
     def _close_shared(self) -> None:
-        """Leave the shared memory after the last exchange."""
+        """Release the shared memory, after the last exchange."""
         if self._memory is not None:
             self._memory.close()
 
     def _can_run_on_gpu(self, channel: Channel) -> bool:
-        # The sum over a machine is made in the host's memory.
+        # The workers of a machine sum in host memory.
         return super()._can_run_on_gpu(channel) and channel not in self._shared
 
     def place(self, chunk: Chunk) -> Tuple[int, int]:

@@ -1,7 +1,11 @@
-"""Sums of what the workers of a machine have, in memory that they share.
+"""Sums the values of a machine's workers in shared memory.
 
-Each message has an owner among them, who sums what all have, and sends it compressed. What comes
-back is there for all to read.
+Each message has an owner, one of the workers. A step of a message:
+
+    each worker   slots[rank] = its values       (contribute)
+    the owner     total = sum of the slots       (total), which it compresses and exchanges
+    the owner     answer = the result            (answer)
+    each worker   gradients = decoded answer     (deliver)
 """
 
 from __future__ import annotations
@@ -22,14 +26,14 @@ from ...gradient import Gradients
 from ...job import Job
 from ...lent import lent
 
-_ALIGNMENT = 64  # bytes: what different processes write is in different lines of the cache
+_ALIGNMENT = 64  # bytes: a cache line, so that processes do not write to the same one
 
 
 class SharedMessage:
-    """A message that the workers of a machine make together.
+    """One message of a machine, with the values of all its workers.
 
-    Residuals and momentum are the machine's, and every worker sees them. Everything is queued on
-    MXNet's engine, and returns at once.
+    Residuals and momentum belong to the machine, and every worker can read them. All methods are
+    asynchronous: they queue operations on MXNet's engine and return at once.
 
     Parameters
     ----------
@@ -37,15 +41,15 @@ class SharedMessage:
     codecs : sequence of MessageCodec
         All codecs that the owner uses.
     owner, rank : int
-        Places on the machine: the owner's, and this worker's.
+        The local ranks of the owner and of this worker.
     count : int
-        Of payloads in an answer.
+        The number of payloads in an answer.
     slots : ndarray
         The workers' values, uint8, shape (workers, bytes).
     answer : ndarray
-        What comes back, uint8: payloads side by side, or a sum.
+        The result of the exchange, uint8: payloads side by side, or a sum.
     arrived, answered : Eventcount
-        Which all workers, or the owner, advance once a step.
+        In each step, every worker advances `arrived` once, and the owner advances `answered` once.
 
     Attributes
     ----------
@@ -73,7 +77,7 @@ class SharedMessage:
         self._answer = lent(answer if channel.framed else answer.view(channel.dtype))
 
     def contribute(self, job: Job) -> None:
-        """Lay ready what this worker sends."""
+        """Write this worker's values to its slot."""
         self._channel.copy(job, self._own, metered=not self.owned)
         if not self.owned:
             for codec in self._codecs:
@@ -81,24 +85,24 @@ class SharedMessage:
         self._arrived.advance(read=[self._own], written=[self._answer])
 
     def total(self) -> NDArray:
-        """The sum of what all workers have, in the order of their ranks; for the owner."""
+        """The sum of all workers' values, in the order of their ranks. Only the owner calls it."""
         self._arrived.wait([self._slots])
         return operators.sum_rows(self._slots, self._channel.dtype)
 
     def answer(self, copy: Callable[[NDArray], None]) -> None:
-        """Lay ready what has come back, which is copied to where it is told; for the owner."""
+        """Publish the result, which `copy` writes to its argument. Only the owner calls it."""
         copy(self._answer)
         self._answered.advance(read=[self._answer])
 
     def deliver(self, gradients: Gradients, also: Sequence[NDArray] = ()) -> None:
-        """Write the answer to the gradients; what is `also` used in a step waits for it too."""
+        """Write the answer to the gradients. Later operations on `also` wait for it as well."""
         kept = [array for codec in self._codecs for array in codec.memory.arrays]
         self._answered.wait([self._answer, self._own, *kept, *also])
         self._channel.deliver([self._answer], gradients, self._count)
 
 
 class SharedMemory:
-    """The memory in which the workers of a machine make messages together.
+    """The memory that the workers of a machine share for their messages.
 
     Parameters
     ----------
@@ -116,15 +120,15 @@ class SharedMemory:
         answers: Sequence[int],
         aggregators: Mapping[Channel, MessageCodec],
     ) -> List[SharedMessage]:
-        """Make room for messages; all workers make the same call.
+        """Allocate a message for each channel. All workers make the same call.
 
         Parameters
         ----------
         channels : sequence of Channel
         answers : sequence of int
-            The number of payloads in the answer to each message.
+            For each channel, the number of payloads in an answer.
         aggregators : mapping
-            The aggregators that run on this machine.
+            The aggregators that run on this machine, by channel.
         """
         workers, rank = self._machine.size, self._machine.rank
         codecs = [
@@ -141,7 +145,7 @@ class SharedMemory:
         padded = [size + -size % _ALIGNMENT for size in sizes]
         blocks = np.split(self._machine.share(sum(padded)), np.cumsum(padded)[:-1])
         pieces = (block[:size] for block, size in zip(blocks, sizes))
-        made = []
+        messages: List[SharedMessage] = []
         for channel, count, owner, own in zip(channels, answers, owners, codecs):
             slots, answer, arrived, answered = itertools.islice(pieces, 4)
             for codec in own:
@@ -151,13 +155,14 @@ class SharedMemory:
                 self._count(arrived, workers, slice(owner, owner + 1)),
                 self._count(answered, 1, slice(workers)),
             )
-            made.append(SharedMessage(channel, own, owner, rank, count, slots, answer, *counts))
-        return made
+            message = SharedMessage(channel, own, owner, rank, count, slots, answer, *counts)
+            messages.append(message)
+        return messages
 
     def _count(self, memory: np.ndarray, each: int, awaited_by: slice) -> Eventcount:
         return Eventcount(self._watcher, memory.view(np.uint32), each, awaited_by)
 
     def close(self) -> None:
-        """Leave; nothing is under way any more."""
+        """Release the memory. No exchange may be in progress."""
         self._watcher.end()
         self._machine.close()

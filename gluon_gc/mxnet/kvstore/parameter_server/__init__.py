@@ -1,1 +1,1 @@
-"""The backend over MXNet's parameter server: keys, rows, pages, and both ends' messages."""
+"""The backend over MXNet's parameter server: keys, rows, pages and control messages."""

@@ -1,7 +1,11 @@
-"""The backend over MXNet's parameter server (dist_sync), unmodified.
+"""The backend over MXNet's unmodified parameter server (dist_sync).
 
-A worker pushes its payload as the row of a row_sparse array whose id is its rank. The server's
-union of the rows is all payloads side by side; row 0 of what it stores is the answer.
+A worker pushes its payload as one row of a row_sparse array. The row id is the worker's rank:
+
+    worker 0  push row 0 --+
+    worker 1  push row 1 --+--> server: the union of all rows --> aggregate --> row 0
+    worker 2  push row 2 --+                                                      |
+    all workers  pull row 0  <----------------------------------------------------+
 """
 
 from __future__ import annotations
@@ -45,29 +49,29 @@ from .server_states import ServerStates
 from .servers import Servers
 from .sparse_rows import SparseRows
 
-_LANES = 3  # messages under way to a server: a pull stands in line behind those that are pushed
+_LANES = 3  # messages in flight to each server. With more, a pull would queue behind many pushes
 
 
 class ParameterServer(HierarchicalExchange):
-    """Compressed gradients through the parameter server that the DMLC variables describe.
+    """Exchanges compressed gradients through the parameter server of the DMLC variables.
 
     Raises
     ------
     ConnectionError
         No scheduler listens at its address within GLUON_GC_CONNECT_TIMEOUT.
     RuntimeError
-        A node is not gluon_gc's, two nodes are the same, or workers and servers differ in version
-        or settings; or this process is connected already.
+        A node does not run gluon_gc, two nodes claim the same rank, nodes differ in version or
+        settings, or this process is connected already.
     """
 
     type = "dist_sync"
     connected: ClassVar[Optional["ParameterServer"]] = None
-    """The one connection that a process can have."""
+    """The backend that this process is connected with. A process has at most one."""
 
     def __init__(self) -> None:
         super().__init__()
         if self.connected is not None:
-            raise RuntimeError("this process is connected to its parameter server already")
+            raise RuntimeError("this process is already connected to a parameter server")
         ending().concerns(self)
         cluster = env.cluster()
         self.rank = cluster.rank
@@ -87,29 +91,29 @@ class ParameterServer(HierarchicalExchange):
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
-        self._row = self._kv.rank  # ps-lite's rank, by which the server sorts the rows
+        self._row = self._kv.rank  # the rank that ps-lite gave, which is this worker's row id
         self._routes: Dict[Channel, Route] = {}
         self._machine = cluster.worker_id, cluster.num_worker
         self._sparse: Dict[SparseChannel, SparseRows] = {}
         self._server_of: Dict[Channel, int] = {}
-        self._states: Optional[ServerStates] = None  # once there is an aggregator
+        self._states: Optional[ServerStates] = None  # set when the first aggregator is declared
         ParameterServer.connected = self
         self._servers = Servers(self._kv, cluster.num_server, self._progress)
         self.agree("init")
 
     def _warn_of_raised_bound(self) -> None:
-        """Say that MXNet is to spread no array over servers, though the user wants it."""
+        """Warn if gluon_gc overrides the user's MXNET_KVSTORE_BIGARRAY_BOUND."""
         given, raised = env.get("MXNET_KVSTORE_BIGARRAY_BOUND"), env.BIGARRAY_BOUND
         if given < raised and self.rank == 0:
             logger.warning(
-                "MXNET_KVSTORE_BIGARRAY_BOUND is raised from %d to %d while gluon_gc connects: it "
-                "cuts arrays by itself (BYTEPS_PARTITION_BYTES)",
+                "MXNET_KVSTORE_BIGARRAY_BOUND is raised from %d to %d while gluon_gc connects, "
+                "because gluon_gc cuts arrays itself (BYTEPS_PARTITION_BYTES)",
                 given,
                 raised,
             )
 
     def close(self) -> None:
-        """Leave the cluster once all workers come here; nothing can be exchanged afterwards."""
+        """Wait until all workers call this, and leave. No exchange is possible afterwards."""
         if self.connected is None:
             return
         mx.nd.waitall()
@@ -120,18 +124,18 @@ class ParameterServer(HierarchicalExchange):
             ending().stays(self._stay)
             return
         ps_lite.leave_alone(self._kv.handle)
-        # ps-lite ends once nothing refers to it.
+        # MXNet ends ps-lite when the last reference to the KVStore is gone.
         del self._kv, self._routes, self._sparse, self._states, self._servers
         self._lifeline.close()
         ending().concerns(None)
 
     def _stay(self) -> None:
-        """Remain until all workers end: ps-lite fails where what it sends is not acknowledged."""
+        """Wait until all workers end. With PS_RESEND, ps-lite fails if a peer leaves earlier."""
         self._lifeline.stay()
         self._lifeline.close()
 
     def abandon(self, why: str) -> None:
-        """Leave the cluster at once; all others end, and say why."""
+        """Leave the cluster at once. All other nodes end with this reason."""
         if self.connected is self:
             self._lifeline.abandon(why)
             ParameterServer.connected = None
@@ -140,7 +144,7 @@ class ParameterServer(HierarchicalExchange):
     def topology(self) -> Topology:
         return Topology(self._machine[1], self._servers.count)
 
-    # Set-up: every worker comes here with the same chunks
+    # Set-up: collective calls, with the same channels on every worker
 
     def _on_machine(self) -> Cluster:
         return self._lifeline.cluster
@@ -174,7 +178,7 @@ class ParameterServer(HierarchicalExchange):
                 configured.append({"key": route.key, "server": server, **described})
         self._servers.configure(configured)
         self._servers.init(keys, zeros)
-        for pages in new_pages:  # a server sees what it has stored when somebody pushes
+        for pages in new_pages:  # a server gets its stored array in the first update of a key
             pages.push()
         if new_pages:
             mx.nd.waitall()
@@ -200,12 +204,12 @@ class ParameterServer(HierarchicalExchange):
         self._server_of.pop(channel, None)
 
     def _route(self, channel: Channel, server: int, lanes: Iterator[NDArray]) -> Route:
-        """How the messages of a channel travel to a server and back."""
+        """The route of a channel's messages to a server and back."""
         key, shared = self._servers.key(server), self._shared.get(channel)
         if shared is None:
             if channel.framed:
                 return Payloads(self._kv, key, channel, lane=next(lanes))
-            if channel.dtype == "float64":  # MXNet's server may sum it in float32
+            if channel.dtype == "float64":  # MXNet's server may sum float64 in float32
                 return SummedRows(self._kv, key, channel, lane=next(lanes))
             return Dense(self._kv, key, channel)
         kind = Payloads if channel.framed else SummedRows
@@ -213,7 +217,7 @@ class ParameterServer(HierarchicalExchange):
         return OfMachine(shared, kind(self._kv, key, channel, lane=lane, place=self._machine))
 
     def _description(self, channel: Channel) -> Dict[str, Any]:
-        """What the server must know of a channel in rows."""
+        """The configuration that the server needs for a channel that travels in rows."""
         if channel.gathered:
             return {"gathered": True}
         if not channel.aggregated:
@@ -228,12 +232,12 @@ class ParameterServer(HierarchicalExchange):
         self._lifeline.next_exchange()
         return self._servers.compared(message, call)
 
-    # What travels
+    # A step
 
     def _exchange(self, channels: Sequence[Channel], job: Job, priority: int) -> None:
         self._lifeline.next_exchange()
         routes = [self._routes[channel] for channel in channels]
-        # What is made travels before more is made, which MXNet's engine does with priority 0.
+        # Operators that encode have priority 0, so a message travels before more are encoded.
         priorities = range(priority + len(routes), priority, -1)
         for route, own in zip(routes, priorities):
             route.encode(job)
@@ -250,7 +254,7 @@ class ParameterServer(HierarchicalExchange):
     ) -> Tuple[RowSparseNDArray, NDArray]:
         return self._sparse[channel].exchange(channel.listed(gradient), priority)
 
-    # Checkpoints: rank 0's has what the servers carry over as well
+    # Checkpoints: rank 0 also saves the states of the servers' aggregators
 
     def keeps_aggregator(self, channel: Channel) -> bool:
         return self.rank == 0 and channel.aggregated
@@ -277,7 +281,7 @@ class ParameterServer(HierarchicalExchange):
         return [self._routes[channel].key for channel in channels]
 
     def _layouts(self, channels: Sequence[Channel]) -> List[Dict[int, archive.Layouts]]:
-        """What each server carries over for these channels, by key."""
+        """For each server, the layouts of its aggregators' states for these channels, by key."""
         layouts: List[Dict[int, archive.Layouts]] = [{} for _ in range(self._servers.count)]
         for channel in channels:
             params = channel.params.aggregators

@@ -1,6 +1,6 @@
-"""Messages with which workers make sure that they fit together, as JSON.
+"""The handshake in which workers check that their settings agree.
 
-Every worker pushes its own to every server, which compares the rows and answers.
+Every worker pushes a message in JSON to every server. The server compares them and answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from . import control_messages
 
 
 def pack(message: Message) -> NDArray:
-    """A message as `Rows` send it: uint8, shape (bytes of a message,)."""
+    """Pack a message for `Rows`: uint8, shape (bytes of a control message,)."""
     return control_messages.pack(json.dumps(message).encode())
 
 
@@ -24,5 +24,5 @@ def unpack(packed: NDArray) -> Message:
 
 
 def answer(packed: NDArray) -> NDArray:
-    """A server's answer to the messages of all workers, shape (workers, bytes of a message)."""
+    """A server's answer to all workers' messages, shape (workers, bytes of a control message)."""
     return pack(compare([unpack(row) for row in packed]))

@@ -1,7 +1,7 @@
-"""Bytes in bulk between a worker and a server: a page lies in the rows of a row_sparse array.
+"""Pages of bytes that a worker and a server exchange in bulk, as rows of a row_sparse array.
 
-Its words are framed, since MXNet's server adds up what all workers push: one of them has the bytes,
-the others push no rows.
+Only one worker pushes the rows of a page; the others push no rows. The bytes are framed as ordinary
+floats, because MXNet's server adds up the pushes of all workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE_BYTES = _ROWS * _ROW_BYTES
 
 
 def framed(page: np.ndarray, rows: Optional[int] = None) -> RowSparseNDArray:
-    """A page, uint8, in so many rows, or in as many as it takes."""
+    """A page, uint8, in this number of rows; by default, in as many as it needs."""
     if rows is None:
         rows = -(-page.size // _ROW_BYTES)
     whole = np.zeros(rows * _ROW_BYTES, np.uint8)
@@ -32,18 +32,18 @@ def framed(page: np.ndarray, rows: Optional[int] = None) -> RowSparseNDArray:
 
 
 def unframed(rows: RowSparseNDArray) -> np.ndarray:
-    """The bytes of all rows that are there: a page, with what fills up its last row."""
+    """The bytes of an array's rows: a page, and the padding of its last row."""
     words = rows.data.asnumpy().view(np.uint32).ravel()
     return kernels.unframe(words, words.size // _ROW_WORDS * _ROW_BYTES)
 
 
 def full(page: np.ndarray) -> RowSparseNDArray:
-    """A page in all rows, which a server must have to be pulled from."""
+    """A page in all rows. A server can only answer pulls of rows that it stores."""
     return framed(page, _ROWS)
 
 
 class Pages:
-    """The worker's end of the key in which pages travel to and from a server.
+    """The worker's end of the key under which pages travel to and from a server.
 
     Parameters
     ----------
@@ -57,20 +57,20 @@ class Pages:
         self._pulled: Optional[RowSparseNDArray] = None
 
     def first(self) -> RowSparseNDArray:
-        """What the server is to store first."""
+        """The initial value of the key."""
         return full(np.empty(0, np.uint8))
 
     def push(self, page: Optional[np.ndarray] = None) -> None:
-        """Send a page, if this worker has it; all push, and wait before they do it again."""
+        """Push a page, or nothing. All workers call this, and wait before they call it again."""
         self._kv.push(self.key, self._nothing if page is None else framed(page))
 
     def ask(self) -> None:
-        """Begin to fetch the page that the server has laid ready."""
+        """Start to pull the page that the server has prepared."""
         if self._pulled is None:
             self._pulled = mx.nd.sparse.zeros("row_sparse", _SHAPE)
             self._all_rows = mx.nd.arange(_ROWS, dtype="int64")
         self._kv.row_sparse_pull(self.key, out=self._pulled, row_ids=self._all_rows)
 
     def answer(self) -> np.ndarray:
-        """What was asked for."""
+        """The page that `ask` pulls. Blocks until it has arrived."""
         return unframed(self._pulled)

@@ -1,4 +1,4 @@
-"""The routes of a message through MXNet's server: payloads, summed values, a machine's sums."""
+"""The routes of a message through MXNet's server, one class for each kind of message."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .rows import Rows
 
 
 class Route:
-    """One channel's. Everything is queued on MXNet's engine, and returns at once.
+    """The route of one channel. All methods queue work on MXNet's engine and return at once.
 
     Attributes
     ----------
     key : int
-        The KVStore's.
+        The key of the KVStore.
     first : NDArray
-        What the server is to store first.
+        The initial value of the key.
     holds : bool
-        Whether `travel` queues operators that need what comes back. They would hold up others, that
-        make what is pushed: operators wait for MXNet's resources in the order of the queue.
+        Whether `travel` queues operators that read the answer. Such an operator holds a resource
+        of MXNet while it waits. So it must be queued after the operators that encode messages.
     """
 
     key: int
@@ -37,20 +37,20 @@ class Route:
     holds: bool
 
     def encode(self, job: Job, values: Optional[NDArray] = None) -> None:
-        """Make what travels, of the gradients, or of values that have scale and factor already."""
+        """Make the message of the gradients, or of values that are already scaled."""
         raise NotImplementedError
 
     def travel(self, priority: int) -> None:
-        """Push it, and pull what comes back."""
+        """Push the message, and pull the answer."""
         raise NotImplementedError
 
     def deliver(self, gradients: Gradients) -> None:
-        """Write what has come back to the gradients."""
+        """Write the answer to the gradients."""
         raise NotImplementedError
 
 
 class InRows(Route):
-    """In the rows of a row_sparse array.
+    """A message in the rows of a row_sparse array.
 
     Parameters
     ----------
@@ -58,8 +58,9 @@ class InRows(Route):
     key : int
     channel : Channel
     layout : MessageRows
+        The layout of the message in rows.
     lane, place : optional
-        As `Rows` has them.
+        As in `Rows`.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class InRows(Route):
         self.first = self.rows.first()
 
     def copy(self, to: NDArray) -> None:
-        """Write what has come back there, as `Channel.deliver` takes it."""
+        """Copy the answer to this array, in the form that `Channel.deliver` takes."""
         raise NotImplementedError
 
 
 class Payloads(InRows):
-    """Payloads, which our server aggregates or keeps; the parameters are those of `InRows`."""
+    """Payloads, which gluon_gc's server aggregates or stores. Parameters as in `InRows`."""
 
     def __init__(self, kv: KVStore, key: int, channel: Channel, **of_rows: Any) -> None:
         super().__init__(kv, key, channel, channel.codec.rows(), **of_rows)
@@ -105,7 +106,7 @@ class Payloads(InRows):
 
 
 class SummedRows(InRows):
-    """Values as bytes, which our server sums; the parameters are those of `InRows`."""
+    """Values as bytes, which gluon_gc's server sums. Parameters as in `InRows`."""
 
     holds = True
 
@@ -128,7 +129,7 @@ class SummedRows(InRows):
 
 
 class Dense(Route):
-    """Values that MXNet's server sums by itself. A key has an array of its own, as in `Rows`."""
+    """Dense values, which MXNet's server sums. A key keeps its array, for the reason in `Rows`."""
 
     holds = False
 
@@ -148,13 +149,13 @@ class Dense(Route):
 
 
 class OfMachine(Route):
-    """What the workers of a machine make together: its owner sends it, and the others no rows.
+    """A message that the workers of a machine share: the owner sends the sum, the others no rows.
 
     Parameters
     ----------
     shared : SharedMessage
     route : Payloads or SummedRows
-        The owner's.
+        The owner's route.
     """
 
     def __init__(self, shared: SharedMessage, route: InRows) -> None:

@@ -1,4 +1,7 @@
-"""Messages through MXNet's server, in rows: a worker's are those that begin at its rank's place."""
+"""Sends messages through MXNet's server as rows of a row_sparse array.
+
+The array has a block of rows for each sender. The server's union of all pushes is all messages.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ from ...operators import MessageRows
 
 
 class Rows:
-    """The worker's end. The server merges what workers push; it has its answers from row 0 on.
+    """The worker's end of a key. The server writes its answer from row 0 on.
 
-    A server counts the pushes of a key, not who sent them. So a key is always exchanged with the
-    same arrays: MXNet's engine then ends one exchange before it begins the next.
+    A server counts the pushes of a key, not their senders. So one exchange must end before the
+    next begins. MXNet's engine ensures that, because a key always uses the same arrays.
 
     Parameters
     ----------
     kv : KVStore
     key : int
     layout : MessageRows
-        Of the messages.
-    place : tuple of two int, optional
-        Which message of a step this is, of how many; by default each worker has one, by its rank.
+        The layout of a message in rows.
+    place : tuple of (int, int), optional
+        The number of this message in a step, and the number of messages. By default, each worker
+        sends one message, and its number is the rank.
     lane : NDArray, optional
-        What is exchanged in the same lane is exchanged one after the other.
+        Exchanges in the same lane run one after the other.
     """
 
     def __init__(
@@ -51,20 +55,23 @@ class Rows:
         self.framing = layout.framing_at(self.place, self.places)
 
     def first(self) -> RowSparseNDArray:
-        """What the server is to store first."""
+        """The initial value of the key: zeros in all rows."""
         shape = self.sent.shape
         return mx.nd.sparse.row_sparse_array((mx.nd.zeros(shape), np.arange(shape[0])), shape)
 
     def push(self, priority: int = 0) -> None:
-        """Send what is in `sent`, once what was exchanged in the same lane is here."""
+        """Push `sent`, after the previous exchange of the lane has ended."""
         if self._lane is not None:
             engine.meet(self._lane, self.sent)
         self._kv.push(self.key, self.sent, priority)
 
     def pull(self, answers: int = 1, priority: int = 0) -> List[RowSparseNDArray]:
-        """The rows of the first messages that the server has."""
+        """Pull the first message that the server stores, or one from each sender.
+
+        Its rows are in one or two arrays.
+        """
         wanted = self._row0 if answers == 1 else self._first_rows
-        for array in self._pulled:  # the first row of a message says how many more there are
+        for array in self._pulled:  # the first row of a message holds the number of further rows
             self._kv.row_sparse_pull(self.key, out=array, row_ids=wanted, priority=priority)
             if array is not self._pulled[-1]:
                 wanted = operators.rows_left(array, self.layout, answers)
@@ -73,11 +80,11 @@ class Rows:
         return self._pulled
 
     def exchange(self, parts: Sequence[NDArray], priority: int = 0) -> List[NDArray]:
-        """Push a message of bytes; the parts of the server's answer, shape (1, bytes) each."""
+        """Push a message of these parts (uint8), and pull the answer, as `answer` does."""
         operators.frame(parts, self.layout, self.place, self.places, out=self.sent)
         self.push(priority)
         return self.answer(priority)
 
     def answer(self, priority: int = 0) -> List[NDArray]:
-        """The parts of the server's answer."""
+        """Pull the server's answer: its parts, uint8, shape (1, bytes) each."""
         return operators.unframe(self.pull(1, priority), self.layout)

@@ -1,4 +1,4 @@
-"""What servers carry over, on its way to and from a checkpoint, in pages."""
+"""Moves the states of the servers' aggregators to and from a checkpoint, in pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import archive
 from .pages import PAGE_BYTES, Pages
 
 Layouts = Sequence[Mapping[int, archive.Layouts]]
-"""Of each server, by key."""
+"""For each server, the layouts of its states by key."""
 
 
 class ServerStates:
@@ -20,16 +20,16 @@ class ServerStates:
     Parameters
     ----------
     pages : sequence of Pages
-        Of each server.
+        The pages of each server.
     command : callable
-        Has all servers do something; takes what, and a request.
+        `Servers.command`. It sends all servers an action and a request.
     """
 
     def __init__(self, pages: Sequence[Pages], command: Callable[[str, Any], None]) -> None:
         self._pages, self._command = pages, command
 
     def fetch(self, keys: Sequence[int], layouts: Layouts) -> Iterator[States]:
-        """What is carried over for these keys, in their order."""
+        """Yield the states of these keys, in their order. Only one worker calls it."""
         joiners = [archive.Joiner(of_server) for of_server in layouts]
         arrived: Dict[int, States] = {
             key: [{} for _ in chunks]
@@ -55,9 +55,10 @@ class ServerStates:
         layouts: Layouts,
         states: Optional[List[Iterable[States]]],
     ) -> None:
-        """Let servers go on from states, for each server those of its keys in their order.
+        """Send states to the servers, which continue from them. All workers call it.
 
-        All workers call it; one has the states, and the others None.
+        `states` has the states of each server's keys, in their order. One worker has it; the others
+        pass None.
         """
         cutters = [archive.Cutter(iter(of_server)) for of_server in states or []]
         if cutters:

@@ -1,4 +1,4 @@
-"""All servers of MXNet's parameter server, and the calls that concern all of them."""
+"""The calls that reach all servers of MXNet's parameter server."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from . import control_messages, handshake
 from .keys import KeyAllocator
 from .rows import Rows
 
-_CONTROLLER = 0  # the command that MXNet's server hands to its controller
+_CONTROLLER = 0  # the number of a command that MXNet's server passes to its controller
 
 
 class Servers:
-    """The servers, as a worker sees them.
+    """All servers, from a worker's side.
 
     Parameters
     ----------
     kv : KVStoreBase
-        MXNet's, which connects to them.
+        MXNet's KVStore, which is connected to the servers.
     count : int
-        How many servers there are.
+        The number of servers.
     progress : Progress
-        Learns when this worker waits for others.
+        It records when this worker waits for other nodes.
     """
 
     def __init__(self, kv: KVStoreBase, count: int, progress: Progress) -> None:
@@ -50,34 +50,37 @@ class Servers:
         return [self.key(server) for server in range(self.count)]
 
     def init(self, keys: Sequence[int], first: Sequence[NDArray]) -> None:
-        """Let the servers store first values; returns when all workers have come here."""
+        """Set the initial values of keys. Collective: it waits until all workers call it."""
         if keys:
             with self._progress.waiting():
                 self.kv.init(keys, first)
 
     def configure(self, keys: List[Dict[str, Any]]) -> None:
-        """Describe keys to the servers; one worker does it."""
+        """Send the configuration of keys to the servers. Only rank 0 sends it."""
         if self.kv.rank == 0:
             self.command("configure", keys)
 
     def command(self, action: str, request: Any) -> None:
-        """Ask all servers; returns when they have done it."""
+        """Send all servers a request, and wait until they have carried it out."""
         body = json.dumps({"gluon_gc": {action: request}})
         self.kv._send_command_to_servers(_CONTROLLER, body)
 
     def compared(self, message: Message, call: str) -> Message:
-        """The answer of all servers to all workers' messages; only gluon_gc's servers give one."""
+        """Let the servers compare all workers' messages, and return the answer. Collective.
+
+        Only gluon_gc's servers give an answer. `call` is named if this worker waits too long.
+        """
         packed = handshake.pack(message)
         with self._progress.waiting(call):
             answers = [greeting.exchange([packed]) for greeting in self._greetings]
             unpacked = [handshake.unpack(answer) for (answer,) in answers]
-            self.kv._barrier()  # from here on, rank 0 may have servers answer it something else
+            self.kv._barrier()  # rank 0 sends no further command before all have their answers
         return next(filter(None, unpacked), {})
 
     def broadcast(self, arrays: Sequence[NDArray], is_root: bool) -> None:
-        """Overwrite arrays with those of the one worker that is the root, bit for bit, any dtype.
+        """Overwrite arrays of any dtype with the root worker's arrays, bit for bit.
 
-        The bytes travel framed as floats; all other workers add zeros to them.
+        The servers sum: the root sends its bytes framed as floats, all other workers send zeros.
         """
         host = [array.asnumpy() for array in arrays]
         data = np.frombuffer(b"".join(array.tobytes() for array in host), np.uint8)

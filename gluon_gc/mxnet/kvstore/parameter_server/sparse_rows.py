@@ -1,4 +1,4 @@
-"""Uncompressed rows through MXNet's server, which adds up those of the same number."""
+"""Sends uncompressed rows of row-sparse gradients through MXNet's server, which sums them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .rows import Rows
 
 
 class SparseRows:
-    """The worker's end of a channel: one key for which rows each worker has, and one for them.
+    """The worker's end of a channel. One key carries the lists of row numbers, one the rows.
 
     Parameters
     ----------
     kv : KVStore
-    keys : tuple of two int
+    keys : tuple of (int, int)
     channel : SparseChannel
     """
 
@@ -31,13 +31,13 @@ class SparseRows:
         self._pulled = mx.nd.sparse.zeros("row_sparse", channel.shape)
 
     def first(self) -> List[RowSparseNDArray]:
-        """What the server is to store first under each key: all rows, since it finds only those."""
+        """The initial values of both keys. They have all rows, the only ones that can be pulled."""
         shape = self._channel.shape
         rows = (mx.nd.zeros(shape), np.arange(shape[0]))
         return [self._lists.first(), mx.nd.sparse.row_sparse_array(rows, shape)]
 
     def exchange(self, listed: NDArray, priority: int) -> Tuple[RowSparseNDArray, NDArray]:
-        """Push what the channel sends; the sums of rows, and every worker's list of rows."""
+        """Push `channel.sent` and the list of its rows. Returns the sums and all workers' lists."""
         kv, workers, layout = self._kv, self._kv.num_workers, self._channel.layout
         operators.frame([listed], layout, kv.rank, workers, out=self._lists.sent)
         self._lists.push(priority)
