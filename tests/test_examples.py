@@ -289,8 +289,8 @@ def test_weights_alone_begin_a_new_run():
     "command, message",
     [
         ("--resume-from weights.params", "NAME-EPOCHS.params, got 'weights.params'"),
-        ("--resume-from a-1.params --resume-epoch 1", "without the other --resume arguments"),
-        ("--resume auto --resume-params a.params", "without the other --resume arguments"),
+        ("--resume-from a-1.params --resume-epoch 1", "with other --resume arguments"),
+        ("--resume auto --resume-params a.params", "with other --resume arguments"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(command, message):
