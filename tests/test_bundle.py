@@ -84,8 +84,8 @@ def test_nothing_goes_to_every_place_of_no_channels():
         (7, [15], "messages end within a part"),
         (7, [9], "a message ends within a part"),
         (7, [18], "1 bytes are left after the last message"),
-        (7, [29], "at most 28 bytes, got 29"),
-        (7, [-1], "said to have -1 bytes"),
+        (7, [29], "0 to 28 bytes, got 29"),
+        (7, [-1], "0 to 28 bytes, got -1"),
     ],
 )
 def test_bytes_that_are_no_messages_are_refused(length, splits, said):

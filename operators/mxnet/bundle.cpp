@@ -41,7 +41,7 @@ struct Messages {
 std::size_t packed_bytes(MXTensor& data, MXTensor& splits) {
   const auto* const each = splits.data<std::int32_t>();
   const std::int64_t total = std::accumulate(each, each + splits.size(), std::int64_t{0});
-  require(total >= 0 && total <= data.size(), "packed messages must have at most " + std::to_string(data.size()) +
+  require(total >= 0 && total <= data.size(), "packed messages must have 0 to " + std::to_string(data.size()) +
                                                   " bytes, got " + std::to_string(total));
   return static_cast<std::size_t>(total);
 }

@@ -64,7 +64,7 @@ MUTANTS = {
     ),
     "no barrier after the ticket": Mutant(
         "grid.cuh",
-        "gridDim.x - 1;  // after which it is 0\n  __syncthreads();",
+        "gridDim.x - 1;  // resets it to 0\n  __syncthreads();",
         "gridDim.x - 1;",
         "",
     ),
@@ -230,8 +230,8 @@ MUTANTS = {
     ),
     "a wrong jump from tile to tile": Mutant(
         "stream.cuh",
-        "product(of[i][base - 1], one_step);\n    }",
-        "product(of[i][base - 2], one_step);\n    }",
+        "product(power[i][base - 1], one_step);\n    }",
+        "product(power[i][base - 2], one_step);\n    }",
         "another payload",
         "randomk",
     ),
