@@ -102,7 +102,7 @@ def unbound(code):
 
 def needs_torch(code):
     """Whether a block imports PyTorch, where there may be none."""
-    return "import torch" in code and not importlib.util.find_spec("torch")
+    return re.search(r"import (gluon_gc\.)?torch", code) and not importlib.util.find_spec("torch")
 
 
 def broken_python(page):
