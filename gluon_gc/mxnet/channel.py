@@ -83,8 +83,6 @@ class Channel(Metered):
         Whether the workers of a machine sum their values before these travel, if the backend can.
     gpu : Context or None
         The GPU that compresses the gradients; None: the CPU does.
-    paths : list of str
-        With a codec: for each chunk, the prefix of its names in a checkpoint.
     """
 
     def __init__(
@@ -110,9 +108,6 @@ class Channel(Metered):
         if self.params is None:
             self._coder = Values(self.dtype, self.slices, tensors)
         else:
-            self.paths = [
-                f"{tensors[piece.tensor].index}/{piece.begin}-{piece.end}" for piece in self.slices
-            ]
             refused = [tensors[piece.tensor].refused for piece in self.slices]
             parts = [Part(c.size, s, r) for c, s, r in zip(chunks, starts, refused)]
             if first.rows:

@@ -91,7 +91,6 @@ class ParameterServer(HierarchicalExchange):
             self._kv = mx.kv.create("dist_sync")
         logger.info("worker %d has joined the cluster at %s", self.rank, address)
         self.num_workers = self._kv.num_workers
-        self._row = self._kv.rank  # the rank that ps-lite gave, which is this worker's row id
         self._routes: Dict[Channel, Route] = {}
         self._machine = cluster.worker_id, cluster.num_worker
         self._sparse: Dict[SparseChannel, SparseRows] = {}
