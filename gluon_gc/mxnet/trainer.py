@@ -339,7 +339,8 @@ class DistributedTrainer(HookedTrainer):
         state and this worker's parameters. An existing file is replaced only when the new one is
         complete and on disk. `gluon_gc.checkpoint` describes the format.
         """
-        saving.save(self._checkpoint("save_states"), fname)
+        self._follow_cluster()
+        saving.save(self._saved("save_states"), fname)
 
     def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
         """Restore the states that `save_states` saved; all workers call it, each with its own file.
@@ -373,10 +374,10 @@ class DistributedTrainer(HookedTrainer):
         """
         self._follow_cluster()
         self._averaging.recall(saving.chosen(fname))
-        saving.load(self._checkpoint("load_states"), fname, strict)
+        saving.load(self._saved("load_states"), fname, strict)
         self._optimizer = self._updaters[0].optimizer
 
-    def _checkpoint(self, call: str) -> saving.Saved:
+    def _saved(self, call: str) -> saving.Saved:
         indices = self._averaging.prepare(self._optimizer, call)
         optimizer = OptimizerStates(self._updaters, self._params)
         return saving.Saved(self._averaging, self._params, indices, optimizer)

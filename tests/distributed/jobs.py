@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -806,6 +807,8 @@ def resume(arguments):
     bps.suspend()
     os.environ["DMLC_PS_ROOT_PORT"] = str(arguments["port"])
     bps.resume(num_workers=2, num_servers=1)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.save_states(f"{folder}/states")  # before a step has used the new cluster
     train(params, trainer, range(3, 6))
     result = {**weights("resumed", params), **weights("never", never)}
     result.update(carried_over("before", trainer))
