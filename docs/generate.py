@@ -16,9 +16,14 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> List[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
+def _rule(allowed: str) -> str:
+    """A rule as a table prints it, without its article."""
+    return allowed[2:] if allowed.startswith("a ") else allowed
+
+
 def _default(variable: Variable) -> str:
     if variable.default is REQUIRED:
-        return "required in a cluster"
+        return "required"
     if callable(variable.default):
         return variable.default.__doc__
     if isinstance(variable.default, bool):
@@ -40,11 +45,21 @@ def _options() -> Iterable[Sequence[str]]:
     for key in compression.keys():
         meanings: Dict[Sequence[str], List[str]] = {}
         for name, option in compression.users_of(key).items():
-            meaning = option.allowed, _default_option(name, key), option.meaning
-            meanings.setdefault(meaning, []).append(name)
-        for meaning, names in meanings.items():
+            meanings.setdefault((option.allowed, option.meaning), []).append(name)
+        for (allowed, meaning), names in meanings.items():
             every = names == list(compression.registry)
-            yield (f"`{key}`", *meaning, "any compressor" if every else ", ".join(names))
+            users = "all" if every else ", ".join(names)
+            yield f"`{key}`", _rule(allowed), _defaults(key, names), meaning, users
+
+
+def _defaults(key: str, compressors: Sequence[str]) -> str:
+    """The default of a key, with the compressors' names if it differs between them."""
+    users: Dict[str, List[str]] = {}
+    for name in compressors:
+        users.setdefault(_default_option(name, key), []).append(name)
+    if len(users) == 1:
+        return "".join(users)
+    return "; ".join(f"{', '.join(names)}: {text or 'none'}" for text, names in users.items())
 
 
 def _options_of_algorithms() -> Iterable[Sequence[str]]:
@@ -52,7 +67,7 @@ def _options_of_algorithms() -> Iterable[Sequence[str]]:
     for name, kind in algorithms.registry.items():
         for key, option in kind.keys().items():
             default = str(kind.defaults().get(key, "must be given"))
-            yield f"`{name}`", f"`{key}`", option.allowed, default, option.meaning
+            yield f"`{name}`", f"`{key}`", _rule(option.allowed), default, option.meaning
 
 
 def _names(variable: Variable) -> str:
@@ -65,16 +80,16 @@ def page() -> str:
         (f"`{name}`", compressor.description) for name, compressor in compression.registry.items()
     )
     variables = (
-        (_names(variable), KINDS[variable.kind][0], _default(variable), variable.meaning)
+        (_names(variable), _rule(KINDS[variable.kind][0]), _default(variable), variable.meaning)
         for variable in TABLE
     )
-    of_launchers = (
-        (_names(variable), KINDS[variable.kind][0], variable.meaning) for variable in OF_LAUNCHERS
-    )
+    of_launchers: Dict[str, List[str]] = {}
+    for variable in OF_LAUNCHERS:
+        of_launchers.setdefault(variable.meaning, []).append(_names(variable))
     lines = [
         "# Keys and variables",
         "",
-        "Made by `python docs/generate.py` from the tables that the code itself reads.",
+        "Made by `python docs/generate.py` from the tables that the code reads.",
         "",
         "## Compressors",
         "",
@@ -101,16 +116,20 @@ def page() -> str:
         "",
         "## Environment variables",
         "",
-        "An empty variable counts as one that is not set. A misspelt one that begins with",
-        "`BYTEPS_` or `GLUON_GC_` is warned of, with the nearest of these.",
+        "An empty variable counts as not set. A misspelt one that begins with `BYTEPS_` or",
+        "`GLUON_GC_` is warned of, with the nearest of these. Required ones are for a",
+        "cluster only.",
         "",
         *_table(("variable", "allowed", "default", "meaning"), variables),
         "",
-        "Other launchers set these variables to tell a worker its rank and the number of workers.",
+        "Other launchers set these variables to tell a worker its place among the others.",
         "bpslaunch sets the first six, which are torchrun's. With MXNet, gluon_gc reads them only",
         "to refuse a script that would train alone by mistake.",
         "",
-        *_table(("variable", "allowed", "meaning"), of_launchers),
+        *_table(
+            ("variables", "meaning"),
+            ((", ".join(names), meaning) for meaning, names in of_launchers.items()),
+        ),
         "",
     ]
     return "\n".join(lines)

@@ -24,13 +24,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-_SHARED = (
-    "number of resources that MXNet's operators share. An operator holds one while it waits for "
-    "the network, so this number limits concurrent exchanges. The default is raised to "
-    "BYTEPS_THREADPOOL_SIZE if that is larger"
-)
-
-
 def _few_cores() -> int:
     """number of cores, at most 4"""
     return min(4, cores())
@@ -115,8 +108,7 @@ TABLE = (
         "BYTEPS_LOCAL_SIZE",
         1,
         "positive",
-        "number of worker processes on each machine, the same on all machines. bpslaunch sets it "
-        "for the workers",
+        "number of workers on each machine, the same on all machines. bpslaunch sets it",
     ),
     Variable(
         "BYTEPS_FORCE_DISTRIBUTED",
@@ -160,7 +152,7 @@ TABLE = (
         "OMP_NUM_THREADS",
         None,
         "positive",
-        "number of OpenMP threads in each worker and server. If it is not set, `bpslaunch --local` "
+        "OpenMP threads in each worker and server. By default, `bpslaunch --local` "
         "divides the cores among the workers",
     ),
     # Faults.
@@ -169,14 +161,14 @@ TABLE = (
         "GLUON_GC_STALL_SECONDS",
         60,
         "count",
-        "seconds that an exchange may take before a warning names the missing nodes. 0: no warning",
+        "seconds of an exchange before a warning names the missing nodes. 0: no warning",
         alike=True,
     ),
     Variable(
         "GLUON_GC_TIMEOUT",
         0,
         "count",
-        "seconds that an exchange, or the wait for missing nodes, may take before all nodes end. "
+        "seconds of an exchange, or of waiting for missing nodes, before all nodes end. "
         "0: no limit",
         alike=True,
     ),
@@ -189,30 +181,30 @@ TABLE = (
         "PS_HEARTBEAT_TIMEOUT",
         30,
         "positive",
-        "seconds without a heartbeat after which a node counts as dead. A link may be down for "
-        "half of this time",
+        "seconds without a heartbeat until a node counts as dead. A link may be down for half of "
+        "this time",
         alike=True,
     ),
     Variable(
         "PS_RESEND",
         False,
         "flag",
-        "1: ps-lite sends messages again if they are not acknowledged. Set it on networks that "
-        "reset connections. TCP already resends within a connection",
+        "1: ps-lite resends unacknowledged messages. Set it on networks that reset connections; "
+        "TCP already resends within one",
         alike=True,
     ),
     Variable(
         "PS_RESEND_TIMEOUT",
         6000,
         "positive",
-        "milliseconds before PS_RESEND sends a message again. After ten times as long, the process "
+        "milliseconds before PS_RESEND resends a message. After ten times as long, the process "
         "ends",
     ),
     Variable(
         "DMLC_PS_VAN_TYPE",
         "zmq",
         "van",
-        "transport of ps-lite. Its other transport, p3, cannot carry gluon_gc's messages",
+        "transport of ps-lite. The other one, p3, cannot carry gluon_gc's messages",
     ),
     # For development, and variables that gluon_gc sets for MXNet.
     Variable("GLUON_GC_LIBRARY", None, "text", "path of another libgluon_gc.so to load"),
@@ -220,24 +212,31 @@ TABLE = (
         "GLUON_GC_WITH_CUDA",
         False,
         "flag",
-        "read when gluon_gc is built. 1: compile the GPU kernels. 0: leave them out. Not set: "
-        "compile them if mxnet-cu112 or a CUDA build of PyTorch is installed",
+        "read by the build. 1: compile the GPU kernels. 0: leave them out. Not set: compile them "
+        "if mxnet-cu112 or a CUDA build of PyTorch is installed",
     ),
     Variable("MXNET_CPU_WORKER_NTHREADS", None, "positive", "set to BYTEPS_THREADPOOL_SIZE"),
     Variable(
         "MXNET_CPU_PARALLEL_RAND_COPY",
         8,
         "positive",
-        f"{_SHARED}. `bps.init()` sets it. MXNet's own default is 1, and MXNet's random numbers "
-        "depend on this value",
+        "number of resources that MXNet's operators share. An operator holds one while it waits "
+        "for the network, so this limits concurrent exchanges. Default: BYTEPS_THREADPOOL_SIZE if "
+        "that is larger. `bps.init()` sets it. MXNet's own default is 1, and MXNet's random "
+        "numbers depend on this value",
     ),
-    Variable("MXNET_CPU_TEMP_COPY", 8, "positive", _SHARED),
+    Variable(
+        "MXNET_CPU_TEMP_COPY",
+        8,
+        "positive",
+        "limits concurrent exchanges as MXNET_CPU_PARALLEL_RAND_COPY does, with the same default",
+    ),
     Variable(
         "MXNET_KVSTORE_BIGARRAY_BOUND",
         BIGARRAY_BOUND,
         "positive",
         "number of elements above which MXNet splits an array over servers. gluon_gc cuts arrays "
-        "itself, so it raises a lower bound to this default",
+        "itself, so it raises a lower bound to the default",
     ),
 )
 

@@ -40,14 +40,14 @@ class LocalSteps(Algorithm):
     description = "workers train locally, and average the changes of parameters every few steps"
     shared = ("anchor", "outer_momentum")
 
-    every: int = whole(1, "H: the number of steps between two averages").field(30)
+    every: int = whole(1, "H: number of steps between averages").field(30)
     outer_lr: float = real(
-        lambda lr: lr > 0, "a number > 0", "lr: the learning rate of the outer step"
+        lambda lr: lr > 0, "a number > 0", "lr: learning rate of the outer step"
     ).field(0.7)
     outer_momentum: float = real(
-        lambda mu: 0 <= mu < 1, "a number from 0 to below 1", "mu: the momentum of the outer step"
+        lambda mu: 0 <= mu < 1, "a number from 0 to below 1", "mu: momentum of the outer step"
     ).field(0.9)
-    nesterov: bool = switch("whether the outer step has Nesterov's momentum").field(True)
+    nesterov: bool = switch("use Nesterov's momentum in the outer step").field(True)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"difference": shapes}

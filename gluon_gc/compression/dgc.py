@@ -47,7 +47,7 @@ class Dgc(Compressor):
     compress_ratio: Optional[float] = real(
         lambda v: v > 0 and v != 1,
         "a share between 0 and 1 or its reciprocal",
-        "instead of k: the share of the elements that is sent, or its reciprocal (0.001 or 1000)",
+        "instead of k: the share to send, or its reciprocal (0.001 or 1000)",
     ).field(None)
     sample_ratio: float = real(
         lambda v: 0 < v <= 1,
@@ -68,7 +68,7 @@ class Dgc(Compressor):
         "lower the threshold if fewer than this times k elements reach it",
     ).field(0.8)
     max_adaptation_iters: int = whole(
-        0, "how many times the threshold may be multiplied by one of these bounds"
+        0, "how many times these bounds may multiply the threshold"
     ).field(10)
     resample: bool = switch(
         "if too many elements reach the threshold, send the k largest instead of raising it"
@@ -77,8 +77,7 @@ class Dgc(Compressor):
     int32_indices: bool = switch("no effect: indices always have 32 bits").field(False)
     warmup_epochs: int = whole(
         -1,
-        "number of warm-up epochs, in which more elements are sent. Tell each epoch's number with "
-        "`trainer.set_epoch`",
+        "number of warm-up epochs, which send more elements. Call `trainer.set_epoch` in each",
     ).field(-1)
     warmup_coeff: Union[None, float, Sequence[float]] = Option(
         (numbers.Real, list, tuple),
@@ -93,8 +92,8 @@ class Dgc(Compressor):
     gradient_clipping: Optional[float] = real(
         lambda v: v > 0,
         "a number > 0",
-        "the largest l2 norm of a chunk's gradient, which is divided by batch size and number of "
-        "workers before; a larger gradient is scaled down",
+        "largest l2 norm of a chunk's gradient after division by batch size and number of workers; "
+        "a larger gradient is scaled down",
     ).field(None)
     seed: Optional[int] = seed().field(None)
 

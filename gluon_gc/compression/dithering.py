@@ -56,11 +56,11 @@ class Dithering(Compressor):
         unused="linear",
     ).field("linear")
     normalize: str = one_of(
-        ("max", "l2"), "the norm: the largest magnitude of the chunk, or its l2 norm", unused="max"
+        ("max", "l2"), "norm of the chunk: the largest magnitude, or l2", unused="max"
     ).field("max")
     seed: Optional[int] = seed().field(None)
     fixed_width: bool = switch(
-        "never use Elias codes, as is always the case on a GPU. Must be the same on all workers"
+        "never use Elias codes (on a GPU always True). Must be the same on all workers"
     ).field(False)
 
     def on_gpu(self) -> Dithering:

@@ -23,35 +23,33 @@ def common() -> Dict[str, Option]:
     return {
         "compressor": one_of(
             (*registry, AUTO),
-            f"the compressor; a false value: none; '{AUTO}': chosen for each gradient",
+            f"the compressor. '{AUTO}' chooses one for each gradient",
         ),
         "ef": one_of(
             ("vanilla", "corrected", "sparse"),
             "error feedback. 'vanilla': add the residual to the next gradient. 'corrected': first "
-            "multiply it by the previous learning rate over the current one. 'sparse': BytePS's "
-            "name for 'corrected' with randomk",
+            "multiply it by the previous over the current learning rate. 'sparse': BytePS's name "
+            "for 'corrected' with randomk",
         ),
         "momentum": one_of(
             ("nesterov",),
-            "apply the optimizer's momentum before compression, in Nesterov's form; the optimizer "
-            f"then applies none. {accumulating} always applies momentum, without this key in the "
-            "optimizer's form",
+            "apply momentum before compression, in Nesterov's form, instead of in the optimizer. "
+            f"{accumulating} always does, without this key in the optimizer's form",
         ),
         "fp16": switch("send gradients that are not compressed as float16"),
         "hierarchical": switch(
-            "sum the gradients of a machine's workers first, and compress and send only the sum; "
-            "on by default"
+            "first sum the gradients of a machine's workers, then compress the sum. On by default"
         ),
         "exchange": one_of(
             ("two_way", "gather"),
-            "'two_way': servers sum the payloads and compress the sum. 'gather': every worker gets "
-            f"all payloads and sums them; the default and the only choice for {accumulating}. No "
-            "effect with randomk, whose payloads are summed without decoding",
+            "'two_way' (default): servers sum the payloads and compress the sum. 'gather': every "
+            f"worker gets and sums all payloads; default and only choice for {accumulating}. No "
+            "effect with randomk",
         ),
         "accuracy": one_of(
             ("exact", "safe", "aggressive"),
             "what 'auto' may choose. 'exact': no compression. 'safe' (default): also fp16 and "
-            "bytegrad, which round each element. 'aggressive': also onebit and topk",
+            "bytegrad. 'aggressive': also onebit and topk",
         ),
     }
 

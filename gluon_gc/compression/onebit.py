@@ -33,6 +33,4 @@ class Onebit(Compressor):
     name = "onebit"
     description = "1 bit an element: its sign, with the mean magnitude of a chunk as scale"
 
-    scaling: bool = switch(
-        "decode signs to plus or minus the mean magnitude, instead of plus or minus 1"
-    ).field(False)
+    scaling: bool = switch("multiply the signs by the mean magnitude of the chunk").field(False)

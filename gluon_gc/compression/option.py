@@ -21,8 +21,8 @@ def share_or_count() -> Option:
         (numbers.Real,),
         rule,
         "a share below 1 or a whole number >= 1",
-        "which part of a chunk is sent. 0 < k < 1: a share, at least one element. k >= 1: a number "
-        "of elements, at most all. 1.0 is refused, because it could mean either",
+        "the share or the number of a chunk's elements to send: at least one, at most all. 1.0 is "
+        "refused, because it could mean either",
         unused=1,
         hint=lambda k: (
             ", which could be the share of all elements or the number of one: write 1 for one "
@@ -35,4 +35,4 @@ def share_or_count() -> Option:
 
 def seed() -> Option:
     """The option seed of a compressor that draws random numbers."""
-    return whole(1, "seed of the random stream. Without it, each run draws other numbers")
+    return whole(1, "seed of the random numbers. Without it, each run draws others")

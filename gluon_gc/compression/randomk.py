@@ -35,6 +35,6 @@ class RandomK(Compressor):
 
     k: float = share_or_count().field()
     scaling: bool = switch(
-        "multiply the values by n / k, so that they are unbiased; no effect with error feedback"
+        "multiply the values by n / k, to be unbiased; no effect with error feedback"
     ).field(True)
     seed: Optional[int] = seed().field(None)
