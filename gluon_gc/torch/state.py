@@ -131,7 +131,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps. A step is undone, and not counted, if no optimizer has used it."""
+        """The number of steps so far, without the steps that `LeftOut` has undone."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
