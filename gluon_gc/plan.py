@@ -58,8 +58,8 @@ class Tensor:
     params : CompressionParams
         The compressor and its options.
     index : int
-        The parameter's position in its trainer. It is added to the seed of the compressor, so that
-        each parameter has its own stream of random numbers.
+        The parameter's position in its trainer or model. It is added to the compressor's seed, so
+        that each parameter has its own stream of random numbers.
     called : str
         The name of the tensor in error messages.
     on_nonfinite : str
@@ -113,7 +113,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The unit that is compressed and sent: a slice of one tensor, or several small tensors.
+    """The unit that is compressed and summed: a slice of one tensor, or several small tensors.
 
     Parameters
     ----------
@@ -126,8 +126,8 @@ class Chunk:
     params : CompressionParams, optional
         The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The maximum number of bytes that one worker sends for this chunk in a step: the values, or
-        the payload after framing (see `_framed_bytes`).
+        The maximum number of bytes that one worker sends for this chunk in a step, with framing if
+        its payload is framed.
     rows : int
         The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """
@@ -159,8 +159,8 @@ class Chunk:
     def _has_payloads(self) -> bool:
         """Whether the chunk has payloads that must be decoded before they can be summed.
 
-        True for compressed chunks. Except dense ones with a summable compressor, such as randomk:
-        their payloads are arrays of values, and can be summed without decoding.
+        True for compressed chunks, except dense ones with a summable compressor, such as randomk:
+        their payloads are arrays of values, which are summed without decoding.
         """
         if self.params is None:
             return False
