@@ -1,11 +1,12 @@
-"""Plans the exchange of gradients: cuts them into chunks, and assigns the chunks to servers.
+"""Plans the exchange of gradients: cuts them into chunks, and assigns messages to servers.
 
 In each step the workers average their gradients. With a parameter server, workers send gradients to
-servers, and each server sums its part over the workers and sends the sum back. On engines without
-servers, such as Horovod, the workers share this job.
+servers. Each server sums its part over the workers and sends the sum back. With a library that has
+no servers, such as Horovod, the workers do this work.
 
 `cut` divides gradients into chunks, much as DDP groups gradients into buckets. A chunk is
-compressed as a unit and summed by one server. The compressed bytes of a chunk are its payload.
+compressed as a unit and summed by one server. The compressed bytes of a chunk are its payload. A
+message carries one chunk, or several small ones, and some bytes besides the payloads.
 
     gradient                         chunks
     compressed, large                several of nearly equal size
@@ -14,7 +15,7 @@ compressed as a unit and summed by one server. The compressed bytes of a chunk a
     uncompressed, large              several of nearly equal size
     uncompressed, several small      one for all of them, like a bucket of DDP
 
-`spread` assigns chunks to servers, so that each server gets about the same number of bytes.
+`spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
 Each worker computes the plan itself, from names, sizes, dtypes and compression_params only. `facts`
 lists these inputs. The workers compare them before the first exchange, so all plans are equal.
@@ -33,8 +34,8 @@ from .kernels import frame_words, rows_head_bytes
 
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
-"""The most bytes of a chunk, or of a message, that several small tensors share."""
-_LARGE_BYTES = 128 * 1024  # if payloads are larger on average, chunks are made smaller
+"""The maximum size of a chunk of several small tensors, and of a message of several chunks."""
+_LARGE_BYTES = 128 * 1024  # if the messages of a tensor are larger on average, it is cut finer
 
 
 def require_on_nonfinite(value: Any) -> None:
@@ -57,13 +58,13 @@ class Tensor:
     params : CompressionParams
         The compressor and its options.
     index : int
-        The parameter's position in its trainer. It is added to the seed of the compressor, so that
-        each parameter has its own random stream.
+        The parameter's position in its trainer or model. It is added to the compressor's seed, so
+        that each parameter has its own stream of random numbers.
     called : str
         The name of the tensor in error messages.
     on_nonfinite : str
-        What to do if the tensor has a NaN or an infinity. "raise": raise an error. "skip": count
-        it, so that the trainer can skip the step. "propagate": nothing.
+        What to do if the average of the tensor has a NaN or an infinity. "raise": raise an error.
+        "skip": report it to the caller, which skips the step. "propagate": nothing.
     rows : int
         The number of rows of a row-sparse tensor, such as the gradient of an embedding. Only the
         rows with a gradient are sent. 0 if the tensor is dense.
@@ -112,7 +113,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The unit that is compressed and sent: a slice of one tensor, or several small tensors.
+    """The unit that is compressed and summed: a slice of one tensor, or several small tensors.
 
     Parameters
     ----------
@@ -125,7 +126,8 @@ class Chunk:
     params : CompressionParams, optional
         The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The maximum number of bytes that one worker sends for this chunk in a step.
+        The maximum number of bytes that one worker sends for this chunk in a step, with framing if
+        its payload is framed.
     rows : int
         The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """
@@ -155,10 +157,10 @@ class Chunk:
 
     @property
     def _has_payloads(self) -> bool:
-        """Whether payloads must be decoded before they can be summed.
+        """Whether the chunk has payloads that must be decoded before they can be summed.
 
-        Uncompressed chunks have no payloads. Payloads of a summable compressor, such as randomk,
-        are arrays of values, which are summed without decoding.
+        True for compressed chunks, except dense ones with a summable compressor, such as randomk:
+        their payloads are arrays of values, which are summed without decoding.
         """
         if self.params is None:
             return False
@@ -195,9 +197,9 @@ def _wire_dtype(tensor: Tensor) -> str:
 def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
     """The chunks of a compressed tensor.
 
-    If messages are larger than `_LARGE_BYTES` on average, chunks are made smaller. A server sends
-    the sum back only after it has received a whole message, so with smaller messages it begins
-    earlier. Chunks stay large if smaller ones would need at least 1 % more bytes in total.
+    If the chunks' messages are larger than `_LARGE_BYTES` on average, the tensor is cut finer. A
+    server sends the sum back only after it has received a whole message, so with smaller messages
+    it begins earlier. The first cut stays if the finer one needs at least 1 % more bytes in total.
     """
     dtype = working_dtype(tensor.dtype)
     if tensor.rows:

@@ -30,22 +30,23 @@ _trainer_numbers = itertools.count()  # equal on all workers: they create traine
 
 
 class DistributedTrainer(HookedTrainer):
-    """Averages compressed gradients over all workers, then updates the parameters.
+    """A gluon.Trainer that averages compressed gradients over all workers.
 
-    It is used like gluon.Trainer. Each worker is a process that trains on one or more contexts
-    (devices). Without the argument `algorithm`, a step has these stages:
+    Each worker is a process that trains on one or more contexts (devices). Without an `algorithm`,
+    a step has these stages:
 
-    1. Each worker sums the gradient of a parameter over its contexts.
-    2. It compresses the sum. The compressed bytes are the payload.
-    3. The backend sends the payloads of all workers to an aggregator, which is a server or one of
-       the workers. The aggregator sums them, compresses the sum again, and sends it to all workers.
-       (With the compressor dgc, each worker gets all payloads and sums them itself.)
-    4. Each worker decompresses the average into the gradient: the same bits on all workers.
+    1. Each worker sums a gradient over its contexts, and divides it by the batch size and the
+       number of workers.
+    2. It compresses the result to a payload: the bytes that are sent.
+    3. An aggregator, which is a server or one of the workers, sums the payloads of all workers and
+       compresses the sum again. (With dgc, each worker gets all payloads and sums them itself. With
+       randomk, payloads are arrays, which are summed like uncompressed gradients.)
+    4. Each worker decompresses the result into the gradient, with the same bits on all workers.
     5. Each worker runs the optimizer.
 
     Large gradients are cut into chunks, and stages 2 to 4 handle each chunk by itself. With error
-    feedback, a residual keeps the error of a compression, and is added to the next gradient.
-    Workers and aggregators have residuals of their own.
+    feedback, each worker and each aggregator stores the part that a compression lost, the residual,
+    and adds it to the input of the next compression.
 
     All workers must create their trainers, and call the methods of the trainers, in the same order.
 
@@ -53,49 +54,38 @@ class DistributedTrainer(HookedTrainer):
     ----------
     params : ParameterDict, dict or list
         The parameters to train, as in gluon.Trainer. If a Parameter has the attribute
-        ``compression_params`` (a dict, or None for no compression), it replaces the argument of
-        that name for this parameter. BytePS's attribute ``byteps_compressor_type`` replaces it too.
-        BytePS's other attributes, without that one, are added to the argument
-        (`gluon_gc.compression.byteps`).
+        ``compression_params`` (a dict, or None for no compression), the attribute replaces the
+        argument of that name. BytePS's attributes replace the argument if
+        ``byteps_compressor_type`` is among them; otherwise they change single keys.
     optimizer : str or Optimizer
-        As in gluon.Trainer. If the compressor applies the momentum ("momentum" in
-        compression_params, or "dgc"), the optimizer's update applies none. The optimizer object
-        itself is not changed.
+        As in gluon.Trainer; the object is not changed. If the compressor applies the momentum
+        ("momentum" in compression_params, or dgc), the optimizer's update applies none.
     optimizer_params : dict, optional
         As in gluon.Trainer; not changed.
     root_rank : int
         The worker whose initial parameters are broadcast to all workers.
     compression_params : dict, optional
-        How gradients are compressed. `gluon_gc.compression.options` lists the keys. None: gradients
-        are not compressed.
+        The compressor and its options, such as ``{"compressor": "onebit", "ef": "vanilla"}``.
+        `gluon_gc.compression.keys()` returns all keys. None: no compression.
     kvstore : None, "local", "dist_sync", "horovod" or a CompressingKVStore
-        The backend that moves payloads between workers. None: the launcher's environment variables
-        decide.
+        The backend that moves payloads between workers. None: chosen from the environment.
     on_nonfinite : str
-        What happens if a gradient has a NaN or an infinity on any worker. The same happens if a sum
-        of uncompressed gradients has one, for example because float16 overflows.
-
-        - "raise": all workers raise an MXNetError when they next wait for the result. The error
-          names the parameter and the step.
-        - "skip": all workers leave the update of this step out. In every step they wait for the
-          averages to decide this.
-        - "propagate": nothing is reported, and the average is not finite.
-
-        In all three cases the momentum and the residual of the affected chunk restart from zero, on
-        that worker and on the aggregator.
+        The reaction to a NaN or an infinity in a gradient of any worker, or in the sum of
+        uncompressed gradients (float16 may overflow). "raise": all workers raise an MXNetError when
+        they next wait for the result; it names the parameter and the step. "skip": all workers skip
+        the update, and each step waits for the averages. "propagate": no reaction. In all cases,
+        the residual and momentum of the affected chunk restart from zero.
     max_grad_norm : float, optional
-        Clips this worker's own gradient before momentum and compression. If the l2 norm over all
-        parameters is larger than this number, the gradient is scaled down to it. The norm is taken
-        after the gradient is summed over the contexts and divided by the batch size. The norm of
-        the average over all workers is then at most this number. `allreduce_grads` clips before the
-        gradients are divided by the batch size, because `update` divides them later.
+        Each worker clips its own gradient before momentum and compression: if the l2 norm over all
+        parameters is larger than max_grad_norm, the gradient is scaled down to it. `step` clips the
+        average over the worker's batch. `allreduce_grads` clips the sum over the batch, so there
+        max_grad_norm must be larger by the factor batch_size.
     update_on_kvstore : None or False
         For compatibility with gluon.Trainer. The optimizer always runs on the workers.
     algorithm : None, str or dict, optional
-        Which vectors the workers average, and in which steps: the name of an algorithm in
-        `gluon_gc.algorithms.registry`, or a dict with "name" and its options. None: they average
-        every gradient in every step. With an algorithm, compression_params apply to the vectors
-        that the algorithm averages, and the optimizer applies its own momentum.
+        The name of an algorithm in `gluon_gc.algorithms.registry`, or a dict with "name" and its
+        options. It decides which vectors the workers average, compressed by compression_params, and
+        in which steps. The optimizer applies its own momentum. None: all gradients in every step.
 
     Raises
     ------
@@ -172,7 +162,7 @@ class DistributedTrainer(HookedTrainer):
         broadcast_copies(self._averaging.exchange, copies, self._root_rank)
 
     def _follow_cluster(self) -> None:
-        """After `resume`, use the exchange of the new cluster."""
+        """Use the exchange of the cluster that `bps.resume` has joined, if it is another one."""
         if self._own_exchange or self._averaging.exchange is runtime.default_exchange():
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
@@ -183,12 +173,10 @@ class DistributedTrainer(HookedTrainer):
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over all workers and update the parameters.
 
-        The call queues its work on MXNet's engine and normally returns at once. It waits for other
-        workers in the first step, for uncompressed row-sparse gradients on Horovod, and if
-        ignore_stale_grad, on_nonfinite="skip" or AMP needs the workers' answers.
-
-        With an algorithm, the optimizer applies this worker's own gradients, divided by batch_size.
-        The algorithm decides whether the workers average vectors in this step.
+        The call queues its work on MXNet's engine and normally returns at once. It waits for the
+        other workers in the first step. It waits in every step with ignore_stale_grad=True, with
+        on_nonfinite="skip", with AMP, and on Horovod if row-sparse gradients are uncompressed. With
+        an algorithm, the optimizer applies this worker's own gradients, divided by batch_size.
 
         Parameters
         ----------
@@ -197,17 +185,9 @@ class DistributedTrainer(HookedTrainer):
             size() before momentum and compression, so their sum over all workers is the average.
         ignore_stale_grad : bool
             Whether stale gradients are allowed; the same on all workers. A gradient is stale if
-            backward has not written it since the last step. If stale gradients are allowed:
-
-            - A stale gradient counts as zeros.
-            - A parameter is updated on all workers if its gradient is fresh on any context of any
-              worker.
-            - A parameter whose gradient is stale everywhere keeps its weight, residual and
-              momentum.
-            - The workers wait for each other in every step to compare which gradients are fresh.
-
-            With an algorithm, each worker decides alone whether to update a parameter, and the
-            algorithm averages all parameters.
+            backward has not written it since the last step. A stale gradient counts as zeros. If
+            it is stale on all contexts of all workers, its parameter is not updated, and residual
+            and momentum do not change. With an algorithm, each worker decides this alone.
 
         Raises
         ------
@@ -229,7 +209,7 @@ class DistributedTrainer(HookedTrainer):
         """Average the gradients over all workers, without dividing them by the batch size.
 
         Call `update` afterwards: it divides the gradients and updates the parameters. Between the
-        two calls the script may read the gradients or change them, for example clip them.
+        two calls, the script may read or change the gradients, for example clip them.
 
         Parameters
         ----------
@@ -275,9 +255,9 @@ class DistributedTrainer(HookedTrainer):
         self._end_step()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell compressors with a warm-up which epoch it is, counted from 0; all workers call this.
+        """Set the epoch, from 0, for compressors with a warm-up such as dgc. All workers call this.
 
-        Without this call they compress as after the warm-up.
+        Without a call, compressors work as after their warm-up.
         """
         self._averaging.set_epoch(checked_epoch(epoch))
 
@@ -298,30 +278,27 @@ class DistributedTrainer(HookedTrainer):
         return "\n  ".join(self._summary())
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
-        """Bytes and seconds of a step, on average: "tensors" by parameter name, and "total".
+        """Return the average bytes and seconds of a step: "tensors" by parameter name, and "total".
 
-        The call waits until all steps are done. With an algorithm, "tensors" lists the vectors that
-        it averages, such as "difference of w". The numbers are then averages over the exchanges of
-        these vectors, not over all steps. Each entry is a dict:
+        The call waits until all steps are done. With an algorithm, the tensors are the vectors that
+        it averages, such as "difference of w", and the averages are over the exchanges of these
+        vectors. Each entry is a dict:
 
-        - raw_bytes: size of the uncompressed gradient.
-        - pushed_bytes, pulled_bytes: bytes that this worker sends and receives.
-        - ratio: raw_bytes / pushed_bytes, or None if nothing is pushed, as when workers share
-          memory.
-        - bits_per_element: bits that this worker sends for each element.
-        - compress_seconds, wait_seconds, decompress_seconds: chunks overlap, so these add up to
-          more than the duration of a step.
+        - raw_bytes: the size of the uncompressed gradient.
+        - pushed_bytes, pulled_bytes: the bytes that this worker sends and receives.
+        - ratio: raw_bytes / pushed_bytes, or None if nothing is sent.
+        - bits_per_element: the bits that this worker sends for each element.
+        - compress_seconds, wait_seconds, decompress_seconds: in total more than the duration of the
+          step, because chunks overlap. Copying an uncompressed gradient counts as compressing.
 
-        "total" also has exposed_seconds: the time from the start of the last gradient's compression
-        (or copy) to the last average, on average over at most the last 64 steps. Backward overlaps
-        with everything before. With `max_grad_norm`, compression starts when all gradients exist.
-        On a machine with several workers, it starts when they have summed the gradient.
-        exposed_seconds does not include the clipping and that sum.
+        "total" also has exposed_seconds, an upper bound of the seconds that training waits in a
+        step: from the start of the last compression to the last result. It is the mean of at most
+        64 steps. It excludes clipping, and the sum over the workers of a machine.
 
         Parameters
         ----------
         reset : bool
-            Whether the next call averages only over the steps after this one.
+            Whether the next call averages over later steps only.
         """
         tensors = {
             f"{kind} of {self._params[i].name}" if kind else self._params[i].name: tensor
@@ -334,43 +311,38 @@ class DistributedTrainer(HookedTrainer):
     def save_states(self, fname: str) -> None:
         """Save the optimizer's state, and the residuals and momentum of compression, to a file.
 
-        Residuals differ between workers, so each worker saves a file of its own. Rank 0's file also
-        has the residuals of the servers. With an algorithm, each file also has the algorithm's
-        state and this worker's parameters. An existing file is replaced only when the new one is
-        complete and on disk. `gluon_gc.checkpoint` describes the format.
+        Each worker saves its own file. Rank 0's file also has the residuals of the servers. With an
+        algorithm, each file also has the algorithm's state and this worker's parameters. A new file
+        replaces an old one when it is complete and on disk.
         """
         self._follow_cluster()
         saving.save(self._saved("save_states"), fname)
 
     def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
-        """Restore the states that `save_states` saved; all workers call it, each with its own file.
+        """Restore the states that `save_states` saved. All workers call this.
 
-        Nothing changes until all workers have checked their files. Parameters are matched by name.
-        If the names differ but shapes and dtypes agree, they are matched by order, with a warning.
-        The number of servers and the size of chunks may differ from those of the saved job. A file
-        that gluon.Trainer saved has only the optimizer's state, so residuals and momentum start
-        from zero, with a warning.
-
-        Load only files that you trust: the optimizer's state is a pickle, which can run code.
+        Nothing changes until all workers have checked their files. Parameters match by name, or by
+        order if only their names differ. The number of servers and the size of chunks may differ.
+        A file of gluon.Trainer has only the optimizer's state. Load only files that you trust: the
+        optimizer's state is a pickle, which can run code.
 
         Parameters
         ----------
         fname : str or list of str
-            This worker's file. If `strict` is False, it may also be the list of all workers' files,
-            the same list on every worker. The saved job may then have had another number of
-            workers: each worker gets an even share of the sums of all residuals and momenta.
+            This worker's file. If the number of workers has changed: the files of all former
+            workers, the same list on every worker, with strict=False. Each worker gets an equal
+            share of the sum of all residuals, and of all momenta.
         strict : bool
-            If False, parameters that the file lacks start from zero, and parameters that the
-            trainer lacks are ignored. The log names both.
+            If False, parameters that the file lacks start from zero, and additional ones in the
+            file are ignored. The log names both.
 
         Raises
         ------
         ValueError
-            The file was saved with other parameters, compression, rank or number of workers; it is
-            damaged, or `save_states` did not write it; or the files of a list are of different
-            steps.
+            The file is damaged, or has another format, parameters, compression, rank or number of
+            workers. Or the files of a list are of different steps.
         RuntimeError
-            Another worker refuses its file, or its file is of another step.
+            Another worker's file does not fit, or is of another step.
         """
         self._follow_cluster()
         self._averaging.recall(saving.chosen(fname))

@@ -27,22 +27,21 @@ _A_COPY = (
 class CompressionState:
     """Compresses a model's gradients and averages them over all workers.
 
-    Register it with DistributedDataParallel (DDP) together with `compression_hook`;
+    Register it with DistributedDataParallel (DDP) together with `compression_hook`.
     `DistributedOptimizer` makes its own. From one step to the next it keeps, for each parameter,
     the residual of error feedback (the part of the gradient that compression lost), the momentum,
     and the position in the compressor's stream of random numbers.
 
-    All workers must create their states in the same order, and call their methods in the same
-    order.
+    All workers must create their states, and call the states' methods, in the same order.
 
     Parameters
     ----------
     named_parameters : iterable of (str, Parameter)
         `model.named_parameters()`. Parameters with ``requires_grad=False`` are left out.
     compression_params : dict, optional
-        The compressor and its options, such as ``{"compressor": "onebit", "ef": "vanilla"}``;
-        `gluon_gc.compression.keys` lists them. None: no compression. The compressor "auto" measures
-        the network and all compressors in this constructor, which takes some seconds.
+        The compressor and its options, such as ``{"compressor": "onebit", "ef": "vanilla"}``.
+        `gluon_gc.compression.keys()` returns all keys. None: no compression. "auto" measures the
+        network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional
         The optimizer of these parameters. Three options need it:
 
@@ -58,12 +57,12 @@ class CompressionState:
     on_nonfinite : str
         The reaction to a NaN or an infinity in a gradient of any worker. "raise": all workers raise
         a RuntimeError that names the parameter and the step. "skip": all workers skip the
-        optimizer's step. "propagate": no reaction. In all three cases, residual and momentum
-        restart from zero for that chunk (a slice of the tensor that is compressed as one).
+        optimizer's step. "propagate": no reaction. In all cases, the residual and momentum of the
+        affected chunk (a slice that is compressed as a unit) restart from zero.
     grad_scaler : torch.amp.GradScaler, optional
         The scaler of the loss. Gradients are divided by its scale before compression, and the
-        averages are multiplied by it again. on_nonfinite has no effect then: NaNs and infinities
-        propagate to the scaler, which skips the step.
+        averages are multiplied by it again. Instead of on_nonfinite, the scaler then reacts to NaNs
+        and infinities: it skips the optimizer's step.
 
     Attributes
     ----------
@@ -112,7 +111,8 @@ class CompressionState:
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
-        action = on_nonfinite if grad_scaler is None else "skip"  # the scaler skips the steps
+        # With a scaler, "skip" tells GradientSteps which steps the scaler skips because of a NaN.
+        action = on_nonfinite if grad_scaler is None else "skip"
         try:
             compression = GradientCompression(self.parameters, requested, action, process_group)
         except BaseException:
@@ -131,7 +131,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, except undone ones, whose gradients no optimizer has used."""
+        """The number of steps so far, without the steps that `LeftOut` has undone."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -179,9 +179,9 @@ class CompressionState:
         Returns
         -------
         Future
-            Its value: the names of the parameters without a gradient on any worker. Their tensors
-            are zeros, and their residuals and momentum are unchanged. It has an exception if
-            averaging fails.
+            Its value: the names of the parameters for which no worker has a gradient. Their tensors
+            are zeros, and their residuals and momentum are unchanged. If averaging fails, `wait`
+            raises the error.
         """
         if begins:
             self._begin()
@@ -204,8 +204,8 @@ class CompressionState:
         Returns
         -------
         Future
-            Its value: the average, a sparse tensor, or None if no worker has a gradient. It has an
-            exception if averaging fails.
+            Its value: the average, a sparse tensor, or None if no worker has a gradient. If
+            averaging fails, `wait` raises the error.
         """
         if begins:
             self._begin()
@@ -226,8 +226,8 @@ class CompressionState:
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's residuals, momentum and random streams, by parameter.
 
-        Each worker saves its own. The dict has only plain values and tensors, so that
-        ``torch.load(weights_only=True)`` reads it. Call this between two steps.
+        Each worker saves its own. ``torch.load(weights_only=True)`` reads it. Call this between two
+        steps.
         """
         return self._copied or saving.state_dict(self)
 
@@ -239,10 +239,10 @@ class CompressionState:
         Parameters
         ----------
         state_dict : mapping or sequence of mapping
-            The state_dict of this worker; or, if the number of workers has changed, those of all
-            former workers. In that case, residuals and momentum are summed over the former workers
-            and divided equally among the current ones, with a warning. Before the first step,
-            parameters with the compressor "auto" get the compressor that is saved in it.
+            The state_dict of this worker. If the number of workers has changed: the state_dicts of
+            all former workers. Residuals and momentum are then summed over the former workers and
+            divided equally among the current ones, with a warning. Before the first step,
+            parameters with the compressor "auto" get the compressor in the state_dict.
         strict : bool
             Whether the state_dict must have exactly the parameters of this state. If not,
             parameters that it lacks start from zero, and additional ones are ignored.
@@ -252,7 +252,7 @@ class CompressionState:
         ValueError
             The state_dict does not fit. Nothing was changed.
         RuntimeError
-            A state_dict of another worker does not fit, or is of another step. Nothing was changed.
+            Another worker's state_dict does not fit, or is of another step. Nothing was changed.
         """
         self._require_usable()
         saving.load(self, state_dict, strict)
@@ -273,22 +273,22 @@ class CompressionState:
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """Return the average bytes and seconds of a step, for each parameter and in total.
 
-        The result is a dict of "tensors" (by name) and "total"; `gluon_gc.stats.FIELDS` lists the
-        measurements. With `reset`, the next call only averages over later steps.
+        The result is a dict of "tensors" (by name) and "total". `gluon_gc.stats.FIELDS` lists the
+        measurements. With `reset`, the next call averages over later steps only.
         """
         return stats.of_step([self.exchange], self.parameters, reset)
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can follow `suspend`, which destroys every process_group."""
+        """Whether `resume` is possible after `bps.suspend`, which destroys all process groups."""
         return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:
-        """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
+        """Stop the threads, for `bps.suspend`. A step before `resume` raises RuntimeError(why)."""
         self.gradients.suspend(why)
 
     def resume(self) -> None:
-        """Restart with the workers of the current job. Residuals and momentum start from zero."""
+        """Restart the threads in a new job, for `bps.resume`. Residuals and momentum are zero."""
         self.gradients.resume()
 
     def close(self) -> None:

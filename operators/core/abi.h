@@ -1,7 +1,7 @@
 /* The C interface of gluon_gc: compression of gradients, independent of any framework.
 
-   A codec compresses a chunk, n elements of a gradient, to a payload: the bytes that are sent. C is its compression and
-   D its decompression. One step of data-parallel training sums a chunk over all workers in three calls:
+   A codec compresses a chunk, n elements of a gradient, to a payload: the bytes that are sent. C(x) is the payload of
+   elements x, and D(payload) are the decoded elements. A step sums a chunk over all workers in three calls:
 
      each worker w     gluon_gc_compress      payload_w = C(gradient_w)
      the aggregator    gluon_gc_aggregate     payload = C(D(payload_0) + D(payload_1) + ...)
@@ -14,13 +14,12 @@
    allocate no buffers.
    Order: the caller orders the calls. It can queue the next call without reading a result of the last one, so calls
    can be queued in a CUDA stream.
-   Random numbers: some compressors draw from a random stream. The caller keeps the position in it, and advances the
-   position by gluon_gc_needs.draws after each compression.
+   Random numbers: some compressors draw from a random stream. The caller keeps its position in the stream, and advances
+   the position by gluon_gc_needs.draws after each call of compress or aggregate.
    Errors: a function that returns `const char*` returns NULL, or an error message that stays valid until the next call
    of the same thread. After an error, the output of the function is undefined. Only gluon_gc_abi and
    gluon_gc_compressor return other text.
-
-   gluon_gc/kernels/library.py declares this interface to Python. */
+   Python: gluon_gc/kernels/library.py declares this interface. */
 #pragma once
 
 #include <stddef.h>
@@ -35,20 +34,19 @@ extern "C" {
 /* Increase it with every change to a declaration in this file, together with VERSION in gluon_gc/kernels/library.py. */
 enum { gluon_gc_abi_version = 2 };
 
-/* Returns "version=V cuda=N ticket_bytes=N needs=N traits=N ...": the constants, and the size in bytes of each struct
-   below. A caller with its own declarations of the structs, such as Python, compares them with this text before any
-   other call. The signature of this function never changes. */
+/* Returns "version=V cuda=N ticket_bytes=N needs=N traits=N ...": the constants, and the bytes of each struct below.
+   Python compares its declarations with this text before any other call. The function's signature never changes. */
 GLUON_GC_API const char* gluon_gc_abi(void);
 
 /* A compressor with its options, for n elements of one dtype. It never changes after gluon_gc_new, so threads can share
-   it. The state, such as momentum and residuals, belongs to the caller. */
+   it. The caller owns the state: momentum, and the residual of error feedback (the part that compression lost). */
 typedef struct gluon_gc_codec gluon_gc_codec;
 
 /* The size in bytes of an element. */
 enum gluon_gc_dtype { gluon_gc_float32 = 4, gluon_gc_float64 = 8 };
 
 enum { gluon_gc_cuda = 16 };         /* a value of `isa` in gluon_gc_new: run on the GPU */
-enum { gluon_gc_ticket_bytes = 64 }; /* size of the memory through which the thread blocks of a kernel synchronise */
+enum { gluon_gc_ticket_bytes = 64 }; /* size of a ticket: memory through which a kernel's thread blocks synchronise */
 
 /* Properties that all codecs of one compressor share; each is 0 or 1. */
 typedef struct {
@@ -89,10 +87,11 @@ typedef struct {
 typedef struct {
   const gluon_gc_codec* codec;
   void* values;         /* n elements: input of compress and restore, output of decompress and residual */
-  double scale;         /* compress multiplies `values` by it first, aggregate the sum; 1 / workers gives the average */
-  const double* factor; /* a second scale, which is read when the call runs, such as a clipping factor; NULL: 1 */
+  double scale;         /* compress multiplies `values` by it, aggregate multiplies the sum. To average over workers,
+                           pass 1 / workers to compress and 1 to aggregate. */
+  const double* factor; /* a second scale, read when the call runs, such as a clipping factor; NULL: 1 */
   double ratio;         /* previous over current learning rate; for compress with "corrected" or "sparse" feedback */
-  void* momentum;       /* gluon_gc_needs.momentum elements; compress updates them */
+  void* momentum;       /* gluon_gc_needs.momentum elements; compress and aggregate update them */
   void* memory[2];      /* gluon_gc_needs.memory elements; compress and aggregate update them */
   gluon_gc_position position; /* where the call starts to draw */
   uint8_t* payload;        /* output of compress and aggregate: payload_bytes of memory */
@@ -110,16 +109,15 @@ typedef struct {
 /* Makes a codec for n elements. Free it with gluon_gc_free.
 
    `options` are lines of the form "name=value": the options of the compressor, and
-     ef   "vanilla", "corrected" or "sparse" error feedback; without it there is none. "sparse" does the same as
-          "corrected".
-     mu   the coefficient of Nesterov momentum; without it there is none.
-   `isa` selects the instruction set: 0 is scalar, 1 AVX2, 2 AVX-512, and at most gluon_gc_best_isa(). -1 selects the
-   best one, gluon_gc_cuda the GPU.
+     ef   error feedback: "vanilla"; or "corrected" or "sparse", which do the same. Missing: no error feedback.
+     mu   the coefficient of Nesterov momentum. Missing: no momentum.
+   `isa` selects the instruction set: 0 is scalar, 1 AVX2, 2 AVX-512; it must not exceed gluon_gc_best_isa(). -1
+   selects the best one, gluon_gc_cuda the GPU.
 
-   A CUDA codec writes the same bytes as a CPU codec. All pointers in its calls, `status` too, point to GPU memory;
-   the gluon_gc_call itself is in host memory. A call queues kernels in its stream, in the current CUDA context, and
-   returns at once. It does not validate payloads: validate them with gluon_gc_inspect before you copy them to the
-   GPU. */
+   A CUDA codec writes the same bytes as a CPU codec with the same options. "dithering" has CUDA codecs only with the
+   option fixed_width=True, so all nodes must have it. All pointers in a CUDA codec's calls, `status` too, point to GPU
+   memory; the gluon_gc_call itself is in host memory. A call queues kernels in its stream, in the current CUDA context,
+   and returns at once. It does not validate payloads: use gluon_gc_inspect before you copy them to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -144,15 +142,15 @@ GLUON_GC_API const char* gluon_gc_clear(void* at, size_t bytes, void* stream);
    PTX as text. The image must stay in memory. Do not call this while codecs run. */
 GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image);
 
-/* The functions below take an array of `count` calls, for example one for each chunk of a message. The codecs of the
-   calls may differ in n only. The CPU runs the calls one after the other. The GPU runs them at the same time, and needs
-   no more launches for 16 calls than for one. */
+/* Some functions below take an array of `count` calls, for example one for each chunk that is sent together. The field
+   gluon_gc_call.count is another number: the payloads of one call. The codecs of the calls may differ in n only. The
+   CPU runs the calls one after the other. The GPU runs them at once: 16 calls need no more launches than one. */
 
-/* Compresses a gradient, with momentum and error feedback as far as the codec has them:
+/* Compresses a gradient, with the momentum and the error feedback that the codec's options select:
 
      g = values * scale * factor
      m = mu m + g,  g = g + mu m      Nesterov momentum; m is in `momentum`
-     p = g + r e                      error feedback; r is 1 for "vanilla", else `ratio`
+     p = g + r e                      error feedback; e is the residual, r is 1 for "vanilla", else `ratio`
      payload = C(p)
      e = p - D(payload)               the new residual, which `memory` stores
 
@@ -164,17 +162,17 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
 GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t count);
 
 /* Sums payloads and compresses the sum: the same as compress with values = D(payload 0) + D(payload 1) + ..., added in
-   this order. The ratio comes from the payloads, and not from the call. Fails if a payload is invalid, or if the
-   payloads carry different ratios. */
+   this order. A codec with `mu` applies momentum here too, so give the aggregator a codec without it. The ratio comes
+   from the payloads, not from the call. Fails if a payload is invalid, or if the payloads carry different ratios. */
 GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t count);
 
 /* values = D(payload 0) + D(payload 1) + ..., added in this order. With `add`, the sum starts from the old values
-   instead of 0. Fails if a payload is invalid, or if the payloads carry different ratios. Payloads of a summable
-   compressor must be decompressed one at a time (count = 1). */
+   instead of 0. Fails if a payload is invalid, or if the payloads carry different ratios. With a summable compressor,
+   each call must have one payload (gluon_gc_call.count = 1). */
 GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t count);
 
-/* Returns the number of bytes of a payload that are in use, as the length in the payload says. It reads at most
-   `capacity` bytes. The result may exceed `capacity` if the payload is cut off or invalid. */
+/* Returns the size of a payload in bytes, from the length in it if payloads vary in length. It reads at most `capacity`
+   bytes. The result may exceed `capacity` if the payload is cut off or invalid. */
 GLUON_GC_API size_t gluon_gc_used(const gluon_gc_codec* codec, const uint8_t* payload, size_t capacity);
 
 /* Returns 1 if a payload can be decoded, else 0. It reads at most `capacity` bytes. */
@@ -245,32 +243,34 @@ GLUON_GC_API void gluon_gc_half_from_float(const float* x, size_t n, float scale
                                            int isa);
 GLUON_GC_API void gluon_gc_float_from_half(const uint16_t* x, size_t n, float* out, int threads, int isa);
 
-/* Framing: payload bytes as float32 words that MXNet's server does not alter (framing.h). frame_words is the number of
-   words that carry `bytes`; frame_bytes is the number of bytes that `words` carry, where `words` is a whole number of
-   blocks of 128. framed returns 1 if n words are well-formed frames. */
+/* Framing (framing.h). MXNet's server adds 0.0 to each float32 word, which alters -0.0, denormals and NaNs. So a
+   payload is sent as ordinary floats, in blocks of 128 words: one header word and up to 127 words of payload.
+   frame_words returns the number of words that `bytes` need. frame_bytes returns the number of payload bytes in a
+   number of words, a multiple of 128. framed returns 1 if n words from the network are well-formed. */
 GLUON_GC_API size_t gluon_gc_frame_words(size_t bytes);
 GLUON_GC_API size_t gluon_gc_frame_bytes(size_t words);
 GLUON_GC_API void gluon_gc_frame(const uint8_t* payload, size_t bytes, uint32_t* words, int threads, int isa);
 GLUON_GC_API void gluon_gc_unframe(const uint32_t* words, size_t bytes, uint8_t* payload, int threads, int isa);
 GLUON_GC_API int gluon_gc_framed(const uint32_t* words, size_t n, int isa);
 
-/* The shape of the array that carries a framed message. */
+/* The array in which MXNet's server receives a message: framed words, in rows of a row_sparse array. A message has one
+   or more parts, such as payloads. If its length varies, it begins with that length, a uint32. */
 typedef struct {
-  size_t bytes;     /* largest size of the message, which begins with its own length if that varies */
+  size_t bytes;     /* largest size of a message before framing, with its length */
   size_t row_words; /* words in a row */
-  size_t rows;      /* largest number of rows */
+  size_t rows;      /* largest number of rows of a message */
 } gluon_gc_rows;
 
-/* Computes the array for messages whose parts have at most `bytes` in total. A message of varying length (`varies`) is
-   sent in as many rows as it fills. With `in_one`, every message is sent in one row of full length. */
+/* Computes the array for messages whose parts have at most `bytes` in total. If their length varies (`varies`), only
+   the rows that a message fills are sent. Otherwise, or with `in_one`, every message is one row. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
-/* Messages about the rows of a row-sparse gradient (row_format.h). `rows` is the largest number of rows. */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of a list of rows */
-GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* most bytes before the payload in a message of rows */
+/* Messages of a row-sparse gradient, which has values in at most `rows` of its rows (row_format.h). */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of a list of row numbers */
+GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* largest number of bytes before the payload */
 
-/* Runs a plain loop over memory, as a speed limit for benchmarks. limits.h lists the loops. b and c may be NULL if the
-   loop does not use them. */
+/* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
+   loops. b and c may be NULL if the loop does not use them. */
 GLUON_GC_API const char* gluon_gc_limit(const char* name, void* a, void* b, void* c, size_t n, int threads, int isa);
 
 #ifdef __cplusplus

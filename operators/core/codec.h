@@ -2,18 +2,19 @@
 //
 // A compressor turns n elements of type T, float or double, into a payload: the bytes that are sent. It is one source
 // file in compressors/, with its CPU kernels and a class of the form below. C(p) is the payload of elements p, and
-// D(payload) are the decoded elements.
+// D(payload) are the decoded elements. With error feedback, p contains the residual: the part of the elements that the
+// previous compression lost. abi.h describes a step of training.
 //
 //   struct NAME {
 //     static constexpr Traits traits;
 //
-//     // Calls refuse() if the options are invalid, or do not fit n elements.
+//     // Throws an exception, by refuse() in options.h, if the options are invalid or do not fit n elements.
 //     NAME(const Options&, std::size_t n);
 //
 //     // Returns the sizes of the memory that calls need.
 //     template <typename T> Needs needs() const;
 //
-//     // Writes C(p), and updates momentum and memory. Returns false if an element is NaN or infinite.
+//     // Writes C(p), and updates momentum and memory. Returns false if an element of p is NaN or infinite.
 //     template <typename T> bool compress(const Encoding<T>&) const;
 //
 //     // Makes a payload decode to a NaN or an infinity. Called after compress returned false.
@@ -51,7 +52,8 @@
 
 namespace gluon_gc {
 
-// The most arrays in which a compressor stores the residual of error feedback, in a form of its choice.
+// The maximum number of arrays for the state of error feedback. Each compressor decides in which form it stores the
+// residual there.
 constexpr std::size_t max_memory = 2;
 
 // Properties of a compressor.
@@ -59,14 +61,15 @@ struct Traits {
   bool draws = false;        // It draws from the random stream.
   bool alike = false;        // All workers and servers draw the same numbers; decompress draws them again.
   bool summable = false;     // A payload is an array of T, and D(a + b) = D(a) + D(b).
-  bool variable = false;     // A payload begins with its own length in bytes, a uint32.
+  bool variable = false;     // A payload begins with its own length in bytes, a uint32. abi_codec.h may put a header
+                             // before it, so in abi.h the length is at gluon_gc_needs.length_at.
   bool accumulates = false;  // It applies momentum itself, and accumulates the elements that it does not send.
 };
 
 // Sizes of the memory that calls need.
 struct Needs {
   std::size_t payload_bytes;       // largest size of a payload
-  std::size_t memory[max_memory];  // elements of T in each array of error-feedback state, which begins as zeros
+  std::size_t memory[max_memory];  // elements of T in each array of error-feedback state; initially zeros
   std::size_t workspace_bytes;     // scratch memory of a call; uninitialised, aligned to 64 bytes
   std::uint64_t draws;             // draws that one call of compress takes from the random stream
 };
@@ -75,8 +78,8 @@ struct Needs {
 //   g = gradient * gradient_scale
 //   m = mu m + g,  g = g + mu m      if `momentum` is not null
 //   p = g + ratio e                  if `memory` is not null; e is the residual
-// Afterwards e = p - D(payload). correction.h computes p inside a sweep. A compressor with Traits::accumulates has its
-// own formulas instead.
+// Afterwards e = p - D(payload). correction.h computes p inside the compressor's loop over the elements (the sweep). A
+// compressor with Traits::accumulates has its own formulas instead.
 template <typename T>
 struct Encoding {
   [[gnu::always_inline]] FeedbackState<T> feedback() const { return {momentum, mu, memory[0], ratio}; }
@@ -87,7 +90,7 @@ struct Encoding {
   T mu;
   T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
   T ratio;
-  Stream stream;          // where to draw
+  Stream stream;          // the random stream, at the position where this call starts to draw
   std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;
   int threads;            // largest number of threads
@@ -101,7 +104,7 @@ struct Decoding {
 
   const std::uint8_t* payloads;  // payload i is at payloads + i * stride
   std::size_t stride, count;
-  Stream stream;                 // where compress started to draw
+  Stream stream;                 // the random stream, at the position where compress started to draw
   T* out;                        // n elements
   bool add;
   void* workspace;
@@ -150,7 +153,8 @@ constexpr std::size_t max_compressor_bytes = 256;
 // A compressor for one instruction set.
 struct Compressor {
   Traits traits;
-  void (*make)(void* self, const Options&, std::size_t n);  // constructs an object in max_compressor_bytes of memory
+  void (*make)(void* self, const Options&, std::size_t n);  // assigns a new object of the class to *self, which has
+                                                            // max_compressor_bytes
   Functions<float> of_float;
   Functions<double> of_double;
 };
