@@ -40,7 +40,7 @@ class GradientSteps:
     ----------
     compression : GradientCompression
     count : int
-        The number of steps so far, except undone ones, whose gradients no optimizer has used.
+        The number of steps so far. A step does not count if no optimizer used its gradients.
     rates : LearningRates
         The learning rates, by parameter name.
     left_out : LeftOut
