@@ -162,7 +162,7 @@ class DistributedTrainer(HookedTrainer):
         broadcast_copies(self._averaging.exchange, copies, self._root_rank)
 
     def _follow_cluster(self) -> None:
-        """Use the exchange of the cluster that `bps.resume` has joined, if it is another one."""
+        """Exchange gradients in the cluster that `bps.resume` has joined, if it was called."""
         if self._own_exchange or self._averaging.exchange is runtime.default_exchange():
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):
@@ -291,9 +291,9 @@ class DistributedTrainer(HookedTrainer):
         - compress_seconds, wait_seconds, decompress_seconds: in total more than the duration of the
           step, because chunks overlap. Copying an uncompressed gradient counts as compressing.
 
-        "total" also has exposed_seconds, an upper bound of the seconds that training waits in a
-        step: from the start of the last compression to the last result. It is the mean of at most
-        64 steps. It excludes clipping, and the sum over the workers of a machine.
+        "total" also has exposed_seconds, about the seconds that training waits in a step: from the
+        start of the last compression to the last result, as the mean of at most 64 steps. Time for
+        clipping, or for a sum over the workers of one machine, is not included.
 
         Parameters
         ----------

@@ -111,7 +111,7 @@ class CompressionState:
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
-        # With a scaler, "skip" tells GradientSteps which steps the scaler skips because of a NaN.
+        # With a scaler, the exchange reports NaNs as for "skip": it knows which steps are skipped.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:
             compression = GradientCompression(self.parameters, requested, action, process_group)
@@ -131,7 +131,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, without the steps that `LeftOut` has undone."""
+        """The number of steps so far. A step does not count if no optimizer used its gradients."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:

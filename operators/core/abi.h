@@ -58,8 +58,8 @@ typedef struct {
   int cuda;        /* It has CUDA kernels. */
 } gluon_gc_traits;
 
-/* Sizes of the memory that the calls of a codec need. Before the first step, the caller fills `memory` and `momentum`
-   with zeros. */
+/* Sizes of the memory that the calls of a codec need. The caller allocates the arrays `memory` and `momentum` of
+   gluon_gc_call, and fills them with zeros before the first step. */
 typedef struct {
   size_t payload_bytes;   /* largest size of a payload */
   size_t memory[2];       /* number of elements of each array of error-feedback state; 0: there is no such array */
@@ -109,7 +109,7 @@ typedef struct {
 /* Makes a codec for n elements. Free it with gluon_gc_free.
 
    `options` are lines of the form "name=value": the options of the compressor, and
-     ef   error feedback: "vanilla"; or "corrected" or "sparse", which do the same. Missing: no error feedback.
+     ef   error feedback: "vanilla", or "corrected" ("sparse" is another name for it). Missing: no error feedback.
      mu   the coefficient of Nesterov momentum. Missing: no momentum.
    `isa` selects the instruction set: 0 is scalar, 1 AVX2, 2 AVX-512; it must not exceed gluon_gc_best_isa(). -1
    selects the best one, gluon_gc_cuda the GPU.
@@ -245,8 +245,8 @@ GLUON_GC_API void gluon_gc_float_from_half(const uint16_t* x, size_t n, float* o
 
 /* Framing (framing.h). MXNet's server adds 0.0 to each float32 word, which alters -0.0, denormals and NaNs. So a
    payload is sent as ordinary floats, in blocks of 128 words: one header word and up to 127 words of payload.
-   frame_words returns the number of words that `bytes` need. frame_bytes returns the number of payload bytes in a
-   number of words, a multiple of 128. framed returns 1 if n words from the network are well-formed. */
+   frame_words returns the number of words that `bytes` need. frame_bytes returns the number of payload bytes that
+   whole blocks carry; `words` is a multiple of 128. framed returns 1 if n words from the network are well-formed. */
 GLUON_GC_API size_t gluon_gc_frame_words(size_t bytes);
 GLUON_GC_API size_t gluon_gc_frame_bytes(size_t words);
 GLUON_GC_API void gluon_gc_frame(const uint8_t* payload, size_t bytes, uint32_t* words, int threads, int isa);
