@@ -1,6 +1,6 @@
 """The table of environment variables: the name, default, rule and meaning of each.
 
-`gluon_gc.env` reads the variables by this table. docs/reference.md is generated from it.
+`gluon_gc.env` reads the variables by this table. A page of the docs is generated from it.
 """
 
 from __future__ import annotations

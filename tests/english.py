@@ -74,7 +74,7 @@ def prose(path):
 
 
 def problems(path):
-    """Yields what is wrong, as (kind, sentence), for the sentences of a file."""
+    """Yield the problems of the sentences in a file, as (kind, sentence)."""
     for sentence in sentences(prose(path)):
         if len(re.findall(r"\w[\w'.,-]*", sentence)) > LONGEST:
             yield f"over {LONGEST} words", sentence

@@ -211,7 +211,7 @@ def arguments_of(script):
 
 
 def wrong_command(words):
-    """What is wrong with a command, or None."""
+    """Return the mistake in a command, or None."""
     while words and (re.match(r"\w+=", words[0]) or words[0] in ("do", "sudo")):
         words = words[1:]
     program, *rest = words or [""]

@@ -20,7 +20,7 @@ ENDS = {"die", "fail", "fail_soon", "_fail", "say", "_say", "warn", "warning"}
 
 
 def template(node):
-    """A string, or what is made of strings, with "..." for what varies; None if it is neither."""
+    """Return a string, or an f-string with "..." for its values; None for any other node."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.sub("%[sd]", "...", node.value)
     if isinstance(node, ast.JoinedStr):

@@ -11,7 +11,7 @@ from tests.english import problems
 ROOT = Path(__file__).parent.parent
 SUFFIXES = {".py", ".md", ".h", ".cpp", ".cu", ".cuh"}
 
-BUDGET = {}
+BUDGET = {"alike": 2}  # the name of a parameter
 """How often each kind of problem occurs. Lower a number when you mend sentences."""
 
 

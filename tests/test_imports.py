@@ -35,7 +35,7 @@ LAYERS = {
     "random_streams": {"compression", "plan"},
     "stats": set(),
 }
-"""The neutral parts that each neutral part may import; see docs/architecture.md."""
+"""The neutral parts that each neutral part may import; see docs/design/architecture.md."""
 
 
 def front_end_of(path):

@@ -40,9 +40,7 @@ def test_every_compressor_has_kernels_for_cuda_and_nothing_else_takes_code():
 
 
 def test_dithering_of_another_width_than_a_fixed_one_is_refused():
-    said = (
-        "dithering for CUDA needs payloads of fixed width: all nodes must have fixed_width=True"
-    )
+    said = "dithering for CUDA needs payloads of fixed width: all nodes must have fixed_width=True"
     with pytest.raises(ValueError, match=f"^{said}$"):
         kernels.Codec("dithering", {"k": 2}, 10, isa="cuda")
     assert kernels.Codec("dithering", {"k": 2, "fixed_width": True}, 10, isa="cuda").draws == 10

@@ -39,7 +39,7 @@ PATIENCE = 200  # seconds for a cell, counted from the signal
 SOON = 2.0  # seconds within which all must end after a process is killed
 HEARTBEAT = 10  # seconds, PS_HEARTBEAT_TIMEOUT
 FULL_HEAD = (
-    "| in | to | signal | others end after | and say | restarts | all done | as it should be |\n"
+    "| in | to | signal | others end, s | and say | restarts | all done, s | as it should be |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
@@ -97,11 +97,11 @@ class Outcome(NamedTuple):
     @property
     def after(self) -> str:
         """When the last node that ended because of the victim had ended; "" if none did."""
-        return f"{max(after for after, _ in self.ends.values()):.1f} s" if self.ends else ""
+        return f"{max(after for after, _ in self.ends.values()):.1f}" if self.ends else ""
 
     def times(self, sums: List[str]) -> str:
         """When the other nodes had ended and when all were done; or the faults."""
-        return "; ".join(self.faults(sums)) or f"{self.after or '–'}, {self.seconds:.0f} s"
+        return "; ".join(self.faults(sums)) or f"{self.after or '–'}, {self.seconds:.0f}"
 
     def row(self, sums: List[str]) -> str:
         """A row of the full table."""
@@ -110,7 +110,7 @@ class Outcome(NamedTuple):
             self.after,
             "; ".join(sorted({re.sub(r"^.*? ends: ", "", why) for _, why in self.ends.values()})),
             str(max(self.restarts.values())),
-            f"{self.seconds:.0f} s",
+            f"{self.seconds:.0f}",
             "; ".join(self.faults(sums)) or "yes",
         ]
         return f"| {' | '.join(columns)} |"
