@@ -13,12 +13,12 @@ message carries one chunk, or several small ones, and some bytes besides the pay
     compressed, small                one
     compressed, row-sparse           one
     uncompressed, large              several of nearly equal size
-    uncompressed, several small      one for all of them, like a bucket of DDP
+    uncompressed, small              one for several tensors, like a bucket of DDP
 
 `spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
-Each worker computes the plan itself, from names, sizes, dtypes and compression_params only. `facts`
-lists these inputs. The workers compare them before the first exchange, so all plans are equal.
+Each worker computes the plan itself. The workers first compare the tensors (`facts`) and the settings
+that the plan depends on, such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 """
 
 from __future__ import annotations
@@ -188,6 +188,7 @@ def _wire_dtype(tensor: Tensor) -> str:
     """The dtype in which an uncompressed tensor is sent and summed.
 
     Integers are sent as float64, because MXNet's parameter server sums only floating-point arrays.
+    integers.py splits 64-bit integers first, so that their sums are exact.
     """
     if not tensor.floating:
         return "float64"
@@ -240,7 +241,7 @@ def _uncompressed_chunks(
 ) -> List[Chunk]:
     """The chunks of uncompressed tensors that are sent in the same dtype.
 
-    Consecutive slices share a chunk if they have at most `SMALL_BYTES` together.
+    Small slices share a chunk of at most `SMALL_BYTES`, or `partition_bytes` if that is less.
     """
     itemsize = np.dtype(dtype).itemsize
     max_elements = min(partition_bytes, SMALL_BYTES) // itemsize

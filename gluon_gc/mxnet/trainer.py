@@ -240,8 +240,8 @@ class DistributedTrainer(HookedTrainer):
         Raises
         ------
         ValueError, TypeError
-            batch_size is not a positive number; or ignore_stale_grad is True, but `allreduce_grads`
-            has averaged a stale gradient.
+            batch_size is not a positive number; or ignore_stale_grad is True here, but was False in
+            `allreduce_grads`, which has averaged a stale gradient.
         UserWarning
             A gradient is stale, and ignore_stale_grad is False.
         RuntimeError
@@ -330,8 +330,8 @@ class DistributedTrainer(HookedTrainer):
         ----------
         fname : str or list of str
             This worker's file. If the number of workers has changed: the files of all former
-            workers, the same list on every worker, with strict=False. Each worker gets an equal
-            share of the sum of all residuals, and of all momenta.
+            workers, the same list on every worker. Each worker gets an equal share of the sum of
+            all residuals, and of all momenta. A list needs strict=False.
         strict : bool
             If False, parameters that the file lacks start from zero, and additional ones in the
             file are ignored. The log names both.

@@ -111,7 +111,7 @@ class CompressionState:
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
-        # With a scaler, the exchange reports NaNs as for "skip": it knows which steps are skipped.
+        # A scaler skips steps with a NaN. "skip" lets the exchange report them without an error.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:
             compression = GradientCompression(self.parameters, requested, action, process_group)
