@@ -17,8 +17,8 @@ message carries one chunk, or several small ones, and some bytes besides the pay
 
 `spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
-Each worker computes the plan itself. The workers first compare the tensors (`facts`) and the settings
-that the plan depends on, such as BYTEPS_PARTITION_BYTES, so all plans are equal.
+Each worker computes the plan itself. The workers first compare the tensors (`facts`) and settings
+such as BYTEPS_PARTITION_BYTES, so all plans are equal.
 """
 
 from __future__ import annotations
