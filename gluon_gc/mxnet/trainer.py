@@ -214,7 +214,8 @@ class DistributedTrainer(HookedTrainer):
         Parameters
         ----------
         ignore_stale_grad : bool
-            As in `step`. If False, a stale gradient is averaged like a fresh one.
+            If True, a stale gradient counts as zeros, as in `step`. If False, it is averaged like a
+            fresh one.
 
         Raises
         ------

@@ -115,7 +115,7 @@ typedef struct {
    selects the best one, gluon_gc_cuda the GPU.
 
    A CUDA codec writes the same bytes as a CPU codec with the same options. "dithering" has CUDA codecs only with the
-   option fixed_width=True, so all nodes must have it. All pointers in a CUDA codec's calls, `status` too, point to GPU
+   option fixed_width=True, so all workers and servers must have it. All pointers in a CUDA codec's calls, `status` too, point to GPU
    memory; the gluon_gc_call itself is in host memory. A call queues kernels in its stream, in the current CUDA context,
    and returns at once. It does not validate payloads: use gluon_gc_inspect before you copy them to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
@@ -265,7 +265,7 @@ typedef struct {
    the rows that a message fills are sent. Otherwise, or with `in_one`, every message is one row. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
-/* Messages of a row-sparse gradient, which has values in at most `rows` of its rows (row_format.h). */
+/* A message of a row-sparse gradient lists the gradient's nonzero rows, at most `rows` of them (row_format.h). */
 GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of a list of row numbers */
 GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* largest number of bytes before the payload */
 
