@@ -292,7 +292,7 @@ class DistributedTrainer(HookedTrainer):
         - compress_seconds, wait_seconds, decompress_seconds: in total more than the duration of the
           step, because chunks overlap. Copying an uncompressed gradient counts as compressing.
 
-        "total" also has exposed_seconds, about the seconds that training waits in a step: from the
+        "total" also has exposed_seconds, an estimate of the wait of training in a step: from the
         start of the last compression to the last result, as the mean of at most 64 steps. Time for
         clipping, or for a sum over the workers of one machine, is not included.
 
@@ -324,15 +324,16 @@ class DistributedTrainer(HookedTrainer):
 
         Nothing changes until all workers have checked their files. Parameters match by name, or by
         order if only their names differ. The number of servers and the size of chunks may differ.
-        A file of gluon.Trainer has only the optimizer's state. Load only files that you trust: the
-        optimizer's state is a pickle, which can run code.
+        A file that gluon.Trainer saved may be loaded too: it has only the optimizer's state. Load
+        only files that you trust: the optimizer's state is a pickle, which can run code.
 
         Parameters
         ----------
         fname : str or list of str
             This worker's file. If the number of workers has changed: the files of all former
             workers, the same list on every worker. Each worker gets an equal share of the sum of
-            all residuals, and of all momenta. A list needs strict=False.
+            all residuals, and of all momenta. A list needs
+            strict=False, because redistributed residuals change the numbers slightly.
         strict : bool
             If False, parameters that the file lacks start from zero, and additional ones in the
             file are ignored. The log names both.

@@ -115,7 +115,7 @@ typedef struct {
    selects the best one, gluon_gc_cuda the GPU.
 
    A CUDA codec writes the same bytes as a CPU codec with the same options. "dithering" has CUDA codecs only with the
-   option fixed_width=True, so all workers and servers must have it. All pointers in a CUDA codec's calls, `status` too, point to GPU
+   option fixed_width=True; then the CPU codecs of other workers and of servers need this option too. All pointers in a CUDA codec's calls, `status` too, point to GPU
    memory; the gluon_gc_call itself is in host memory. A call queues kernels in its stream, in the current CUDA context,
    and returns at once. It does not validate payloads: use gluon_gc_inspect before you copy them to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
@@ -144,7 +144,7 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
 
 /* Some functions below take an array of `count` calls, for example one for each chunk that is sent together. The field
    gluon_gc_call.count is another number: the payloads of one call. The codecs of the calls may differ in n only. The
-   CPU runs the calls one after the other. The GPU runs them at once: 16 calls need no more launches than one. */
+   CPU runs the calls one after the other. The GPU runs them together: one launch serves 16 or more calls. */
 
 /* Compresses a gradient, with the momentum and the error feedback that the codec's options select:
 
@@ -261,7 +261,7 @@ typedef struct {
   size_t rows;      /* largest number of rows of a message */
 } gluon_gc_rows;
 
-/* Computes the array for messages whose parts have at most `bytes` in total. If their length varies (`varies`), only
+/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If their length varies (`varies`), only
    the rows that a message fills are sent. Otherwise, or with `in_one`, every message is one row. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
