@@ -332,11 +332,11 @@ class DistributedTrainer(HookedTrainer):
         fname : str or list of str
             This worker's file. If the number of workers has changed: the files of all former
             workers, the same list on every worker. Each worker gets an equal share of the sum of
-            all residuals, and of all momenta. A list needs strict=False, because redistributed
-            residuals change the numbers slightly.
+            all residuals, and of all momenta. A list needs strict=False.
         strict : bool
-            If False, parameters that the file lacks start from zero, and additional ones in the
-            file are ignored. The log names both.
+            If True, the file must fit this trainer exactly. If False, fname may be a list,
+            parameters that a file lacks start from zero, and additional ones are ignored. The log
+            names both.
 
         Raises
         ------

@@ -47,7 +47,7 @@ class CompressionState:
 
         - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
           is set to 0 in the parameter groups. The compressor "dgc" does so without this option.
-        - "ef" (error feedback) "corrected" or "sparse": the residual follows the learning rate.
+        - "ef" (error feedback) "corrected" or "sparse": a new learning rate rescales the residual.
         - on_nonfinite="skip": the optimizer's step is skipped.
     process_group : ProcessGroup, optional
         The workers whose gradients are averaged. Default: all workers.

@@ -144,7 +144,7 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
 
 /* Some functions below take an array of `count` calls, for example one for each chunk that is sent together. The field
    gluon_gc_call.count is another number: the payloads of one call. The codecs of the calls may differ in n only. The
-   CPU runs the calls one after the other. The GPU runs them together: one launch serves 16 or more calls. */
+   CPU runs the calls one after the other. The GPU runs them together, many in one launch. */
 
 /* Compresses a gradient, with the momentum and the error feedback that the codec's options select:
 
