@@ -1,5 +1,6 @@
 """Helpers to start processes in tests."""
 
+import itertools
 import os
 import random
 import signal
@@ -7,6 +8,8 @@ import socket
 
 from gluon_gc.variables import TABLE
 from gluon_gc.variables_of_launchers import OF_LAUNCHERS
+
+_ports = itertools.count(random.SystemRandom().randrange(2000))
 
 
 def clean_environ():
@@ -25,10 +28,12 @@ def free_port():
     """A port of 127.0.0.1 that nothing listens at.
 
     The kernel gives ports from 32768 on to connections. A worker that waits for a listener there
-    may take the listener's port for its own end, and meet itself.
+    may take the listener's port for its own end, and meet itself. Each of pytest's workers has
+    ports of its own, because a test's process may listen some seconds later.
     """
+    first = 20000 + 2000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     while True:
-        port = random.SystemRandom().randrange(20000, 32768)
+        port = first + next(_ports) % 2000
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -25,6 +25,12 @@ from gluon_gc.mxnet.runtime import default_exchange
 _AUTO = ("bytegrad", "onebit", "topk")  # the compressors that "auto" may choose
 
 
+def _row():
+    """Return the number of this worker's payload in the order of summation, as an array."""
+    store = getattr(default_exchange(), "_kv", None)  # ps-lite gives ranks of its own
+    return np.array(bps.rank() if store is None else store.rank)
+
+
 def _parameters(shapes, dtype="float32", contexts=1, value=None):
     """Return initialized Parameters of these shapes, with the same values on all workers."""
     params = []
@@ -108,7 +114,7 @@ def steps(arguments):
             result[f"g{i}_{step}"] = param.grad().asnumpy()
     for i, param in enumerate(params):
         result[f"w{i}"] = param.data().asnumpy()
-    result["row"] = np.array(getattr(default_exchange(), "_row", bps.rank()))
+    result["row"] = _row()
     return result
 
 
@@ -176,7 +182,7 @@ def stale(arguments):
         return params, trainer
 
     params, trainer = made()
-    result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
+    result = {"row": _row()}
     for step, of_ranks in enumerate(arguments["used"]):
         if step == arguments.get("resumed"):
             file = str(Path(arguments["folder"], f"stale-{bps.rank()}"))
@@ -291,7 +297,7 @@ def compressed_rows(arguments):
     param, trainer = made()
     trainer.load_states(file)
     train(param, trainer, half, len(rates), "resumed")
-    result["row"] = np.array(getattr(default_exchange(), "_row", bps.rank()))
+    result["row"] = _row()
     return result
 
 
@@ -448,7 +454,7 @@ def checkpoint(arguments):
                 param.set_data(mx.nd.array(weights[f"w{i}"]))
         trainer.load_states(file)
         trainer.save_states(file + ".again")
-    result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
+    result = {"row": _row()}
     for step in range(begin, end):
         trainer.set_learning_rate(0.1 / (1 + step))
         _backward(params, gradients_of(bps.rank(), step, arguments["shapes"]))
@@ -947,7 +953,7 @@ def algorithms(arguments):
     second trainer loads it. Results are prefixed with the setting's number: "w" and the parameter's
     number for the weights, "resumed" for those of the second trainer, "m" for Adam's first moments.
     """
-    result = {"row": np.array(getattr(default_exchange(), "_row", bps.rank()))}
+    result = {"row": _row()}
 
     def keep(number, name, params):
         for i, param in enumerate(params):
