@@ -87,8 +87,8 @@ demo-torch: $(TORCH_VENV)/.built
 test: test-mxnet test-torch
 
 test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
-	@echo "== Running all tests but PyTorch's, four files at a time"
-	$(PY) -m pytest -q --numprocesses 4 --dist loadfile --ignore tests/torch tests
+	@echo "== Running all tests but PyTorch's, three files at a time"
+	$(PY) -m pytest -q --numprocesses 3 --dist loadfile --ignore tests/torch tests
 
 test-torch: $(TESTED)/.built $(TORCH_VENV)/.installed
 	@echo "== Running PyTorch's tests, three at a time"

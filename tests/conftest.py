@@ -14,6 +14,14 @@ FOLDERS = ("", "cifar100", "digits", "imagenet", "mnist")
 sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]
 
 
+LONGEST = ("fuzz/test_corpus.py", "test_installation.py", "test_adding_a_compressor.py")
+
+
+def pytest_collection_modifyitems(items):
+    """Move the longest files to the front, so that none of them is left alone at the end."""
+    items.sort(key=lambda item: not item.location[0].endswith(LONGEST))
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Return a folder with a small data set of each kind: 64 training and 22 validation images."""
