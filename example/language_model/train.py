@@ -12,6 +12,7 @@ from typing import List
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from tqdm import tqdm
 
 import gluon_gc as bps
 from gluon_gc import algorithms
@@ -87,7 +88,12 @@ def validation_loss(net: gluon.Block, windows: np.ndarray) -> float:
 
 
 def train_steps(
-    net: gluon.Block, trainer: gluon.Trainer, text: Text, args: argparse.Namespace, steps: range
+    net: gluon.Block,
+    trainer: gluon.Trainer,
+    text: Text,
+    args: argparse.Namespace,
+    steps: range,
+    bar: tqdm,
 ) -> List[float]:
     """Train; return the loss of each step."""
     losses = []
@@ -99,6 +105,8 @@ def train_steps(
         loss.backward()
         trainer.step(args.batch_size)
         losses.append(float(loss.mean().asscalar()))
+        bar.update()
+        bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
     return losses
 
 
@@ -135,23 +143,20 @@ def main() -> None:
     for done in range(0, args.steps, args.eval_every):
         steps = range(done + 1, min(done + args.eval_every, args.steps) + 1)
         start = time.perf_counter()
-        losses = train_steps(net, trainer, text, args, steps)
+        losses = train_steps(net, trainer, text, args, steps, bar)
         seconds = time.perf_counter() - start
         found = validation_loss(net, validation)
-        bar.update(len(losses))
         if rank == 0:
             traffic = trainer.compression_stats()["total"]
-            pushed, pulled = (
-                traffic[way] * exchanges(args, steps[-1])
-                for way in ("pushed_bytes", "pulled_bytes")
-            )
+            count = exchanges(args, steps[-1])
+            pushed = traffic["pushed_bytes"] * count
             record = {
                 "step": steps[-1],
                 "train_loss": sum(losses) / len(losses),
                 "validation_loss": found,
                 "seconds": seconds,
                 "pushed_bytes": pushed,
-                "pulled_bytes": pulled,
+                "pulled_bytes": traffic["pulled_bytes"] * count,
                 "step_loss": losses,
             }
             log.write(record)

@@ -167,8 +167,8 @@ class Training:
         self.log = EpochLog(args, bps.rank(), bps.size(), resume=done > 0)
         self.bar = progress_bar(args.steps, bps.rank(), done, unit="step")
         self.say(
-            f"{sum(p.numel() for p in self.net.parameters()):,} parameters, "
-            f"{len(self.text.training):,} bytes of training text on worker 0"
+            f"training {sum(p.numel() for p in self.net.parameters()):,} parameters, "
+            f"with {len(self.text.training):,} bytes of text on worker 0"
         )
         for step in range(done + 1, args.steps + 1):
             self.train_step(step)
