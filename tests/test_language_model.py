@@ -71,8 +71,11 @@ def test_windows_depend_on_the_seed_the_step_and_the_worker_alone(library):
     np.testing.assert_array_equal(windows, training_windows(text, 4, 10, [1, 2, 0]))
     for seed in ([2, 2, 0], [1, 3, 0], [1, 2, 1]):
         assert (windows != training_windows(text, 4, 10, seed)).any()
-    first, last = validation_windows(text, 2, 10)
-    assert bytes(first) == b"text00 = 00" and bytes(last) == b"ext20 = 20\n"
+    for rank, expected in enumerate((b"text00 = 00", b"ext20 = 20\n")):
+        (window,) = validation_windows(text, 2, 10, rank, 2)
+        assert bytes(window) == expected
+    with pytest.raises(ValueError, match="--eval-windows must be at least 3, for 3 workers, got 2"):
+        validation_windows(text, 2, 10, 0, 3)
 
 
 def parsed(*words):

@@ -108,10 +108,15 @@ def training_windows(text: Text, batch_size: int, context: int, seed: List[int])
     return _windows(text.training, begins, context)
 
 
-def validation_windows(text: Text, count: int, context: int) -> np.ndarray:
-    """Return windows at equal distances, uint8 of shape (count, context + 1)."""
+def validation_windows(text: Text, count: int, context: int, rank: int, size: int) -> np.ndarray:
+    """Return this worker's share of `count` windows, which are at equal distances.
+
+    The result is uint8 of shape (n, context + 1). The n of all workers add up to `count`.
+    """
+    if count < size:
+        raise ValueError(f"--eval-windows must be at least {size}, for {size} workers, got {count}")
     begins = np.linspace(0, len(text.validation) - context - 1, count).astype(np.int64)
-    return _windows(text.validation, begins, context)
+    return _windows(text.validation, begins[rank::size], context)
 
 
 def _windows(data: np.ndarray, begins: np.ndarray, context: int) -> np.ndarray:

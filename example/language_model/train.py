@@ -82,9 +82,10 @@ def loss_of(net: gluon.Block, windows: np.ndarray) -> mx.nd.NDArray:
 
 
 def validation_loss(net: gluon.Block, windows: np.ndarray) -> float:
-    """Return the loss in nats per byte; each worker evaluates its own windows."""
-    nats = float(loss_of(net, windows[bps.rank() :: bps.size()]).sum().asscalar())
-    return bps.allreduce(nats, average=False) / len(windows)
+    """Return the loss in nats per byte, on the windows of all workers."""
+    own = np.array([float(loss_of(net, windows).sum().asscalar()), len(windows)])
+    nats, count = bps.allreduce(own, average=False).tolist()
+    return nats / count
 
 
 def train_steps(
@@ -124,7 +125,7 @@ def main() -> None:
     rank, size = bps.rank(), bps.size()
     text = load_text(rank, size)
     require_same_text(text, bps.allreduce(text.digest, average=False), size)
-    validation = validation_windows(text, args.eval_windows, args.context)
+    validation = validation_windows(text, args.eval_windows, args.context, rank, size)
 
     mx.random.seed(args.seed)
     net = LanguageModel(args.width, args.depth)

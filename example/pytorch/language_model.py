@@ -130,10 +130,11 @@ class Training:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device = args, device_of(args)
-        self.text = load_text(bps.rank(), bps.size())
+        rank, size = bps.rank(), bps.size()
+        self.text = load_text(rank, size)
         (total,) = summed([self.text.digest], self.device)
-        require_same_text(self.text, total, bps.size())
-        self.validation = validation_windows(self.text, args.eval_windows, args.context)
+        require_same_text(self.text, total, size)
+        self.validation = validation_windows(self.text, args.eval_windows, args.context, rank, size)
         torch.manual_seed(args.seed)
         net = Transformer(args.width, args.depth, args.heads, args.context)
         self.net = net.to(self.device)
@@ -239,10 +240,10 @@ class Training:
     @torch.no_grad()
     def validation_loss(self) -> float:
         """Return the validation loss in nats per byte; each worker evaluates its own windows."""
-        own = self.validation[bps.rank() :: bps.size()]
-        parts = np.array_split(own, math.ceil(len(own) / self.args.batch_size))
+        args = self.args
+        parts = np.array_split(self.validation, math.ceil(len(self.validation) / args.batch_size))
         nats = sum(self.loss(self.net, part, "sum").item() for part in parts)
-        return summed([nats], self.device)[0] / (len(self.validation) * self.args.context)
+        return summed([nats], self.device)[0] / (args.eval_windows * args.context)
 
     def show(self) -> None:
         """Print the statistics, if they are asked for, and a sample of generated text."""
