@@ -34,14 +34,19 @@ class Board:
         self._writer.add_text("configuration", f"```\n{json.dumps(configuration, indent=2)}\n```")
 
     def write(self, record: Dict[str, Any]) -> None:
-        """Write an epoch's numbers and the loss of each step; epochs count from 1."""
+        """Write the numbers of a record and the loss of each of its steps.
+
+        The record has the key "epoch", or "step" for its last step. Both count from 1.
+        """
         if self._writer is None:
             return
-        epoch, step_loss = record["epoch"], record["step_loss"]
+        counted = "step" if "step" in record else "epoch"
+        number, step_loss = record[counted], record["step_loss"]
+        last = number if counted == "step" else number * len(step_loss)
         for name, value in record.items():
-            if isinstance(value, Real) and name != "epoch":
-                self._writer.add_scalar(name, value, epoch)
-        for step, loss in enumerate(step_loss, start=1 + (epoch - 1) * len(step_loss)):
+            if isinstance(value, Real) and name != counted:
+                self._writer.add_scalar(name, value, number)
+        for step, loss in enumerate(step_loss, start=1 + last - len(step_loss)):
             self._writer.add_scalar("step_loss", loss, step)
 
     def close(self) -> None:

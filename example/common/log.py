@@ -1,4 +1,4 @@
-"""The training log: a line of JSON with the configuration, then one line per epoch."""
+"""The training log: a line of JSON with the configuration, then one per epoch or evaluation."""
 
 import argparse
 import json
@@ -45,7 +45,7 @@ class EpochLog:
         self._append({"configuration": config})
 
     def write(self, record: Dict[str, Any]) -> None:
-        """Append the record of an epoch. Its values must be JSON serializable."""
+        """Append the record of an epoch or evaluation. Its values must be JSON serializable."""
         self._append(record)
         self._board.write(record)
 
@@ -60,7 +60,7 @@ class EpochLog:
 
 
 def read_log(path: str) -> List[Dict[str, Any]]:
-    """Read the epochs' records that an `EpochLog` wrote to `path`, in order."""
+    """Read the records that an `EpochLog` wrote to `path`, in order."""
     return [record for record in _records(path) if "configuration" not in record]
 
 

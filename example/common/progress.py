@@ -5,7 +5,7 @@ from tqdm import tqdm
 STEPS_AHEAD = 2  # steps that may be queued; without a limit, queued steps would fill the memory
 
 
-def progress_bar(images: int, rank: int, done: int = 0) -> tqdm:
+def progress_bar(images: int, rank: int, done: int = 0, unit: str = "image") -> tqdm:
     """Return a progress bar that counts trained images. Only worker 0 draws it.
 
     Parameters
@@ -16,11 +16,13 @@ def progress_bar(images: int, rank: int, done: int = 0) -> tqdm:
         The rank of this worker.
     done : int
         The images trained before this run.
+    unit : str
+        The name of the counted things, if they are not images.
     """
     return tqdm(
         total=images,
         initial=done,
-        unit="image",
+        unit=unit,
         unit_scale=True,
         mininterval=1,
         disable=rank != 0,

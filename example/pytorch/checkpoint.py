@@ -13,29 +13,29 @@ import gluon_gc.torch as bps
 
 
 def save(
-    folder: str, epoch: int, model: torch.nn.Module, optimizer: Optimizer, compression: Any
+    path: Path, done: int, model: torch.nn.Module, optimizer: Optimizer, compression: Any
 ) -> None:
-    """Write a checkpoint into folder/epoch-N. All workers must call this.
+    """Write a checkpoint into a folder. All workers must call this.
 
     Worker 0 saves the model and the optimizer last, so a folder with a model is complete.
 
     Parameters
     ----------
-    folder : str
-    epoch : int
-        The number of epochs done.
+    path : Path
+        The folder, which is created.
+    done : int
+        The number of epochs or steps done.
     model : Module
     optimizer : Optimizer
     compression : CompressionState or None
     """
-    path = Path(folder) / f"epoch-{epoch}"
     path.mkdir(parents=True, exist_ok=True)
     if compression is not None:
         torch.save(compression.state_dict(), path / f"compression-{bps.rank()}.pt")
     dist.barrier()
     if bps.rank() == 0:
         state = {
-            "epoch": epoch,
+            "done": done,
             "workers": bps.size(),
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -53,7 +53,7 @@ def load(folder: str, model: torch.nn.Module, optimizer: Optimizer, compression:
     Returns
     -------
     int
-        The number of epochs done.
+        The number of epochs or steps done.
     """
     path = Path(folder)
     state = torch.load(path / "model.pt", map_location="cpu", weights_only=True)
@@ -65,4 +65,4 @@ def load(folder: str, model: torch.nn.Module, optimizer: Optimizer, compression:
         files = [path / f"compression-{rank}.pt" for rank in ranks]
         own = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
         compression.load_state_dict(own[0] if same else own)
-    return state["epoch"]
+    return state["done"]

@@ -109,8 +109,9 @@ def main() -> None:
         }
         log.write(record)
         bar.set_postfix(epoch=epoch, loss=record["train_loss"], accuracy=validation_accuracy)
-        if is_due(args, epoch):
-            checkpoint.save(args.save, epoch, net, optimizer, compression)
+        if is_due(args, epoch, args.num_epochs):
+            path = Path(args.save) / f"epoch-{epoch}"
+            checkpoint.save(path, epoch, net, optimizer, compression)
     bar.close()
     log.close()
     if rank == 0:

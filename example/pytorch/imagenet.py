@@ -138,8 +138,9 @@ class Training:
             }
             log.write(record)
             self.bar.set_postfix(epoch=epoch, loss=record["train_loss"], accuracy=top1)
-            if is_due(args, epoch):
-                checkpoint.save(args.save, epoch, self.net, self.optimizer, self.compression)
+            if is_due(args, epoch, args.num_epochs):
+                path = Path(args.save) / f"epoch-{epoch}"
+                checkpoint.save(path, epoch, self.net, self.optimizer, self.compression)
         self.bar.close()
         log.close()
 

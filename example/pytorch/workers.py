@@ -16,22 +16,22 @@ from torch.optim import Optimizer
 import gluon_gc.torch as bps
 
 
-def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for checkpoints and the device."""
+def add_checkpoint_arguments(parser: argparse.ArgumentParser, unit: str = "epoch") -> None:
+    """Add the arguments for checkpoints and the device. Checkpoints are named UNIT-N."""
     group = parser.add_argument_group("checkpoints and device")
     group.add_argument("--save", default="", metavar="DIR", help="save checkpoints here")
-    group.add_argument("--save-period", type=int, default=10, help="epochs between checkpoints")
+    group.add_argument("--save-period", type=int, default=10, help=f"{unit}s between checkpoints")
     group.add_argument(
-        "--resume", default="", metavar="DIR/epoch-N", help="resume from this checkpoint"
+        "--resume", default="", metavar=f"DIR/{unit}-N", help="resume from this checkpoint"
     )
     group.add_argument(
         "--no-cuda", action="store_true", help="train on the CPU even if there is a GPU"
     )
 
 
-def is_due(args: argparse.Namespace, epochs: int) -> bool:
-    """Return whether a checkpoint is due after this number of epochs."""
-    return bool(args.save) and (epochs % args.save_period == 0 or epochs == args.num_epochs)
+def is_due(args: argparse.Namespace, done: int, last: int) -> bool:
+    """Return whether a checkpoint is due after this number of epochs or steps, out of `last`."""
+    return bool(args.save) and (done % args.save_period == 0 or done == last)
 
 
 def device_of(args: argparse.Namespace) -> torch.device:

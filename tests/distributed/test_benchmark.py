@@ -1,4 +1,4 @@
-"""benchmark/cluster.py and epoch.py, run in network namespaces."""
+"""benchmark/cluster.py, epoch.py and language_model.py, run in network namespaces."""
 
 import csv
 import json
@@ -16,6 +16,7 @@ from tests.processes import heed_interrupts
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmark"
 RATE, MOVED = 200e6, "MB per machine"
+TORCH = SCRIPTS.parent / ".venv-torch" / "bin" / "python"
 SMALL = f"{SCRIPTS / 'epoch.py'} --rate {RATE:.0f} --workers 2 --servers 1 --images 64 --epochs 2"
 SMALL += " --batch-size 8"
 pytestmark = needs_namespaces
@@ -118,6 +119,30 @@ def test_an_epoch_of_the_example_is_timed_and_its_bytes_are_counted(measure):
     payload = 275_000 / 8 / 1e6  # of ResNet-20's parameters, each way
     counted = (16 - 4) / 16  # of an epoch: at most 4 of 16 steps precede the first count
     assert 2 * payload * counted < float(row["MB per worker and step"]) < 4 * payload
+
+
+@pytest.mark.skipif(not TORCH.exists(), reason="make .venv-torch/.built makes its environment")
+@pytest.mark.parametrize(
+    "method, bytes_per_step",
+    [("DDP fp16", 2 * 30_432), ("local_steps 20, onebit", 30_432 / 8 / 20)],
+)
+def test_the_language_models_losses_bytes_and_seconds_are_measured(
+    measure, tmp_path, method, bytes_per_step
+):
+    model = "--width 32 --depth 1 --heads 2 --context 32 --batch-size 4 --eval-windows 16"
+    options = "--workers 2 --steps 40 --eval-every 20 --seeds 1 --timed-steps 4"
+    command = [SCRIPTS / "language_model.py", *options.split(), "--training", model]
+    command += ["--rates", f"{RATE:.0f}", "--torch-python", TORCH, "--only", f"^{method}$"]
+    command += ["--results", tmp_path / "results", "--plot", tmp_path / "losses.png"]
+    (row,) = measure(*map(str, command))
+    assert row["method"] == method and (tmp_path / "losses.png").stat().st_size > 0
+    assert 3 < float(row["loss"]) < 5.5
+    payload = bytes_per_step / 1e3
+    assert payload < float(row["kB per step"]) < 1.3 * payload + 3
+    assert float(row["s per step, 200 Mbit/s"]) > 0
+    # A second call reads the results, so it needs no time to train.
+    (again,) = measure(*map(str, command))
+    assert again == row
 
 
 def test_ctrl_c_ends_all_processes():
