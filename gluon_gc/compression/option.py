@@ -8,8 +8,8 @@ from typing import Any
 from ..options import Option, whole
 
 
-def share_or_count() -> Option:
-    """The option k of a compressor that sends only some elements of a chunk."""
+def share_or_count(group: str = "chunk") -> Option:
+    """The option k of a compressor that sends only some elements of a chunk, or of a block."""
 
     def rule(k: Any) -> bool:
         ambiguous = k == 1 and not isinstance(
@@ -21,12 +21,12 @@ def share_or_count() -> Option:
         (numbers.Real,),
         rule,
         "a share below 1 or a whole number >= 1",
-        "which part of a chunk is sent. 0 < k < 1: a share, at least one element. k >= 1: a number "
-        "of elements, at most all. 1.0 is refused, because it could mean either",
+        f"which part of a {group} is sent. 0 < k < 1: a share, at least one element. k >= 1: a "
+        "number of elements, at most all. 1.0 is refused, because it could mean either",
         unused=1,
         hint=lambda k: (
             ", which could be the share of all elements or the number of one: write 1 for one "
-            "element of each chunk; to send all, leave out the compressor"
+            f"element of each {group}; to send all, leave out the compressor"
             if k == 1
             else ""
         ),
