@@ -14,6 +14,7 @@
 // that were sent.
 #include "core/bytes.h"
 #include "core/codec.h"
+#include "core/compressors/blocktopk_config.h"
 #include "core/compressors/blocktopk_select.h"
 #include "core/correction.h"
 #include "core/parallel.h"
@@ -50,11 +51,6 @@ double sum_of(const T* values, std::size_t count, Magnitude magnitude) {
   return butterfly(chain);
 }
 
-template <typename T>
-T mean(double sum, std::size_t count) {
-  return count == 0 ? T{0} : static_cast<T>(sum / static_cast<double>(count));
-}
-
 // The levels of a block's values, and the mean magnitude that separates the two levels of 2 bits.
 template <typename T>
 BlocktopkLevels<T> levels_of(const T* values, std::size_t count, int bits, T& split) {
@@ -64,35 +60,20 @@ BlocktopkLevels<T> levels_of(const T* values, std::size_t count, int bits, T& sp
       const Bits<T> magnitude = bits_of(absolute(values[j]));
       largest = magnitude > largest ? magnitude : largest;
     }
-    return {bits, {from_bits(largest), 0}};
+    return {bits, from_bits(largest), 0};
   }
-  split = mean<T>(sum_of(values, count, [](T x) { return absolute(x); }), count);
+  split = blocktopk_mean<T>(sum_of(values, count, [](T x) { return absolute(x); }), count);
   std::size_t high = 0;
   for (std::size_t j = 0; j < count; ++j) high += absolute(values[j]) >= split;
   const double low_sum = sum_of(values, count, [=](T x) { return absolute(x) >= split ? T{0} : absolute(x); });
   const double high_sum = sum_of(values, count, [=](T x) { return absolute(x) >= split ? absolute(x) : T{0}; });
-  return {bits, {mean<T>(low_sum, count - high), mean<T>(high_sum, high)}};
+  return {bits, blocktopk_mean<T>(low_sum, count - high), blocktopk_mean<T>(high_sum, high)};
 }
 
 struct Blocktopk : KeepsResidual {
   static constexpr Traits traits{};
 
-  Blocktopk(const Options& options, std::size_t n) : KeepsResidual{n} {
-    const std::size_t block = options.count("block"), value_bits = options.count("value_bits");
-    if (block < blocktopk_least_block || block > blocktopk_most_block || (block & (block - 1)) != 0) {
-      refuse("block must be a power of two from 256 to 4096, got %zu", block);
-    }
-    if (value_bits < 2 || value_bits > 32 || (value_bits & (value_bits - 1)) != 0) {
-      refuse("value_bits must be 32, 16, 8, 4 or 2, got %zu", value_bits);
-    }
-    const double k = options.number("k");
-    format = {n,
-              block,
-              element_count(k, block),
-              n % block == 0 ? 0 : element_count(k, n % block),
-              __builtin_ctzll(block),
-              static_cast<int>(value_bits)};
-  }
+  Blocktopk(const Options& options, std::size_t n) : KeepsResidual{n}, format(blocktopk_format(options, n)) {}
 
   template <typename T>
   Needs needs() const {
@@ -128,7 +109,7 @@ struct Blocktopk : KeepsResidual {
     for (std::size_t j = 0; j < kept; ++j) packed.add(indices[j], format.index_bits);
     packed.finish();
     T values[blocktopk_most_block];
-    for (std::size_t j = 0; j < kept; ++j) values[j] = p[indices[j]];
+    for (std::size_t j = 0; j < kept; ++j) values[j] = with_one_nan(p[indices[j]]);
     std::uint8_t* const to = record + format.values_at<T>(kept);
     switch (format.value_bits) {
       case 32: std::memcpy(to, values, kept * sizeof(T)); break;
@@ -151,7 +132,8 @@ struct Blocktopk : KeepsResidual {
   void write_levels(std::uint8_t* record, std::uint8_t* to, const T* values, std::size_t kept) const {
     T split = 0;
     const BlocktopkLevels<T> levels = levels_of(values, kept, format.value_bits, split);
-    for (std::size_t s = 0; s < format.scales(); ++s) write(record + s * sizeof(T), levels.scale[s]);
+    write(record, levels.scale);
+    if (format.scales() == 2) write(record + sizeof(T), levels.high);
     PackedWriter packed{to};
     for (std::size_t j = 0; j < kept; ++j) packed.add(levels.number(values[j], split), format.value_bits);
     packed.finish();
@@ -164,8 +146,9 @@ struct Blocktopk : KeepsResidual {
         : indices(record + codec.format.indices_at<T>()),
           values(record + codec.format.values_at<T>(kept)),
           index_bits(codec.format.index_bits),
-          levels{codec.format.value_bits, {}} {
-      for (std::size_t s = 0; s < codec.format.scales(); ++s) levels.scale[s] = read<T>(record + s * sizeof(T));
+          levels{codec.format.value_bits, 0, 0} {
+      if (codec.format.scales() != 0) levels.scale = read<T>(record);
+      if (codec.format.scales() == 2) levels.high = read<T>(record + sizeof(T));
     }
 
     std::uint32_t index(std::size_t j) const { return packed_number(indices, j, index_bits); }

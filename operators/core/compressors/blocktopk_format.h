@@ -18,8 +18,8 @@
 //            mean magnitude of the elements without this bit, and of those with it; 0 if there are none.
 //
 // No choice makes the squared error of a block larger than the sum of the squared elements, as error feedback needs. With
-// 2 bits and even levels up to s it could be, because a single large element would enlarge all others. SparseLoCo
-// decodes its 2-bit values to means too.
+// 2 bits and even levels up to s it could be, because a single large element would enlarge all others. SparseLoCo's
+// code decodes 2-bit values to means too, four for a tensor.
 #pragma once
 
 #include "core/half_bits.h"
@@ -97,13 +97,13 @@ struct BlocktopkLevels {
     const uint32 sign = static_cast<uint32>(bits_of(x) >> sign_shift<T>) << (bits - 1);
     if (bits == 2) return sign | (absolute(x) >= split);
     constexpr T whole = static_cast<T>(sizeof(T) == 4 ? 0x1p23 : 0x1p52);  // adding it rounds to a whole number
-    const T place = scale[0] == 0 ? T{0} : absolute(x) / scale[0] * levels();
-    return sign | (static_cast<uint32>(bits_of(place + whole)) & most());
+    const T place = absolute(x) / scale * levels();
+    return sign | (static_cast<uint32>(bits_of((place > 0 ? place : T{0}) + whole)) & most());  // 0 / 0 is a NaN
   }
 
   GLUON_GC_HOST_DEVICE T value(uint32 number) const {
     const uint32 level = number & most();
-    const T magnitude = bits == 2 ? scale[level] : static_cast<T>(level) / levels() * scale[0];
+    const T magnitude = bits != 2 ? static_cast<T>(level) / levels() * scale : level == 0 ? scale : high;
     return number >> (bits - 1) != 0 ? -magnitude : magnitude;
   }
 
@@ -111,8 +111,21 @@ struct BlocktopkLevels {
   GLUON_GC_HOST_DEVICE T levels() const { return static_cast<T>(most()); }
 
   int bits;
-  T scale[2];
+  T scale;  // with 2 bits: the mean magnitude of the elements whose lowest bit is clear
+  T high;   // with 2 bits: of those whose lowest bit is set
 };
+
+// x, or the NaN of payloads if x is a NaN.
+template <typename T>
+GLUON_GC_HOST_DEVICE T with_one_nan(T x) {
+  return x == x ? x : not_a_number<T>();
+}
+
+// The mean of `count` magnitudes; 0 if there are none.
+template <typename T>
+GLUON_GC_HOST_DEVICE T blocktopk_mean(double sum, Size count) {
+  return count == 0 ? T{0} : with_one_nan(static_cast<T>(sum / static_cast<double>(count)));
+}
 
 // The bits of a value of 16 bits.
 template <typename T>

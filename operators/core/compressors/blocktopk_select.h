@@ -52,14 +52,18 @@ class BlockSelection {
     });
   }
 
-  // Writes the indices of the `kept` largest of the block's elements, ascending.
+  // Writes the indices of the `kept` largest of the block's elements, ascending. All NaNs are equal.
   void choose(const T* p, std::size_t size, std::size_t kept, std::uint16_t* indices) {
     std::size_t equal;
     const Bits<T> limit = limit_of(p, size, kept, equal);
+    const bool only_nans = limit > infinity_bits<T>;
+    const Bits<T> above = only_nans ? Bits<T>{1} << sign_shift<T> : limit + 1;
+    const Bits<T> least = only_nans ? infinity_bits<T> + 1 : limit;
+    if (only_nans) equal = kept;
     sweep<group_elements>(0, size, [&](std::size_t i, auto present) {
-      std::uint64_t bits = reaching(p + i, limit + 1, present);
+      std::uint64_t bits = reaching(p + i, above, present);
       if (equal != 0) {
-        const std::uint64_t ties = lowest_bits(reaching(p + i, limit, present) & ~bits, equal);
+        const std::uint64_t ties = lowest_bits(reaching(p + i, least, present) & ~bits, equal);
         equal -= __builtin_popcountll(ties);
         bits |= ties;
       }
