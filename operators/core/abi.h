@@ -152,7 +152,7 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
 
      g = values * scale * factor
      m = mu m + g,  g = g + mu m      Nesterov momentum; m is in `momentum`
-     p = g + r e                      error feedback; r is 1 for "vanilla", else `ratio`
+     p = g + r e                      error feedback; r is 1 for "vanilla", else `ratio`; times the option ef_decay
      payload = C(p)
      e = p - D(payload)               the new residual, which `memory` stores
 
