@@ -5,7 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from gluon_gc.compression import CompressionParams, keys, parse, registry, stream, users_of
+from gluon_gc.compression import (
+    CompressionParams,
+    candidates,
+    keys,
+    parse,
+    registry,
+    stream,
+    users_of,
+)
 from gluon_gc.compression.ignored import ignored, warn_of_ignored
 from gluon_gc.options import listed
 from tests.compressors import params_of
@@ -77,6 +85,21 @@ def test_numpy_scalars_are_as_good_as_pythons():
             {"compressor": "onebit", "ef": "vanila"},
             ValueError,
             "['ef'] must be 'vanilla', 'corrected' or 'sparse', got 'vanila'",
+        ),
+        (
+            {"compressor": "onebit", "ef": "vanilla", "ef_decay": 1.5},
+            ValueError,
+            "['ef_decay'] must be a number above 0 and at most 1, got 1.5",
+        ),
+        (
+            {"compressor": "onebit", "ef": "vanilla", "ef_decay": 0},
+            ValueError,
+            "['ef_decay'] must be a number above 0 and at most 1, got 0",
+        ),
+        (
+            {"compressor": "onebit", "ef": None, "ef_decay": 0.95},
+            ValueError,
+            "['ef_decay'] needs 'ef', got 0.95 without error feedback",
         ),
         (
             {"compressor": "onebit", "ef": True},
@@ -179,6 +202,7 @@ def test_momentum_needs_the_optimizers_momentum(mu):
         ({"compressor": "topk", "k": 9, "momentum_masking": True}, ["momentum_masking"]),
         ({"compressor": "topk", "k": 9, "momentum_masking": False}, []),
         ({"compressor": "dgc", "k": 9, "ef": "vanilla"}, ["ef"]),
+        ({"compressor": "dgc", "k": 9, "ef": "vanilla", "ef_decay": 0.9}, ["ef", "ef_decay"]),
         ({"compressor": "onebit", "accuracy": "safe"}, ["accuracy"]),
         ({"accuracy": "safe"}, ["accuracy"]),
         ({"compressor": "auto", "k": 9, "fp16": True, "ef": "vanilla"}, ["k", "fp16"]),
@@ -241,6 +265,24 @@ def test_a_machines_workers_sum_first_unless_told_otherwise(params):
     assert not parse({**params, "hierarchical": False}).hierarchical
 
 
+def test_servers_decay_their_residuals_as_workers_do():
+    params = parse({"compressor": "onebit", "ef": "vanilla", "ef_decay": 0.95})
+    assert params.options()["ef_decay"] == params.aggregators.options()["ef_decay"] == 0.95
+    assert parse(json.loads(json.dumps(params.aggregators.describe()))).ef_decay == 0.95
+    (candidate,) = {
+        candidate.ef_decay
+        for candidate in candidates(parse({"compressor": "auto", "ef_decay": 0.5})).values()
+        if candidate.compressor is not None
+    }
+    assert candidate == 0.5
+
+
+def test_a_decay_of_one_is_the_default():
+    params = {"compressor": "onebit", "ef": "vanilla"}
+    assert parse({**params, "ef_decay": 1}) == parse(params)
+    assert "ef_decay" not in parse(params).identity()
+
+
 def test_a_compress_ratio_is_a_share_or_its_reciprocal():
     share = parse({"compressor": "dgc", "compress_ratio": 0.001})
     assert parse({"compressor": "dgc", "compress_ratio": 1000}) == share
@@ -261,7 +303,7 @@ EVERY = {example: params for name in registry for example, params in params_of(n
 
 
 @pytest.mark.parametrize("example", EVERY)
-@pytest.mark.parametrize("more", [{}, {"ef": "corrected", "fp16": True}])
+@pytest.mark.parametrize("more", [{}, {"ef": "corrected", "ef_decay": 0.95, "fp16": True}])
 def test_every_compressors_params_are_read_back_as_they_were_described(example, more):
     params = parse({**EVERY[example], **more})
     assert parse(json.loads(json.dumps(params.describe()))) == params

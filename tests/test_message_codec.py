@@ -135,6 +135,7 @@ def messages(draw: Any, name: str, dtypes: Any = ("float16", "float32", "float64
     params = CompressionParams(
         kind(**own),
         ef=None if kind.traits.accumulates else draw(st.sampled_from(feedback)),
+        ef_decay=draw(st.sampled_from([1.0, 0.95])),
         mu=draw(st.sampled_from([None, 0.9])),
         nesterov=options.get("nesterov", not kind.traits.accumulates),
     )

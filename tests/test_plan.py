@@ -73,7 +73,9 @@ def test_tensors_below_the_minimum_and_integers_are_not_compressed():
     assert whole.dtype == "float64"
 
 
-@pytest.mark.parametrize("other", [{"mu": 0.8}, {"nesterov": False}, {"ef": "vanilla"}])
+@pytest.mark.parametrize(
+    "other", [{"mu": 0.8}, {"nesterov": False}, {"ef": "vanilla"}, {"ef_decay": 0.9}]
+)
 def test_workers_that_differ_in_momentum_or_feedback_state_other_facts(other):
     dgc = registry["dgc"](k=0.1)
     tensors = [

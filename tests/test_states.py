@@ -74,6 +74,7 @@ def assert_refused(file, trainer, message):
             r"compression of parameter 0 \('p0' there, 'p0' here\) is .*onebit.* but .*topk",
         ),
         ({**ONEBIT, "ef": "vanilla"}, "compression of parameter 0 .*'corrected'.* but .*'vanilla'"),
+        ({**ONEBIT, "ef_decay": 0.9}, "compression of parameter 0 .* there, but .*'ef_decay': 0.9"),
         ({**ONEBIT, "ef": ""}, "compression of parameter 0 .*'ef': 'corrected'.* there, but"),
         ({**ONEBIT, "scaling": False}, "compression of parameter 0 .*True.* there, but .*False"),
     ],

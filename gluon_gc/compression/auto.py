@@ -26,7 +26,8 @@ _ALLOWED: Dict[str, Tuple[str, ...]] = {
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
     """The candidates for a tensor with these params, by name, the most accurate first.
 
-    Each candidate with a compressor gets the error feedback and the momentum of `params`.
+    Each candidate with a compressor gets the error feedback, its decay and the momentum of
+    `params`.
 
     Parameters
     ----------
@@ -37,6 +38,7 @@ def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
 
 
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:
-    compressed = {"ef": params.ef, "momentum": None if params.mu is None else "nesterov"}
+    momentum = None if params.mu is None else "nesterov"
+    compressed = {"ef": params.ef, "ef_decay": params.ef_decay, "momentum": momentum}
     more = compressed if "compressor" in candidate else {}
     return parse({**candidate, **more, "hierarchical": params.hierarchical}, params.mu)

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Type
 
 import numpy as np
 
-from ..options import Option, nearest, one_of, switch
+from ..options import Option, nearest, one_of, real, switch
 from .base import Compressor, registry
 
 AUTO = "auto"
@@ -30,6 +30,12 @@ def common() -> Dict[str, Option]:
             "error feedback. 'vanilla': add the residual to the next gradient. 'corrected': first "
             "multiply it by the previous over the current learning rate. 'sparse': BytePS's name "
             "for 'corrected' with randomk",
+        ),
+        "ef_decay": real(
+            lambda v: 0 < v <= 1,
+            "a number above 0 and at most 1",
+            "multiply the residual by this number before it is added to the next gradient, on "
+            "workers and servers. Default: 1, which loses nothing. Needs 'ef'",
         ),
         "momentum": one_of(
             ("nesterov",),
@@ -63,7 +69,8 @@ def users_of(key: str) -> Dict[str, Option]:
         kinds = registry.items()
         return {name: kind.keys()[key] for name, kind in kinds if key in kind.keys()}
     accumulates = {name: kind.traits.accumulates for name, kind in registry.items()}
-    return {name: shared for name in registry if key != "ef" or not accumulates[name]}
+    has_feedback = key in ("ef", "ef_decay")
+    return {name: shared for name in registry if not has_feedback or not accumulates[name]}
 
 
 def keys() -> Dict[str, Option]:
@@ -77,7 +84,7 @@ def keys() -> Dict[str, Option]:
 
 _OF_MXNET = ("type", "threshold")  # keys of gluon.Trainer's compression_params
 _FOR_ALL = ("compressor", "fp16", "hierarchical")  # keys that need no compressor
-_FOR_AUTO = ("compressor", "accuracy", "ef", "momentum", "hierarchical")
+_FOR_AUTO = ("compressor", "accuracy", "ef", "ef_decay", "momentum", "hierarchical")
 
 
 def is_for(key: str, name: Optional[str]) -> bool:

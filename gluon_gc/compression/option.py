@@ -8,25 +8,23 @@ from typing import Any
 from ..options import Option, whole
 
 
-def share_or_count() -> Option:
-    """The option k of a compressor that sends only some elements of a chunk."""
+def share_or_count(group: str = "chunk") -> Option:
+    """The option k of a compressor that sends only some elements of a chunk, or of a block."""
 
     def rule(k: Any) -> bool:
-        ambiguous = k == 1 and not isinstance(
-            k, numbers.Integral
-        )  # only the integer 1 means one element
+        ambiguous = k == 1 and not isinstance(k, numbers.Integral)  # the integer 1: one element
         return 0 < k < 1 or (k >= 1 and k % 1 == 0 and not ambiguous)
 
     return Option(
         (numbers.Real,),
         rule,
         "a share below 1 or a whole number >= 1",
-        "the share or the number of a chunk's elements to send: at least one, at most all. 1.0 is "
+        f"the share or the number of a {group}'s elements to send: at least one, at most all. 1.0 is "
         "refused, because it could mean either",
         unused=1,
         hint=lambda k: (
             ", which could be the share of all elements or the number of one: write 1 for one "
-            "element of each chunk; to send all, leave out the compressor"
+            f"element of each {group}; to send all, leave out the compressor"
             if k == 1
             else ""
         ),

@@ -25,6 +25,8 @@ class CompressionParams:
         The error feedback: "vanilla", "corrected", "sparse" or None.
     mu : float, optional
         The momentum coefficient if momentum is applied before compression, else None.
+    ef_decay : float
+        The factor that multiplies a residual before it is added to the next gradient.
     fp16 : bool
         Whether an uncompressed gradient is sent as float16.
     nesterov : bool
@@ -41,6 +43,7 @@ class CompressionParams:
     compressor: Optional[Compressor] = None
     ef: Optional[str] = None
     mu: Optional[float] = None
+    ef_decay: float = 1.0
     fp16: bool = False
     nesterov: bool = True
     hierarchical: bool = True
@@ -56,7 +59,7 @@ class CompressionParams:
     @property
     def aggregators(self) -> CompressionParams:
         """The params with which an aggregator compresses a sum: the same, without momentum."""
-        return CompressionParams(self.compressor, self.ef)
+        return CompressionParams(self.compressor, self.ef, ef_decay=self.ef_decay)
 
     @property
     def of_rows(self) -> CompressionParams:
@@ -88,7 +91,8 @@ class CompressionParams:
 
     def options(self, epoch: Optional[int] = None) -> Dict[str, Any]:
         """The options of a codec, for an epoch if one was set."""
-        feedback = dict(ef=self.ef, mu=self.mu, epoch=epoch)
+        decay = self.ef_decay if self.ef_decay != 1 else None
+        feedback = dict(ef=self.ef, ef_decay=decay, mu=self.mu, epoch=epoch)
         if self.compressor.traits.accumulates:
             feedback["nesterov"] = self.nesterov
         options = {**self.compressor.options(), **feedback}
@@ -109,6 +113,8 @@ class CompressionParams:
         described: Dict[str, Any] = {"fp16": self.fp16, "hierarchical": self.hierarchical}
         if self.accuracy is not None:
             described.update(compressor=AUTO, accuracy=self.accuracy, ef=self.ef)
+        if self.ef_decay != 1:
+            described["ef_decay"] = self.ef_decay
         if self.compressor is None:
             return described
         described.update(self.compressor.options(), compressor=self.compressor.name)
@@ -208,14 +214,21 @@ def parse(
         )
     if kind is None:
         momentum, ef = (float(mu) if has_momentum else None), values.get("ef", "vanilla")
+        feedback = dict(ef=ef, ef_decay=float(values.get("ef_decay", 1)))
         accuracy = values.get("accuracy", "safe")
-        return CompressionParams(mu=momentum, ef=ef, accuracy=accuracy, **common_values)
+        return CompressionParams(mu=momentum, accuracy=accuracy, **feedback, **common_values)
     accumulates = kind.traits.accumulates
     exchange = values.pop("exchange", "gather" if accumulates else "two_way")
     if accumulates and exchange != "gather":
         raise ValueError(f"compression_params['exchange'] must be 'gather' for {name}")
+    if "ef_decay" in values and "ef" not in values:
+        raise ValueError(
+            f"compression_params['ef_decay'] needs 'ef', got {values['ef_decay']!r} without error "
+            "feedback: add 'ef': 'vanilla', or leave the key out"
+        )
     return CompressionParams(
         ef=values.pop("ef", None),
+        ef_decay=float(values.pop("ef_decay", 1)),
         mu=float(mu) if mu and (has_momentum or accumulates) else None,
         **common_values,
         nesterov=has_momentum or nesterov or not accumulates,

@@ -150,7 +150,7 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
 
      g = values * scale * factor
      m = mu m + g,  g = g + mu m      Nesterov momentum; m is in `momentum`
-     p = g + r e                      error feedback; e is the residual, r is 1 for "vanilla", else `ratio`
+     p = g + r e                      error feedback; e is the residual, r is ef_decay, and for "corrected" times `ratio`
      payload = C(p)
      e = p - D(payload)               the new residual, which `memory` stores
 

@@ -40,11 +40,14 @@ inline Isa isa_numbered(int isa) { return isa < 0 || isa == gluon_gc_cuda ? best
 
 inline Plan plan_of(const Traits& traits, const Options& options, std::size_t n, gluon_gc_dtype dtype) {
   const bool corrected = options.is("ef", "corrected") || options.is("ef", "sparse");
+  const double decay = options.number("ef_decay", 1);
+  if (!(decay > 0 && decay <= 1)) refuse("ef_decay must be above 0 and at most 1, got %g", decay);
   return {n,
           static_cast<std::size_t>(dtype),
           options.has("ef") || traits.accumulates,
           options.number("mu", 0),
           corrected,
+          decay,
           corrected && !traits.summable ? sizeof(double) : 0,
           {}};
 }
@@ -113,7 +116,7 @@ struct Codec : Plan {
                          mu != 0 ? static_cast<T*>(call.momentum) : nullptr,
                          static_cast<T>(mu),
                          {},
-                         static_cast<T>(corrected ? ratio : 1),
+                         static_cast<T>((corrected ? ratio : 1) * decay),
                          stream(call.position),
                          call.payload + header,
                          workspace,

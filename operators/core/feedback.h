@@ -9,7 +9,7 @@ struct FeedbackState {
   T* momentum;  // n elements: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
   T mu;
   T* residual;  // n elements: p = g + ratio e, then e = p - D(payload)
-  T ratio;      // "vanilla": 1; "corrected", "sparse": previous over current learning rate
+  T ratio;      // "vanilla": 1; "corrected", "sparse": previous over current learning rate; times ef_decay
 };
 
 }  // namespace gluon_gc

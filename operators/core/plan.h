@@ -16,6 +16,7 @@ struct Plan {
   bool feedback;
   double mu;
   bool corrected;      // whether the ratio of learning rates multiplies the residual
+  double decay;        // multiplies the residual too
   std::size_t header;  // bytes before the payload of the compressor; abi_codec.h
   Needs needs;
 };

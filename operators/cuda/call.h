@@ -30,6 +30,7 @@ struct Encoding {
   double ratio;
   const uint8* ratio_from;  // if not null, the ratio is read from here; at any address
   bool corrected;           // whether the ratio multiplies the residual
+  double decay;             // multiplies the residual too
   uint8* message;           // the payload, or the ratio and then the payload; at any address
   uint8* payload;
   Size bytes;               // of the message, at most

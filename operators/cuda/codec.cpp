@@ -53,6 +53,7 @@ Encoding<T> encoding_of(const Job& job) {
   }
   encoding.ratio = 1;
   encoding.corrected = plan.corrected;
+  encoding.decay = plan.decay;
   encoding.message = call.payload;
   encoding.payload = call.payload + plan.header;
   encoding.bytes = plan.payload_bytes();

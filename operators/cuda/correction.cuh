@@ -19,11 +19,12 @@ __device__ inline T scale_of(const Encoding<T>& call) {
   return static_cast<T>(call.scale_by != nullptr ? call.scale * *call.scale_by : call.scale);
 }
 
-// The ratio that multiplies the residual.
+// The ratio that multiplies the residual, with its decay.
 template <typename T>
 __device__ inline T ratio_of(const Encoding<T>& call) {
-  if (!call.corrected) return 1;
-  return static_cast<T>(call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
+  if (!call.corrected) return static_cast<T>(call.decay);
+  const double ratio = call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio;
+  return static_cast<T>(ratio * call.decay);
 }
 
 // The inputs of p in rows_ahead rows of a column, all loaded before any is used. The gradient is scaled. Elements past

@@ -91,8 +91,11 @@ def cases(draw: Any, name: str, sizes: Any = arrays.sizes, **fixed: Any) -> Case
     alike = ["sparse"] if kernels.compressors()[name].draws_alike else []
     feedback = draw(st.sampled_from([None, "vanilla", "corrected", *alike]))
     mu = draw(st.sampled_from([None, 0.9]))
+    decay = draw(st.sampled_from([None, 0.95]))
     if feedback and not accumulates(name):
         options["ef"] = feedback
+        if decay:
+            options["ef_decay"] = decay
     if mu:
         options["mu"] = mu
     if not accumulates(name):

@@ -43,6 +43,7 @@ class Replay:
             g = g + self.mu * self.momentum
         if self.residual is not None:
             applied = 1 if self.options["ef"] == "vanilla" else ratio
+            applied = applied * self.options.get("ef_decay", 1)
             g = g + self.T(applied) * self.residual
         payload, decoded = self.encode(g)
         if self.residual is not None:

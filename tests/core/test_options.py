@@ -72,6 +72,12 @@ def test_a_momentum_that_is_no_number_is_refused():
         kernels.Codec("onebit", {"mu": None}, 10)
 
 
+@pytest.mark.parametrize("decay", [0, -0.5, 1.5, float("nan")])
+def test_a_decay_that_is_not_above_0_and_at_most_1_is_refused(decay):
+    with pytest.raises(ValueError, match="ef_decay must be above 0 and at most 1, got"):
+        kernels.Codec("onebit", {"ef": "vanilla", "ef_decay": decay}, 10)
+
+
 def test_text_is_read_alike_in_every_locale():
     import locale
 

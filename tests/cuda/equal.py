@@ -47,10 +47,11 @@ MISLEADING = {**DISTRIBUTIONS, "large ones just in the sample": large_where_samp
 
 def options(name: str) -> Iterator[Mapping[str, Any]]:
     """Yield a compressor's example options with each feedback, with and without momentum."""
-    feedback = (None,) if accumulates(name) else (None, "vanilla", "corrected")
+    decaying = {"ef": "corrected", "ef_decay": 0.95}
+    feedback = ({},) if accumulates(name) else ({}, {"ef": "vanilla"}, decaying)
     own_options = options_of(name, "cuda")[: 2 if name in SAMPLED else OPTIONS]
     for own, ef, mu in itertools.product(own_options, feedback, (None, 0.9)):
-        yield {**own, **({"ef": ef} if ef else {}), **({"mu": mu} if mu else {})}
+        yield {**own, **ef, **({"mu": mu} if mu else {})}
 
 
 MakeCodec = Callable[..., kernels.Codec]

@@ -221,6 +221,12 @@ MUTANTS = {
         "call.ratio",
         "another aggregate",
     ),
+    "a residual that does not decay": Mutant(
+        "correction.cuh",
+        "static_cast<T>(ratio * call.decay)",
+        "static_cast<T>(ratio)",
+        "another payload",
+    ),
     "lanes a segment too far": Mutant(
         "stream.cuh",
         "segment = t * (tile / stream_segment) + lane()",

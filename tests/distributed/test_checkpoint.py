@@ -16,7 +16,8 @@ MIDDLE, END = 10, 20
 TWO_CHUNKS, THREE_CHUNKS = 64_000, 32_000  # bytes per chunk, at most
 
 WITH_FEEDBACK = [
-    {**params, "ef": "corrected", "momentum": "nesterov"} for params in COMPRESSORS.values()
+    {**params, "ef": "corrected", "ef_decay": 0.95, "momentum": "nesterov"}
+    for params in COMPRESSORS.values()
 ]
 COMPRESSIONS = [
     *WITH_FEEDBACK,

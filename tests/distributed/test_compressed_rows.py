@@ -17,7 +17,7 @@ RATES = [0.5] * 3 + [0.25] * 2 + [1.0] * 3
 
 def every_way(folder):
     """Return the arguments of `jobs.several_compressed_rows`: each compressor and feedback."""
-    params = [{**of_name, "ef": "corrected"} for of_name in COMPRESSORS.values()]
+    params = [{**of_name, "ef": "corrected", "ef_decay": 0.9} for of_name in COMPRESSORS.values()]
     others = ("topk", "vanilla"), ("onebit", None), ("randomk", None), ("randomk", "sparse")
     params += [{**COMPRESSORS[name], "ef": ef} for name, ef in others]
     shared = {"shape": SHAPE, "learning_rates": RATES, "folder": str(folder)}

@@ -18,7 +18,8 @@ RATES = [0.1] * 5 + [0.05] * 5 + [0.2] * 10
 
 def arguments(name="onebit", ef="vanilla", momentum="nesterov", **more):
     """Return the arguments of `jobs.steps` for one of COMPRESSORS."""
-    params = {**COMPRESSORS[name], "ef": ef, "momentum": momentum}
+    decay = 0.95 if ef == "corrected" else None
+    params = {**COMPRESSORS[name], "ef": ef, "ef_decay": decay, "momentum": momentum}
     optimizer = {"learning_rate": 0.1, "momentum": 0.9} if momentum else {"learning_rate": 0.1}
     return {
         "shapes": SHAPES,

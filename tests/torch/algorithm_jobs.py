@@ -26,7 +26,7 @@ from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
 from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, loss_of, raised
 
-ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "ef_decay": 0.95}
 RANDOMK = {"compressor": "randomk", "k": 0.2, "seed": 5, "ef": "corrected"}
 AVERAGING = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
 SHAPES = {"w": (60, 20), "b": (5,)}

@@ -515,7 +515,9 @@ def numbers_of_every_kind():
     assert torch.equal(push_pull(values, average=False).to_dense(), 2 * expected)
     assert torch.equal(push_pull(torch.full((2, 3), float(rank)).t()), torch.full((3, 2), 0.5))
     assert push_pull(torch.zeros(0)).shape == (0,)
-    raised(TypeError, "tensor 'b' has dtype bool", lambda: push_pull(torch.tensor([True]), name="b"))
+    raised(
+        TypeError, "tensor 'b' has dtype bool", lambda: push_pull(torch.tensor([True]), name="b")
+    )
     raised(
         TypeError, "tensor 'n' must be a torch.Tensor, got 3.0", lambda: push_pull(3.0, name="n")
     )

@@ -16,7 +16,7 @@ using ElementBlocks = Blocks<16384>;
 // Finds a magnitude that at least `least` elements reach, and at most `most` if possible. count_at_least(x) returns how
 // many elements reach x. Sets the bits of the magnitude from the highest on, until at most `most` elements reach it.
 template <typename T, typename Count>
-Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least) {
+Bits<T> find_bits(std::size_t least, std::size_t most, Count count_at_least) {
   Bits<T> threshold = 0;
   std::size_t reached = most + 1;
   for (int bit = sign_shift<T> - 1; bit >= 0 && reached > most; --bit) {
@@ -26,7 +26,13 @@ Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least
     threshold = higher;
     reached = count;
   }
-  return magnitude_bits(from_bits(threshold));  // all NaNs count as nan_bits
+  return threshold;
+}
+
+// The same, where all NaNs count as nan_bits.
+template <typename T, typename Count>
+Bits<T> find_threshold(std::size_t least, std::size_t most, Count count_at_least) {
+  return magnitude_bits(from_bits(find_bits<T>(least, most, count_at_least)));
 }
 
 // A threshold from a sample of p: groups of sixteen neighbours at the places of sampled_index. Only the largest of
