@@ -19,7 +19,7 @@ def share_or_count(group: str = "chunk") -> Option:
         (numbers.Real,),
         rule,
         "a share below 1 or a whole number >= 1",
-        f"the share or the number of a {group}'s elements to send: at least one, at most all. 1.0 is "
+        f"share or number of a {group}'s elements to send: at least one, at most all. 1.0 is "
         "refused, because it could mean either",
         unused=1,
         hint=lambda k: (
