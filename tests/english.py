@@ -67,7 +67,7 @@ def of_cpp(source):
 
 
 def prose(path):
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return of_markdown(text)
     return of_python(text) if path.suffix == ".py" else of_cpp(text)

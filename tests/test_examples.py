@@ -170,8 +170,9 @@ def test_help_says_defaults_and_choices(script, capsys):
         assert f"(default: {default})" in shown[argument]
     assert "{step,poly,cosine}" in shown["--lr-mode"]
     assert "default: linear)" in shown["--partition"]
-    for argument in ("--stats", "--resume-from", "--k"):  # flags, or without a default
+    for argument in ("--stats", "--resume-from"):  # flags, or without a default
         assert "default" not in shown[argument]
+    assert re.findall(r"default: [^)]*", shown["--k"]) == ["default: 0.015625"]  # blocktopk's
 
 
 def test_mnist_takes_the_names_of_bytepss_script():
