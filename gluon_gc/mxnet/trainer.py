@@ -187,7 +187,8 @@ class DistributedTrainer(HookedTrainer):
             Whether stale gradients are allowed; the same on all workers. A gradient is stale if
             backward has not written it since the last step. A stale gradient counts as zeros. If
             it is stale on all contexts of all workers, its parameter is not updated, and residual
-            and momentum do not change. With an algorithm, each worker decides this alone.
+            and momentum do not change. With an algorithm, a worker skips the parameters whose
+            gradients are stale on it.
 
         Raises
         ------

@@ -110,14 +110,16 @@ typedef struct {
 
    `options` are lines of the form "name=value": the options of the compressor, and
      ef   error feedback: "vanilla", or "corrected" ("sparse" is another name for it). Missing: no error feedback.
+     ef_decay   a factor of the residual, above 0 and at most 1. Missing: 1.
      mu   the coefficient of Nesterov momentum. Missing: no momentum.
    `isa` selects the instruction set: 0 is scalar, 1 AVX2, 2 AVX-512; it must not exceed gluon_gc_best_isa(). -1
    selects the best one, gluon_gc_cuda the GPU.
 
    A CUDA codec writes the same bytes as a CPU codec with the same options. "dithering" has CUDA codecs only with the
-   option fixed_width=True; then the CPU codecs of other workers and of servers need this option too. All pointers in a CUDA codec's calls, `status` too, point to GPU
-   memory; the gluon_gc_call itself is in host memory. A call queues kernels in its stream, in the current CUDA context,
-   and returns at once. It does not validate payloads: use gluon_gc_inspect before you copy them to the GPU. */
+   option fixed_width=True; then the CPU codecs of other workers and of servers need this option too. All pointers in
+   a CUDA codec's calls, `status` too, point to GPU memory; the gluon_gc_call itself is in host memory. A call queues
+   kernels in its stream, in the current CUDA context, and returns at once. It does not validate payloads: use
+   gluon_gc_inspect before you copy them to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -150,7 +152,7 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
 
      g = values * scale * factor
      m = mu m + g,  g = g + mu m      Nesterov momentum; m is in `momentum`
-     p = g + r e                      error feedback; e is the residual, r is ef_decay, and for "corrected" times `ratio`
+     p = g + r e                      error feedback; e is the residual; r is ef_decay, times `ratio` for "corrected"
      payload = C(p)
      e = p - D(payload)               the new residual, which `memory` stores
 
@@ -261,8 +263,8 @@ typedef struct {
   size_t rows;      /* largest number of rows of a message */
 } gluon_gc_rows;
 
-/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If their length varies (`varies`), only
-   the rows that a message fills are sent. Otherwise, or with `in_one`, every message is one row. */
+/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If their length varies
+   (`varies`), only the rows that a message fills are sent. Otherwise, or with `in_one`, every message is one row. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
 /* A message of a row-sparse gradient lists the gradient's nonzero rows, at most `rows` of them (row_format.h). */

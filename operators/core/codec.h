@@ -89,7 +89,7 @@ struct Encoding {
   T* momentum;            // n elements; null: no momentum
   T mu;
   T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
-  T ratio;
+  T ratio;                // gluon_gc_call.ratio with ef "corrected", else 1; times ef_decay
   Stream stream;          // the random stream, at the position where this call starts to draw
   std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;
