@@ -4,7 +4,7 @@ In each step the workers average their gradients. With a parameter server, worke
 servers. Each server sums its part over the workers and sends the sum back. With a library that has
 no servers, such as Horovod, the workers do this work.
 
-`cut` divides gradients into chunks, much as DDP groups gradients into buckets. A chunk is
+`cut` divides large gradients into chunks, and groups small uncompressed ones. A chunk is
 compressed as a unit and summed by one server. The compressed bytes of a chunk are its payload. A
 message carries one chunk, or several small ones, and some bytes besides the payloads.
 

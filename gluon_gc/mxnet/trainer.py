@@ -290,8 +290,9 @@ class DistributedTrainer(HookedTrainer):
         - pushed_bytes, pulled_bytes: the bytes that this worker sends and receives.
         - ratio: raw_bytes / pushed_bytes, or None if nothing is sent.
         - bits_per_element: the bits that this worker sends for each element.
-        - compress_seconds, wait_seconds, decompress_seconds: in total more than the duration of the
-          step, because chunks overlap. Copying an uncompressed gradient counts as compressing.
+        - compress_seconds, wait_seconds, decompress_seconds: sums over the chunks. Chunks overlap,
+          so these sums may exceed the duration of the step. Copying an uncompressed gradient counts
+          as compressing.
 
         "total" also has exposed_seconds, an estimate of the wait of training in a step: from the
         start of the last compression to the last result, as the mean of at most 64 steps. Time for

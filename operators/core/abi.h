@@ -165,7 +165,8 @@ GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t co
 
 /* Sums payloads and compresses the sum: the same as compress with values = D(payload 0) + D(payload 1) + ..., added in
    this order. A codec with `mu` applies momentum here too, so give the aggregator a codec without it. The ratio comes
-   from the payloads, not from the call. Fails if a payload is invalid, or if the payloads carry different ratios. */
+   from the payloads, not from the call. On the CPU, fails if a payload is invalid, or if the payloads carry different
+   ratios. */
 GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t count);
 
 /* values = D(payload 0) + D(payload 1) + ..., added in this order. With `add`, the sum starts from the old values
