@@ -45,7 +45,7 @@ class Variable:
         The description that the documentation and the error for a missing variable print.
     older : str, optional
         An older spelling, read when `name` is not set.
-    alike : bool
+    must_match : bool
         Whether all nodes of a cluster must have the same value. The scheduler refuses a node with
         another value.
     """
@@ -55,7 +55,7 @@ class Variable:
     kind: str
     meaning: str
     older: Optional[str] = None
-    alike: bool = False
+    must_match: bool = False
 
 
 def _number(low: int, high: Optional[int] = None) -> Callable[[str], int]:
@@ -98,8 +98,10 @@ TABLE = (
     Variable("DMLC_ROLE", REQUIRED, "role", "worker, server or scheduler"),
     Variable("DMLC_PS_ROOT_URI", REQUIRED, "text", "the address of the scheduler"),
     Variable("DMLC_PS_ROOT_PORT", REQUIRED, "port", "the port of the scheduler"),
-    Variable("DMLC_NUM_WORKER", REQUIRED, "positive", "the number of worker machines", alike=True),
-    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "the number of servers", alike=True),
+    Variable(
+        "DMLC_NUM_WORKER", REQUIRED, "positive", "the number of worker machines", must_match=True
+    ),
+    Variable("DMLC_NUM_SERVER", REQUIRED, "count", "the number of servers", must_match=True),
     Variable("DMLC_WORKER_ID", REQUIRED, "count", "the number of this worker machine, from 0"),
     Variable("DMLC_INTERFACE", None, "text", "network interface. By default, the first that is up"),
     Variable("DMLC_NODE_HOST", None, "text", "address of this node, instead of the interface's"),
@@ -162,7 +164,7 @@ TABLE = (
         60,
         "count",
         "seconds of an exchange before a warning names the missing nodes. 0: no warning",
-        alike=True,
+        must_match=True,
     ),
     Variable(
         "GLUON_GC_TIMEOUT",
@@ -170,12 +172,12 @@ TABLE = (
         "count",
         "seconds of an exchange, or of waiting for missing nodes, before all nodes end. "
         "0: no limit",
-        alike=True,
+        must_match=True,
     ),
     Variable("GLUON_GC_SECRET", None, "text", "secret of the cluster. All nodes must have it"),
     Variable("GLUON_GC_RESTARTS", None, "count", "restarts of this node so far. bpslaunch sets it"),
     Variable(
-        "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between heartbeats. 0: none", alike=True
+        "PS_HEARTBEAT_INTERVAL", 1, "count", "seconds between heartbeats. 0: none", must_match=True
     ),
     Variable(
         "PS_HEARTBEAT_TIMEOUT",
@@ -183,7 +185,7 @@ TABLE = (
         "positive",
         "seconds without a heartbeat until a node counts as dead. A link may be down for half of "
         "this time",
-        alike=True,
+        must_match=True,
     ),
     Variable(
         "PS_RESEND",
@@ -191,7 +193,7 @@ TABLE = (
         "flag",
         "1: ps-lite resends unacknowledged messages. Set it on networks that reset connections; "
         "TCP already resends within one",
-        alike=True,
+        must_match=True,
     ),
     Variable(
         "PS_RESEND_TIMEOUT",

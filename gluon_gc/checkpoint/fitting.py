@@ -212,14 +212,14 @@ class Share(NamedTuple):
         if the workers of a machine sum their gradients first.
     number : int
         The number of this worker, or of its machine.
-    alike : bool
+    draws_alike : bool
         Whether all nodes draw the same random numbers.
     """
 
     before: int
     now: int
     number: int
-    alike: bool
+    draws_alike: bool
 
 
 def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: bool) -> Arrays:
@@ -245,7 +245,7 @@ def shared_out(arrays: Sequence[Arrays], shares: Mapping[Any, Share], leads: boo
             shared[place] = array
         elif place.node == "worker" and share is not None:
             if place.what == STREAM:
-                shared[place] = array if share.alike else _streams_of(array, share.number)
+                shared[place] = array if share.draws_alike else _streams_of(array, share.number)
                 continue
             total = np.zeros(array.shape, np.float64)
             for rank_arrays in arrays:

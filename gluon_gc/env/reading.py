@@ -64,7 +64,7 @@ def is_set(name: str) -> bool:
 
 def shared_settings() -> dict[str, Any]:
     """The values that must be the same on all nodes of a cluster, by name of the variable."""
-    return {variable.name: get(variable.name) for variable in TABLE if variable.alike}
+    return {variable.name: get(variable.name) for variable in TABLE if variable.must_match}
 
 
 def traced_steps() -> range:

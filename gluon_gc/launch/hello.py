@@ -27,7 +27,7 @@ def restarts() -> Optional[int]:
 def check(hello: Dict[str, Any]) -> None:
     """Raise ValueError, KeyError or TypeError unless this is a valid hello of gluon_gc."""
     rank, local_size = hello["rank"], hello["local_size"]
-    if hello["role"] not in ("worker", "server") or not isinstance(hello["alike"], dict):
+    if hello["role"] not in ("worker", "server") or not isinstance(hello["settings"], dict):
         raise ValueError
     if hello["role"] == "worker":
         if type(rank) is not int or type(local_size) is not int:

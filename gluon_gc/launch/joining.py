@@ -175,4 +175,4 @@ def _first_line(link: socket.socket) -> bytes:
 
 def _hello(cluster: Cluster) -> Dict[str, Any]:
     hello = {name: getattr(cluster, name) for name in ("role", "rank", "local_size")}
-    return {**hello, "alike": required_settings()}
+    return {**hello, "settings": required_settings()}

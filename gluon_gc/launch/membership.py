@@ -133,7 +133,7 @@ class _Members(Nodes):
 
     def _difference(self, name: str, hello: Dict[str, Any]) -> str:
         for variable, value in required_settings().items():
-            other = hello["alike"].get(variable)
+            other = hello["settings"].get(variable)
             if other != value:
                 return f"{name} has {variable} {other}, but the scheduler has {value}"
         return self._difference_of_worker(name, hello) if hello["role"] == "worker" else ""

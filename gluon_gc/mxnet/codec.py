@@ -85,7 +85,7 @@ class MessageCodec:
         name = self._params.compressor.name
         self.codecs = [kernels.Codec(name, options, part.size, self._dtype) for part in self.parts]
         first = self.codecs[0]
-        self.summable, self._alike = first.traits.summable, first.traits.draws_alike
+        self.summable, self._draws_alike = first.traits.summable, first.traits.draws_alike
         self.payload_bytes = sum(codec.payload_bytes for codec in self.codecs)
         self._options = {"options": kernels.as_text(options)}
         self._attribute = operators.MessageAttribute(
@@ -111,7 +111,7 @@ class MessageCodec:
     def move_on(self) -> Dict[str, str]:
         """Advance the random streams as a step does; return the positions for `compress`."""
         positions = self._positions()
-        if self._alike:
+        if self._draws_alike:
             self._drawn_alike = positions
         return positions
 

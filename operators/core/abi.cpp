@@ -88,7 +88,7 @@ const char* gluon_gc_compressor(std::size_t i, gluon_gc_traits* traits) {
   const Registered& entry = registry[i];
   if (entry.name == nullptr) return nullptr;
   const Traits& own = entry.compressor[0]->traits;
-  *traits = {own.draws, own.alike, own.summable, own.accumulates, entry.cuda != nullptr};
+  *traits = {own.draws, own.draws_alike, own.summable, own.accumulates, entry.cuda != nullptr};
   return entry.name;
 }
 

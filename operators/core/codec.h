@@ -59,7 +59,7 @@ constexpr std::size_t max_memory = 2;
 // Properties of a compressor.
 struct Traits {
   bool draws = false;        // It draws from the random stream.
-  bool alike = false;        // All workers and servers draw the same numbers; decompress draws them again.
+  bool draws_alike = false;  // All workers and servers draw the same numbers; decompress draws them again.
   bool summable = false;     // A payload is an array of T, and D(a + b) = D(a) + D(b).
   bool variable = false;     // A payload begins with its own length in bytes, a uint32. abi_codec.h may put a header
                              // before it, so in abi.h the length is at gluon_gc_needs.length_at.

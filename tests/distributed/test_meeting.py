@@ -115,7 +115,7 @@ NO_HELLOS = {
     "too deep": b'{"nonce": ' + b"[" * 5000 + b"\n",
     "a number too long": b'{"nonce": ' + b"9" * 8000 + b"}\n",
 }
-_WORKER = {"role": "worker", "rank": 0, "local_size": 1, "alike": {}}
+_WORKER = {"role": "worker", "rank": 0, "local_size": 1, "settings": {}}
 _WORKER.update(framework="mxnet", store=None)
 FALSE_HELLOS = [
     b"\n",
@@ -128,7 +128,7 @@ FALSE_HELLOS = [
             "role": (1, "scheduler", None, []),
             "rank": (-1, 1e308, float("nan"), 10**18, "0", None, True, []),
             "local_size": (0, -1, 10**18, float("inf"), {}),
-            "alike": (None, [], "x"),
+            "settings": (None, [], "x"),
             "framework": (None, "jax", [], 1),
             "store": (1, [], ["host"], ["host", "1"], [1, 1], {}),
         }.items()

@@ -85,7 +85,7 @@ def _replay_a_hello(nodes):
         session = Session("right", theirs, unsealed(line)["nonce"], is_node=True)
         session.open(line)
         place = {"role": "worker", "rank": 1, "local_size": 1, "framework": "mxnet", "store": None}
-        hello = session.seal({**place, "alike": {}})
+        hello = session.seal({**place, "settings": {}})
     with _begun(nodes, theirs) as (link, line):
         link.sendall(hello)
         assert link.recv(1) == b""

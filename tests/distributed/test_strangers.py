@@ -5,7 +5,7 @@ import random
 import socket
 from contextlib import suppress
 
-HELLO = {"role": "worker", "rank": 0, "local_size": 1, "alike": {}}
+HELLO = {"role": "worker", "rank": 0, "local_size": 1, "settings": {}}
 HELLO.update(framework="torch", store=None)
 ODD = [None, True, -1, 2**70, 1e999, "", "server", [], {}, [[]] * 9, "9" * 5000, "\ud800"]
 
