@@ -11,12 +11,12 @@ LONGEST = 40  # words of a sentence
 PHRASES = ("of which", "of whom", "for whom", "alike", "so many", "in the place of", "what is")
 
 ITEM = re.compile(
-    r"\s*([-*•] |\d+\. |[\w*., ]+ : |(Parameters|Returns|Raises|Attributes)$|[-=]{3,}$)"
+    r"\s*([-*•] |\d+\. |[\w*., ]+ : |\w+ = |(Parameters|Returns|Raises|Attributes)$|[-=]{3,}$)"
 )
 
 
 def paragraphs(text):
-    """The paragraphs of a text; each list item, heading and described parameter is one."""
+    """The paragraphs of a text; each list item, heading, formula and described parameter is one."""
     found = [[]]
     for line in text.splitlines():
         if not line.strip() or ITEM.match(line) or line.startswith("#"):
@@ -53,10 +53,16 @@ def of_python(source):
     return "\n".join(f"\n{text}" if "\n" in text else text for text in found)
 
 
+def _with_slashes(comment):
+    """Return the text of a block comment as comments of one line each."""
+    return "\n".join(f"// {line.strip(' *')}" for line in comment.splitlines()) + "\n"
+
+
 def of_cpp(source):
     """The comments of a C++ or CUDA file."""
+    blocks = re.sub(r"/\*(.*?)\*/", lambda block: _with_slashes(block[1]), source, flags=re.S)
     lines = []
-    for line in source.splitlines():
+    for line in blocks.splitlines():
         before, slashes, comment = line.partition("//")
         if before.strip() or not slashes:
             lines.append("")
