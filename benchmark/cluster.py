@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from methods import Method, methods
-from network import Network, bits
+from network import Network, rates
 from processes import HERE, MXNET_ROLE, ROLE, Processes, read_line
 from table import print_row, write_csv
 
@@ -118,11 +118,6 @@ def rows(results: Sequence[Result]) -> Iterator[Dict[str, object]]:
             slow = seconds.get((baseline, r.rate))
             row[f"x {baseline}"] = round(slow / r.seconds, 1) if slow else ""
         yield row
-
-
-def rates(text: str) -> List[float]:
-    """Parse --rates."""
-    return [bits(rate) for rate in text.split(",")]
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -48,9 +48,7 @@ def draw(curves: Sequence[Curve], path: str) -> None:
     A line is the mean of the seeds, and the area around it is their range. The lines of other
     libraries are dashed.
     """
-    import matplotlib  # not needed for the table alone
-
-    matplotlib.use("Agg")
+    import figures  # matplotlib is not needed for the table alone
     import matplotlib.pyplot as plt
 
     panels = list(_panels(curves))
@@ -66,6 +64,4 @@ def draw(curves: Sequence[Curve], path: str) -> None:
     axes[0].set_ylabel("validation loss in nats per byte")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.tight_layout()
-    # Text stays text, and the file does not differ from run to run.
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "language model"}):
-        figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    figures.save(figure, path, "language model")

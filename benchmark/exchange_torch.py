@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 Shapes = Sequence[Tuple[int, ...]]
 
-_ONE_BUCKET = 100_000  # megabytes
+ONE_BUCKET = 100_000  # megabytes
 
 
 class _Backward(torch.autograd.Function):
@@ -51,7 +51,7 @@ class DDP:
         dist.init_process_group("gloo")
         rank = options.get("powersgd")
         self.model = _Model(shapes)
-        one = {"bucket_cap_mb": _ONE_BUCKET} if rank else {}
+        one = {"bucket_cap_mb": ONE_BUCKET} if rank else {}
         self.ddp = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **one)
         if rank:
             state = powerSGD_hook.PowerSGDState(

@@ -29,7 +29,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 from curves import Curve, draw
-from network import Network, bits
+from network import Network, rates
 from processes import HERE, Processes, read_line
 from table import print_row, write_csv
 
@@ -193,11 +193,6 @@ def _loss_at(curve: Curve, step: float) -> str:
         return ""
     means = np.mean(curve.losses, axis=0)
     return f"{np.interp(step, curve.steps, means):.4f}"
-
-
-def rates(text: str) -> List[float]:
-    """Parse --rates."""
-    return [bits(rate) for rate in text.split(",")]
 
 
 def parse_arguments() -> argparse.Namespace:

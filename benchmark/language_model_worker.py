@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from exchange_torch import ONE_BUCKET
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example" / "pytorc
 
 from language_model import Training, main
 
-_ONE_BUCKET = 100_000  # megabytes
 _LIGHTHOUSE_PORT = 9100
 _TIMEOUT = timedelta(minutes=10)
 
@@ -38,15 +38,11 @@ class Fp16(Training):
 
 
 class PowerSGD(Training):
-    """DistributedDataParallel with PyTorch's PowerSGD hook of rank 4.
-
-    It uses a single bucket. With several, the hook aborts over Gloo: it starts collectives in
-    callbacks, and the order of callbacks differs between workers.
-    """
+    """DistributedDataParallel with PyTorch's PowerSGD hook of rank 4, as `exchange_torch.DDP`."""
 
     def connect(self) -> None:
         self.compression = None
-        self.model = DistributedDataParallel(self.net, bucket_cap_mb=_ONE_BUCKET)
+        self.model = DistributedDataParallel(self.net, bucket_cap_mb=ONE_BUCKET)
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=4, start_powerSGD_iter=10
         )

@@ -34,6 +34,11 @@ def bits(rate: str) -> float:
         raise argparse.ArgumentTypeError(f"must be bits a second like 100M, got {rate!r}") from None
 
 
+def rates(text: str) -> List[float]:
+    """Parse rates that are separated by commas, as `bits` parses one."""
+    return [bits(rate) for rate in text.split(",")]
+
+
 class Traffic(NamedTuple):
     """Bytes over a host's link so far, with all headers except Ethernet's preamble."""
 

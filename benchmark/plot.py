@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
+import figures
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
 COLORS: Dict[str, str] = {
     "MXNet, Horovod and PyTorch": "tab:gray",
@@ -39,9 +37,7 @@ def draw(table: Sequence[Mapping[str, Any]], path: str) -> None:
     legend = [Patch(color=color, label=group) for group, color in COLORS.items()]
     panels[0][-1].legend(handles=legend, loc="lower right", frameon=False)
     figure.tight_layout()
-    # Text stays text, and the file does not differ from run to run: it is in the repository.
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "network"}):
-        figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    figures.save(figure, path, "network")
 
 
 def _group(method: str) -> str:

@@ -13,10 +13,8 @@ from collections import defaultdict, deque
 from pathlib import Path
 from typing import Deque, Dict, Iterator, List, NamedTuple, Tuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import figures
+import matplotlib.pyplot as plt
 
 KINDS = {
     "compress": ("tab:blue", ("gluon_gc_compress",)),
@@ -86,9 +84,7 @@ def draw(traces: Dict[str, List[Span]], file: str) -> None:
     names = [kind for kind in KINDS if kind in drawn]
     figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False)
     figure.tight_layout(rect=(0, 0.6 / figure.get_figheight() * 0.5, 1, 1))
-    # The file is in the repository, so text stays text and nothing may differ from run to run.
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline"}):
-        figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
+    figures.save(figure, file, "timeline")
 
 
 def main() -> None:
