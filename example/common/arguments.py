@@ -26,12 +26,17 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--momentum", type=float, default=0.9, help="momentum of the optimizer")
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay")
     group.add_argument("--seed", type=int, default=0, help="seed of weights and shuffling")
-    group.add_argument("--logging-file", default="", help="write one line of JSON per epoch here")
-    group.add_argument(
-        "--tensorboard", default="", metavar="DIR", help="write TensorBoard's event files here"
-    )
+    add_log_arguments(group, "epoch")
     group.add_argument(
         "--stats", action="store_true", help="finally print each tensor's bytes and times"
+    )
+
+
+def add_log_arguments(group: Any, unit: str) -> None:
+    """Add the arguments of `EpochLog` to a group of a parser. The log has a record per `unit`."""
+    group.add_argument("--logging-file", default="", help=f"write one line of JSON per {unit} here")
+    group.add_argument(
+        "--tensorboard", default="", metavar="DIR", help="write TensorBoard's event files here"
     )
 
 

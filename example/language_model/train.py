@@ -20,7 +20,12 @@ from gluon_gc import algorithms
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 from common.algorithm_arguments import add_algorithm_arguments, algorithm_of
-from common.arguments import HelpFormatter, add_compression_arguments, compression_params
+from common.arguments import (
+    HelpFormatter,
+    add_compression_arguments,
+    add_log_arguments,
+    compression_params,
+)
 from common.checksum import parameter_checksum
 from common.log import EpochLog
 from common.progress import progress_bar, say
@@ -50,12 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     group.add_argument(
         "--eval-windows", type=int, default=256, help="validation windows of all workers together"
     )
-    group.add_argument(
-        "--logging-file", default="", help="write one line of JSON per evaluation here"
-    )
-    group.add_argument(
-        "--tensorboard", default="", metavar="DIR", help="write TensorBoard's event files here"
-    )
+    add_log_arguments(group, "evaluation")
     add_algorithm_arguments(parser)
     add_compression_arguments(parser, clip=False)
     return parser.parse_args()

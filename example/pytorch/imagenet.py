@@ -17,7 +17,7 @@ import gluon_gc.torch as bps
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/common
 
 import checkpoint
-from common.arguments import HelpFormatter, add_compression_arguments
+from common.arguments import HelpFormatter, add_compression_arguments, add_log_arguments
 from common.log import EpochLog
 from common.progress import progress_bar
 from common.shuffling import steps_per_epoch
@@ -64,10 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     group.add_argument("--input-size", type=int, default=224, help="height and width in pixels")
     group.add_argument("--amp", action="store_true", help="automatic mixed precision, on a GPU")
     group.add_argument("--seed", type=int, default=0, help="seed of weights and shuffling")
-    group.add_argument("--logging-file", default="", help="write one line of JSON per epoch here")
-    group.add_argument(
-        "--tensorboard", default="", metavar="DIR", help="write TensorBoard's event files here"
-    )
+    add_log_arguments(group, "epoch")
     add_checkpoint_arguments(parser)
     add_compression_arguments(parser, clip=False)
     return parser.parse_args()

@@ -23,7 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for example/comm
 
 import checkpoint
 from common.algorithm_arguments import add_algorithm_arguments, algorithm_of
-from common.arguments import HelpFormatter, add_compression_arguments, compression_params
+from common.arguments import (
+    HelpFormatter,
+    add_compression_arguments,
+    add_log_arguments,
+    compression_params,
+)
 from common.log import EpochLog
 from common.progress import progress_bar, say
 from common.source_text import load_text, require_same_text, training_windows, validation_windows
@@ -85,12 +90,7 @@ def parse_arguments(arguments: Optional[Sequence[str]] = None) -> argparse.Names
         "--eval-windows", type=int, default=512, help="validation windows of all workers together"
     )
     group.add_argument("--sample", type=int, default=300, help="bytes of text to generate finally")
-    group.add_argument(
-        "--logging-file", default="", help="write one line of JSON per evaluation here"
-    )
-    group.add_argument(
-        "--tensorboard", default="", metavar="DIR", help="write TensorBoard's event files here"
-    )
+    add_log_arguments(group, "evaluation")
     group.add_argument(
         "--stats", action="store_true", help="finally print each tensor's bytes and times"
     )
