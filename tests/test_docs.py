@@ -123,15 +123,16 @@ def broken_python(page):
                 yield f"{run.stderr[-500:]}: {code}"
 
 
-def names_of_torch():
-    """The public names of gluon_gc.torch, which may not be importable here."""
-    source = (ROOT / "gluon_gc" / "torch" / "__init__.py").read_text()
-    (names,) = (node.value for node in ast.parse(source).body if isinstance(node, ast.Assign))
-    return ast.literal_eval(names)
+def public_names(package):
+    """Return the names in a package's __all__. The package may not be importable here."""
+    for node in ast.parse((ROOT / package / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{package} has no __all__")
 
 
 def unknown_names(page):
-    of_torch = names_of_torch() if "import gluon_gc.torch as bps" in page.text else ()
+    of_torch = public_names("gluon_gc/torch") if "import gluon_gc.torch as bps" in page.text else ()
     for name in re.findall(r"\bbps\.(\w+)", page.text):
         if not hasattr(gluon_gc, name) and name not in of_torch:
             yield f"bps.{name}"

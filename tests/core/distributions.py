@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from gluon_gc import kernels
+
 N = 100_000  # large enough for a threshold from a sample, and for several blocks
 
 
@@ -43,3 +45,14 @@ DISTRIBUTIONS = {
     "denormal in float64": lambda random, n: normal(random, n) * 1e-310,
     "of all magnitudes": lambda random, n: normal(random, n) * 10.0 ** random.integers(-37, 37, n),
 }
+
+
+def assert_steps_equal_replay(compressor, replay, options, name, seed, dtype, isa, threads):
+    """Assert that two steps with arrays of a distribution give the payloads of a replay."""
+    codec = kernels.Codec(compressor, options, N, dtype, isa)
+    numpy, state = replay(options, N, dtype), codec.state()
+    for step in range(2):
+        x = DISTRIBUTIONS[name](np.random.default_rng(seed + step), N)
+        x = np.ascontiguousarray(x).astype(dtype)
+        payload, _ = codec.compress(x, state, threads=threads)
+        assert np.array_equal(payload, numpy.step(x)[0])

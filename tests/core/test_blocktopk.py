@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 
 from . import arrays, replay
-from .distributions import DISTRIBUTIONS, N
+from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay
 from .replay import bytes_of, element_count
 from .test_topk import chosen
 
@@ -103,13 +103,7 @@ class Replay(replay.Replay):
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_no_distribution_defeats_the_search(name, seed, k, bits, dtype, feedback, isa, threads):
     options = {**example(k, 4096, bits), **({"ef": "vanilla", "mu": 0.9} if feedback else {})}
-    codec = kernels.Codec("blocktopk", options, N, dtype, isa)
-    numpy, state = Replay(options, N, dtype), codec.state()
-    for step in range(2):
-        x = DISTRIBUTIONS[name](np.random.default_rng(seed + step), N)
-        x = np.ascontiguousarray(x).astype(dtype)
-        payload, _ = codec.compress(x, state, threads=threads)
-        assert np.array_equal(payload, numpy.step(x)[0])
+    assert_steps_equal_replay("blocktopk", Replay, options, name, seed, dtype, isa, threads)
 
 
 @arrays.each_isa

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gluon_gc import kernels
 
 from . import arrays, replay
-from .distributions import DISTRIBUTIONS, N
+from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay
 from .replay import bytes_of, element_count
 
 OPTIONS = [{"k": k} for k in (0.01, 1, 0.001, 0.3, 0.9999, 7, 10**6, 2.9)]
@@ -48,13 +48,7 @@ def indices_sent(x, k, isa):
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_no_distribution_defeats_the_sample(name, seed, k, dtype, feedback, isa, threads):
     options = {"k": k, **({"ef": "vanilla", "mu": 0.9} if feedback else {})}
-    codec = kernels.Codec("topk", options, N, dtype, isa)
-    numpy, state = Replay(options, N, dtype), codec.state()
-    for step in range(2):
-        x = DISTRIBUTIONS[name](np.random.default_rng(seed + step), N)
-        x = np.ascontiguousarray(x).astype(dtype)
-        payload, _ = codec.compress(x, state, threads=threads)
-        assert np.array_equal(payload, numpy.step(x)[0])
+    assert_steps_equal_replay("topk", Replay, options, name, seed, dtype, isa, threads)
 
 
 @given(st.integers(1, 5000), st.floats(1e-4, 0.999), arrays.dtypes, arrays.seeds)
