@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
+import json
 import numbers
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Callable, Iterable, Sequence, Tuple
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -58,7 +60,7 @@ class Option:
             return word
         if list in self.types and "," in word:
             return [number_of(part) for part in word.split(",") if part]
-        return number_of(text)
+        return parsed_json(text) if Mapping in self.types else number_of(text)
 
     def field(self, default: Any = MISSING) -> Any:
         """A dataclass field with this option. Without a default, the user must give a value."""
@@ -75,6 +77,14 @@ def number_of(text: str) -> Any:
     return text
 
 
+def parsed_json(text: str) -> Any:
+    """Convert JSON text to a value. Text that is not JSON is returned as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def listed(names: Sequence[str], word: str) -> str:
     """Join names as in a sentence: "a, b or c" if `word` is "or"."""
     *most, last = names
@@ -84,6 +94,25 @@ def listed(names: Sequence[str], word: str) -> str:
 def nearest(name: Any, known: Iterable[str]) -> str:
     """The known name that is most similar to a misspelt one."""
     return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0)[0]
+
+
+Value = TypeVar("Value")
+
+
+def require_matches(patterns: Iterable[str], names: Collection[str], argument: str) -> None:
+    """Raise ValueError unless each pattern, such as "*.bias", matches a parameter's name."""
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(
+                f"{argument} has {pattern!r}, but there is no such parameter; did you mean "
+                f"'{nearest(pattern, names)}'?"
+            )
+
+
+def first_match(name: str, by_pattern: Mapping[str, Value], default: Value) -> Value:
+    """The value of the first pattern that matches a name, or `default`."""
+    matching = (value for p, value in by_pattern.items() if fnmatch.fnmatchcase(name, p))
+    return next(matching, default)
 
 
 def is_whole(value: Any) -> bool:

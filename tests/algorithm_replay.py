@@ -1,5 +1,7 @@
 """The algorithms in NumPy; front ends must give the same bits."""
 
+import fnmatch
+
 import numpy as np
 
 
@@ -9,13 +11,36 @@ class LocalStepsReplay:
     `mean(kind, name, vectors)` averages all workers' vectors of a parameter in a round.
     """
 
-    def __init__(self, workers, every, outer_lr=0.7, outer_momentum=0.9, nesterov=True, mean=None):
-        self.workers, self.every, self.nesterov = workers, every, nesterov
-        self.lr, self.mu = np.float32(outer_lr), np.float32(outer_momentum)
+    def __init__(
+        self,
+        workers,
+        every,
+        outer_lr=0.7,
+        outer_momentum=0.9,
+        nesterov=True,
+        fragments=1,
+        overlap=0,
+        mix=0.0,
+        overrides=None,
+        mean=None,
+    ):
+        self.workers, self.every, self.overlap = workers, every, overlap
+        self.outer = {"outer_lr": outer_lr, "outer_momentum": outer_momentum, "nesterov": nesterov}
+        self.overrides, self.mix = overrides or {}, mix
         self.anchor = {name: x.copy() for name, x in workers[0].items()}
         self.velocity = {name: np.zeros_like(x) for name, x in workers[0].items()}
+        self.fragments = self._divided(workers[0], fragments)
         self.mean = mean or self._plain_mean
         self.steps = 0
+        self.under_way = []  # (step in which it is applied, name, mean)
+
+    @staticmethod
+    def _divided(parameters, number):
+        """The largest parameter goes first, and each one to the smallest fragment."""
+        fragments = [[] for _ in range(number)]
+        for name in sorted(parameters, key=lambda name: -parameters[name].size):
+            min(fragments, key=lambda f: sum(parameters[n].size for n in f)).append(name)
+        return fragments
 
     @staticmethod
     def _plain_mean(kind, name, vectors):
@@ -24,13 +49,33 @@ class LocalStepsReplay:
 
     def after_step(self):
         self.steps += 1
-        if self.steps % self.every:
-            return
-        for name, anchor in self.anchor.items():
-            mean = self.mean("difference", name, [anchor - x[name] for x in self.workers])
-            velocity = self.mu * self.velocity[name] + mean
-            ahead = mean + self.mu * velocity if self.nesterov else velocity
-            self.anchor[name] = anchor - self.lr * ahead
-            self.velocity[name] = velocity
-            for x in self.workers:
-                x[name][:] = self.anchor[name]
+        self._apply()
+        for number, names in enumerate(self.fragments, start=1):
+            if self.steps % self.every != number * self.every // len(self.fragments) % self.every:
+                continue
+            for name in sorted(names, key=list(self.anchor).index):
+                differences = [self.anchor[name] - x[name] for x in self.workers]
+                mean = self.mean("difference", name, differences)
+                self.under_way.append((self.steps + self.overlap, name, mean))
+        self._apply()
+
+    def _apply(self):
+        for step, name, mean in self.under_way:
+            if step == self.steps:
+                self._outer_step(name, mean)
+        self.under_way = [entry for entry in self.under_way if entry[0] > self.steps]
+
+    def _outer_step(self, name, mean):
+        outer = dict(self.outer)
+        for pattern in reversed(list(self.overrides)):  # the first match is applied last
+            if fnmatch.fnmatch(name, pattern):
+                outer = {**self.outer, **self.overrides[pattern]}
+        lr, mu = np.float32(outer["outer_lr"]), np.float32(outer["outer_momentum"])
+        velocity = mu * self.velocity[name] + mean
+        ahead = mean + mu * velocity if outer["nesterov"] else velocity
+        self.anchor[name] = self.anchor[name] - lr * ahead
+        self.velocity[name] = velocity
+        keep, take = np.float32(self.mix), np.float32(1 - self.mix)
+        for x in self.workers:
+            mixed = keep * x[name] + take * self.anchor[name] if self.mix else self.anchor[name]
+            x[name][:] = mixed

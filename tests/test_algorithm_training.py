@@ -19,6 +19,7 @@ from tests.test_trainer import backward, gradients, make, train
 SHAPES = [(40, 3), (7,)]
 SGD = {"learning_rate": 0.5}
 LOCAL = {"name": "local_steps", "every": 3}
+FULL = {"fragments": 2, "overlap": 1, "mix": 0.25, "overrides": {"p1": {"outer_lr": 1.0}}}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 3, "ef": "vanilla"}
 
@@ -71,7 +72,7 @@ def replayed(steps, compression_params=None, contexts=1, **options):
             return vector
         return exchanges[name].step([vector.ravel()], 1.0, [0]).reshape(vector.shape)
 
-    local = LocalStepsReplay([worker], every=3, mean=mean, **options)
+    local = LocalStepsReplay([worker], mean=mean, **{"every": 3, **options})
     for step in range(steps):
         for name, gradient in zip(worker, gradients(step, SHAPES)):
             worker[name] -= np.float32(0.5) * (np.float32(0.5 * contexts) * gradient)
@@ -86,11 +87,15 @@ def assert_equal(params, expected):
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("options", [{}, FULL], ids=["plain", "full"])
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
-def test_local_steps_is_its_replay_bit_for_bit_on_all_contexts(compression_params, contexts):
-    params, trainer = trained(7, compression_params, contexts)
-    assert_equal(params, replayed(7, compression_params, contexts))
-    raw = trainer.compression_stats()["tensors"]["difference of p0"]["raw_bytes"]
+def test_local_steps_is_its_replay_bit_for_bit_on_all_contexts(
+    compression_params, options, contexts
+):
+    params, trainer = trained(7, compression_params, contexts, algorithm={**LOCAL, **options})
+    assert_equal(params, replayed(7, compression_params, contexts, **options))
+    kind = "difference.0" if options else "difference"
+    raw = trainer.compression_stats()["tensors"][f"{kind} of p0"]["raw_bytes"]
     assert raw == 40 * 3 * 4
 
 
@@ -103,12 +108,13 @@ def test_without_an_outer_step_a_worker_alone_trains_as_without_an_algorithm():
         np.testing.assert_allclose(param.data().asnumpy(), other.data().asnumpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {**FULL, "overlap": 2}], ids=["plain", "full"])
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
 def test_what_is_resumed_between_rounds_is_bit_for_bit_what_never_stopped(
-    tmp_path, compression_params
+    tmp_path, compression_params, options
 ):
-    file = str(tmp_path / "states")
-    never, trainer = make(SHAPES, SGD, compression_params, algorithm=LOCAL)
+    file, algorithm = str(tmp_path / "states"), {**LOCAL, **options}
+    never, trainer = make(SHAPES, SGD, compression_params, algorithm=algorithm)
 
     def go_on(params, trainer, steps):
         for step in steps:
@@ -118,14 +124,18 @@ def test_what_is_resumed_between_rounds_is_bit_for_bit_what_never_stopped(
     go_on(never, trainer, range(4))
     trainer.save_states(file)
     go_on(never, trainer, range(4, 8))
-    resumed, trainer = make(SHAPES, SGD, compression_params, contexts=2, algorithm=LOCAL)
+    resumed, trainer = make(SHAPES, SGD, compression_params, contexts=2, algorithm=algorithm)
     trainer.load_states(file)
     trainer.save_states(file + "again")
     loaded, again = checkpoint.read(file), checkpoint.read(file + "again")
     assert loaded.header == again.header and loaded.header["algorithm"]["every"] == 3
     kinds = {(place.node, place.what) for place in loaded.arrays}
     state = {("trainer", "anchor"), ("trainer", "outer_momentum"), ("local", "parameter")}
-    residuals = {(node, "difference/residual") for node in ("worker", "aggregator")}
+    rounds = ["difference.0", "difference.1"] if options else ["difference"]
+    if options:  # these rounds were begun in steps 4 and 3
+        state |= {("trainer", f"difference.{n}/average/{6 - n}") for n in (0, 1)}
+    nodes = ("worker", "aggregator")
+    residuals = {(node, f"{kind}/residual") for node in nodes for kind in rounds}
     assert kinds == (state | residuals if compression_params else state)
     for place, array in loaded.arrays.items():
         np.testing.assert_array_equal(again.arrays[place], array, err_msg=str(place))

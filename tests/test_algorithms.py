@@ -9,7 +9,7 @@ from gluon_gc import algorithms
 from gluon_gc.algorithms.driver import Driver
 from tests.algorithm_replay import LocalStepsReplay
 
-SHAPES = {"w": (3, 4), "b": (5,)}
+SHAPES = {"w": (3, 4), "b": (5,), "bias": (2, 1)}
 
 
 class Worker:
@@ -40,10 +40,11 @@ class Worker:
     def declare(self, kind, shapes):
         self.declared[kind] = dict(shapes)
 
-    def average(self, request):
+    def start(self, request):
         assert request.vectors.keys() == self.declared[request.kind].keys()
-        self.rounds.append(request.kind)
-        return self.meet(request.vectors)
+        self.rounds.append((request.kind, *request.vectors))
+        averages = self.meet({name: vector.copy() for name, vector in request.vectors.items()})
+        return lambda: averages
 
 
 def trained(options, workers, steps):
@@ -74,15 +75,26 @@ def trained(options, workers, steps):
     return them, drivers
 
 
+FULL = {"fragments": 3, "overlap": 2, "mix": 0.25, "outer_lr": 0.5, "outer_momentum": 0.5}
+OPTIONS = [
+    {},
+    {"nesterov": False},
+    {"outer_lr": 1, "outer_momentum": 0},
+    {"fragments": 2},
+    {"overlap": 3},
+    {"overlap": 1, "mix": 0.5},
+    FULL,
+    {**FULL, "overrides": {"b*": {"outer_lr": 1.0, "nesterov": False}, "w": {"outer_lr": 0.25}}},
+]
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize(
-    "options", [{}, {"nesterov": False}, {"outer_lr": 1, "outer_momentum": 0}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_local_steps_is_its_replay_bit_for_bit(workers, options):
-    them, drivers = trained({"name": "local_steps", "every": 3, **options}, workers, 8)
+    them, drivers = trained({"name": "local_steps", "every": 4, **options}, workers, 15)
     replays = [Worker(rank, workers) for rank in range(workers)]
-    replay = LocalStepsReplay([worker.values for worker in replays], every=3, **options)
-    for step in range(8):
+    replay = LocalStepsReplay([worker.values for worker in replays], every=4, **options)
+    for step in range(15):
         for worker in replays:
             worker.draw(step)
             worker.update()
@@ -90,10 +102,24 @@ def test_local_steps_is_its_replay_bit_for_bit(workers, options):
     for worker, expected in zip(them, replays):
         for name in SHAPES:
             np.testing.assert_array_equal(worker.values[name], expected.values[name])
-    assert them[0].rounds == ["difference"] * 2
-    assert drivers[0].steps == 8
+    assert drivers[0].steps == 15
     for name in SHAPES:
         np.testing.assert_array_equal(drivers[0].state["anchor"][name], replay.anchor[name])
+
+
+def test_fragments_take_turns_and_are_of_about_equal_size():
+    (worker,), _ = trained({"name": "local_steps", "every": 4, "fragments": 2}, 1, 9)
+    turns = [("difference.0", "w"), ("difference.1", "b", "bias")]
+    assert worker.rounds == turns * 2
+
+
+def test_training_goes_on_while_an_overlapped_round_is_under_way():
+    """The averages of one step are applied in a later one, to parameters that have moved on."""
+    options = {"name": "local_steps", "every": 4, "overlap": 2}
+    before, after = (trained(options, 2, steps)[0] for steps in (5, 6))
+    for name in SHAPES:
+        assert not np.array_equal(before[0].values[name], before[1].values[name])
+        np.testing.assert_array_equal(after[0].values[name], after[1].values[name])
 
 
 def test_one_step_without_outer_momentum_averages_gradients():
@@ -112,9 +138,10 @@ def test_one_step_without_outer_momentum_averages_gradients():
             np.testing.assert_allclose(worker.values[name], plain.values[name], atol=1e-6)
 
 
-@pytest.mark.parametrize("stopped", [0, 4, 6])
-def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped):
-    algorithm, results = algorithms.parse({"name": "local_steps", "every": 3}), []
+@pytest.mark.parametrize("options", [{}, FULL], ids=["plain", "full"])
+@pytest.mark.parametrize("stopped", [0, 4, 6, 7])
+def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped, options):
+    algorithm, results = algorithms.parse({"name": "local_steps", "every": 3, **options}), []
     for stop in (None, stopped):
         worker = Worker(0, 1)
         worker.meet = dict
@@ -122,13 +149,26 @@ def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped):
         for step in range(9):
             if step == stop:
                 saved, driver = driver, Driver(algorithm, worker)
-                driver.go_on(saved.steps, saved.state)
+                driver.go_on(saved.steps, saved.saved_state())
             worker.draw(step)
             driver.step(worker.update)
         assert driver.steps == 9
         results.append(worker.values)
     for name in SHAPES:
         np.testing.assert_array_equal(results[0][name], results[1][name])
+
+
+def test_a_checkpoint_has_the_averages_that_are_still_to_arrive_and_says_when():
+    worker = Worker(0, 1)
+    worker.meet = dict
+    driver = Driver(algorithms.parse({"name": "local_steps", "every": 3, "overlap": 2}), worker)
+    for step in range(4):
+        worker.draw(step)
+        driver.step(worker.update)
+    saved = driver.saved_state()
+    assert set(saved) == {"anchor", "outer_momentum", "difference/average/5"}
+    assert saved["difference/average/5"].keys() == SHAPES.keys()
+    assert all(map(driver.is_shared, saved))
 
 
 @pytest.mark.parametrize(
@@ -141,6 +181,24 @@ def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped):
         ({"name": "local_steps", "every": 0}, ValueError, "algorithm['every'] must be a whole"),
         ({"name": "local_steps", "every": "3"}, TypeError, "got '3' (str)"),
         ({"name": "local_steps", "outer_momentum": 1}, ValueError, "from 0 to below 1, got 1"),
+        (
+            {"name": "local_steps", "every": 2, "overlap": 2},
+            ValueError,
+            "at least 3 with overlap 2",
+        ),
+        ({"name": "local_steps", "every": 2, "fragments": 3}, ValueError, "at least 3 with fragm"),
+        ({"name": "local_steps", "every": 2, "sync_every": 3}, ValueError, "'sync_every' and 'eve"),
+        ({"name": "local_steps", "overrides": {"w": 0.5}}, ValueError, "a dict of a dict for each"),
+        (
+            {"name": "local_steps", "overrides": {"w": {"every": 2}}},
+            ValueError,
+            "algorithm['overrides']['w'] may have outer_lr, outer_momentum, nesterov, got 'every'",
+        ),
+        (
+            {"name": "local_steps", "overrides": {"w": {"outer_lr": -1}}},
+            ValueError,
+            "algorithm['overrides']['w']['outer_lr'] must be a number > 0, got -1",
+        ),
     ],
     ids=str,
 )
@@ -154,6 +212,22 @@ def test_none_is_no_algorithm_and_numbers_of_numpy_are_taken():
     assert algorithms.parse(None) is None
     parsed = algorithms.parse({"name": "local_steps", "every": np.int64(5)})
     assert parsed.every == 5 and parsed.outer_lr == 0.7
+
+
+def test_the_spellings_of_torchft_are_taken():
+    given = {"sync_every": 20, "fragment_sync_delay": 5, "fragment_update_alpha": 0.5}
+    parsed = algorithms.parse({"name": "local_steps", **given})
+    assert (parsed.every, parsed.overlap, parsed.mix) == (20, 5, 0.5)
+
+
+def test_options_that_do_not_fit_the_parameters_are_refused():
+    worker = Worker(0, 1)
+    options = {"name": "local_steps", "overrides": {"v*": {"outer_lr": 1.0}}}
+    with pytest.raises(ValueError, match=r"\['overrides'\] has 'v\*', but there is no such param"):
+        Driver(algorithms.parse(options), worker).declare()
+    too_many = {"name": "local_steps", "fragments": 4}
+    with pytest.raises(ValueError, match=r"at most the number of parameters, 3, got 4"):
+        Driver(algorithms.parse(too_many), worker).declare()
 
 
 @pytest.mark.parametrize("name", algorithms.registry)

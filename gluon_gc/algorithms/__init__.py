@@ -50,6 +50,13 @@ def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]
         )
     kind = registry[name]
     known = kind.keys()
+    for spelling, key in kind.spellings.items():
+        if spelling in options:
+            if key in options:
+                raise ValueError(
+                    f"algorithm has {spelling!r} and {key!r}, which mean the same: give one of them"
+                )
+            options[key] = options.pop(spelling)
     for key, value in options.items():
         if key not in known:
             raise ValueError(

@@ -9,7 +9,7 @@ arrays. It only adds and multiplies them, and writes to them by `array[:] = x`.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import (
     Any,
     Callable,
@@ -50,11 +50,15 @@ class Round(NamedTuple):
     kind : str
         One of the keys of `Algorithm.rounds`.
     vectors : mapping
-        The arrays, by parameter. All workers give arrays for the same parameters.
+        The arrays, by parameter: all that `Algorithm.rounds` declares for this kind.
+    delay : int
+        The averages arrive this number of steps later, in `Step.arrived`, while training goes on.
+        0: they are the result of `yield`.
     """
 
     kind: str
     vectors: Arrays
+    delay: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,15 @@ class Step:
         This worker's own gradients, by name of the parameter. Not every parameter has one.
     update : callable
         Applies the optimizer's update to the parameters, with these gradients.
+    arrived : mapping
+        The averages of delayed rounds that arrive in this step, by kind of round and parameter.
     """
 
     number: int
     parameters: Arrays
     gradients: Arrays
     update: Callable[[], None]
+    arrived: Mapping[str, Arrays] = field(default_factory=dict)
 
 
 Rounds = Generator[Round, Arrays, None]
@@ -93,12 +100,15 @@ class Algorithm:
         The kinds of state that are equal on all workers.
     own : tuple of str
         The kinds of state that differ between workers.
+    spellings : mapping
+        Other libraries' names of options, and our names.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     shared: ClassVar[Tuple[str, ...]] = ()
     own: ClassVar[Tuple[str, ...]] = ()
+    spellings: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Protocol
+from functools import partial
+from typing import Callable, Dict, List, Mapping, Protocol, Tuple
 
 from .base import Algorithm, Array, Arrays, Round, Shapes, Step
 
@@ -19,8 +20,42 @@ class FrontEnd(Protocol):
     def declare(self, kind: str, shapes: Shapes) -> None:
         """Prepare to average arrays of these shapes. All workers call this."""
 
-    def average(self, request: Round) -> Arrays:
-        """Average the arrays of a round, which may be overwritten. All workers call this."""
+    def start(self, request: Round) -> Callable[[], Arrays]:
+        """Start to average the arrays of a round. All workers call this.
+
+        The arrays may be changed afterwards. The result waits for the averages and returns them.
+        """
+
+
+def is_declared(request: Round, rounds: Mapping[str, Shapes]) -> bool:
+    """Whether a round has the names and shapes that were declared for its kind.
+
+    Parameters
+    ----------
+    request : Round
+    rounds : mapping
+        The declared shapes, by kind of round.
+    """
+    shapes = {name: tuple(vector.shape) for name, vector in request.vectors.items()}
+    declared = rounds.get(request.kind, {})
+    return bool(shapes) and shapes == {name: tuple(shape) for name, shape in declared.items()}
+
+
+def undeclared(request: Round, step: int) -> RuntimeError:
+    """The error for a round that was not declared."""
+    return RuntimeError(
+        f"round '{request.kind}' in step {step} is not one of the algorithm's rounds(): its kind, "
+        "names, shapes or dtypes differ"
+    )
+
+
+_ARRIVING = "/average/"
+"""Between the kind of round and the step in a kind of state: averages that arrive in that step."""
+
+
+def is_arriving(kind: str) -> bool:
+    """Whether a kind of a checkpoint's state has averages that are still to arrive."""
+    return _ARRIVING in kind
 
 
 class Driver:
@@ -44,6 +79,8 @@ class Driver:
         self.steps = 0
         self.state: Dict[str, Dict[str, Array]] = {}
         self._declared = self._begun = False
+        # The delayed rounds: by kind of round and step, functions that wait for the averages.
+        self._under_way: Dict[Tuple[str, int], List[Callable[[], Arrays]]] = {}
 
     def declare(self) -> None:
         """Prepare all rounds, at the first call only. All workers call this."""
@@ -68,10 +105,31 @@ class Driver:
             The number of steps before the checkpoint. If 0, the first step makes the state from the
             parameters.
         state : dict
-            The attribute `state`.
+            The result of `saved_state`.
         """
         self.declare()
-        self.steps, self.state, self._begun = steps, state, steps > 0
+        self.steps, self._begun = steps, steps > 0
+        self.state = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
+        self._under_way.clear()
+        for kind in state.keys() - self.state.keys():
+            round_kind, _, step = kind.partition(_ARRIVING)
+            self._under_way[round_kind, int(step)] = [partial(dict, state[kind])]
+
+    def is_shared(self, kind: str) -> bool:
+        """Whether a kind of `saved_state` is equal on all workers."""
+        return kind in self._algorithm.shared or is_arriving(kind)
+
+    def saved_state(self) -> Dict[str, Dict[str, Array]]:
+        """The state for a checkpoint: `state`, and the averages that are still to arrive.
+
+        This waits for the averages, which are the same on all workers.
+        """
+        saved = dict(self.state)
+        for (kind, step), waiting in self._under_way.items():
+            averages = {name: array for wait in waiting for name, array in wait().items()}
+            self._under_way[kind, step] = [partial(dict, averages)]
+            saved[f"{kind}{_ARRIVING}{step}"] = averages
+        return saved
 
     def step(self, update: Callable[[], None]) -> None:
         """Make a step.
@@ -84,13 +142,28 @@ class Driver:
         self.begin()
         self.steps += 1
         front_end = self._front_end
-        at = Step(self.steps, front_end.parameters(), front_end.gradients(), update)
+        arrived = self._arrived()
+        at = Step(self.steps, front_end.parameters(), front_end.gradients(), update, arrived)
         rounds, answer = self._algorithm.step(at, self.state), None
         try:
             while True:
-                answer = front_end.average(rounds.send(answer))
+                request = rounds.send(answer)
+                wait, answer = front_end.start(request), {}
+                if request.delay:
+                    due = request.kind, self.steps + request.delay
+                    self._under_way.setdefault(due, []).append(wait)
+                else:
+                    answer = wait()
         except StopIteration:
             pass
+
+    def _arrived(self) -> Dict[str, Arrays]:
+        """Wait for the averages that arrive in this step. The result has them by kind of round."""
+        arrived: Dict[str, Dict[str, Array]] = {}
+        for kind, step in [due for due in self._under_way if due[1] == self.steps]:
+            for wait in self._under_way.pop((kind, step)):
+                arrived.setdefault(kind, {}).update(wait())
+        return arrived
 
     def _shapes(self) -> Shapes:
         parameters = self._front_end.parameters()

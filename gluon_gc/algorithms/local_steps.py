@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Dict, Mapping
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from ..options import real, switch, whole
+from .. import plan
+from ..options import Option, first_match, real, require_matches, switch, whole
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+
+_OUTER = ("outer_lr", "outer_momentum", "nesterov")
+"""The options that `overrides` may replace for some parameters."""
 
 
 @register
@@ -24,21 +29,31 @@ class LocalSteps(Algorithm):
     then
 
         anchor = anchor - lr (D + mu v)    (without Nesterov's momentum: lr v)
-        x_i = anchor
+        x_i = alpha x_i + (1 - alpha) anchor
 
-    The anchor, the parameter after the last average, and v are the same on all workers. With lr = 1
-    and mu = 0, the new parameter is the average of the workers' parameters.
+    The anchor, which starts as the first parameter, and v are the same on all workers. With lr = 1,
+    mu = 0 and alpha = 0, the new parameter is the average of the workers' parameters.
+
+    With P fragments, the parameters are divided into P groups of about equal size. Each group is
+    averaged every H steps, and the groups take turns every H/P steps. With an overlap of tau, D_i
+    is sent in one step, and D is applied tau steps later, while training goes on.
 
     References
     ----------
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
     2017 (FedAvg).
     Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    Douillard et al., "Streaming DiLoCo with Overlapping Communication", 2025 (P, tau and alpha).
     """
 
     name = "local_steps"
     description = "workers train locally, and average the changes of parameters every few steps"
     shared = ("anchor", "outer_momentum")
+    spellings = {  # of torchft's DiLoCo
+        "sync_every": "every",
+        "fragment_sync_delay": "overlap",
+        "fragment_update_alpha": "mix",
+    }
 
     every: int = whole(1, "H: number of steps between averages").field(30)
     outer_lr: float = real(
@@ -48,9 +63,48 @@ class LocalSteps(Algorithm):
         lambda mu: 0 <= mu < 1, "a number from 0 to below 1", "mu: momentum of the outer step"
     ).field(0.9)
     nesterov: bool = switch("use Nesterov's momentum in the outer step").field(True)
+    fragments: int = whole(1, "P: number of groups of parameters, which take turns").field(1)
+    overlap: int = whole(0, "tau: number of steps for which training goes on meanwhile").field(0)
+    mix: float = real(
+        lambda alpha: 0 <= alpha < 1,
+        "a number from 0 to below 1",
+        "alpha: share of its own parameters that a worker keeps",
+    ).field(0.0)
+    overrides: Optional[Mapping[str, Mapping[str, Any]]] = Option(
+        (Mapping, type(None)),
+        lambda given: all(isinstance(options, Mapping) for options in (given or {}).values()),
+        "a dict of a dict for each pattern of names",
+        "other outer_lr, outer_momentum or nesterov for some parameters",
+    ).field(None)
+
+    def __post_init__(self) -> None:
+        for option in ("fragments", "overlap"):
+            least = getattr(self, option) + (option == "overlap")
+            if least > self.every:
+                raise ValueError(
+                    f"algorithm['every'] must be at least {least} with {option} "
+                    f"{getattr(self, option)}, got {self.every}"
+                )
+        for pattern, options in (self.overrides or {}).items():
+            for key, value in options.items():
+                if key not in _OUTER:
+                    raise ValueError(
+                        f"algorithm['overrides'][{pattern!r}] may have {', '.join(_OUTER)}, "
+                        f"got {key!r}"
+                    )
+                self.keys()[key].check(key, value, f"algorithm['overrides'][{pattern!r}]")
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
-        return {"difference": shapes}
+        require_matches(self.overrides or {}, shapes, "algorithm['overrides']")
+        if self.fragments > len(shapes):
+            raise ValueError(
+                f"algorithm['fragments'] must be at most the number of parameters, "
+                f"{len(shapes)}, got {self.fragments}"
+            )
+        return {
+            kind: {name: shapes[name] for name in names}
+            for kind, names in self._fragments(shapes).items()
+        }
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
         return {
@@ -60,13 +114,42 @@ class LocalSteps(Algorithm):
 
     def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
         at.update()
-        if at.number % self.every:
+        for mean in at.arrived.values():
+            self._outer_step(mean, at, state)
+        turns = [(turn + 1) * self.every // self.fragments for turn in range(self.fragments)]
+        due = [(at.number - turn) % self.every == 0 for turn in turns]
+        if not any(due):
             return
+        fragments = self._fragments({name: x.shape for name, x in at.parameters.items()})
+        for (kind, names), is_due in zip(fragments.items(), due):
+            if is_due:
+                differences = {name: state["anchor"][name] - at.parameters[name] for name in names}
+                mean = yield Round(kind, differences, self.overlap)
+                self._outer_step(mean, at, state)
+
+    def _fragments(self, shapes: Shapes) -> Dict[str, List[str]]:
+        """The parameters of each fragment, in the order of their turns, by the kind of round."""
+        names: List[List[str]] = [[] for _ in range(self.fragments)]
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        for name, fragment in zip(shapes, plan.spread(sizes, self.fragments)):
+            names[fragment].append(name)
+        if self.fragments == 1:
+            return {"difference": names[0]}
+        return {f"difference.{number}": of_fragment for number, of_fragment in enumerate(names)}
+
+    def _outer_step(self, mean: Arrays, at: Step, state: Mapping[str, Dict[str, Array]]) -> None:
+        """Change anchors, momentum and parameters by the mean differences."""
         anchors, velocities = state["anchor"], state["outer_momentum"]
-        mean = yield Round("difference", {n: anchors[n] - x for n, x in at.parameters.items()})
-        for name, x in at.parameters.items():
-            velocity = self.outer_momentum * velocities[name] + mean[name]
-            ahead = mean[name] + self.outer_momentum * velocity if self.nesterov else velocity
-            anchors[name] = anchors[name] - self.outer_lr * ahead
+        for name, difference in mean.items():
+            lr, mu, nesterov = self._outer_options(name)
+            velocity = mu * velocities[name] + difference
+            ahead = difference + mu * velocity if nesterov else velocity
+            anchors[name] = anchors[name] - lr * ahead
             velocities[name] = velocity
-            x[:] = anchors[name]
+            x, anchor = at.parameters[name], anchors[name]
+            x[:] = self.mix * x + (1.0 - self.mix) * anchor if self.mix else anchor
+
+    def _outer_options(self, name: str) -> Iterable[Any]:
+        """The values of `_OUTER` for a parameter."""
+        own = first_match(name, self.overrides or {}, {})
+        return [own.get(option, getattr(self, option)) for option in _OUTER]

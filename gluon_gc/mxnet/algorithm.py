@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -13,7 +13,7 @@ from mxnet.optimizer import Optimizer
 
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
-from ..algorithms.driver import Driver
+from ..algorithms.driver import Driver, is_declared, undeclared
 from ..algorithms.requirements import first_values
 from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
@@ -168,8 +168,13 @@ class AlgorithmAveraging(Averaging):
         """Store the shapes of a kind of round, for `prepare`."""
         self._shapes[kind] = shapes
 
-    def average(self, request: Round) -> Dict[str, NDArray]:
-        """The averages of a round's vectors over all workers, in new arrays."""
+    def start(self, request: Round) -> Callable[[], Dict[str, NDArray]]:
+        """Queue the averaging of a round's vectors over all workers.
+
+        The result returns the averages, in new arrays. MXNet's engine waits when they are read.
+        """
+        if not is_declared(request, self._shapes):
+            raise undeclared(request, self.steps)
         exchange, gradients, averages = self.exchange, {}, {}
         for i in self._in_round(request.vectors):
             name, tensor = self._averaged[i].name, self.tensors[i, request.kind].name
@@ -177,4 +182,4 @@ class AlgorithmAveraging(Averaging):
             averages[name] = mx.nd.empty(vector.shape, vector.context, vector.dtype)
             gradients[tensor] = exchange.channels.gradient(tensor, [vector], [averages[name]])
         exchange.start(Job(gradients, 1.0 / exchange.num_workers))
-        return averages
+        return lambda: averages

@@ -14,15 +14,16 @@ residuals. A weight that equals a tensor of the state is the same tensor.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Union
 
 import torch
 
 from ..agreement import Facts
+from ..algorithms.driver import is_arriving
 from ..algorithms.requirements import digest
-from ..checkpoint import fitting
-from . import coder_states, state_dicts
-from .state_dicts import FORMAT, NOUN
+from ..checkpoint import States, fitting
+from . import coder_states, resharding, state_dicts
+from .state_dicts import FORMAT, NOUN, StateDict
 
 if TYPE_CHECKING:
     from .algorithm_state import AlgorithmState
@@ -34,7 +35,7 @@ def state_dict(state: AlgorithmState) -> Dict[str, Any]:
     """Return this worker's checkpoint."""
     kinds = {
         kind: {name: array.detach().clone() for name, array in arrays.items()}
-        for kind, arrays in state.driver.state.items()
+        for kind, arrays in state.driver.saved_state().items()
     }
     weights = {}
     for name, parameter in state.rounds.parameters().items():
@@ -62,24 +63,31 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.view(bits), other.view(bits))
 
 
-def load(state: AlgorithmState, given: Mapping[str, Any]) -> None:
-    """Continue from a checkpoint, after every worker has checked its own."""
-    gather = state.rounds.meeting.gather_objects
-    state_dicts.if_all_fit(
-        gather, lambda: _checked(state, given), lambda checked: _facts(state, checked)
+def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) -> None:
+    """Continue from this worker's checkpoint, or from those of all former workers.
+
+    The workers first check their checkpoints.
+    """
+    several, meeting = not isinstance(given, Mapping), state.rounds.meeting
+    workers = state_dicts.if_all_fit(
+        meeting.gather_objects,
+        lambda: _checked(state, [given] if isinstance(given, Mapping) else given, several),
+        lambda workers: _facts(state, workers),
     )
+    resharding.warn(len(workers) if several else meeting.workers, meeting.workers)
     for kind, exchange in state.rounds.exchanges.items():
-        arrays = coder_states.unpacked(given["residuals"][kind])
-        coder_states.restore(exchange.chunks, coder_states.with_owned(exchange, arrays))
-    parameters = state.rounds.parameters()
+        residuals = [coder_states.unpacked(worker["residuals"][kind]) for worker in workers]
+        arrays = resharding.of_this_worker(exchange, state.params, residuals, several)
+        coder_states.restore(exchange.chunks, arrays)
+    own, parameters = workers[meeting.rank % len(workers)], state.rounds.parameters()
     for name, parameter in parameters.items():
-        parameter.copy_(given["weights"][name])
+        parameter.copy_(own["weights"][name])
     kinds = {
         kind: {name: array.to(parameters[name].device, copy=True) for name, array in arrays.items()}
-        for kind, arrays in given["state"].items()
+        for kind, arrays in own["state"].items()
     }
-    state.driver.go_on(given["steps"], kinds)
-    state.optimizer.load_state_dict(copy.deepcopy(given["optimizer"]))
+    state.driver.go_on(own["steps"], kinds)
+    state.optimizer.load_state_dict(copy.deepcopy(own["optimizer"]))
 
 
 def _described(state: AlgorithmState) -> Dict[str, Any]:
@@ -90,12 +98,23 @@ def _described(state: AlgorithmState) -> Dict[str, Any]:
     }
 
 
-def _checked(state: AlgorithmState, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state_dict, or raise ValueError if it does not fit."""
-    state_dicts.require_format(given, "algorithm", _OWNER)
+def _checked(state: AlgorithmState, given: Sequence[StateDict], several: bool) -> List[StateDict]:
+    """Return the state_dicts by rank, or raise ValueError if one does not fit."""
+    for worker in given:
+        state_dicts.require_format(worker, "algorithm", _OWNER)
+    named = [(NOUN, States(dict(worker), {}, b"")) for worker in given]
+    files = [states for _, states in fitting.in_order_of_ranks(named)] if several else [named[0][1]]
+    resharding.check_workers(state.rounds.meeting, files, several)
+    workers = [states.header for states in files]
+    for worker in workers:
+        _check_one(state, worker)
+    return workers
+
+
+def _check_one(state: AlgorithmState, given: StateDict) -> None:
+    """Raise ValueError if a state_dict of any rank does not fit."""
     here = _described(state)
-    for key in ("world_size", "rank", "machines"):
-        fitting.check(NOUN, key, given[key], here[key])
+    fitting.check(NOUN, "machines", given["machines"], here["machines"])
     fitting.check(NOUN, "algorithm", given["algorithm"]["name"], state.options["name"])
     names = state_dicts.check_parameters(given["tensors"], here["tensors"], strict=True)
     _check_state(state, given)
@@ -106,13 +125,13 @@ def _checked(state: AlgorithmState, given: Mapping[str, Any]) -> Mapping[str, An
         found = {place: array for place, array in arrays.items() if place.node == "worker"}
         layout = coder_states.worker_layout(exchange.chunks)
         fitting.check_arrays(NOUN, found, layout, names, strict=True)
-    return given
 
 
 def _check_state(state: AlgorithmState, given: Mapping[str, Any]) -> None:
     """Raise ValueError unless the saved state has the kinds and shapes of a new state."""
     begun = state.algorithm.begin(state.rounds.parameters()) if given["steps"] else {}
-    fitting.check(NOUN, "set of kinds of state", sorted(given["state"]), sorted(begun))
+    kinds = [kind for kind in given["state"] if not is_arriving(kind)]
+    fitting.check(NOUN, "set of kinds of state", sorted(kinds), sorted(begun))
     for kind, arrays in begun.items():
         for name in arrays.keys() & given["state"][kind].keys():
             shapes = [list(side[name].shape) for side in (given["state"][kind], arrays)]
@@ -123,15 +142,16 @@ def _sizes(optimizer: Mapping[str, Any]) -> List[int]:
     return [len(group["params"]) for group in optimizer["param_groups"]]
 
 
-def _facts(state: AlgorithmState, given: Mapping[str, Any]) -> Facts:
+def _facts(state: AlgorithmState, workers: Sequence[StateDict]) -> Facts:
     """Return facts that must be the same in the checkpoints of all workers."""
-    shared = {kind: given["state"].get(kind, {}) for kind in state.algorithm.shared}
     checksums = [
         (
             f"the {kind} of parameter {name} of the state_dict",
             {"checksum": digest(array.cpu().numpy())},
         )
-        for kind, arrays in shared.items()
+        for kind, arrays in workers[0]["state"].items()
+        if state.driver.is_shared(kind)
         for name, array in arrays.items()
     ]
-    return [("the state_dict", {"steps": given["steps"]}), *checksums]
+    values = {"steps": workers[0]["steps"], "files": len(workers)}
+    return [("the state_dict", values), *checksums]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -130,10 +130,20 @@ class AlgorithmState:
         """
         return algorithm_saving.state_dict(self)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+    ) -> None:
         """Continue from the `state_dict` of this worker. All workers call this.
 
         Parameters and the optimizer's state are overwritten.
+
+        Parameters
+        ----------
+        state_dict : mapping or sequence of mapping
+            The state_dict of this worker. If the number of workers has changed: the state_dicts of
+            all former workers. Residuals are then summed over the former workers and divided
+            equally among the current ones, with a warning. With n former workers, rank r gets the
+            parameters and the optimizer's state of former rank r modulo n.
 
         Raises
         ------

@@ -12,6 +12,7 @@ from torch.futures import Future
 
 from ..agreement import Facts
 from ..algorithms.base import Arrays, Round, Shapes
+from ..algorithms.driver import is_declared, undeclared
 from ..compression import CompressionParams
 from . import staging
 from .declared_tensor import declared
@@ -93,34 +94,40 @@ class Rounds:
         exchange.declare(tensors, about=about)
         self._shapes[kind], self.exchanges[kind] = shapes, exchange
 
-    def average(self, request: Round) -> Arrays:
-        """Return the averages of a round's vectors, in new memory. All workers call this.
+    def start(self, request: Round) -> Callable[[], Arrays]:
+        """Start to average a round's vectors. All workers call this.
+
+        The result waits, and returns the averages in new memory.
 
         Raises
         ------
         RuntimeError
-            The workers request different rounds, or a vector of a worker has a NaN or an infinity.
-            All workers raise it.
+            The workers request different rounds. All workers raise it. The result raises one if a
+            vector of any worker has a NaN or an infinity.
         """
         vectors = {name: vector.detach().clone() for name, vector in request.vectors.items()}
         self._require_same(request)
         self.counts[request.kind] += 1
-        exchange = self.exchanges[request.kind]
+        exchange, step = self.exchanges[request.kind], self._step()
         by_device: Dict[torch.device, Tensors] = defaultdict(dict)
         for name, vector in vectors.items():
             by_device[vector.device][name] = vector
         futures = [_averaged(exchange, device_vectors) for device_vectors in by_device.values()]
-        nonfinite = [name for future in futures for name in future.wait()]
-        if nonfinite:
-            raise RuntimeError(
-                f"the {request.kind} of parameter {nonfinite[0]} has a NaN or an infinity in step "
-                f"{self._step()}"
-            )
-        return vectors
+
+        def wait() -> Arrays:
+            nonfinite = [name for future in futures for name in future.wait()]
+            if nonfinite:
+                raise RuntimeError(
+                    f"the {request.kind} of parameter {nonfinite[0]} has a NaN or an infinity in "
+                    f"step {step}"
+                )
+            return vectors
+
+        return wait
 
     def _require_same(self, request: Round) -> None:
         """Raise a RuntimeError on all workers unless all request the same declared round."""
-        declared = bool(request.vectors) and self._declared(request)
+        declared = is_declared(request, self._shapes) and self._have_own_dtypes(request)
         kind = list(self.exchanges).index(request.kind) if declared else -1
         names = zlib.crc32("\n".join(request.vectors).encode())
         doing = "make a round of the algorithm"
@@ -130,20 +137,12 @@ class Rounds:
             vectors = [(f"the vector of {name}", {"name": name}) for name in request.vectors]
             self.meeting.agree([("the algorithm", facts), *vectors], doing)
         if not declared:
-            raise RuntimeError(
-                f"round '{request.kind}' in step {self._step()} is not one of the algorithm's "
-                "rounds(): its kind, names, shapes or dtypes differ"
-            )
+            raise undeclared(request, self._step())
 
-    def _declared(self, request: Round) -> bool:
-        """Return whether a round was declared."""
-        shapes = self._shapes.get(request.kind, {})
-        return all(
-            name in shapes
-            and tuple(vector.shape) == tuple(shapes[name])
-            and vector.dtype == self._parameters[name].dtype
-            for name, vector in request.vectors.items()
-        )
+    def _have_own_dtypes(self, request: Round) -> bool:
+        """Return whether the vectors have the dtypes of their parameters."""
+        vectors = request.vectors.items()
+        return all(vector.dtype == self._parameters[name].dtype for name, vector in vectors)
 
     def require_open(self) -> None:
         """Raise a RuntimeError if the exchanges are closed."""

@@ -17,8 +17,7 @@ import torch
 from ..agreement import Facts
 from ..checkpoint import States, fitting
 from ..checkpoint.cutting import Arrays
-from ..log import logger
-from . import coder_states, state_dicts
+from . import coder_states, resharding, state_dicts
 from .exchange import Exchange
 from .momentum import Momentum
 from .state_dicts import FORMAT, NOUN, StateDict
@@ -61,12 +60,9 @@ def load(
     arrays = state_dicts.if_all_fit(
         exchange.gather_objects, lambda: _fitting(state, workers, several, strict)
     )
-    if not several:
-        chosen = coder_states.with_owned(exchange, arrays[0])
-    elif len(workers) == exchange.workers:
-        chosen = coder_states.with_aggregators(arrays[exchange.rank], arrays)
-    else:
-        chosen = _shared_out(state, arrays)
+    resharding.warn(len(workers) if several else exchange.workers, exchange.workers)
+    params = state.gradients.compression.params
+    chosen = resharding.of_this_worker(exchange, params, arrays, several)
     apply(exchange, state.momentum, chosen)
     header = workers[0].header
     steps.count, steps.rates.last = header["steps"], dict(header["learning_rates"])
@@ -106,15 +102,9 @@ def _fitting(
     `several`: the state_dicts are those of all workers that saved them. Otherwise there is only
     this worker's.
     """
-    exchange, named = state.exchange, [(NOUN, states) for states in workers]
-    fitting.check_ranks(named, several, exchange.workers, exchange.rank)
+    resharding.check_workers(state.exchange, workers, several)
     for states in workers:
         _check(state, states, strict)
-    if several and len(workers) != exchange.workers and exchange.machines is not None:
-        raise ValueError(
-            f"the {NOUN} is of {len(workers)} workers, but {exchange.workers} are here: residuals "
-            'of whole machines cannot be divided anew; use "hierarchical": False'
-        )
     return [
         {place: array for place, array in s.arrays.items() if place.tensor in state.parameters}
         for s in workers
@@ -143,21 +133,6 @@ def _check(state: CompressionState, states: States, strict: bool) -> None:
     layout = coder_states.worker_layout(state.exchange.chunks)
     expected = {place: entry for place, entry in layout.items() if place.tensor in names}
     fitting.check_arrays(NOUN, found, expected, names, strict)
-
-
-def _shared_out(state: CompressionState, arrays: Sequence[Arrays]) -> Arrays:
-    """Return this worker's share of the arrays of a different number of workers."""
-    before, now = len(arrays), state.exchange.workers
-    logger.warning(
-        "the residuals of %d workers are divided among %d; their sum stays the same", before, now
-    )
-    rank, params = state.exchange.rank, state.gradients.compression.params
-    shares = {
-        name: fitting.Share(before, now, rank, tensor_params.compressor.traits.draws_alike)
-        for name, tensor_params in params.items()
-        if tensor_params.compressor is not None
-    }
-    return fitting.shared_out(arrays, shares, leads=True)
 
 
 def apply(exchange: Exchange, momentum: Optional[Momentum], arrays: Arrays) -> None:

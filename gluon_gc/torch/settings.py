@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from functools import partial
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 from ..agreement import Facts
 from ..compression import CompressionParams, parse, warn_of_ignored
 from ..compression.momentum import has_nesterov
-from ..options import nearest
+from ..options import first_match, require_matches
 from ..plan import params_for_dimensions
 from . import gpu
 from .optimizer_hooks import param_groups
@@ -70,16 +69,10 @@ def chosen_params(
     default = parsed(compression_params)
     own = {pattern: parsed(params) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
-    for pattern in own:
-        if not fnmatch.filter(parameters, pattern):
-            raise ValueError(
-                f"overrides has {pattern!r}, but there is no such parameter; did you mean "
-                f"'{nearest(pattern, parameters)}'?"
-            )
+    require_matches(own, parameters, "overrides")
     chosen = Chosen({}, {})
     for name, parameter in parameters.items():
-        matching = (params for p, params in own.items() if fnmatch.fnmatchcase(name, p))
-        params = next(matching, default)
+        params = first_match(name, own, default)
         chosen.nesterov[name] = has_nesterov(params, default, nesterov)
         params = params_for_dimensions(params, parameter.ndim)
         chosen.params[name] = params if gpu.in_host_memory(parameter.device) else params.on_gpu

@@ -18,6 +18,7 @@ RATE = 0.125
 SGD = {"optimizer_params": {"learning_rate": RATE}}
 PLAIN = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
 SEVENTH = {"name": "local_steps", "every": 7}
+FULL = {"fragments": 2, "overlap": 2, "mix": 0.5, "overrides": {"p0": {"outer_lr": 1.0}}}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "corrected"}
 COMPRESSIONS = [None, ONEBIT, TOPK]
@@ -35,17 +36,20 @@ def ways(folder):
     adam = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "middle": MIDDLE}
     adam.update(algorithm=SEVENTH, compression_params=ONEBIT)
     every_way = [*compressed, {**plain, "algorithm": PLAIN}, {**plain, "algorithm": None}]
-    every_way += [on_contexts, adam]
+    in_full = {**SGD, "algorithm": {**SEVENTH, **FULL}, "compression_params": ONEBIT}
+    every_way += [on_contexts, adam, {**in_full, "middle": MIDDLE - 1}]  # a round is under way
     return [{"shapes": SHAPES, "steps": STEPS, "folder": folder, **way} for way in every_way]
 
 
-OF_EVERY_STEP, OF_GRADIENTS, ON_CONTEXTS, ADAM = range(len(COMPRESSIONS), len(COMPRESSIONS) + 4)
+OF_EVERY_STEP, OF_GRADIENTS, ON_CONTEXTS, ADAM, IN_FULL = range(
+    len(COMPRESSIONS), len(COMPRESSIONS) + 5
+)
 
 
-def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9):
+def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9, **options):
     """Return all workers' final weights; `local_size` workers of a machine share their messages.
 
-    Vectors are cut into chunks of at most `chunk` elements.
+    `options` are those of local_steps. Vectors are cut into chunks of at most `chunk` elements.
     """
     of_workers = [
         {f"p{i}": np.full(shape, i + 1, np.float32) for i, shape in enumerate(SHAPES)}
@@ -73,7 +77,7 @@ def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9):
         ]
         return np.concatenate(means).reshape(vectors[0].shape)
 
-    local = LocalStepsReplay(of_workers, every=7, mean=mean)
+    local = LocalStepsReplay(of_workers, every=7, mean=mean, **options)
     for step in range(STEPS):
         for rank, worker in enumerate(of_workers):
             for name, gradient in zip(worker, gradients_of(rank, step, SHAPES)):
@@ -139,9 +143,10 @@ def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
     if start in (run_horovod, on_nodes):
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     results = start("algorithms", ways(str(tmp_path)))
-    for number, params in [*enumerate(COMPRESSIONS), (ON_CONTEXTS, ONEBIT)]:
+    for number, params in [*enumerate(COMPRESSIONS), (ON_CONTEXTS, ONEBIT), (IN_FULL, ONEBIT)]:
         contexts = 2 if number == ON_CONTEXTS else 1
-        expected = replayed(params, len(results), local_size, contexts, chunk)
+        options = FULL if number == IN_FULL else {}
+        expected = replayed(params, len(results), local_size, contexts, chunk, **options)
         for result, worker in zip(results, expected):
             for i in range(len(SHAPES)):
                 for context in range(contexts):

@@ -7,6 +7,7 @@ If EMULATED_GPU is set to the folder of an emulator, tensors are on an emulated 
 
 import copy
 import io
+import itertools
 import os
 import pickle
 import signal
@@ -24,12 +25,13 @@ from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
-from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, loss_of, raised
+from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, logged, loss_of, raised
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "ef_decay": 0.95}
 RANDOMK = {"compressor": "randomk", "k": 0.2, "seed": 5, "ef": "corrected"}
 AVERAGING = {"name": "local_steps", "every": 1, "outer_lr": 1, "outer_momentum": 0}
 SHAPES = {"w": (60, 20), "b": (5,)}
+FULL = {"fragments": 2, "overlap": 2, "mix": 0.5, "overrides": {"b": {"outer_lr": 1.0}}}
 OF_PROCESSES = {"plain": None, "onebit": ONEBIT, "topk": TOPK}
 
 
@@ -73,13 +75,15 @@ def gradients_of(rank, step):
 
 def local_steps_is_its_replay_bit_for_bit():
     workers = dist.get_world_size()
-    for params in (None, ONEBIT, TOPK):
+    ways = itertools.product((None, ONEBIT, TOPK), ({}, {"overlap": 3}, FULL))
+    for params, full in ways:
         parameters = {n: torch.nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
         inner = torch.optim.SGD(parameters.values(), lr=1.0)
-        options = dict(compression_params=params, algorithm=every(7))
+        options = dict(compression_params=params, algorithm=every(7, **full))
         optimizer = bps.DistributedOptimizer(inner, parameters.items(), **options)
         replayed = [{n: np.ones(s, np.float32) for n, s in SHAPES.items()} for _ in range(workers)]
-        expected = LocalStepsReplay(replayed, every=7, mean=params and replayed_mean(params))
+        mean = params and replayed_mean(params)
+        expected = LocalStepsReplay(replayed, every=7, mean=mean, **full)
         for step in range(23):
             for name, gradient in gradients_of(dist.get_rank(), step).items():
                 parameters[name].grad = torch.from_numpy(gradient)
@@ -90,7 +94,9 @@ def local_steps_is_its_replay_bit_for_bit():
             expected.after_step()
             for name, weight in replayed[dist.get_rank()].items():
                 np.testing.assert_array_equal(parameters[name].detach().numpy(), weight)
-        assert optimizer.compression_state.compression_stats()["rounds"] == {"difference": 3}
+        kinds = ("difference.0", "difference.1") if full == FULL else ("difference",)
+        counts = optimizer.compression_state.compression_stats()["rounds"]
+        assert counts == dict.fromkeys(kinds, 3)
         optimizer.compression_state.close()
 
 
@@ -303,9 +309,13 @@ def loaded(box):
 
 def what_is_resumed_goes_on_bit_for_bit():
     """The checkpoint is from before the first step, between two rounds, or right after one."""
-    for params in (None, ONEBIT, TOPK, RANDOMK):
+    late = every(4, fragments=2, overlap=2)  # after step 5, and after step 8, a round is under way
+    for params, algorithm in (
+        *((p, every(4)) for p in (None, ONEBIT, TOPK, RANDOMK)),
+        (TOPK, late),
+    ):
         net = Net()
-        optimizer = distributed(net, every(4), params, torch.optim.AdamW)
+        optimizer = distributed(net, algorithm, params, torch.optim.AdamW)
         boxes = {}
         for step in range(12):
             if step in (0, 5, 8):
@@ -314,14 +324,14 @@ def what_is_resumed_goes_on_bit_for_bit():
         for begin, box in boxes.items():
             resumed = Net()
             torch.nn.init.zeros_(resumed.last.weight)
-            other = distributed(resumed, every(4), params, torch.optim.AdamW)
+            other = distributed(resumed, algorithm, params, torch.optim.AdamW)
             other.compression_state.load_state_dict(loaded(box))
             assert torch.equal(train(resumed, other, range(begin, 12)), flat(net)), begin
             other.compression_state.load_state_dict(loaded(box))
             assert torch.equal(train(resumed, other, range(begin, 12)), flat(net)), begin
             other.compression_state.close()
         optimizer.compression_state.close()
-        if dist.get_world_size() > 1 and begin == 8:
+        if dist.get_world_size() > 1 and begin == 8 and algorithm != late:
             whole = flat(net).numel() * 4
             # Right after a round, anchor and weights are equal, so there is one copy of them.
             assert abs(len(boxes[5]) - len(boxes[8]) - whole) < whole / 10
@@ -352,6 +362,52 @@ def new_processes(folder):
             weights.append(train(net, optimizer, range(begin, 17)))
             optimizer.compression_state.close()
         assert torch.equal(*weights), name
+
+
+LATE = every(4, fragments=2, overlap=2)
+
+
+def two_workers_save(folder):
+    """Save right after a round began, so that its averages are in the checkpoint."""
+    net = Net()
+    optimizer = distributed(net, LATE, ONEBIT, torch.optim.AdamW)
+    train(net, optimizer, range(8))
+    Path(folder, f"{dist.get_rank()}").write_bytes(saved(optimizer.compression_state))
+    optimizer.compression_state.close()
+
+
+def another_number_of_workers_goes_on(folder):
+    """The sum of the residuals stays; a worker gets the weights of rank modulo 2."""
+    files = [loaded(Path(folder, str(rank)).read_bytes()) for rank in (0, 1)]
+    net, rank, workers = Net(), dist.get_rank(), dist.get_world_size()
+    optimizer = distributed(net, LATE, ONEBIT, torch.optim.AdamW)
+    state = optimizer.compression_state
+    raised(ValueError, "are both of rank 0", lambda: state.load_state_dict([files[0]] * 2))
+    raised(ValueError, "of ranks [1] are missing", lambda: state.load_state_dict(files[:1]))
+    with logged() as lines:
+        state.load_state_dict(files[::-1])
+    (line,) = lines
+    assert f"the residuals of 2 workers are divided among {workers}" in line
+    now, own = state.state_dict(), files[rank % 2]
+    assert now["steps"] == 8 and now["state"].keys() == own["state"].keys()
+    assert {kind.partition("/")[0] for kind in now["state"]} >= {"difference.1", "anchor"}
+    for kind, arrays in own["state"].items():
+        for name, array in arrays.items():
+            assert torch.equal(now["state"][kind][name], array), (kind, name)
+    for name, weight in own["weights"].items():
+        assert torch.equal(now["weights"][name], weight)
+    moment = optimizer.state[net.first.weight]["exp_avg"]
+    assert torch.equal(moment, own["optimizer"]["state"][0]["exp_avg"])
+    for kind, residuals in files[0]["residuals"].items():
+        name = next(iter(residuals))
+        parts = [key for key in residuals[name] if key.startswith("worker.residual")]
+        before = sum(file["residuals"][kind][name][parts[0]] for file in files)
+        after = now["residuals"][kind][name][parts[0]].clone()
+        dist.all_reduce(after)
+        assert before.any() and torch.allclose(after, before, atol=1e-6)
+    train(net, optimizer, range(8, 14))
+    assert_alike(torch.cat([array.flatten() for array in state.driver.state["anchor"].values()]))
+    state.close()
 
 
 def a_checkpoint_keeps_the_sign_of_a_zero():

@@ -46,6 +46,12 @@ def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(tmp_
     test_workers.run("new_processes", tmp_path, file=JOBS)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_goes_on_from_the_files_of_two(tmp_path, workers):
+    test_workers.run("two_workers_save", tmp_path, file=JOBS)
+    test_workers.run("another_number_of_workers_goes_on", tmp_path, workers=workers, file=JOBS)
+
+
 def test_vectors_that_are_cut_into_chunks_give_the_replays_weights():
     jobs = "local_steps_is_its_replay_bit_for_bit"
     test_workers.run(jobs, file=JOBS, BYTEPS_PARTITION_BYTES="1200")
