@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import Parameter
 
 import gluon_gc as bps
@@ -224,7 +225,6 @@ def test_what_does_not_fit_is_refused_by_name():
     for call in (
         trainer.allreduce_grads,
         lambda: trainer.update(1),
-        lambda: setattr(trainer, "_amp_loss_scaler", object()),
     ):
         with pytest.raises(RuntimeError, match="does not average gradients in every step"):
             call()
@@ -241,6 +241,25 @@ def test_what_is_not_finite_is_an_error_that_names_the_vector():
     with pytest.raises(mx.MXNetError, match="the difference of p. has a NaN or an infinity"):
         params[0].data().asnumpy()
         params[1].data().asnumpy()
+
+
+def test_a_step_that_amp_skips_is_a_step_of_the_algorithm():
+    """The update is left out, and the round after it is made."""
+    params, trainer = trained(0, algorithm={**LOCAL, "every": 2})
+    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), 1.0
+    weights = [np.ones(shape, np.float32) for shape in SHAPES]
+    for step in range(3):
+        given, loss_scale = gradients(step, SHAPES), np.float32(trainer._amp_loss_scaler.loss_scale)
+        trainer._scale = 1.0 / loss_scale  # as amp.scale_loss does
+        overflow = np.float32(np.inf if step == 1 else loss_scale)
+        backward(params, [overflow * np.abs(gradient) for gradient in given])
+        trainer.step(2)
+        if step == 1:
+            weights = [1 + 0.7 * 1.9 * (weight - 1) for weight in weights]  # the first outer step
+        else:
+            weights = [w - 0.5 * np.abs(g) / 2 for w, g in zip(weights, given)]
+        for param, weight in zip(params, weights):
+            np.testing.assert_allclose(param.data().asnumpy(), weight, rtol=1e-5, atol=1e-5)
 
 
 def test_the_summary_says_the_algorithm_and_counts_vectors():

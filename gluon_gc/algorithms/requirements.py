@@ -9,11 +9,14 @@ import xxhash
 
 from ..agreement import Facts
 from ..compression.known_keys import AUTO
+from ..log import logger
 from .base import Algorithm
 
 
 def require_fitting_compression(name: str, *compressions: Any) -> None:
     """Raise ValueError for options that work only if gradients are averaged in every step.
+
+    Options that hardly make sense are logged as a warning.
 
     Parameters
     ----------
@@ -34,6 +37,12 @@ def require_fitting_compression(name: str, *compressions: Any) -> None:
             raise ValueError(
                 f"compression_params['compressor'] must name a compressor with algorithm {name}, "
                 f"got '{AUTO}', which is for gradients that are averaged in every step"
+            )
+        if params.get("compressor") == "onebit" and not params.get("scaling"):
+            logger.warning(
+                "onebit without 'scaling' sends signs only, so each element of a vector of "
+                "algorithm %s arrives as 1 or -1: set 'scaling' to True",
+                name,
             )
 
 

@@ -138,8 +138,14 @@ class AlgorithmAveraging(Averaging):
         for param in self._averaged.values():
             if param.list_data()[0]._fresh_grad:
                 sum_over_contexts(param.list_grad())
-        self._driver.step(lambda: update(scale, ignore_stale_grad))
+        overflows = scaler is not None and scaler.check(list(self._averaged.values()), ())
+        if overflows:
+            freshness.use_up(self._params)
+        self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
         spread(self._averaged.values())
+
+    def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
+        return overflow  # each worker has its own loss scale, and skips its own steps
 
     # Checkpoints
 

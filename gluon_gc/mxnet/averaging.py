@@ -154,6 +154,13 @@ class Averaging(ABC):
             Applies the optimizer.
         """
 
+    @abstractmethod
+    def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
+        """The sum of AMP's overflow counts, shape (1,), over the workers that skip steps together.
+
+        `about` are facts that these workers compare.
+        """
+
     def require_every_step(self, call: str) -> None:
         """Raise RuntimeError if an algorithm is used, because `call` does not work with one."""
         return

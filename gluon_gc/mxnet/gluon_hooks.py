@@ -9,7 +9,6 @@ from mxnet.gluon import Trainer
 from .amp import AgreedLossScaler
 from .averaging import Averaging
 from .momentum import Momentum, switched_off
-from .totals import total
 
 
 class HookedTrainer(Trainer):
@@ -55,10 +54,8 @@ class HookedTrainer(Trainer):
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, scaler: Any) -> None:
-        self._averaging.require_every_step("amp.init_trainer")
-        name = f"{self._name}.overflow"
         self._agreed_loss_scaler = AgreedLossScaler(
-            scaler, lambda flag, about: total(self._averaging.exchange, name, flag, "step", about)
+            scaler, lambda flag, about: self._averaging.total_overflow(flag, about)
         )
 
     def _divided_by_loss_scale(self, scaler: Optional[AgreedLossScaler]) -> None:

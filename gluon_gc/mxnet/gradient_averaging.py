@@ -26,6 +26,7 @@ from .momentum import Momentum
 from .operators import clip_factor
 from .parameters import tensor_of
 from .separation import separate
+from .totals import total
 
 
 class GradientAveraging(Averaging):
@@ -146,6 +147,9 @@ class GradientAveraging(Averaging):
             for i in indices:
                 if i in self._momentum_after:
                     self._momentum.add_to_gradient(i, gradients[i])
+
+    def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
+        return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
 
     def apply(self, update: Update, rescale: float, ignore_stale_grad: bool) -> None:
         """Apply the averages with `update`, unless the step is left out."""

@@ -20,6 +20,7 @@ from .functions import (
 )
 from .hook import compression_hook
 from .optimizer import DistributedOptimizer
+from .running_statistics import average_statistics
 from .runtime import init, local_rank, local_size, rank, shutdown, size
 from .state import CompressionState
 from .suspension import resume, suspend
@@ -28,6 +29,7 @@ __all__ = [
     "Compression",
     "CompressionState",
     "DistributedOptimizer",
+    "average_statistics",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",

@@ -100,10 +100,14 @@ class AlgorithmState:
         self._agreed = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, for compressors with a warm-up. All workers call this."""
+        """Set the epoch, counted from 0, for compressors with a warm-up. All workers call this.
+
+        `compression_stats` then averages over later steps only.
+        """
         epoch = checked_epoch(epoch)
         for exchange in self.rounds.exchanges.values():
             exchange.set_epoch(epoch)
+        self._begin_stats()
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """Return the average bytes and seconds of a step, over steps with and without rounds.
@@ -116,9 +120,13 @@ class AlgorithmState:
         found = stats.of_step(exchanges.values(), self.parameters, reset, max(1, steps))
         found["rounds"] = {kind: self.rounds.counts[kind] for kind in exchanges}
         if reset:
-            self._stats_from = self.steps
-            self.rounds.counts.clear()
+            self._begin_stats()
         return found
+
+    def _begin_stats(self) -> None:
+        """Average over the steps from here on."""
+        self._stats_from = self.steps
+        self.rounds.counts.clear()
 
     def state_dict(self) -> Dict[str, Any]:
         """Return this worker's checkpoint. Each worker saves its own.

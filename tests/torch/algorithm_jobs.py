@@ -151,11 +151,33 @@ def rounds_travel_as_asked_and_are_counted():
     assert state.compression_stats()["rounds"] == {"difference": 1}
     assert state.compression_stats()["tensors"]["second.weight"]["ratio"] == weight["ratio"]
     state.set_epoch(1)
+    train(net, optimizer, range(12, 16))
+    assert state.compression_stats()["rounds"] == {"difference": 1}
+    assert state.compression_stats()["tensors"]["second.weight"]["ratio"] == weight["ratio"]
     raised(TypeError, "epoch must be a whole number", lambda: state.set_epoch(1.5))
     state.close()
     box, said = loaded(saved(state)), "nothing can be averaged after"
-    raised(RuntimeError, said, lambda: train(net, optimizer, [12]))
+    raised(RuntimeError, said, lambda: train(net, optimizer, [16]))
     raised(RuntimeError, said, lambda: state.load_state_dict(box))
+
+
+def running_statistics_are_averaged_when_asked():
+    net = torch.nn.Sequential(torch.nn.Linear(20, 4), torch.nn.BatchNorm1d(4))
+    net[1].running_mean.fill_(float(dist.get_rank()))
+    net[1].running_var.fill_(2.0**-20 + dist.get_rank())
+    counted = net[1].num_batches_tracked.fill_(dist.get_rank()).clone()
+    bps.average_statistics(net)
+    mean = (dist.get_world_size() - 1) / 2
+    assert torch.equal(net[1].running_mean, torch.full((4,), mean))
+    assert torch.equal(net[1].running_var, torch.full((4,), 2.0**-20 + mean))
+    assert torch.equal(net[1].num_batches_tracked, counted)
+    bps.average_statistics(torch.nn.Linear(2, 2))  # has none
+
+
+def workers_that_have_other_statistics_are_told():
+    net = torch.nn.BatchNorm1d(4 + dist.get_rank())
+    said = "worker 1 has shape [5] for buffer running_mean, but worker 0 has [4]"
+    raised(RuntimeError, said, lambda: bps.average_statistics(net))
 
 
 def workers_average_within_their_process_group():
@@ -197,6 +219,7 @@ def loops_of_every_kind_make_the_same_steps():
         (with_two_backwards, 2),
         (with_a_scaler, 1),
         (with_calls_of_averaged_gradients, 1),
+        (with_ddp, 1),
     ):
         net = Net()
         optimizer = loop(net)
@@ -258,6 +281,18 @@ def with_a_scaler(net):
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
+    return optimizer
+
+
+def with_ddp(net):
+    """DistributedDataParallel only wraps the model; its no_sync keeps gradients local."""
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = distributed(ddp, every(3), ONEBIT)
+    for step in range(7):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            loss_of(ddp, step).backward()
+        optimizer.step()
     return optimizer
 
 

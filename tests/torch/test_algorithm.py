@@ -12,6 +12,7 @@ ALONE = (
     "one_step_without_outer_momentum_averages_gradients",
     "the_optimizers_state_stays_local",
     "rounds_travel_as_asked_and_are_counted",
+    "running_statistics_are_averaged_when_asked",
     "loops_of_every_kind_make_the_same_steps",
     "what_is_resumed_goes_on_bit_for_bit",
     "a_checkpoint_keeps_the_sign_of_a_zero",
@@ -20,6 +21,7 @@ ALONE = (
     "what_is_not_finite_in_a_round_is_named_by_all",
 )
 TOGETHER = (
+    "workers_that_have_other_statistics_are_told",
     "workers_average_within_their_process_group",
     "a_step_that_one_workers_scaler_leaves_out_is_a_step",
     "workers_that_differ_are_told_in_words",
