@@ -41,6 +41,7 @@ BASELINE = "DDP"
 EXAMPLE = HERE.parent / "example" / "pytorch" / "language_model.py"
 PEER = HERE / "language_model_worker.py"
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla"
+SPARSE_LOCO = "--compressor blocktopk --blocktopk-value-bits 2 --ef vanilla --ef-decay 0.95"
 
 
 class Method(NamedTuple):
@@ -76,6 +77,10 @@ METHODS: Dict[str, Method] = {
     "local_steps 30": _local_steps(30),
     "local_steps 20, onebit": _local_steps(20, ONEBIT),
     "local_steps 30, onebit": _local_steps(30, ONEBIT),
+    "local_steps 30, onebit, overlap": _local_steps(
+        30, f"{ONEBIT} --fragments 3 --overlap 5 --mix 0.5"
+    ),
+    "SparseLoCo 30": _local_steps(30, f"{SPARSE_LOCO} --outer-lr 1 --outer-momentum 0"),
 }
 PEERS = (BASELINE, "torchft")
 """The names of methods of other libraries begin with one of these."""

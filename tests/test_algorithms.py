@@ -7,7 +7,6 @@ import pytest
 
 from gluon_gc import algorithms
 from gluon_gc.algorithms.driver import Driver
-from gluon_gc.algorithms.requirements import require_fitting_compression
 from tests.algorithm_replay import LocalStepsReplay
 
 SHAPES = {"w": (3, 4), "b": (5,), "bias": (2, 1)}
@@ -213,14 +212,6 @@ def test_none_is_no_algorithm_and_numbers_of_numpy_are_taken():
     assert algorithms.parse(None) is None
     parsed = algorithms.parse({"name": "local_steps", "every": np.int64(5)})
     assert parsed.every == 5 and parsed.outer_lr == 0.7
-
-
-def test_signs_without_their_scale_are_warned_of(logged):
-    require_fitting_compression("local_steps", {"compressor": "onebit", "scaling": True}, None)
-    assert not logged.text
-    require_fitting_compression("local_steps", {"compressor": "onebit"})
-    said = "algorithm local_steps arrives as 1 or -1: set 'scaling' to True"
-    assert said in logged.text
 
 
 def test_the_spellings_of_torchft_are_taken():

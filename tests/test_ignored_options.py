@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
+from gluon_gc.algorithms.requirements import require_fitting_compression
 from tests.test_trainer import backward, gradients
 
 SHAPES = [(40, 5), (7,)]
@@ -97,3 +98,11 @@ def test_declared_tensors_and_stores_warn_too():
         mx.kv.create("GluonGCLocal").set_gradient_compression({"compressor": "onebit", "seed": 3})
     assert warned[0].filename == __file__
     bps.shutdown()  # to forget the tensor
+
+
+def test_signs_without_their_scale_are_warned_of(logged):
+    require_fitting_compression("local_steps", {"compressor": "onebit", "scaling": True}, None)
+    assert not logged.text
+    require_fitting_compression("local_steps", {"compressor": "onebit"})
+    said = "algorithm local_steps arrives as 1 or -1: set 'scaling' to True"
+    assert said in logged.text
