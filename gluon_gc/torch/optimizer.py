@@ -144,7 +144,8 @@ def DistributedOptimizer(
     params = params_of(compression, compression_params)
     chosen = algorithms.parse(algorithm)
     if chosen is not None:
-        return with_algorithm(optimizer, named, chosen, params, **options)
+        every_given = algorithms.gives(algorithm, "every")
+        return with_algorithm(optimizer, named, chosen, every_given, params, **options)
     state = CompressionState(named, params, optimizer, **options)
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)

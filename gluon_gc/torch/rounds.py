@@ -15,7 +15,8 @@ from ..algorithms.base import Arrays, Round, Shapes
 from ..algorithms.driver import is_declared, undeclared
 from ..compression import CompressionParams
 from . import staging
-from .declared_tensor import declared
+from ..plan import Tensor
+from .declared_tensor import DeclaredTensor, declared
 from .exchange import Exchange
 from .job import Job, future_on, resolving
 
@@ -59,6 +60,7 @@ class Rounds:
         self._shapes: Dict[str, Shapes] = {}
         self.exchanges: Dict[str, Exchange] = {}
         self.counts: Counter[str] = Counter()
+        self._epoch: Optional[int] = None
 
     @property
     def meeting(self) -> Exchange:
@@ -77,8 +79,35 @@ class Rounds:
     def declare(self, kind: str, shapes: Shapes) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""
         exchange = Exchange(self._group)
+        about = [*self._about, ("", {"kind of round": kind})]
+        exchange.declare(self._tensors(kind, shapes), about=about)
+        self._shapes[kind], self.exchanges[kind] = shapes, exchange
+
+    def renew(self, about: Facts, params: Mapping[str, CompressionParams]) -> None:
+        """Declare all rounds again, with other facts and compression. All workers call this.
+
+        Residuals start from zero.
+        """
+        self._about, self._params = about, params
+        for kind, shapes in self._shapes.items():
+            self.exchanges[kind].close()
+            self.declare(kind, shapes)
+        if self._epoch is not None:
+            self.set_epoch(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressors the epoch, counted from 0."""
+        self._epoch = epoch
+        for exchange in self.exchanges.values():
+            exchange.set_epoch(epoch)
+
+    def tensors(self) -> List[Tensor]:
+        """Return the vectors of all rounds."""
+        return [t.plan for kind, s in self._shapes.items() for t in self._tensors(kind, s)]
+
+    def _tensors(self, kind: str, shapes: Shapes) -> List[DeclaredTensor]:
         numbers = {name: number for number, name in enumerate(self._parameters)}
-        tensors = [
+        return [
             declared(
                 name,
                 self._parameters[name],
@@ -90,9 +119,6 @@ class Rounds:
             )
             for name, shape in shapes.items()
         ]
-        about = [*self._about, ("", {"kind of round": kind})]
-        exchange.declare(tensors, about=about)
-        self._shapes[kind], self.exchanges[kind] = shapes, exchange
 
     def start(self, request: Round) -> Callable[[], Arrays]:
         """Start to average a round's vectors. All workers call this.
