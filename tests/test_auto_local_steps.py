@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gluon_gc import algorithms
+from gluon_gc.algorithms.requirements import require_fitting_compression
 from gluon_gc.auto import step_clock
 from gluon_gc.auto.choice import Link, Measured, Topology, Way
 from gluon_gc.auto.local_steps import AutomaticLocalSteps, Decision
@@ -152,8 +153,8 @@ def test_a_share_above_the_limit_is_logged_with_the_h_that_would_reach_it(logged
 @pytest.mark.parametrize("accuracy, name", [("exact", "none"), ("safe", "bytegrad")])
 def test_the_other_accuracies_keep_h(accuracy, name):
     params = parse({"compressor": "auto", "accuracy": accuracy})
-    for given, every in (({}, 30), ({"every": 7}, 7)):
-        chooser = automatic({"w": params}, given)
+    for options, every in (({}, 30), ({"every": 7}, 7)):
+        chooser = automatic({"w": params}, options)
         assert chooser.described()["every"] == every
         assert chosen(chooser, 1e4, 1.0, params) == (name, every)
 
@@ -169,6 +170,11 @@ def test_the_time_of_a_step_is_the_median_of_five(monkeypatch):
     calls = itertools.takewhile(lambda call: not chooser.due(), itertools.count(1))
     assert list(calls) == [1, 2, 3, 4, 5, 6]
     assert chooser.step_seconds == 1.0
+
+
+def test_other_algorithms_need_a_compressor_by_name():
+    with pytest.raises(ValueError, match="must name a compressor with algorithm elastic, got 'aut"):
+        require_fitting_compression("elastic", None, {"compressor": "auto"})
 
 
 def test_without_auto_no_step_is_measured():

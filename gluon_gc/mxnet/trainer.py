@@ -9,6 +9,7 @@ from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
 from .. import env
+from ..algorithms import gives
 from ..compression import parse, warn_of_ignored
 from ..log import logger
 from ..options import checked_epoch
@@ -144,7 +145,7 @@ class DistributedTrainer(HookedTrainer):
             on_nonfinite=on_nonfinite,
         )
         self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
-            AlgorithmAveraging(checked_algorithm, **shared_args)
+            AlgorithmAveraging(checked_algorithm, gives(algorithm, "every"), **shared_args)
             if checked_algorithm is not None
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
@@ -349,7 +350,7 @@ class DistributedTrainer(HookedTrainer):
             Another worker's file does not fit, or is of another step.
         """
         self._follow_cluster()
-        self._averaging.recall(saving.chosen(fname))
+        self._averaging.recall(saving.header_of(fname))
         saving.load(self._saved("load_states"), fname, strict)
         self._optimizer = self._updaters[0].optimizer
 

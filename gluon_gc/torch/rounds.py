@@ -14,8 +14,8 @@ from ..agreement import Facts
 from ..algorithms.base import Arrays, Round, Shapes
 from ..algorithms.driver import is_declared, undeclared
 from ..compression import CompressionParams
-from . import staging
 from ..plan import Tensor
+from . import staging
 from .declared_tensor import DeclaredTensor, declared
 from .exchange import Exchange
 from .job import Job, future_on, resolving
