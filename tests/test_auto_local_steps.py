@@ -82,6 +82,13 @@ def test_h_is_the_smallest_multiple_of_5_within_its_limits(round_seconds, step_s
         assert choice.seconds == min(round_seconds.values())
 
 
+def test_h_is_no_less_than_the_algorithm_needs():
+    assert choose(of_plain(0.1), 1.0, least=23).every == 25
+    assert choose(of_plain(1e6), 1.0, least=612).every == 615
+    for options in ({"fragments": 24}, {"overlap": 24}):
+        assert chosen(automatic({"w": AUTO}, options), 1e15, 1.0) == ("none", 25)
+
+
 def cluster(rate):
     way, fast = Way(0.0, rate), Speed(0.0, 0.0, 0.0)
     return Measured(Link(way, way, way), dict.fromkeys([*NAMES, repr(parse(OWN).given())], fast))

@@ -125,7 +125,8 @@ class AutomaticLocalSteps:
         settings = (env.get(f"BYTEPS_{limit}_BYTES") for limit in ("PARTITION", "MIN_COMPRESS"))
         seconds = rounds.seconds_of_round(tensors, measured, topology, *settings)
         every = None if self._chooses_every else self._given.every
-        choice = rounds.choose(seconds, step_seconds, every)
+        least = max(self._given.fragments, self._given.overlap + 1)
+        choice = rounds.choose(seconds, step_seconds, every, least)
         if says:
             logger.warning("%s", self._explained(tensors, measured, step_seconds, choice))
         return Decision(choice.name, choice.every)

@@ -7,6 +7,7 @@ round to the next.
 
 from __future__ import annotations
 
+import math
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ..compression import CompressionParams, candidates
@@ -42,7 +43,10 @@ class Choice(NamedTuple):
 
 
 def choose(
-    round_seconds: Mapping[str, float], step_seconds: float, every: Optional[int] = None
+    round_seconds: Mapping[str, float],
+    step_seconds: float,
+    every: Optional[int] = None,
+    least: int = LEAST,
 ) -> Choice:
     """Choose a compressor and H, so that the share of a round is at most 10 %.
 
@@ -59,11 +63,13 @@ def choose(
         The seconds of a step without a round.
     every : int, optional
         The given H.
+    least : int
+        The lower limit of H, if it is more than 10.
     """
     choices = [
         Choice(name, steps, took, took / (steps * step_seconds))
         for name, took in round_seconds.items()
-        for steps in [every or smallest_every(took, step_seconds)]
+        for steps in [every or _smallest_every(took, step_seconds, least)]
     ]
     for choice in choices:
         if choice.share <= SHARE and (every or choice.every <= _USUAL):
@@ -71,12 +77,13 @@ def choose(
     return min(choices, key=lambda choice: (choice.every, max(SHARE, choice.share)))
 
 
-def smallest_every(round_seconds: float, step_seconds: float) -> int:
+def _smallest_every(round_seconds: float, step_seconds: float, least: int) -> int:
     """The smallest H that "auto" chooses for a round of this duration."""
-    for every in range(LEAST, MOST, _MULTIPLE):
+    first = _MULTIPLE * math.ceil(max(LEAST, least) / _MULTIPLE)
+    for every in range(first, MOST, _MULTIPLE):
         if round_seconds / (every * step_seconds) <= SHARE:
             return every
-    return MOST
+    return max(first, MOST)
 
 
 def seconds_of_round(
