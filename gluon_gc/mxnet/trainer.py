@@ -87,6 +87,7 @@ class DistributedTrainer(HookedTrainer):
         The name of an algorithm in `gluon_gc.algorithms.registry`, or a dict with "name" and its
         options. It decides which vectors the workers average, compressed by compression_params, and
         in which steps. The optimizer applies its own momentum. None: all gradients in every step.
+        With the compressor "auto", local_steps may choose its option "every" in step 7.
 
     Raises
     ------

@@ -556,6 +556,12 @@ def auto_chooses_h_and_the_compressor():
             assert (other.compression_state.automatic.decision is None) == (begin == 3)
             assert torch.equal(train(resumed, other, range(begin, 40)), weights), begin
         others.append(other)
+    boxes_of_all = [None] * dist.get_world_size()
+    dist.all_gather_object(boxes_of_all, boxes[29])
+    _, of_all = auto(outer_lr=0.6)
+    of_all.compression_state.load_state_dict([loaded(box) for box in boxes_of_all])
+    assert of_all.compression_state.automatic.decision == expected
+    others.append(of_all)
     with measured_as(1e6, 0.001):
         short, fixed = auto(every=2)
         fixed.compression_state.load_state_dict(loaded(boxes[29]))
