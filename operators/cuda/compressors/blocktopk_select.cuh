@@ -1,5 +1,4 @@
-// The choice of blocktopk on the GPU: a thread block finds the elements of a block with the largest magnitudes, exactly,
-// by radix select.
+// The choice of blocktopk on the GPU: a thread block finds the largest elements of a block exactly, by radix select.
 #pragma once
 
 #include "core/compressors/blocktopk_format.h"
@@ -25,13 +24,14 @@ __device__ inline void find_limit(SearchState<T>& state, uint32* counts, const T
   }
 }
 
-// The elements of a warp's row that are above the limit, and those at the limit: one bit a lane.
+// The elements of a warp's row that are above the limit, and those at the limit: one bit a lane. Elements past the end
+// count as zeros. They are never sent, because they come last.
 template <typename T>
 struct Votes {
   __device__ Votes(const T* p, uint32 i, uint32 size, Bits<T> limit) {
     const Bits<T> magnitude = i < size ? magnitude_bits(p[i]) : 0;
-    above = __ballot_sync(all_lanes, i < size && magnitude > limit);
-    at_limit = __ballot_sync(all_lanes, i < size && magnitude == limit);
+    above = __ballot_sync(all_lanes, magnitude > limit);
+    at_limit = __ballot_sync(all_lanes, magnitude == limit);
   }
 
   uint32 above, at_limit;
