@@ -20,8 +20,8 @@ auto each(const Calls<Call>& calls, Make make) {
   return made;
 }
 
-// The most thread blocks that have work in a call, if a warp takes a tile. Calls that share their work in another way have
-// their own function.
+// The most thread blocks that have work in a call, if a warp takes a tile. Calls that share their work in another way
+// have their own function.
 template <typename Call>
 Size most_thread_blocks(const Call& call) {
   constexpr Size warps = block_threads / 32;

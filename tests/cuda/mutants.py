@@ -307,33 +307,38 @@ MUTANTS = {
         "(size < first + part ? size : first + part)",
         "(size < first + part ? size + 1 : first + part)",
         OUT_OF_BOUNDS,
+        "blocktopk",
     ),
     "the block before is overwritten too early": Mutant(
         "compressors/blocktopk.cu",
         "    __syncthreads();  // the next block of elements",
         "    // the next block of elements",
         "",
+        "blocktopk",
     ),
     "levels are used before they are there": Mutant(
         "compressors/blocktopk.cu",
         "write_scales(format, record, memory, kept);\n    __syncthreads();",
         "write_scales(format, record, memory, kept);",
         "",
+        "blocktopk",
     ),
     "residuals of sent elements stay": Mutant(
         "compressors/blocktopk.cu",
         "residual[memory.indices[j]] = x - decoded;",
         "residual[memory.indices[j]] = x;",
         "another state",
+        "blocktopk",
     ),
     "one scale of two is spoiled": Mutant(
-        "compressors/blocktopk.cu", "s < format.scales()", "s < 1", "another payload"
+        "compressors/blocktopk.cu", "s < format.scales()", "s < 1", "another payload", "blocktopk"
     ),
     "payloads are added at the same time": Mutant(
         "compressors/blocktopk.cu",
         "      __syncthreads();  // other threads",
         "      // other threads",
-        "another",
+        "",
+        "blocktopk",
     ),
     "unused bits of packed lists are set": Mutant(
         "packed.cuh", "i < count && i * bits", "i * bits", "another payload", "blocktopk"
