@@ -21,8 +21,9 @@ OPTIONS = [
     example(),
     example(value_bits=2),
     example(k=7, block=256, value_bits=8),
+    example(k=0.3, block=512, value_bits=16),
     example(k=0.3, block=512, value_bits=4),
-    example(k=1, block=1024, value_bits=16),
+    example(k=1, block=1024),
     example(k=0.9999, block=2048, value_bits=2),
     example(k=10**6, block=256),
 ]

@@ -127,9 +127,10 @@ GLUON_GC_HOST_DEVICE T blocktopk_mean(double sum, Size count) {
   return count == 0 ? T{0} : with_one_nan(static_cast<T>(sum / static_cast<double>(count)));
 }
 
-// The bits of a value of 16 bits.
+// The bits of a value of 16 bits. NaNs are not cast, because a GPU's casts change their bits.
 template <typename T>
 GLUON_GC_HOST_DEVICE uint16 blocktopk_half(T x) {
+  if (!(x == x)) return half_bits(not_a_number<float>());
   constexpr T most = 65504;  // the largest float16
   const bool beyond = absolute(x) > most && is_finite(x);
   const T bounded = beyond ? (x < 0 ? -most : most) : x;
