@@ -17,8 +17,8 @@ DgcPlan plan_of(const DgcConfig& config, std::size_t n) {
                                                : DgcSample::drawn;
   return {number(config.selects), number(config.most),     number(config.top), number(config.samples),
           0,                      number(config.stride),   sample,             config.resample,
-          config.nesterov,        config.momentum_masking, config.half_values, config.upper,
-          config.lower,           config.max_norm};
+          config.nesterov,        config.momentum_masking, config.upper,       config.lower,
+          config.max_norm,        config.format};
 }
 
 struct Dgc : Launcher {
@@ -50,7 +50,7 @@ struct Dgc : Launcher {
 
   template <typename T>
   DgcDecoding<T> given(const Decoding<T>& call) const {
-    return {call, number(dgc_payload_bytes<T>(plan.most, plan.half_values)), plan.half_values};
+    return {call, number(plan.format.payload_bytes<T>(plan.most)), plan.format};
   }
 
   template <typename T>

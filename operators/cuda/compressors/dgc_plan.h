@@ -14,9 +14,10 @@ struct DgcPlan {
   uint32 samples;        // elements of the sample
   uint32 start, stride;  // of a strided sample
   DgcSample sample;
-  bool resample, nesterov, momentum_masking, half_values;
+  bool resample, nesterov, momentum_masking;
   double upper, lower;
   double max_norm;
+  SparseFormat format;
 };
 
 template <typename T>
@@ -28,7 +29,7 @@ struct DgcEncoding : Encoding<T> {
 template <typename T>
 struct DgcDecoding : Decoding<T> {
   uint32 capacity;  // the maximum bytes of a payload
-  bool half_values;
+  SparseFormat format;
 };
 
 // The state of dgc beside SearchState, whose limit is the threshold.
