@@ -16,8 +16,10 @@ struct IndexWriter {
 
   // Appends an index, which must be larger than the one before.
   void add(std::uint32_t index) {
-    skip_to(index >> format.low_bits);
-    high.add(1, 1);
+    const std::uint32_t next = index >> format.low_bits;
+    if (next - upper >= 32) skip_to(next);
+    high.add(1u << (next - upper), static_cast<int>(next - upper) + 1);
+    upper = next;
     low.add(index & ((1u << format.low_bits) - 1), format.low_bits);
   }
 
@@ -34,7 +36,7 @@ struct IndexWriter {
     upper = next;
   }
 
-  const SparseFormat format;
+  SparseFormat format;
   PackedWriter high, low;
   std::uint32_t upper = 0;
 };
