@@ -211,7 +211,7 @@ MUTANTS = {
         "topk",
     ),
     "both edges in one word": Mutant(
-        "compressors/sparse.cuh", "edges + (word != 0)", "edges", "another payload", "topk"
+        "compressors/sparse.cuh", "edges + (word != 0)", "edges", "another", "topk"
     ),
     "words with bytes of others": Mutant(
         "compressors/sparse.cuh",
@@ -224,7 +224,7 @@ MUTANTS = {
         "compressors/sparse.cuh",
         "before += scan(skipped).all;",
         "scan(skipped);",
-        "decode to something",
+        OUT_OF_BOUNDS,
         "topk",
     ),
     "bits behind the indices count": Mutant(
@@ -393,6 +393,7 @@ def is_caught(mutant: Mutant, said: str) -> bool:
 
 def main() -> None:
     """Try all mutants"""
+    emulator.start()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         operators = Path(shutil.copytree(emulator.OPERATORS, Path(folder) / "operators"))

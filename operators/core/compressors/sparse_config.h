@@ -9,7 +9,7 @@
 namespace gluon_gc {
 namespace {
 
-// The layout of payloads of n elements, of which about `count` are sent. The lists begin at `begin`.
+// The layout of payloads with about `count` of n elements. The lists begin at `begin`.
 inline SparseFormat sparse_format(const Options& options, std::size_t n, std::size_t count, std::size_t begin) {
   const double value_bits = options.number("value_bits", 32);
   if (value_bits != 32 && value_bits != 16) refuse("value_bits must be 32 or 16, got %g", value_bits);
