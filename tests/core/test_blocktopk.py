@@ -10,6 +10,7 @@ from gluon_gc import kernels
 from . import arrays, replay
 from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay
 from .replay import bytes_of, element_count
+from .sparse_replay import finite_halves, packed
 from .test_topk import chosen
 
 
@@ -30,12 +31,6 @@ OPTIONS = [
 PARAMS = {"blocktopk": {"k": 0.1, "block": 256, "value_bits": 2}}
 
 each_value_bits = pytest.mark.parametrize("value_bits", [2, 4, 8, 16, 32])
-
-
-def packed(numbers, bits):
-    """Return numbers as a list of `bits` bits each, from the lowest bit on."""
-    table = np.asarray(numbers, np.uint32)[:, None] >> np.arange(bits, dtype=np.uint32) & 1
-    return np.packbits(table.astype(np.uint8).ravel(), bitorder="little")
 
 
 def sum_of(values):
@@ -61,7 +56,7 @@ def rounded(x, bits):
     if bits == 32:
         return [], x, x
     if bits == 16:
-        half = np.clip(x, -65504, 65504).astype(np.float16)
+        half = finite_halves(x)
         return [], half, half.astype(T)
     if bits == 2:
         high = magnitude >= mean(magnitude, np.ones(x.size, bool))

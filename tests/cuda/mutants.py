@@ -192,9 +192,47 @@ MUTANTS = {
     ),
     "what is sent is kept": Mutant(
         "compressors/topk.cu",
-        "if (topk.memory[0] != nullptr) topk.memory[0][index] = 0;",
+        "if (topk.memory[0] != nullptr) topk.memory[0][index] = rest;",
         "",
         "another state",
+    ),
+    "what float16 loses is forgotten": Mutant(
+        "compressors/sparse.cuh",
+        "return x - static_cast<T>(half_value(half));",
+        "return 0;",
+        "another",
+        "topk",
+    ),
+    "lists are not cleared": Mutant(
+        "compressors/sparse.cuh",
+        "if (lists.whole(word)) *lists.at(word) = 0;",
+        "",
+        "another payload",
+        "topk",
+    ),
+    "both edges in one word": Mutant(
+        "compressors/sparse.cuh", "edges + (word != 0)", "edges", "another", "topk"
+    ),
+    "words with bytes of others": Mutant(
+        "compressors/sparse.cuh",
+        "word * sizeof(uint32) >= first && (word + 1) * sizeof(uint32) <= end",
+        "true",
+        "",
+        "topk",
+    ),
+    "elements of earlier chunks are not counted": Mutant(
+        "compressors/sparse.cuh",
+        "before += scan(skipped).all;",
+        "scan(skipped);",
+        OUT_OF_BOUNDS,
+        "topk",
+    ),
+    "bits behind the indices count": Mutant(
+        "compressors/sparse.cuh",
+        "left < word_bits ? bits & ((1u << left) - 1) : bits",
+        "bits",
+        "",
+        "topk",
     ),
     "the limit of the largest in any case": Mutant(
         "compressors/dgc.cu",
@@ -437,6 +475,7 @@ def is_caught(mutant: Mutant, said: str) -> bool:
 
 def main() -> None:
     """Try all mutants"""
+    emulator.start()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         operators = Path(shutil.copytree(emulator.OPERATORS, Path(folder) / "operators"))

@@ -73,7 +73,7 @@ __device__ T write_value(const BlocktopkFormat& format, uint8* values, uint32 j,
     write(values, j, x);
     return x;
   }
-  const uint16 half = blocktopk_half(x);
+  const uint16 half = finite_half_bits(x);
   write(values, j, half);
   return half_value(half);
 }
