@@ -52,7 +52,10 @@ struct Dgc : KeepsResidual {
 
   template <typename T>
   bool compress(const Encoding<T>& call) const {
-    if (n == 0) return writer_of<T>(call.payload, 0).finish(), true;
+    if (n == 0) {
+      writer_of<T>(call.payload, 0).finish();
+      return true;
+    }
     const DgcWorkspace<T> workspace(call.workspace, plan, config, n);
     T* const accumulated = call.memory[0];
     const Corrected<T> v(nullptr, 0, {nullptr, 0, accumulated, 0});

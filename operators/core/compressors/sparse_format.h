@@ -5,13 +5,13 @@
 //
 //   [high: a list of bits] [low: low_bits each] [values: T or float16 each]
 //
-// dgc has the length of its payload, a uint32, before it. Lists of bits are filled from the lowest bit of the first byte
-// on, and end with a whole byte. Unused bits are clear.
+// dgc has the length of its payload, a uint32, before it. Lists are packed (packed_list.h), and end with a whole byte.
+// Unused bits are clear.
 //
 // Indices are in Elias-Fano code (Elias 1974, Fano 1971). The lowest bits of an index are in the list `low`. The other
 // bits are its upper part. For element i of the payload, bit i + upper part of `high` is set. The other bits of `high`
-// are clear: one for each possible upper part above 0. With low_bits = floor(log2(n / k)) for k elements, an index takes
-// less than low_bits + 3 bits.
+// are clear: one for each upper part from 1 to that of index n - 1. With low_bits = floor(log2(n / k)) for k elements,
+// an index takes less than low_bits + 3 bits.
 //
 // The float16 of a value is finite_half_bits. What it loses stays in the residual.
 #pragma once

@@ -4,8 +4,8 @@
 //
 // Aji and Heafield 2017 and Lin et al. 2018 (DGC) select elements by a sampled threshold. This selection is exact.
 //
-// sparse_format.h describes the payload. Its length depends on n and the options only. n must be below 2^32. A NaN counts
-// as larger than infinity.
+// sparse_format.h describes the payload. Its length depends on n and the options only. n must be below 2^32. A NaN
+// counts as larger than infinity.
 //
 // Memory: the residual (n elements).
 //

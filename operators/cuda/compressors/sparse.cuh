@@ -1,5 +1,5 @@
-// Writes the payloads of topk and dgc (core/compressors/sparse_format.h), and sums them: one launch to begin the sum, and
-// one for each payload.
+// Writes the payloads of topk and dgc (core/compressors/sparse_format.h), and sums them: one launch to begin the sum,
+// and one for each payload.
 #pragma once
 
 #include "core/compressors/sparse_format.h"
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int word_bits = 32;
 
-// A list of bits at any address, divided into words at aligned addresses. The first word and the last one may have bytes
-// outside of the list, which are never accessed.
+// A list of bits at any address, divided into words at aligned addresses. The first word and the last one may have
+// bytes outside of the list, which are never accessed.
 template <typename Byte>
 struct BitList {
   __device__ BitList(Byte* begin, Size bytes)
