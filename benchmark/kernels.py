@@ -145,6 +145,7 @@ def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:
     named = {
         "onebit": {"": dict(scaling=True)},
         "topk": {"": dict(k=n // 1000)},
+        "blocktopk": {"": dict(k=64, block=4096, value_bits=2)},
         "randomk": {"": dict(k=n // 1000)},
         "dithering": {"": dict(k=2, fixed_width=True), "_elias": dict(k=2)},
         "dgc": {"": dict(dgc, nesterov=True, momentum_masking=True)},
