@@ -1,4 +1,4 @@
-// Exchanges lanes of a vector, and reduces a vector to one value. For kernel sources only (see isa.h). The portable
+// Exchanges lanes of a vector, and reduces vectors to one value each. For kernel sources only (see isa.h). The portable
 // version is the specification, as in vec.h.
 #pragma once
 
@@ -38,16 +38,24 @@ struct Swap {
 #endif
 };
 
-// combine(lane 0, lane 1, ...) for an operation on vectors that does not depend on the order of the lanes.
-template <typename T, typename Combine>
-inline T reduce(Vec<T> v, Combine combine) {
-  v = combine(v, Swap<8>::lanes_of(v));
-  v = combine(v, Swap<4>::lanes_of(v));
-  v = combine(v, Swap<2>::lanes_of(v));
-  v = combine(v, Swap<1>::lanes_of(v));
-  T lane[lanes];
-  store(v, lane, All{});
-  return lane[0];
+// The lanes i that have the bit `distance` set.
+template <int distance>
+constexpr std::uint32_t upper_lanes = distance == 1 ? 0xaaaa : distance == 2 ? 0xcccc : distance == 4 ? 0xf0f0 : 0xff00;
+
+// Combines the lanes of sixteen rows: lane i of the result is combine(lane 0 of row i, lane 1 of row i, ...), for an
+// operation on vectors that does not depend on the order of the lanes. The rows are overwritten.
+template <int distance = lanes / 2, typename T, typename Combine>
+inline Vec<T> reduce_rows(Vec<T>* rows, Combine combine) {
+  if constexpr (distance == 0) {
+    return rows[0];
+  } else {
+    constexpr std::uint32_t upper = upper_lanes<distance>;
+    for (int i = 0; i < distance; ++i) {
+      const Vec<T> a = rows[i], b = rows[i + distance];
+      rows[i] = combine(choose(upper, b, a), Swap<distance>::lanes_of(choose(upper, a, b)));
+    }
+    return reduce_rows<distance / 2>(rows, combine);
+  }
 }
 
 }  // namespace

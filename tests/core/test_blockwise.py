@@ -51,10 +51,15 @@ all_options = st.builds(
 
 
 def bfloat16_below(x):
-    """Return the bits of the largest bfloat16 that is at most x, a float64."""
-    near = (x.astype(np.float32).view(np.uint32) >> 16).astype(np.int64)
-    above = bfloat16(near).astype(np.float64) > x
-    return (near + above * np.where(x < 0, 1, -1)).astype(np.uint16)
+    """Return the bits of the largest bfloat16 that is at most x."""
+    near = x.astype(np.float32)
+    below = near.view(np.int32).astype(np.int64) % 2**32 + (near > x) * np.where(x < 0, 1, -1)
+    return ((below + (x < 0) * 0xFFFF) >> 16).astype(np.uint16)
+
+
+def bfloat16_above(x):
+    """Return the bits of the least bfloat16 that is at least the float32 nearest to x > 0."""
+    return (x.astype(np.float32).view(np.uint32) + np.uint32(0xFFFF) >> 16).astype(np.uint16)
 
 
 def bfloat16(bits):
@@ -104,10 +109,11 @@ class Replay(replay.Replay):
         most = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
         low = np.zeros(len(x), np.uint16)
         greatest = np.abs(x).max(axis=1) if symmetric else x.max(axis=1)
+        limit, least_step = T(LIMIT), T(2.0**-100)
         if not symmetric:
-            low = bfloat16_below(np.clip(x.min(axis=1).astype(np.float64), -LIMIT, LIMIT) + 0.0)
-        width = np.clip(greatest.astype(np.float64), -LIMIT, LIMIT) - bfloat16(low)
-        step = bfloat16_below(-np.maximum(width / most, 2.0**-100)) ^ np.uint16(0x8000)
+            low = bfloat16_below(np.clip(x.min(axis=1), -limit, limit) + T(0))
+        width = np.clip(greatest, -limit, limit) - bfloat16(low).astype(T)
+        step = bfloat16_above(np.maximum(width / T(most), least_step))
 
         steps, lows = bfloat16(step).astype(T)[:, None], bfloat16(low).astype(T)[:, None]
         place = (x - lows) * (T(1) / steps)

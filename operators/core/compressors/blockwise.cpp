@@ -9,9 +9,9 @@
 //   D(payload) = low + q step
 //
 // step and low are bfloat16, which has the range of a float. step is rounded up and low down, so all elements are
-// between the least and the greatest level. q step is exact. All arithmetic is in T, but for the step itself:
+// between the least and the greatest level. q step is exact. All arithmetic is in T:
 //
-//   step = bfloat16_above((double)(greatest - low) / L),  at least 2^-100
+//   step = bfloat16_above((greatest - low) / L),  at least 2^-100
 //   q    = rint(min(max((x - low) * (1 / step), least q), greatest q))
 //
 // Elements beyond 2^88 are sent as if they were 2^88. Feedback keeps the rest. The last block may be shorter: zeros
@@ -48,9 +48,6 @@ namespace {
 
 using ElementBlocks = Blocks<16384>;
 
-// The elements that are in the first-level cache together: whole blocks, and whole groups of codes.
-constexpr std::size_t tile_elements = blockwise_most_block;
-
 // Calls body(at, size) for the tiles in [begin, end). The last one may be shorter than tile_elements.
 template <typename Body>
 void for_each_tile(std::size_t begin, std::size_t end, Body body) {
@@ -58,6 +55,9 @@ void for_each_tile(std::size_t begin, std::size_t end, Body body) {
     body(at, end - at < tile_elements ? end - at : tile_elements);
   }
 }
+
+// What replaces the elements that are rounded: nothing, their decoded values, or what the decoded values lack.
+enum class Result { none, values, losses };
 
 struct Blockwise : KeepsResidual {
   static constexpr Traits traits{true, false, false, false, false};
@@ -73,82 +73,130 @@ struct Blockwise : KeepsResidual {
   bool compress(const Encoding<T>& call) const {
     const Rotation rotation(format.block);
     bool finite = true;
-    const StoredResidual<T> residual{call.memory[0]};
+    T* const memory = call.memory[0];
+    const StoredResidual<T> residual{memory};
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
         Stream stream = call.stream;
         if (format.stochastic) jump(stream, begin / 64 * blockwise_group_draws);
         for_each_tile(begin, end, [&](std::size_t at, std::size_t size) {
-          T p[tile_elements];
-          sweep<lanes>(0, size, [&](std::size_t i, auto present) { store(correct(at + i, present), p + i, All{}); });
-          if (!encode(call, rotation, at, size, p, stream)) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+          T buffer[tile_elements], rotated[tile_elements];
+          const bool whole = size == tile_elements;
+          T* const p = memory && whole ? memory + at : buffer;  // in place, for room in the first-level cache
+          T* const x = format.hadamard ? rotated : p;
+          const auto corrected = [&](std::size_t i, auto present) {
+            const Vec<T> here = correct(at + i, present);
+            store(here, p + i, All{});
+            return here;
+          };
+          Scales<T> scales;
+          if (whole && !format.hadamard) {
+            measure([&](std::size_t i) { return corrected(i, All{}); }, size, scales);
+          } else {
+            sweep<lanes>(0, size, corrected);
+            fill_up(p, size);
+            if (format.hadamard) rotate(rotation, p, size, rotated);
+            measure([&](std::size_t i) { return load(x + i, All{}); }, size, scales);
+          }
+          if (!encode(call, rotation, at, size, p, x, scales, stream)) {
+            __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+          }
+          if (memory && !whole) std::memcpy(memory + at, p, size * sizeof(T));
         });
       });
     });
     return finite;
   }
 
-  // Writes the payload and the residual of a tile. Returns whether its elements p are finite.
+  // Fills the last block up with zeros.
   template <typename T>
-  bool encode(const Encoding<T>& call, const Rotation& rotation, std::size_t at, std::size_t size, T* p,
-              Stream& stream) const {
-    T* const residual = call.memory[0];
+  void fill_up(T* p, std::size_t size) const {
+    const std::size_t end = (size + lanes - 1) / lanes * lanes, padded = blocks_of(size) * format.block;
+    if (end < padded) std::memset(p + end, 0, (padded - end) * sizeof(T));
+  }
+
+  template <typename T>
+  void rotate(const Rotation& rotation, const T* p, std::size_t size, T* rotated) const {
+    for (std::size_t i = 0; i < size; i += format.block) {
+      std::memcpy(rotated + i, p + i, format.block * sizeof(T));
+      rotation.forward(rotated + i);
+    }
+  }
+
+  template <typename T, typename At>
+  void measure(At at, std::size_t size, Scales<T>& scales) const {
+    const T levels = static_cast<T>(format.most());
+    format.symmetric ? gluon_gc::measure<true>(at, format.block, blocks_of(size), levels, scales)
+                     : gluon_gc::measure<false>(at, format.block, blocks_of(size), levels, scales);
+  }
+
+  // Writes the payload of a tile, and with feedback replaces its elements p by the residual. Rounds the elements x: p,
+  // or p rotated. There is room for tile_elements in p and x. Returns whether p is finite.
+  template <typename T>
+  bool encode(const Encoding<T>& call, const Rotation& rotation, std::size_t at, std::size_t size, T* p, T* x,
+              const Scales<T>& scales, Stream& stream) const {
     const std::size_t blocks = blocks_of(size), padded = blocks * format.block;
-    const std::size_t whole_vectors = (size + lanes - 1) / lanes * lanes;
-    if (whole_vectors < padded) std::memset(p + whole_vectors, 0, (padded - whole_vectors) * sizeof(T));
-    T rotated[tile_elements], offsets[tile_elements];
-    if (format.hadamard) {
-      std::memcpy(rotated, p, padded * sizeof(T));
-      for (std::size_t i = 0; i < padded; i += format.block) rotation.forward(rotated + i);
-    }
+    const bool finite = write_scales(call.payload, at / format.block, blocks, scales);
+    T offsets[tile_elements];
     for (std::size_t i = 0; format.stochastic && i < padded; i += 64) draw_offsets(stream, offsets + i);
-    T decoded[tile_elements];
-    const auto write_tile = format.stochastic ? (residual ? &Blockwise::write_blocks<true, true, T>
-                                                          : &Blockwise::write_blocks<true, false, T>)
-                                              : (residual ? &Blockwise::write_blocks<false, true, T>
-                                                          : &Blockwise::write_blocks<false, false, T>);
-    const bool finite =
-        (this->*write_tile)(format.hadamard ? rotated : p, offsets, at, size, call.payload, decoded);
-    if (residual) {
-      for (std::size_t i = 0; format.hadamard && i < padded; i += format.block) rotation.back(decoded + i);
-      sweep<lanes>(0, size, [&](std::size_t i, auto present) {
-        store(load(p + i, All{}) - load(decoded + i, All{}), residual + at + i, present);
-      });
-    }
+    std::uint8_t codes[tile_elements];
+    const Result result = !call.memory[0] ? Result::none : format.hadamard ? Result::values : Result::losses;
+    quantise(result, x, offsets, scales, blocks, codes);
+    const std::size_t groups = groups_of(size);
+    if (padded < groups * blockwise_group) std::memset(codes + padded, 0, groups * blockwise_group - padded);
+    pack(codes, groups, format.bits, call.payload + at / blockwise_group * format.group_bytes());
+    if (result != Result::values) return finite;
+    for (std::size_t i = 0; i < padded; i += format.block) rotation.back(x + i);
+    for (std::size_t i = 0; i < padded; i += lanes) store(load(p + i, All{}) - load(x + i, All{}), p + i, All{});
     return finite;
   }
 
-  // Writes the payload of a tile's blocks x; if with_residual, also their decoded values.
-  template <bool stochastic, bool with_residual, typename T>
-  bool write_blocks(const T* x, const T* offsets, std::size_t at, std::size_t size, std::uint8_t* payload,
-                    T* decoded) const {
-    const std::size_t first = at / format.block, blocks = blocks_of(size);
-    BlockwiseScale scales[tile_elements / blockwise_least_block];
+  // Writes the scales of a tile's blocks. Returns whether they are finite.
+  template <typename T>
+  bool write_scales(std::uint8_t* payload, std::size_t first, std::size_t blocks, const Scales<T>& scales) const {
+    constexpr std::size_t size = sizeof(std::uint16_t);
+    std::memcpy(payload + format.steps_at() + first * size, scales.step_bits, blocks * size);
+    if (!format.symmetric) std::memcpy(payload + format.lows_at() + first * size, scales.low_bits, blocks * size);
     bool finite = true;
+    for (std::size_t i = 0; i < blocks; ++i) finite &= scales.step_bits[i] != bfloat16_nan;
+    return finite;
+  }
+
+  // Rounds a tile's blocks x to codes, and replaces x by the result.
+  template <typename T>
+  void quantise(Result result, T* x, const T* offsets, const Scales<T>& scales, std::size_t blocks,
+                std::uint8_t* codes) const {
+    const auto run = [&](auto mode) {
+      constexpr Mode known = decltype(mode)::value;
+      switch (result) {
+        case Result::none: return quantise<known, Result::none>(x, offsets, scales, blocks, codes);
+        case Result::values: return quantise<known, Result::values>(x, offsets, scales, blocks, codes);
+        default: return quantise<known, Result::losses>(x, offsets, scales, blocks, codes);
+      }
+    };
+    if (format.stochastic) return run(std::integral_constant<Mode, Mode::stochastic>());
+    if (scales.bounded) return run(std::integral_constant<Mode, Mode::inside>());
+    run(std::integral_constant<Mode, Mode::nearest>());
+  }
+
+  template <Mode mode, Result result, typename T>
+  void quantise(T* x, const T* offsets, const Scales<T>& scales, std::size_t blocks, std::uint8_t* codes) const {
+    const Rounding<T, mode> round(format);
+    const std::size_t block = format.block;
     for (std::size_t index = 0; index < blocks; ++index) {
-      const T* const block = x + index * format.block;
-      scales[index] = (format.symmetric ? scale_of<true, T> : scale_of<false, T>)(block, format.block, format.most());
-      finite &= blockwise_number_is_finite(scales[index].step);
-      write(payload + format.steps_at() + (first + index) * sizeof(std::uint16_t), scales[index].step);
-      if (format.symmetric) continue;
-      write(payload + format.lows_at() + (first + index) * sizeof(std::uint16_t), scales[index].low);
-    }
-    std::uint8_t codes[tile_elements];
-    for (std::size_t index = 0; index < blocks; ++index) {
-      const Rounding<T> rounding(format, scales[index]);
-      const std::size_t begin = index * format.block;
-      for (std::size_t i = begin; i < begin + format.block; i += lanes) {
-        Vec<T> place = rounding.place(load(x + i, All{}));
-        if constexpr (stochastic) place = place + load(offsets + i, All{});
-        const Vec<T> rounded = rounding.rounded(place);
+      const Vec<T> step = broadcast(scales.step[index]), low = broadcast(scales.low[index]),
+                   inverse = broadcast(scales.inverse[index]);
+      for (std::size_t i = index * block; i < (index + 1) * block; i += lanes) {
+        const Vec<T> here = load(x + i, All{});
+        Vec<T> place = (here - low) * inverse;
+        if constexpr (mode == Mode::stochastic) place = place + load(offsets + i, All{});
+        const Vec<T> rounded = round(place);
         store(lowest_bytes(rounded), codes + i, All{});
-        if constexpr (with_residual) store(rounding.value(rounded), decoded + i, All{});
+        const Vec<T> value = (rounded - round.whole) * step + low;
+        if constexpr (result == Result::values) store(value, x + i, All{});
+        if constexpr (result == Result::losses) store(here - value, x + i, All{});
       }
     }
-    const std::size_t groups = groups_of(size), end = blocks * format.block;
-    if (end < groups * blockwise_group) std::memset(codes + end, 0, groups * blockwise_group - end);
-    pack(codes, groups, format.bits, payload + at / blockwise_group * format.group_bytes());
-    return finite;
   }
 
   // The blocks, and the groups of codes, of a tile.
@@ -197,23 +245,23 @@ struct Blockwise : KeepsResidual {
   void decode(const std::uint8_t* payload, const Rotation& rotation, std::size_t at, std::size_t size, T* out) const {
     std::uint8_t codes[tile_elements];
     unpack(payload + at / blockwise_group * format.group_bytes(), groups_of(size), format.bits, codes);
+    const Vec<T> zero = broadcast(static_cast<T>(format.zero()));
     T values[blockwise_most_block];
     for (std::size_t begin = 0; begin < size; begin += format.block) {
       const std::size_t end = size - begin < format.block ? size : begin + format.block;
-      const Rounding<T> rounding(format, scale_at(payload, (at + begin) / format.block));
+      const BlockwiseScale scale = scale_at(payload, (at + begin) / format.block);
+      const Vec<T> step = broadcast(static_cast<T>(bfloat16_value(scale.step)));
+      const Vec<T> low = broadcast(static_cast<T>(bfloat16_value(scale.low)));
+      const auto value_at = [&](std::size_t i) { return (widen<T>(load(codes + i, All{})) - zero) * step + low; };
       const auto emit = [=](const Vec<T>& value, std::size_t i, auto present) {
+        prefetch_ahead(out + i);
         store(add ? load(out + i, present) + value : value, out + i, present);
       };
       if (!format.hadamard) {
-        sweep<lanes>(begin, end, [&](std::size_t i, auto present) {
-          prefetch_ahead(out + i);
-          emit(rounding.value_of_code(load(codes + i, All{})), i, present);
-        });
+        sweep<lanes>(begin, end, [&](std::size_t i, auto present) { emit(value_at(i), i, present); });
         continue;
       }
-      for (std::size_t i = 0; i < format.block; i += lanes) {
-        store(rounding.value_of_code(load(codes + begin + i, All{})), values + i, All{});
-      }
+      for (std::size_t i = 0; i < format.block; i += lanes) store(value_at(begin + i), values + i, All{});
       rotation.back(values);
       sweep<lanes>(begin, end, [&](std::size_t i, auto present) { emit(load(values + i - begin, All{}), i, present); });
     }

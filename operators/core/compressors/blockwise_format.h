@@ -50,14 +50,24 @@ struct BlockwiseFormat {
   bool symmetric, hadamard, stochastic;
 };
 
+constexpr uint16 bfloat16_nan = nan_bits<float> >> 16;
+
 // The value of a bfloat16: the upper half of a float.
 GLUON_GC_HOST_DEVICE float bfloat16_value(uint16 bits) { return from_bits(uint32{bits} << 16); }
 
 // The largest bfloat16 that is at most x, for |x| < 2^127.
-GLUON_GC_HOST_DEVICE uint16 bfloat16_below(double x) {
-  const uint16 near = static_cast<uint16>(bits_of(static_cast<float>(x)) >> 16);
-  if (!(bfloat16_value(near) > x)) return near;
-  return static_cast<uint16>(x < 0 ? near + 1 : near - 1);
+template <typename T>
+GLUON_GC_HOST_DEVICE uint16 bfloat16_below(T x) {
+  const float near = static_cast<float>(x);
+  const uint32 toward_minus_infinity = x < 0 ? 1 : -1;
+  const uint32 below = bits_of(near) + (static_cast<T>(near) > x ? toward_minus_infinity : 0);
+  return static_cast<uint16>((x < 0 ? below + 0xffff : below) >> 16);
+}
+
+// The least bfloat16 that is at least the float nearest to x, for 0 < x < 2^127.
+template <typename T>
+GLUON_GC_HOST_DEVICE uint16 bfloat16_above(T x) {
+  return static_cast<uint16>((bits_of(static_cast<float>(x)) + 0xffff) >> 16);
 }
 
 // The parameters of a block: code 0 decodes to low - zero() * step.
@@ -66,22 +76,26 @@ struct BlockwiseScale {
 };
 
 // Elements beyond this magnitude are sent as if they had it. Then no sum of a block overflows.
-constexpr double blockwise_most = 0x1p88;
+template <typename T>
+constexpr T blockwise_most = static_cast<T>(0x1p88);
 // The least step. 1 / step must not overflow.
-constexpr double blockwise_least_step = 0x1p-100;
+template <typename T>
+constexpr T blockwise_least_step = static_cast<T>(0x1p-100);
 
-GLUON_GC_HOST_DEVICE double blockwise_bounded(double x) {
-  return x > blockwise_most ? blockwise_most : x < -blockwise_most ? -blockwise_most : x;
+template <typename T>
+GLUON_GC_HOST_DEVICE T blockwise_bounded(T x) {
+  const T bounded = x < blockwise_most<T> ? x : blockwise_most<T>;
+  return bounded > -blockwise_most<T> ? bounded : -blockwise_most<T>;
 }
 
 // The parameters of a block with elements from `least` to `greatest`; symmetric: with magnitudes up to `greatest`, and
-// least = 0. `greatest` is NaN or infinite if an element is.
-GLUON_GC_HOST_DEVICE BlockwiseScale blockwise_scale(double least, double greatest, int levels) {
-  if (!is_finite(greatest)) return {static_cast<uint16>(nan_bits<float> >> 16), 0};
-  const uint16 low = bfloat16_below(blockwise_bounded(least) + 0.0);  // turns -0.0 into 0.0
-  const double step = (blockwise_bounded(greatest) - bfloat16_value(low)) / levels;
-  const double bounded = step > blockwise_least_step ? step : blockwise_least_step;
-  return {static_cast<uint16>(bfloat16_below(-bounded) ^ 0x8000), low};
+// least = 0. No element is NaN or infinite, unless `finite` is false. Without branches, so that loops vectorise.
+template <typename T>
+GLUON_GC_HOST_DEVICE BlockwiseScale blockwise_scale(T least, T greatest, bool finite, T levels) {
+  const uint16 low = bfloat16_below(blockwise_bounded(least) + T{0});  // turns -0.0 into 0.0
+  const T step = (blockwise_bounded(greatest) - static_cast<T>(bfloat16_value(low))) / levels;
+  const uint16 above = bfloat16_above(step > blockwise_least_step<T> ? step : blockwise_least_step<T>);
+  return {finite ? above : bfloat16_nan, finite ? low : uint16{0}};
 }
 
 // Whether a step or low is a number that the compressor writes; not NaN, for example.

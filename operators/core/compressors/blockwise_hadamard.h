@@ -12,8 +12,7 @@ namespace {
 // One stage inside a vector: lanes i and i + distance become their sum and their difference.
 template <int distance, typename T>
 inline Vec<T> butterfly_in(const Vec<T>& v) {
-  constexpr std::uint32_t upper = distance == 1 ? 0xaaaa : distance == 2 ? 0xcccc : distance == 4 ? 0xf0f0 : 0xff00;
-  return Swap<distance>::lanes_of(v) + negate(upper, v);
+  return Swap<distance>::lanes_of(v) + negate(upper_lanes<distance>, v);
 }
 
 // The transform of n elements in place, not normalised. n is a power of two, at least 16. For distance 1, 2, 4, ...,

@@ -1,4 +1,4 @@
-// Packs the codes of blockwise (see blockwise_format.h), eight bytes at a time. For kernel sources only (see isa.h).
+// Packs the codes of blockwise (see blockwise_format.h), a part of a group at a time. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/bytes.h"
@@ -7,69 +7,45 @@
 namespace gluon_gc {
 namespace {
 
-constexpr std::size_t group_words = blockwise_group / sizeof(std::uint64_t);
+// Packs `width` bits of each code, from bit `shift` on. A code is one byte.
+template <int width, int shift>
+struct Part {
+  // As many codes as the part has bytes. The compiler splits it into registers.
+  typedef std::uint64_t Bytes __attribute__((vector_size(blockwise_group / 8 * width)));
 
-// The lowest `width` bits of each byte.
-template <int width>
-constexpr std::uint64_t low_bits_of_bytes = 0x0101010101010101ul * ((1u << width) - 1);
+  static constexpr std::uint64_t lowest = 0x0101010101010101ul * ((1u << width) - 1);  // `width` bits of each byte
 
-// Packs `width` bits of each code, from bit `shift` on.
-template <int width>
-void pack_part(const std::uint64_t* codes, int shift, std::uint8_t* to) {
-  constexpr std::size_t words = 2 * width;
-  std::uint64_t packed[words];
-  for (std::size_t i = 0; i < words; ++i) {
-    packed[i] = 0;
+  static void pack(const std::uint8_t* codes, std::uint8_t* to) {
+    Bytes packed = {}, here;
     for (int k = 0; k < 8 / width; ++k) {
-      packed[i] |= (codes[i + k * words] >> shift & low_bits_of_bytes<width>) << width * k;
+      std::memcpy(&here, codes + k * sizeof(here), sizeof(here));
+      packed |= (here >> shift & lowest) << width * k;
+    }
+    std::memcpy(to, &packed, sizeof(packed));
+  }
+
+  // The inverse. The first part overwrites the codes.
+  static void unpack(const std::uint8_t* from, std::uint8_t* codes) {
+    Bytes packed, here;
+    std::memcpy(&packed, from, sizeof(packed));
+    for (int k = 0; k < 8 / width; ++k) {
+      if (shift != 0) std::memcpy(&here, codes + k * sizeof(here), sizeof(here));
+      const Bytes part = (packed >> width * k & lowest) << shift;
+      here = shift != 0 ? here | part : part;
+      std::memcpy(codes + k * sizeof(here), &here, sizeof(here));
     }
   }
-  std::memcpy(to, packed, sizeof(packed));
-}
+};
 
-template <int width>
-void unpack_part(const std::uint8_t* from, int shift, std::uint64_t* codes) {
-  constexpr std::size_t words = 2 * width;
-  std::uint64_t packed[words];
-  std::memcpy(packed, from, sizeof(packed));
-  for (int k = 0; k < 8 / width; ++k) {
-    for (std::size_t i = 0; i < words; ++i) {
-      codes[i + k * words] |= (packed[i] >> width * k & low_bits_of_bytes<width>) << shift;
-    }
-  }
-}
-
-// Packs a group of codes, one byte each.
-template <int bits>
-void pack_group(const std::uint8_t* codes, std::uint8_t* to) {
-  std::uint64_t words[group_words];
-  std::memcpy(words, codes, sizeof(words));
-  int shift = 0;
-  const auto part = [&](auto width) {
-    constexpr int bits_of_part = bits & decltype(width)::value;
-    if constexpr (bits_of_part != 0) pack_part<bits_of_part>(words, shift, to + 16 * shift);
-    shift += bits_of_part;
-  };
-  part(std::integral_constant<int, 8>());
-  part(std::integral_constant<int, 4>());
-  part(std::integral_constant<int, 2>());
-  part(std::integral_constant<int, 1>());
-}
-
-template <int bits>
-void unpack_group(const std::uint8_t* from, std::uint8_t* codes) {
-  std::uint64_t words[group_words] = {};
-  int shift = 0;
-  const auto part = [&](auto width) {
-    constexpr int bits_of_part = bits & decltype(width)::value;
-    if constexpr (bits_of_part != 0) unpack_part<bits_of_part>(from + 16 * shift, shift, words);
-    shift += bits_of_part;
-  };
-  part(std::integral_constant<int, 8>());
-  part(std::integral_constant<int, 4>());
-  part(std::integral_constant<int, 2>());
-  part(std::integral_constant<int, 1>());
-  std::memcpy(codes, words, sizeof(words));
+// Calls call(part, at) for each part of a group, which begins at byte `at`.
+template <int bits, typename Call>
+void for_each_part(Call call) {
+  constexpr int after_8 = bits & 8, after_4 = after_8 + (bits & 4), after_2 = after_4 + (bits & 2);
+  constexpr std::size_t bytes = blockwise_group / 8;  // of a part with one bit
+  if constexpr (bits & 8) call(Part<8, 0>(), 0);
+  if constexpr (bits & 4) call(Part<4, after_8>(), bytes * after_8);
+  if constexpr (bits & 2) call(Part<2, after_4>(), bytes * after_4);
+  if constexpr (bits & 1) call(Part<1, after_2>(), bytes * after_2);
 }
 
 // Calls call(bits), with bits from 2 to 8 as a constant.
@@ -86,21 +62,25 @@ void with_bits(int bits, Call call) {
   }
 }
 
-// Packs `groups` groups of codes.
+// Packs `groups` groups of codes, one byte each.
 inline void pack(const std::uint8_t* codes, std::size_t groups, int bits, std::uint8_t* to) {
   with_bits(bits, [=](auto known) {
+    constexpr int bits = decltype(known)::value;
     for (std::size_t group = 0; group < groups; ++group) {
-      constexpr int bits = decltype(known)::value;
-      pack_group<bits>(codes + group * blockwise_group, to + group * blockwise_group / 8 * bits);
+      const std::uint8_t* const from = codes + group * blockwise_group;
+      std::uint8_t* const begin = to + group * blockwise_group / 8 * bits;
+      for_each_part<bits>([=](auto part, std::size_t at) { part.pack(from, begin + at); });
     }
   });
 }
 
 inline void unpack(const std::uint8_t* from, std::size_t groups, int bits, std::uint8_t* codes) {
   with_bits(bits, [=](auto known) {
+    constexpr int bits = decltype(known)::value;
     for (std::size_t group = 0; group < groups; ++group) {
-      constexpr int bits = decltype(known)::value;
-      unpack_group<bits>(from + group * blockwise_group / 8 * bits, codes + group * blockwise_group);
+      const std::uint8_t* const begin = from + group * blockwise_group / 8 * bits;
+      std::uint8_t* const to = codes + group * blockwise_group;
+      for_each_part<bits>([=](auto part, std::size_t at) { part.unpack(begin + at, to); });
     }
   });
 }

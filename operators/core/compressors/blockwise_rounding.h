@@ -1,4 +1,4 @@
-// The rounding of blockwise: of the elements of a block to codes, and back. For kernel sources only (see isa.h).
+// The rounding of blockwise: the scales of blocks, and the rounding of elements to codes. For kernel sources only (see isa.h).
 #pragma once
 
 #include "core/compressors/blockwise_format.h"
@@ -9,47 +9,79 @@
 namespace gluon_gc {
 namespace {
 
-// The parameters of a block, from its `count` elements, a multiple of 16.
-template <bool symmetric, typename T>
-BlockwiseScale scale_of(const T* x, std::size_t count, int levels) {
-  Vec<T> magnitude = broadcast(T{0}), least = load(x, All{}), greatest = least;
-  for (std::size_t i = 0; i < count; i += lanes) {
-    const Vec<T> here = load(x + i, All{});
-    magnitude = larger_magnitude(magnitude, here);
+// The elements that are in the first-level cache together: whole blocks, and whole groups of codes.
+constexpr std::size_t tile_elements = blockwise_most_block;
+
+// The parameters of a tile's blocks, as in the payload and as T.
+template <typename T>
+struct Scales {
+  static constexpr std::size_t most = tile_elements / blockwise_least_block;
+
+  bool bounded = true;  // no element is beyond blockwise_most, or not finite
+  std::uint16_t step_bits[most], low_bits[most];
+  T step[most], low[most], inverse[most];  // inverse: 1 / step
+};
+
+// Sets the scales of blocks of `block` elements. at(i) returns the sixteen elements from i.
+template <bool symmetric, typename T, typename At>
+void measure(At at, std::size_t block, std::size_t blocks, T levels, Scales<T>& scales) {
+  for (std::size_t first = 0; first < blocks; first += lanes) {
+    Vec<T> magnitudes[lanes], least[lanes], greatest[lanes];
+    for (std::size_t row = 0; row < lanes; ++row) {
+      magnitudes[row] = least[row] = greatest[row] = broadcast(T{0});
+      if (first + row >= blocks) continue;
+      Vec<T> magnitude = broadcast(T{0}), low = broadcast(infinity<T>()), high = broadcast(-infinity<T>());
+      for (std::size_t i = (first + row) * block; i < (first + row + 1) * block; i += lanes) {
+        const Vec<T> here = at(i);
+        magnitude = larger_magnitude(magnitude, here);
+        if constexpr (symmetric) continue;
+        low = lesser(here, low);
+        high = greater(here, high);
+      }
+      magnitudes[row] = magnitude;
+      least[row] = low;
+      greatest[row] = high;
+    }
+    T largest[lanes], lows[lanes] = {}, highs[lanes];
+    const Vec<T> of_blocks = reduce_rows(magnitudes, [](auto a, auto b) { return larger_magnitude(a, b); });
+    scales.bounded &= magnitude_at_least(of_blocks, bits_of(blockwise_most<T>)) == 0;
+    store(of_blocks, largest, All{});
+    std::memcpy(highs, largest, sizeof(highs));
     if constexpr (!symmetric) {
-      least = lesser(here, least);
-      greatest = greater(here, greatest);
+      store(reduce_rows(least, [](auto a, auto b) { return lesser(a, b); }), lows, All{});
+      store(reduce_rows(greatest, [](auto a, auto b) { return greater(a, b); }), highs, All{});
+    }
+#pragma omp simd
+    for (std::size_t i = 0; i < lanes; ++i) {
+      const BlockwiseScale scale = blockwise_scale(lows[i], highs[i], is_finite(largest[i]), levels);
+      scales.step_bits[first + i] = scale.step;
+      scales.low_bits[first + i] = scale.low;
+      scales.step[first + i] = static_cast<T>(bfloat16_value(scale.step));
+      scales.low[first + i] = static_cast<T>(bfloat16_value(scale.low));
+      scales.inverse[first + i] = 1 / scales.step[first + i];
     }
   }
-  const double largest = reduce(magnitude, [](const Vec<T>& a, const Vec<T>& b) { return larger_magnitude(a, b); });
-  if (symmetric || !is_finite(largest)) return blockwise_scale(0, largest, levels);
-  return blockwise_scale(reduce(least, [](const Vec<T>& a, const Vec<T>& b) { return lesser(a, b); }),
-                         reduce(greatest, [](const Vec<T>& a, const Vec<T>& b) { return greater(a, b); }), levels);
 }
 
-// Rounds the elements of a block.
-template <typename T>
+// How an element is rounded: to the nearest level, or at random to one of two. `inside` is `nearest` without comparing
+// places with the levels at the ends, for elements that are between them.
+enum class Mode { inside, nearest, stochastic };
+
+// Rounds elements to codes.
+template <typename T, Mode mode>
 struct Rounding {
-  Rounding(const BlockwiseFormat& format, const BlockwiseScale& scale)
-      : step(broadcast(static_cast<T>(bfloat16_value(scale.step)))),
-        inverse(broadcast(1 / static_cast<T>(bfloat16_value(scale.step)))),
-        low(broadcast(static_cast<T>(bfloat16_value(scale.low)))),
-        least(broadcast(static_cast<T>(format.least()))),
+  explicit Rounding(const BlockwiseFormat& format)
+      : least(broadcast(static_cast<T>(format.least()))),
         most(broadcast(static_cast<T>(format.most()))),
-        zero(broadcast(static_cast<T>(format.zero()))),
         whole(broadcast(static_cast<T>(sizeof(T) == 4 ? 0x1.8p23 : 0x1.8p52) + static_cast<T>(format.zero()))) {}
 
-  // The place of x between the levels, before rounding.
-  Vec<T> place(const Vec<T>& x) const { return (x - low) * inverse; }
+  // Rounds the place of an element between the levels, ties to even. The lowest byte of the result is the code.
+  // Floats of the size of `whole` have no fraction.
+  Vec<T> operator()(const Vec<T>& place) const {
+    return (mode == Mode::inside ? place : lesser(greater(place, least), most)) + whole;
+  }
 
-  // Rounds to a code, ties to even. The code is the lowest byte. Floats of the size of `whole` have no fraction.
-  Vec<T> rounded(const Vec<T>& place) const { return lesser(greater(place, least), most) + whole; }
-
-  // The decoded value of a rounded place, or of a code.
-  Vec<T> value(const Vec<T>& rounded) const { return (rounded - whole) * step + low; }
-  Vec<T> value_of_code(const Vec<std::uint8_t>& code) const { return (widen<T>(code) - zero) * step + low; }
-
-  const Vec<T> step, inverse, low, least, most, zero, whole;
+  const Vec<T> least, most, whole;
 };
 
 // Writes random offsets for 64 elements: uniform between -1/2 and 1/2, from 16 bits each of 16 draws. Element i takes
