@@ -5,6 +5,12 @@ import fnmatch
 import numpy as np
 
 
+def plain_mean(kind, name, vectors):
+    """Return the average of uncompressed vectors."""
+    first, *others = vectors
+    return (sum(others) + first) / np.float32(len(vectors))
+
+
 class LocalStepsReplay:
     """local_steps for several workers. Each worker is a dict of arrays, which change in place.
 
@@ -30,7 +36,7 @@ class LocalStepsReplay:
         self.anchor = {name: x.copy() for name, x in workers[0].items()}
         self.velocity = {name: np.zeros_like(x) for name, x in workers[0].items()}
         self.fragments = self._divided(workers[0], fragments)
-        self.mean = mean or self._plain_mean
+        self.mean = mean or plain_mean
         self.steps = 0
         self.under_way = []  # (step in which it is applied, name, mean)
 
@@ -41,11 +47,6 @@ class LocalStepsReplay:
         for name in sorted(parameters, key=lambda name: -parameters[name].size):
             min(fragments, key=lambda f: sum(parameters[n].size for n in f)).append(name)
         return fragments
-
-    @staticmethod
-    def _plain_mean(kind, name, vectors):
-        first, *others = vectors
-        return (sum(others) + first) / np.float32(len(vectors))
 
     def after_step(self):
         self.steps += 1
@@ -79,3 +80,53 @@ class LocalStepsReplay:
         for x in self.workers:
             mixed = keep * x[name] + take * self.anchor[name] if self.mix else self.anchor[name]
             x[name][:] = mixed
+
+
+class OneBitAdamReplay:
+    """onebit_adam for several workers, which have the same parameters and moments.
+
+    `warm_up(means)` is the wrapped optimizer's own update; it changes `x`, `m` and `v` in place.
+    `mean(kind, name, vectors)` averages all workers' vectors of a parameter in a round. `corrected`
+    returns the learning rate and the denominator with the bias corrections c1 and c2.
+    """
+
+    def __init__(
+        self, x, freeze_step, warm_up, corrected, betas, lr, decay=0.0, coupled=0.0, mean=None
+    ):
+        self.x, self.freeze_step, self.warm_up = x, freeze_step, warm_up
+        self.m = {name: np.zeros_like(array) for name, array in x.items()}
+        self.v = {name: np.zeros_like(array) for name, array in x.items()}
+        self.betas, self.lr, self.corrected = betas, lr, corrected
+        self.decay, self.coupled = decay, np.float32(coupled)
+        self.mean = mean or plain_mean
+        self.steps = 0
+
+    def step(self, gradients):
+        """Make a step with a dict of gradients from each worker."""
+        self.steps += 1
+        kind = "gradient" if self.steps <= self.freeze_step else "momentum"
+        means = {
+            name: self.mean(kind, name, [self._vector(kind, name, own[name]) for own in gradients])
+            for name in self.x
+        }
+        if kind == "gradient":
+            self.warm_up(self, means)
+            return
+        c1, c2 = (1 - b**t for b, t in zip(self.betas, (self.steps, self.freeze_step)))
+        for name, x in self.x.items():
+            trained = self.v[name] > 0
+            self.m[name][:] = trained * means[name]
+            rate, denominator = self.corrected(self.lr, self.v[name], c1, c2)
+            change = np.float32(rate) * (self.m[name] / denominator)
+            if self.decay:
+                change = change + np.float32(self.lr * self.decay) * (trained * x)
+            x -= change
+
+    def _vector(self, kind, name, gradient):
+        if kind == "gradient":
+            return gradient
+        beta1, _ = self.betas
+        if self.coupled:
+            gradient = gradient + self.coupled * self.x[name]
+        moment = np.float32(beta1) * self.m[name] + np.float32(1 - beta1) * gradient
+        return (self.v[name] > 0) * moment

@@ -53,6 +53,7 @@ class AlgorithmAveraging(Averaging):
         self._driver = Driver(algorithm, self)
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
+        self._compressed: Dict[str, bool] = {}  # by the kind of round
         self._states = AlgorithmStates(algorithm, self._driver, self._averaged)
         self._begun = False  # whether the algorithm's state exists
         self._declared = False  # whether the rounds' tensors are declared
@@ -113,12 +114,14 @@ class AlgorithmAveraging(Averaging):
 
     def _tensor(self, kind: str, index: int, shapes: Mapping[str, Tuple[int, ...]]) -> Tensor:
         param = self._params[index]
-        first = first_copy(param)
+        first, params = first_copy(param), self._compressions.of(index)
+        if not self._compressed[kind]:
+            params = params.uncompressed
         return Tensor(
             f"{self._name}.{kind}.{index}",
             math.prod(shapes[param.name]),
             np.dtype(first.dtype).name,
-            params_for(first, self._compressions.of(index)),
+            params_for(first, params),
             index=index,
             called=f"the {kind} of {param.name}",
             on_nonfinite=self._on_nonfinite,
@@ -170,9 +173,9 @@ class AlgorithmAveraging(Averaging):
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 
-    def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+    def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]], compressed: bool) -> None:
         """Store the shapes of a kind of round, for `prepare`."""
-        self._shapes[kind] = shapes
+        self._shapes[kind], self._compressed[kind] = shapes, compressed
 
     def start(self, request: Round) -> Callable[[], Dict[str, NDArray]]:
         """Queue the averaging of a round's vectors over all workers.

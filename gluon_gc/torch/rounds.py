@@ -74,7 +74,7 @@ class Rounds:
         parameters = self._parameters.items()
         return {name: p.grad for name, p in parameters if p.grad is not None}
 
-    def declare(self, kind: str, shapes: Shapes) -> None:
+    def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""
         exchange = Exchange(self._group)
         numbers = {name: number for number, name in enumerate(self._parameters)}
@@ -82,7 +82,7 @@ class Rounds:
             declared(
                 name,
                 self._parameters[name],
-                self._params[name],
+                self._params[name] if compressed else self._params[name].uncompressed,
                 numbers[name],
                 size=torch.Size(shape).numel(),
                 called=f"the {kind} of parameter {name}",
