@@ -27,9 +27,7 @@ class WrappedAdam:
         By name. Each one has a gradient.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
         self._groups = dict(_groups_of(optimizer))
 

@@ -41,7 +41,8 @@ def groups_of(parameters):
 
 
 def corrected(lr, v, c1, c2):
-    return lr / c1, np.sqrt(v) / np.float32(c2**0.5) + np.float32(1e-8)
+    root = torch.from_numpy(v).sqrt().numpy()  # it does not round as NumPy's does
+    return lr / c1, root / np.float32(c2**0.5) + np.float32(1e-8)
 
 
 def replay_of(kind, name, group, mean):
@@ -85,8 +86,7 @@ def onebit_adam_is_its_replay_bit_for_bit():
             return plain_mean(kind, name, vectors)
 
         replays = [
-            replay_of(kind, name, group, mean)
-            for name, group in zip(SHAPES, groups_of(parameters))
+            replay_of(kind, name, group, mean) for name, group in zip(SHAPES, groups_of(parameters))
         ]
         for step in range(14):
             for group, replay in zip(optimizer.param_groups, replays):
@@ -117,9 +117,9 @@ def onebit_adam_is_its_replay_bit_for_bit():
 
 
 def state_of(optimizer, parameter):
-    return optimizer.state_dict()["state"][
-        optimizer.param_groups[0]["params"].index(parameter)
-    ]["exp_avg"]
+    return optimizer.state_dict()["state"][optimizer.param_groups[0]["params"].index(parameter)][
+        "exp_avg"
+    ]
 
 
 def never_frozen_it_is_adam():
