@@ -91,13 +91,23 @@ class OneBitAdamReplay:
     """
 
     def __init__(
-        self, x, freeze_step, warm_up, corrected, betas, lr, decay=0.0, coupled=0.0, mean=None
+        self,
+        x,
+        freeze_step,
+        warm_up,
+        corrected,
+        betas,
+        lr,
+        decay=0.0,
+        coupled=0.0,
+        clip=np.inf,
+        mean=None,
     ):
         self.x, self.freeze_step, self.warm_up = x, freeze_step, warm_up
         self.m = {name: np.zeros_like(array) for name, array in x.items()}
         self.v = {name: np.zeros_like(array) for name, array in x.items()}
         self.betas, self.lr, self.corrected = betas, lr, corrected
-        self.decay, self.coupled = decay, np.float32(coupled)
+        self.decay, self.coupled, self.clip = decay, np.float32(coupled), np.float32(clip)
         self.mean = mean or plain_mean
         self.steps = 0
 
@@ -128,5 +138,6 @@ class OneBitAdamReplay:
         beta1, _ = self.betas
         if self.coupled:
             gradient = gradient + self.coupled * self.x[name]
+        gradient = np.clip(gradient, -self.clip, self.clip)
         moment = np.float32(beta1) * self.m[name] + np.float32(1 - beta1) * gradient
         return (self.v[name] > 0) * moment

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import Optimizer
+from mxnet.optimizer import Optimizer, Updater
 
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
@@ -19,6 +19,7 @@ from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
 from . import freshness
+from .adam import WrappedAdam
 from .algorithm_arguments import require_dense_floats
 from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler
@@ -27,6 +28,7 @@ from .exchange import Exchange
 from .gradient import legacy, params_for, sum_over_contexts
 from .job import Job
 from .parameters import first_copy, spread
+from .totals import total
 
 
 class AlgorithmAveraging(Averaging):
@@ -34,21 +36,24 @@ class AlgorithmAveraging(Averaging):
 
     Vectors and state are on the first context of a parameter. The algorithm sees gradients that are
     summed over the contexts and the batch of this worker. The optimizer's update divides them by
-    the batch size.
+    the batch size. If the algorithm needs Adam, the gradients are divided first, and a stale one
+    counts as zeros.
 
     Parameters
     ----------
     algorithm : Algorithm
+    updaters : sequence of Updater
+        The trainer's updaters, one for each context.
     **common
         The arguments of `Averaging`.
     """
 
     noun = "vector"
 
-    def __init__(self, algorithm: Algorithm, **common: Any) -> None:
+    def __init__(self, algorithm: Algorithm, updaters: Sequence[Updater], **common: Any) -> None:
         super().__init__(**common)
         require_dense_floats(algorithm.name, self._params)
-        self._algorithm = algorithm
+        self._algorithm, self._updaters = algorithm, updaters
         self.described = {"name": algorithm.name, **algorithm.described()}
         self._driver = Driver(algorithm, self)
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
@@ -135,6 +140,9 @@ class AlgorithmAveraging(Averaging):
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
+        if self._algorithm.needs_adam:
+            self._step_of_adam(optimizer, scale, scaler, update)
+            return
         self.prepare(optimizer, "step")
         self.steps += 1
         freshness.renew_on_all_contexts(self._params)
@@ -147,7 +155,43 @@ class AlgorithmAveraging(Averaging):
         self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
         spread(self._averaged.values())
 
+    def _step_of_adam(
+        self,
+        optimizer: Optimizer,
+        scale: float,
+        scaler: Optional[AgreedLossScaler],
+        update: Update,
+    ) -> None:
+        """Make a step of an algorithm that needs Adam. All workers skip the same steps."""
+        about = [("the trainer", {"AMP": scaler is not None})]
+        self.prepare(optimizer, "step", about)
+        params = list(self._averaged.values())
+        freshness.renew_everywhere(params)
+        if scaler is not None and scaler.check(params, about):
+            freshness.use_up(params)
+            return
+        self.steps += 1
+        for param in params:
+            gradients = legacy(param.list_grad())
+            sum_over_contexts(gradients)
+            gradients[0] *= scale
+        adam = WrappedAdam(self._updaters, self._averaged)
+        self._driver.step(lambda: self._update_with_averages(update), adam)
+        freshness.use_up(params)
+        spread(params)
+        adam.spread()
+
+    def _update_with_averages(self, update: Update) -> None:
+        """Apply the optimizer with the gradients of the first context, which are averages."""
+        for param in self._averaged.values():
+            first, *others = legacy(param.list_grad())
+            for other in others:
+                first.copyto(other)
+        update(1.0, False)
+
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
+        if self._algorithm.needs_adam:
+            return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
         return overflow  # each worker has its own loss scale, and skips its own steps
 
     # Checkpoints

@@ -14,6 +14,7 @@ from ..log import logger
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
 from . import freshness, runtime, saving, stats, summary, trace
+from .adam import require_adam
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
 from .broadcasts import broadcast_copies
@@ -114,6 +115,8 @@ class DistributedTrainer(HookedTrainer):
             require_positive("max_grad_norm", max_grad_norm)
         checked_algorithm = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
         optimizer, optimizer_params = as_optimizer(optimizer, optimizer_params)
+        if checked_algorithm is not None and checked_algorithm.needs_adam:
+            require_adam(checked_algorithm.name, optimizer)
         mu, nesterov = momentum_of(optimizer) if checked_algorithm is None else (None, False)
         optimizer_info = mu, nesterov, type(optimizer).__name__
         default = parse(compression_params, *optimizer_info)
@@ -144,7 +147,7 @@ class DistributedTrainer(HookedTrainer):
             on_nonfinite=on_nonfinite,
         )
         self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
-            AlgorithmAveraging(checked_algorithm, **shared_args)
+            AlgorithmAveraging(checked_algorithm, self._updaters, **shared_args)
             if checked_algorithm is not None
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
