@@ -190,3 +190,25 @@ def test_what_is_not_finite_in_a_round_is_an_error_that_names_the_vector(step, k
         trainer.step(1)
         params[0].data().asnumpy()
         params[1].data().asnumpy()
+
+
+@pytest.mark.parametrize(
+    "compression_params, optimizer, algorithm, due",
+    [
+        (ONEBIT, "adam", None, True),
+        ({**TOPK, "k": 0.001}, "adam", None, True),
+        ({**TOPK, "k": 0.01}, "adam", None, False),
+        (None, "adam", None, False),
+        (ONEBIT, "sgd", None, False),
+        (ONEBIT, "adam", FREEZE, False),
+        (ONEBIT, "adam", "local_steps", False),
+    ],
+    ids=str,
+)
+def test_much_compression_of_adams_gradients_is_warned_of_once(
+    compression_params, optimizer, algorithm, due, logged
+):
+    made(compression_params, settings={}, optimizer=optimizer, algorithm=algorithm)
+    lines = [record.getMessage() for record in logged.records if record.levelname == "WARNING"]
+    assert [line for line in lines if "use algorithm 'onebit_adam'" in line] == lines
+    assert len(lines) == due

@@ -9,7 +9,7 @@ from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
 from .. import env
-from ..compression import parse, warn_of_ignored
+from ..compression import parse, warn_of_ignored, warn_of_plain_adam
 from ..log import logger
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
@@ -137,6 +137,9 @@ class DistributedTrainer(HookedTrainer):
             checked_algorithm and checked_algorithm.name,
         )
         warn_of_ignored(*self._compressions.written)
+        if checked_algorithm is None:
+            given = (self._compressions.of(i) for i in range(len(self._params)))
+            warn_of_plain_adam(type(optimizer).__name__, given)
         self._momentum = self._compressions.momentum(optimizer)
         shared_args = dict(
             name=self._name,
