@@ -1,4 +1,4 @@
-"""onebit_adam with MXNet's Adam: MXNet's own update makes the warm-up of the replay."""
+"""The replays of algorithms that need Adam, for MXNet's Adam."""
 
 import math
 
@@ -12,8 +12,11 @@ def corrected(lr, v, c1, c2):
     return lr * math.sqrt(c2) / c1, np.sqrt(v) + np.float32(1e-8)
 
 
-def replay_of(values, freeze_step, mean=None, **settings):
-    """Return the replay of parameters with these first values. `settings` are those of Adam."""
+def onebit_replay(values, freeze_step, mean=None, **settings):
+    """Return the replay of onebit_adam, with MXNet's own update in the warm-up.
+
+    `values` are the first parameters, and `settings` those of Adam.
+    """
     optimizer = mx.optimizer.Adam(**settings)
     updater, arrays = mx.optimizer.get_updater(optimizer), {}
 

@@ -10,7 +10,8 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from gluon_gc import checkpoint
 from gluon_gc.compression import parse
 from tests import replay
-from tests.adam_replay import replay_of
+from tests.adam_replay import corrected, onebit_replay
+from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.test_trainer import backward, gradients, make
 
 SHAPES = [(40, 3), (7,)]
@@ -38,8 +39,8 @@ def train(params, trainer, steps):
         trainer.step(2)
 
 
-def replayed(steps, compression_params=None, contexts=1, settings=ADAM):
-    x = {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(SHAPES)}
+def mean_of(compression_params):
+    """Return the average of one worker's vectors."""
     exchanges = {
         f"p{i}": replay.Exchange(1, parse(compression_params), np.prod(shape), i, np.float32)
         for i, shape in enumerate(SHAPES)
@@ -52,18 +53,25 @@ def replayed(steps, compression_params=None, contexts=1, settings=ADAM):
             return vector
         return exchanges[name].step([vector.ravel()], 1.0, [0]).reshape(vector.shape)
 
-    expected = replay_of(x, 4, mean, **settings)
+    return mean
+
+
+def first_values():
+    return {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(SHAPES)}
+
+
+def replayed(expected, steps, contexts=1):
     for step in range(steps):
         scaled = [np.float32(0.5) * (np.float32(contexts) * gradient) for gradient in given(step)]
-        expected.step([dict(zip(x, scaled))])
+        expected.step([dict(zip(expected.v, scaled))])
     return expected
 
 
-def assert_equal(params, trainer, expected):
-    for i, (param, x) in enumerate(zip(params, expected.x.values())):
+def assert_equal(params, trainer, x, m, v):
+    for i, param in enumerate(params):
         for array, updater in zip(param.list_data(), trainer._updaters):
-            np.testing.assert_array_equal(array.asnumpy(), x, err_msg=param.name)
-            for moment, ours in zip(updater.states[i], (expected.m, expected.v)):
+            np.testing.assert_array_equal(array.asnumpy(), x[param.name], err_msg=param.name)
+            for moment, ours in zip(updater.states[i], (m, v)):
                 np.testing.assert_array_equal(moment.asnumpy(), ours[param.name])
 
 
@@ -76,14 +84,27 @@ SETTINGS = [ADAM, {"learning_rate": 0.01}, {**ADAM, "clip_gradient": 0.4, "epsil
 def test_onebit_adam_is_its_replay_bit_for_bit(compression_params, contexts, settings):
     params, trainer = made(compression_params, contexts, settings)
     train(params, trainer, range(11))
-    expected = replayed(11, compression_params, contexts, settings)
-    assert_equal(params, trainer, expected)
+    expected = onebit_replay(first_values(), 4, mean_of(compression_params), **settings)
+    replayed(expected, 11, contexts)
+    assert_equal(params, trainer, expected.x, expected.m, expected.v)
     if "wd" not in settings:  # v is 0 in the first row
         np.testing.assert_array_equal(params[0].data().asnumpy()[0], np.ones(3))
     for counts in trainer._optimizer._all_index_update_counts.values():
         assert counts in ({}, {0: 11, 1: 11})
     stats = trainer.compression_stats()["tensors"]
     assert list(stats) == ["gradient of p0", "gradient of p1", "momentum of p0", "momentum of p1"]
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
+def test_zero_one_adam_is_its_replay_bit_for_bit(compression_params, contexts):
+    params, trainer = made(compression_params, contexts, algorithm=ZERO_ONE)
+    train(params, trainer, range(15))
+    settings = {"betas": (0.9, 0.99), "lr": 0.01, "coupled": 0.1}
+    mean = mean_of(compression_params)
+    expected = ZeroOneAdamReplay([first_values()], corrected, mean=mean, **settings)
+    replayed(expected, 15, contexts)
+    assert_equal(params, trainer, *expected.workers, *expected.m, expected.v)
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
@@ -108,15 +129,24 @@ def test_multipliers_and_schedulers_apply_after_the_freeze():
     assert trainer.learning_rate == pytest.approx(0.005)
 
 
+STATE = {
+    "onebit_adam": {("local", "variance")},
+    "zero_one_adam": {("local", "sum"), *(("trainer", k) for k in ("anchor", "rate", "keep"))},
+}
+
+
+@pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
 @pytest.mark.parametrize("stopped", [0, 2, 3, 4, 5, 8])
-def test_what_is_resumed_is_bit_for_bit_what_never_stopped(tmp_path, stopped, compression_params):
-    file = str(tmp_path / "states")
-    never, trainer = made(compression_params)
+def test_what_is_resumed_is_bit_for_bit_what_never_stopped(
+    tmp_path, stopped, compression_params, algorithm
+):
+    file, name = str(tmp_path / "states"), algorithm["name"]
+    never, trainer = made(compression_params, algorithm=algorithm)
     train(never, trainer, range(stopped))
     trainer.save_states(file)
     train(never, trainer, range(stopped, 10))
-    params, other = made(compression_params, contexts=2)
+    params, other = made(compression_params, contexts=2, algorithm=algorithm)
     other.load_states(file)
     for step in range(stopped, 10):
         backward(params, [gradient / 2 for gradient in given(step)])
@@ -125,8 +155,9 @@ def test_what_is_resumed_is_bit_for_bit_what_never_stopped(tmp_path, stopped, co
         for array in param.list_data():
             np.testing.assert_array_equal(array.asnumpy(), expected.data().asnumpy())
     kinds = {(place.node, place.what) for place in checkpoint.read(file).arrays}
-    residuals = {("worker", "momentum/residual"), ("aggregator", "momentum/residual")}
-    expected = {("local", "parameter"), ("local", "variance")}
+    sent = "momentum" if name == "onebit_adam" else "sum"
+    residuals = {("worker", f"{sent}/residual"), ("aggregator", f"{sent}/residual")}
+    expected = {("local", "parameter"), *STATE[name]}
     assert kinds == (expected | residuals if compression_params else expected)
 
 

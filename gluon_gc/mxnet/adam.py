@@ -81,7 +81,10 @@ class WrappedAdam:
     @staticmethod
     def _state(updater: Updater, index: int, weight: NDArray) -> Tuple[NDArray, NDArray]:
         """An updater's state of a parameter, on the context of its weight."""
-        if not updater.states_synced[index]:  # after it was loaded
+        if index not in updater.states:
+            updater.states[index] = updater.optimizer.create_state_multi_precision(index, weight)
+            updater.states_synced[index] = True
+        elif not updater.states_synced[index]:  # after it was loaded
             state = updater.sync_state_context(updater.states[index], weight.context)
             updater.states[index], updater.states_synced[index] = state, True
         return updater.states[index]

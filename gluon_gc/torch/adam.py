@@ -63,7 +63,14 @@ class WrappedAdam:
         return Update(lr / (1 - beta1**steps), denominator, decay)
 
     def _state(self, name: str) -> Dict[str, Any]:
-        return self._optimizer.state[self._parameters[name]]
+        """Return the optimizer's state of a parameter, which is new before its first step."""
+        parameter = self._parameters[name]
+        state = self._optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
 
     def _group(self, name: str) -> Dict[str, Any]:
         return self._groups[self._parameters[name]]

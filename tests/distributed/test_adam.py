@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.adam_replay import replay_of
+from tests.adam_replay import corrected, onebit_replay
+from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.distributed.cluster import start_cluster, start_local, start_machine
 from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.jobs import gradients_of
@@ -27,30 +28,38 @@ STEPS = 14
 def ways(folder):
     """Arguments of `jobs.algorithms`: each compression, resumed before, at and after the freeze."""
     common = {"shapes": SHAPES, "steps": STEPS, "folder": folder, "optimizer": "adam"}
-    common.update(optimizer_params=ADAM, algorithm=FREEZE)
+    common.update(optimizer_params=ADAM)
     settings = [
-        *zip(COMPRESSIONS, (4, 6, 9), (1, 1, 1)),
-        (ONEBIT, 7, 2),  # with two contexts
+        *zip(COMPRESSIONS, (4, 6, 9), (1, 1, 1), 3 * (FREEZE,)),
+        *zip(COMPRESSIONS, (3, 5, 11), (1, 1, 1), 3 * (ZERO_ONE,)),  # 11: between two averages
+        (ONEBIT, 7, 2, FREEZE),
+        (ONEBIT, 11, 2, ZERO_ONE),
     ]
-    return [
-        {**common, "compression_params": params, "middle": middle, "contexts": contexts}
-        for params, middle, contexts in settings
-    ]
+    names = ("compression_params", "middle", "contexts", "algorithm")
+    return [{**common, **dict(zip(names, values))} for values in settings]
 
 
 def replayed(way, workers, local_size, chunk=10**9):
+    """Return the final parameters and first moments of each worker."""
     compressed = mean_of(way["compression_params"], workers, local_size, chunk)
     plain = mean_of(None, workers, local_size)
 
     def mean(kind, name, vectors):
         return (plain if kind == "gradient" else compressed)(kind, name, vectors)
 
-    expected = replay_of(first_values(), 6, mean, **ADAM)
+    if way["algorithm"] is FREEZE:
+        expected = onebit_replay(first_values(), 6, mean, **ADAM)
+    else:
+        values = [first_values() for _ in range(workers)]
+        settings = {"betas": (0.9, 0.99), "lr": 0.01, "coupled": 0.1}
+        expected = ZeroOneAdamReplay(values, corrected, mean=mean, **settings)
     for step in range(STEPS):
         of_workers = [gradients_of(rank, step, SHAPES) for rank in range(workers)]
         factor = np.float32(way["contexts"])
-        expected.step([dict(zip(expected.x, [factor * g for g in own])) for own in of_workers])
-    return expected
+        expected.step([dict(zip(expected.v, [factor * g for g in own])) for own in of_workers])
+    if way["algorithm"] is FREEZE:
+        return [(expected.x, expected.m)] * workers
+    return list(zip(expected.workers, expected.m))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def replayed(way, workers, local_size, chunk=10**9):
     [(run, 1), (run_horovod, 1), (run_machine, 2), (on_machines, 2), (on_nodes, 2)],
     ids=["servers", "horovod", "machine", "machines", "nodes"],
 )
-def test_onebit_adam_gives_the_replays_weights_and_goes_on_bit_for_bit(tmp_path, start, local_size):
+def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(tmp_path, start, local_size):
     chunk = CHUNK if start in (on_machines, on_nodes) else 10**9
     if start in (run_horovod, on_nodes):
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
@@ -66,13 +75,13 @@ def test_onebit_adam_gives_the_replays_weights_and_goes_on_bit_for_bit(tmp_path,
     results = start("algorithms", arguments)
     for number, way in enumerate(arguments):
         expected = replayed(way, len(results), local_size, chunk)
-        for result in results:
+        for result, (x, m) in zip(results, expected):
             for i in range(len(SHAPES)):
                 for name in ("w", "resumed"):
                     for context in range(way["contexts"]):
                         found = result[f"{number}{name}{i}/{context}"]
-                        np.testing.assert_array_equal(found, expected.x[f"p{i}"], err_msg=name)
-                np.testing.assert_array_equal(result[f"{number}m{i}"], expected.m[f"p{i}"])
+                        np.testing.assert_array_equal(found, x[f"p{i}"], err_msg=name)
+                np.testing.assert_array_equal(result[f"{number}m{i}"], m[f"p{i}"])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +97,7 @@ def test_onebit_adam_gives_the_replays_weights_and_goes_on_bit_for_bit(tmp_path,
 def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, workers, local_size):
     if start is start_forked_horovod:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
-    arguments = ways(str(tmp_path))[: len(COMPRESSIONS)]
+    arguments = ways(str(tmp_path))[: 2 * len(COMPRESSIONS)]
     with start(tmp_path, "killed_algorithms", arguments) as cluster:
         for rank in range(workers):
             cluster.wait_for(tmp_path / f"saved{rank}")
@@ -97,6 +106,6 @@ def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, wo
         results = cluster.results()
     for number, way in enumerate(arguments):
         expected = replayed(way, workers, local_size)
-        for result in results:
+        for result, (x, _) in zip(results, expected):
             for i in range(len(SHAPES)):
-                np.testing.assert_array_equal(result[f"{number}w{i}"], expected.x[f"p{i}"])
+                np.testing.assert_array_equal(result[f"{number}w{i}"], x[f"p{i}"])

@@ -8,7 +8,12 @@ import torch
 import torch.distributed as dist
 
 import gluon_gc.torch as bps
-from tests.algorithm_replay import OneBitAdamReplay, plain_mean
+from tests.algorithm_replay import (
+    ZERO_ONE,
+    OneBitAdamReplay,
+    ZeroOneAdamReplay,
+    plain_mean,
+)
 from tests.torch.algorithm_jobs import ONEBIT, SHAPES, gradients_of, loaded, replayed_mean, saved
 from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, logged, loss_of, raised
 
@@ -122,10 +127,48 @@ def state_of(optimizer, parameter):
     ]
 
 
+def zero_one_adam_is_its_replay_bit_for_bit():
+    workers, rank = dist.get_world_size(), dist.get_rank()
+    for kind, params in itertools.product((ADAM, ADAMW), (None, ONEBIT, TOPK)):
+        parameters = {n: torch.nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
+        inner = kind(parameters.values(), lr=0.01, weight_decay=0.1)
+        options = dict(compression_params=params, algorithm=ZERO_ONE)
+        optimizer = bps.DistributedOptimizer(inner, parameters.items(), **options)
+        compressed = replayed_mean(params) if params else plain_mean
+
+        def mean(kind, name, vectors, compressed=compressed):
+            return (plain_mean if kind == "gradient" else compressed)(kind, name, vectors)
+
+        values = [{n: np.ones(s, np.float32) for n, s in SHAPES.items()} for _ in range(workers)]
+        decay = {"decay" if kind is ADAMW else "coupled": 0.1}
+        betas = optimizer.param_groups[0]["betas"]
+        replay = ZeroOneAdamReplay(values, corrected, betas, 0.01, mean=mean, **decay)
+        for step in range(19):
+            given = [gradients_of(rank, step) for rank in range(workers)]
+            for gradients in given:
+                gradients["w"][3] *= step >= 5  # v stays 0 there if weight decay is decoupled
+            for name, parameter in parameters.items():
+                parameter.grad = torch.from_numpy(given[rank][name].copy())
+            optimizer.step()
+            replay.step(given)
+            for name, parameter in parameters.items():
+                state = optimizer.state[parameter]
+                for ours, expected in (
+                    (parameter.detach(), replay.workers[rank][name]),
+                    (state["exp_avg"], replay.m[rank][name]),
+                    (state["exp_avg_sq"], replay.v[name]),
+                ):
+                    np.testing.assert_array_equal(ours.numpy(), expected, str((step, name)))
+        counts = optimizer.compression_state.compression_stats()["rounds"]
+        assert counts == {"gradient": 4, "sum": 6}
+        optimizer.compression_state.close()
+
+
 def never_frozen_it_is_adam():
-    for kind in (ADAM, ADAMW):
+    always = {"name": "zero_one_adam", "var_freeze_step": 1000, "var_update_scaler": 1000}
+    for kind, other in itertools.product((ADAM, ADAMW), (NEVER, always)):
         weights = []
-        for algorithm in (None, NEVER):
+        for algorithm in (None, other):
             net = Net()
             optimizer = distributed(net, algorithm, optimizer=kind)
             weights.append(train(net, optimizer, range(8)))
@@ -265,10 +308,15 @@ def scaled_step(scaler, optimizer):
 
 
 def what_is_resumed_goes_on_bit_for_bit():
-    """The checkpoint is from before the first step, the warm-up, the freeze, or after it."""
-    for params, kind in ((None, ADAM), (ONEBIT, ADAMW), (TOPK, ADAM)):
+    """The checkpoint is from before the first step, the warm-up, the freeze, or after it.
+
+    With zero_one_adam, steps 11 and 12 are between two averages.
+    """
+    onebit = {**FREEZE, "freeze_step": 11}
+    ways = ((None, ADAM, onebit), (ONEBIT, ADAMW, onebit), (TOPK, ADAM, onebit))
+    for params, kind, algorithm in (*ways, (ONEBIT, ADAMW, ZERO_ONE)):
         net = Net()
-        optimizer = distributed(net, {**FREEZE, "freeze_step": 11}, params, kind)
+        optimizer = distributed(net, algorithm, params, kind)
         boxes = {}
         for step in range(18):
             if step in (0, 3, 10, 11, 12, 15):
@@ -277,7 +325,7 @@ def what_is_resumed_goes_on_bit_for_bit():
         for begin, box in boxes.items():
             resumed = Net()
             torch.nn.init.zeros_(resumed.last.weight)
-            other = distributed(resumed, {**FREEZE, "freeze_step": 11}, params, kind)
+            other = distributed(resumed, algorithm, params, kind)
             other.compression_state.load_state_dict(loaded(box))
             assert torch.equal(train(resumed, other, range(begin, 18)), flat(net)), begin
             moments = [o.state_dict()["state"][0]["exp_avg"] for o in (optimizer, other)]

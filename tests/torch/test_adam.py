@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 ALONE = (
     "onebit_adam_is_its_replay_bit_for_bit",
+    "zero_one_adam_is_its_replay_bit_for_bit",
     "never_frozen_it_is_adam",
     "frozen_it_trains_and_workers_stay_equal",
     "loops_of_every_kind_make_the_same_steps",

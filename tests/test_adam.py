@@ -1,4 +1,4 @@
-"""onebit_adam without a framework: on NumPy arrays, with threads as workers."""
+"""Algorithms that need Adam, without a framework: on NumPy arrays, with threads as workers."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from gluon_gc import algorithms
 from gluon_gc.algorithms.adam import Update
 from gluon_gc.algorithms.driver import Driver
-from tests.algorithm_replay import OneBitAdamReplay
+from tests.algorithm_replay import ZERO_ONE, OneBitAdamReplay, ZeroOneAdamReplay
 from tests.test_algorithms import SHAPES, Worker, trained
 
 RATE, BETAS, EPSILON = 0.01, (0.9, 0.99), 1e-8
@@ -141,23 +141,24 @@ def test_if_it_never_freezes_it_is_adam():
             np.testing.assert_array_equal(worker.values[name], expected.x[name])
 
 
-@pytest.mark.parametrize("stopped", [0, 18, 19, 20, 21, 23])
-def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped):
+@pytest.mark.parametrize("options", [onebit_adam(20), ZERO_ONE], ids=["onebit", "zero_one"])
+@pytest.mark.parametrize("stopped", [0, 3, 5, 8, 18, 19, 20, 21, 23])
+def test_a_driver_that_goes_on_from_a_checkpoint_gives_the_same_bits(stopped, options):
     results = []
     for stop in (None, stopped):
         worker = AdamWorker(0, 1)
         worker.meet = dict
-        driver = Driver(algorithms.parse(onebit_adam(20)), worker)
+        driver = Driver(algorithms.parse(options), worker)
         for step in range(26):
             if step == stop:
-                saved, driver = driver, Driver(algorithms.parse(onebit_adam(20)), worker)
+                saved, driver = driver, Driver(algorithms.parse(options), worker)
                 driver.go_on(saved.steps, saved.saved_state())
             worker.draw(step)
             driver.step(worker.update, worker)
-        results.append((worker, driver.saved_state()["variance"]))
-    for name in SHAPES:
-        np.testing.assert_array_equal(results[0][0].values[name], results[1][0].values[name])
-        assert results[0][1][name] == results[1][1][name] != 0
+        results.append({"values": worker.values, "m": worker.m, **driver.saved_state()})
+    for kind, arrays in results[0].items():
+        for name in SHAPES:
+            np.testing.assert_array_equal(results[1][kind][name], arrays[name])
 
 
 class FallingWorker(AdamWorker):
@@ -178,8 +179,50 @@ def test_a_warm_up_that_ends_while_gradients_fall_is_warned_of(kind, warned, log
         assert "freezes Adam's variance in step 100 while gradients still fall fast" in line
 
 
+@pytest.mark.parametrize("decays", DECAYS, ids=str)
+def test_if_each_step_updates_the_variance_zero_one_adam_is_adam(decays):
+    options = {"name": "zero_one_adam", "var_freeze_step": 99, "var_update_scaler": 99}
+    them, _ = trained(options, 2, 8, with_decays(**decays))
+    expected = replayed(2, 8, 99, **decays)
+    for worker in them:
+        for name in SHAPES:
+            np.testing.assert_allclose(worker.values[name], expected.x[name], atol=1e-6)
+
+
+def test_a_learning_rate_of_zero_keeps_everything_finite(monkeypatch):
+    monkeypatch.setattr("tests.test_adam.RATE", 0.0)
+    (worker,), _ = trained(ZERO_ONE, 1, 20, AdamWorker)
+    for name, first in Worker(0, 1).values.items():
+        np.testing.assert_array_equal(worker.values[name], first)
+        assert np.isfinite(worker.m[name]).all()
+
+
 def test_the_number_of_warm_up_steps_must_be_given():
     with pytest.raises(KeyError, match=r"\['freeze_step'\] is missing; onebit_adam needs it"):
         algorithms.parse("onebit_adam")
     with pytest.raises(ValueError, match=r"\['freeze_step'\] must be a whole number > 0, got 0"):
         algorithms.parse(onebit_adam(0))
+
+
+@pytest.mark.parametrize("decays", DECAYS, ids=str)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_zero_one_adam_is_its_replay_bit_for_bit(workers, decays):
+    them, drivers = trained(ZERO_ONE, workers, 19, with_decays(**decays))
+    drawn = [LateWorker(rank, workers) for rank in range(workers)]
+    values = [worker.values for worker in drawn]
+    expected = ZeroOneAdamReplay(values, corrected, BETAS, RATE, **decays)
+    for step in range(19):
+        for worker in drawn:
+            worker.draw(step)
+        expected.step([worker.grads for worker in drawn])
+    for rank, worker in enumerate(them):
+        for name in SHAPES:
+            np.testing.assert_array_equal(worker.values[name], expected.workers[rank][name])
+            np.testing.assert_array_equal(worker.m[name], expected.m[rank][name])
+            np.testing.assert_array_equal(worker.v[name], expected.v[name])
+            np.testing.assert_array_equal(
+                drivers[rank].state["anchor"][name], expected.anchor[name]
+            )
+        kinds = [kind for kind, *_ in worker.rounds]
+        assert kinds.count("gradient") == 4 and kinds.count("sum") == 6
+        assert worker.compressed == {"gradient": False, "sum": True}
