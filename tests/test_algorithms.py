@@ -15,6 +15,8 @@ SHAPES = {"w": (3, 4), "b": (5,), "bias": (2, 1)}
 class Worker:
     """A front end for one worker thread; gradients are random, and the optimizer is SGD."""
 
+    adam = None
+
     def __init__(self, rank, size):
         self.rank, self.values, self.grads = rank, {}, {}
         for number, (name, shape) in enumerate(SHAPES.items()):
@@ -37,7 +39,7 @@ class Worker:
     def gradients(self):
         return self.grads
 
-    def declare(self, kind, shapes):
+    def declare(self, kind, shapes, compressed):
         self.declared[kind] = dict(shapes)
 
     def start(self, request):
@@ -47,11 +49,11 @@ class Worker:
         return lambda: averages
 
 
-def trained(options, workers, steps):
+def trained(options, workers, steps, kind=Worker):
     """Return the workers after `steps` steps of an algorithm, and their drivers."""
     barrier = threading.Barrier(workers, timeout=10)
     given = [None] * workers
-    them = [Worker(rank, workers) for rank in range(workers)]
+    them = [kind(rank, workers) for rank in range(workers)]
     drivers = [Driver(algorithms.parse(options), worker) for worker in them]
 
     def run(rank):
@@ -65,7 +67,7 @@ def trained(options, workers, steps):
         them[rank].meet = meet
         for step in range(steps):
             them[rank].draw(step)
-            drivers[rank].step(them[rank].update)
+            drivers[rank].step(them[rank].update, them[rank].adam)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(workers)]
     for thread in threads:

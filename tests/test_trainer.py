@@ -22,6 +22,7 @@ def make(
     contexts=1,
     grad_req="write",
     dtype="float32",
+    optimizer="sgd",
     **more,
 ):
     params = []
@@ -31,7 +32,7 @@ def make(
         params.append(param)
     trainer = bps.DistributedTrainer(
         params,
-        "sgd",
+        optimizer,
         optimizer_params,
         compression_params=compression_params,
         kvstore="local",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
 from typing import (
+    TYPE_CHECKING,
     Any,
     Callable,
     ClassVar,
@@ -18,6 +19,7 @@ from typing import (
     Generator,
     Mapping,
     NamedTuple,
+    Optional,
     Tuple,
     Type,
 )
@@ -25,6 +27,9 @@ from typing import (
 import numpy as np
 
 from ..options import Option
+
+if TYPE_CHECKING:
+    from .adam import Adam
 
 Array = Any
 """A float32 or float64 array of any framework."""
@@ -72,11 +77,14 @@ class Step:
     parameters : mapping
         This worker's parameters, by name. The algorithm may write to them.
     gradients : mapping
-        This worker's own gradients, by name of the parameter. Not every parameter has one.
+        This worker's own gradients, by name of the parameter. Not every parameter has one. If the
+        algorithm needs Adam, every parameter has one, and the algorithm may write to it.
     update : callable
         Applies the optimizer's update to the parameters, with these gradients.
     arrived : mapping
         The averages of delayed rounds that arrive in this step, by kind of round and parameter.
+    adam : Adam, optional
+        The wrapped optimizer, if the algorithm needs Adam.
     """
 
     number: int
@@ -84,6 +92,7 @@ class Step:
     gradients: Arrays
     update: Callable[[], None]
     arrived: Mapping[str, Arrays] = field(default_factory=dict)
+    adam: Optional[Adam] = None
 
 
 Rounds = Generator[Round, Arrays, None]
@@ -102,6 +111,11 @@ class Algorithm:
         The kinds of state that differ between workers.
     spellings : mapping
         Other libraries' names of options, and our names.
+    needs_adam : bool
+        Whether the wrapped optimizer must be Adam. Workers then begin with the same parameters, and
+        skip the same steps.
+    uncompressed : tuple of str
+        The kinds of rounds that are never compressed.
     """
 
     name: ClassVar[str]
@@ -109,6 +123,8 @@ class Algorithm:
     shared: ClassVar[Tuple[str, ...]] = ()
     own: ClassVar[Tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
+    needs_adam: ClassVar[bool] = False
+    uncompressed: ClassVar[Tuple[str, ...]] = ()
 
     @classmethod
     def keys(cls) -> Dict[str, Option]:

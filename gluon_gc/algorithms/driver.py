@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Dict, List, Mapping, Protocol, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
+from .adam import Adam
 from .base import Algorithm, Array, Arrays, Round, Shapes, Step
 
 
@@ -17,8 +18,11 @@ class FrontEnd(Protocol):
     def gradients(self) -> Arrays:
         """This worker's own gradients, by parameter. Not every parameter has one."""
 
-    def declare(self, kind: str, shapes: Shapes) -> None:
-        """Prepare to average arrays of these shapes. All workers call this."""
+    def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
+        """Prepare to average arrays of these shapes. All workers call this.
+
+        `compressed`: whether compression_params apply.
+        """
 
     def start(self, request: Round) -> Callable[[], Arrays]:
         """Start to average the arrays of a round. All workers call this.
@@ -87,7 +91,8 @@ class Driver:
         if not self._declared:
             self._declared = True
             for kind, shapes in self._algorithm.rounds(self._shapes()).items():
-                self._front_end.declare(kind, shapes)
+                compressed = kind not in self._algorithm.uncompressed
+                self._front_end.declare(kind, shapes, compressed)
 
     def begin(self) -> None:
         """Prepare the first step, at the first call only. All workers call this."""
@@ -135,19 +140,21 @@ class Driver:
         """Run this algorithm from the next step on: the same one, with other options."""
         self._algorithm = algorithm
 
-    def step(self, update: Callable[[], None]) -> None:
+    def step(self, update: Callable[[], None], adam: Optional[Adam] = None) -> None:
         """Make a step.
 
         Parameters
         ----------
         update : callable
             Applies the optimizer's update with this worker's gradients.
+        adam : Adam, optional
+            The wrapped optimizer, if the algorithm needs Adam.
         """
         self.begin()
         self.steps += 1
         front_end = self._front_end
-        arrived = self._arrived()
-        at = Step(self.steps, front_end.parameters(), front_end.gradients(), update, arrived)
+        own = front_end.parameters(), front_end.gradients()
+        at = Step(self.steps, *own, update, self._arrived(), adam)
         rounds, answer = self._algorithm.step(at, self.state), None
         try:
             while True:

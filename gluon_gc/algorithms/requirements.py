@@ -64,8 +64,8 @@ def digest(array: np.ndarray) -> str:
 def first_values(algorithm: Algorithm, arrays: Iterable[Tuple[str, np.ndarray]]) -> Facts:
     """Facts that show whether all workers begin with the same parameters.
 
-    The shared state of an algorithm is made from the parameters, so these must be equal. If the
-    algorithm has no shared state, the result is empty.
+    The shared state of an algorithm is made from the parameters, so these must be equal. They must
+    be equal too if the algorithm averages gradients for Adam. For others, the result is empty.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def first_values(algorithm: Algorithm, arrays: Iterable[Tuple[str, np.ndarray]])
     arrays : iterable of (str, array)
         The names and values of the parameters. An array may be freed when the next one is taken.
     """
-    if not algorithm.shared:
+    if not (algorithm.shared or algorithm.needs_adam):
         return []
     return [
         (f"parameter {name}", {"values with the digest": digest(array)}) for name, array in arrays

@@ -9,6 +9,7 @@ from .base import Compressor, registry
 from .ignored import warn_of_ignored
 from .known_keys import keys, users_of
 from .params import CompressionParams, parse
+from .plain_adam import warn_of_plain_adam
 
 for _module in iter_modules(__path__):  # a compressor registers itself when it is imported
     import_module(f"{__name__}.{_module.name}")
@@ -23,4 +24,5 @@ __all__ = [
     "registry",
     "users_of",
     "warn_of_ignored",
+    "warn_of_plain_adam",
 ]

@@ -62,6 +62,11 @@ class CompressionParams:
         return CompressionParams(self.compressor, self.ef, ef_decay=self.ef_decay)
 
     @property
+    def uncompressed(self) -> CompressionParams:
+        """The params of the same gradient, uncompressed as float32 or float64."""
+        return CompressionParams(hierarchical=self.hierarchical)
+
+    @property
     def of_rows(self) -> CompressionParams:
         """The params for a row-sparse gradient, whose rows differ between workers and steps.
 

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import Optimizer
+from mxnet.optimizer import Optimizer, Updater
 
 from .. import plan
 from ..agreement import Facts
@@ -21,6 +21,7 @@ from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
 from . import freshness
+from .adam import WrappedAdam
 from .algorithm_arguments import require_dense_floats
 from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler
@@ -30,6 +31,7 @@ from .exchange import Exchange
 from .gradient import legacy, params_for, sum_over_contexts
 from .job import Job
 from .parameters import first_copy, spread
+from .totals import total
 
 
 class AlgorithmAveraging(Averaging):
@@ -37,22 +39,28 @@ class AlgorithmAveraging(Averaging):
 
     Vectors and state are on the first context of a parameter. The algorithm sees gradients that are
     summed over the contexts and the batch of this worker. The optimizer's update divides them by
-    the batch size.
+    the batch size. If the algorithm needs Adam, the gradients are divided first, and a stale one
+    counts as zeros.
 
     Parameters
     ----------
     algorithm : Algorithm
     every_given : bool
         See `AutomaticLocalSteps`.
+    updaters : sequence of Updater
+        The trainer's updaters, one for each context.
     **common
         The arguments of `Averaging`.
     """
 
     noun = "vector"
 
-    def __init__(self, algorithm: Algorithm, every_given: bool, **common: Any) -> None:
+    def __init__(
+        self, algorithm: Algorithm, every_given: bool, updaters: Sequence[Updater], **common: Any
+    ) -> None:
         super().__init__(**common)
         require_dense_floats(algorithm.name, self._params)
+        self._updaters = updaters
         requested = {i: self._compressions.of(i) for i in self._last_first}
         self._automatic = AutomaticLocalSteps(algorithm, requested, every_given, mx.nd.waitall)
         self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
@@ -61,6 +69,7 @@ class AlgorithmAveraging(Averaging):
         self._driver = Driver(self._algorithm, self)
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
+        self._compressed: Dict[str, bool] = {}  # by the kind of round
         self._states = AlgorithmStates(algorithm, self._driver, self._averaged)
         self._begun = False  # whether the algorithm's state exists
         self._declared = False  # whether the rounds' tensors are declared
@@ -143,12 +152,14 @@ class AlgorithmAveraging(Averaging):
 
     def _tensor(self, kind: str, index: int, shapes: Mapping[str, Tuple[int, ...]]) -> Tensor:
         param = self._params[index]
-        first = first_copy(param)
+        first, params = first_copy(param), self._automatic.params[index]
+        if not self._compressed[kind]:
+            params = params.uncompressed
         return Tensor(
             f"{self._name}.{kind}.{index}",
             math.prod(shapes[param.name]),
             np.dtype(first.dtype).name,
-            params_for(first, self._automatic.params[index]),
+            params_for(first, params),
             index=index,
             called=f"the {kind} of {param.name}",
             on_nonfinite=self._on_nonfinite,
@@ -162,6 +173,9 @@ class AlgorithmAveraging(Averaging):
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
+        if self._algorithm.needs_adam:
+            self._step_of_adam(optimizer, scale, scaler, update)
+            return
         self.prepare(optimizer, "step")
         if self._automatic.due():
             vectors = [tensor for kind in self._shapes for tensor in self._tensors(kind)]
@@ -179,7 +193,43 @@ class AlgorithmAveraging(Averaging):
         self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
         spread(self._averaged.values())
 
+    def _step_of_adam(
+        self,
+        optimizer: Optimizer,
+        scale: float,
+        scaler: Optional[AgreedLossScaler],
+        update: Update,
+    ) -> None:
+        """Make a step of an algorithm that needs Adam. All workers skip the same steps."""
+        about = [("the trainer", {"AMP": scaler is not None})]
+        self.prepare(optimizer, "step", about)
+        params = list(self._averaged.values())
+        freshness.renew_everywhere(params)
+        if scaler is not None and scaler.check(params, about):
+            freshness.use_up(params)
+            return
+        self.steps += 1
+        for param in params:
+            gradients = legacy(param.list_grad())
+            sum_over_contexts(gradients)
+            gradients[0] *= scale
+        adam = WrappedAdam(self._updaters, self._averaged)
+        self._driver.step(lambda: self._update_with_averages(update), adam)
+        freshness.use_up(params)
+        spread(params)
+        adam.spread()
+
+    def _update_with_averages(self, update: Update) -> None:
+        """Apply the optimizer with the gradients of the first context, which are averages."""
+        for param in self._averaged.values():
+            first, *others = legacy(param.list_grad())
+            for other in others:
+                first.copyto(other)
+        update(1.0, False)
+
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
+        if self._algorithm.needs_adam:
+            return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
         return overflow  # each worker has its own loss scale, and skips its own steps
 
     # Checkpoints
@@ -211,9 +261,9 @@ class AlgorithmAveraging(Averaging):
         fresh = (param for param in self._averaged.values() if param.list_data()[0]._fresh_grad)
         return {param.name: legacy(param.list_grad()[:1])[0] for param in fresh}
 
-    def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+    def declare(self, kind: str, shapes: Mapping[str, Tuple[int, ...]], compressed: bool) -> None:
         """Store the shapes of a kind of round, for `prepare`."""
-        self._shapes[kind] = shapes
+        self._shapes[kind], self._compressed[kind] = shapes, compressed
 
     def start(self, request: Round) -> Callable[[], Dict[str, NDArray]]:
         """Queue the averaging of a round's vectors over all workers.

@@ -78,6 +78,12 @@ def renew_on_all_contexts(params: Iterable[Parameter]) -> None:
             _renew(param)
 
 
+def renew_everywhere(params: Iterable[Parameter]) -> None:
+    """Set stale gradients to zero and mark them fresh."""
+    for param in params:
+        _renew(param)
+
+
 def _is_fresh(param: Parameter) -> bool:
     """Whether a gradient is fresh on any context of this worker."""
     return param.grad_req != "null" and any(data._fresh_grad for data in param.list_data())

@@ -10,11 +10,12 @@ from mxnet.optimizer import Optimizer
 
 from .. import env
 from ..algorithms import gives
-from ..compression import parse, warn_of_ignored
+from ..compression import parse, warn_of_ignored, warn_of_plain_adam
 from ..log import logger
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
 from . import freshness, runtime, saving, stats, summary, trace
+from .adam import require_adam
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
 from .broadcasts import broadcast_copies
@@ -116,6 +117,8 @@ class DistributedTrainer(HookedTrainer):
             require_positive("max_grad_norm", max_grad_norm)
         checked_algorithm = checked(algorithm, on_nonfinite, max_grad_norm, compression_params)
         optimizer, optimizer_params = as_optimizer(optimizer, optimizer_params)
+        if checked_algorithm is not None and checked_algorithm.needs_adam:
+            require_adam(checked_algorithm.name, optimizer)
         mu, nesterov = momentum_of(optimizer) if checked_algorithm is None else (None, False)
         optimizer_info = mu, nesterov, type(optimizer).__name__
         default = parse(compression_params, *optimizer_info)
@@ -136,6 +139,9 @@ class DistributedTrainer(HookedTrainer):
             checked_algorithm and checked_algorithm.name,
         )
         warn_of_ignored(*self._compressions.written)
+        if checked_algorithm is None:
+            given = (self._compressions.of(i) for i in range(len(self._params)))
+            warn_of_plain_adam(type(optimizer).__name__, given)
         self._momentum = self._compressions.momentum(optimizer)
         shared_args = dict(
             name=self._name,
@@ -146,7 +152,9 @@ class DistributedTrainer(HookedTrainer):
             on_nonfinite=on_nonfinite,
         )
         self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
-            AlgorithmAveraging(checked_algorithm, gives(algorithm, "every"), **shared_args)
+            AlgorithmAveraging(
+                checked_algorithm, gives(algorithm, "every"), self._updaters, **shared_args
+            )
             if checked_algorithm is not None
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )

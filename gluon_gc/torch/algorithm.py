@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Mapping, Optional
 
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -35,11 +36,15 @@ class Stepping(Distributed):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Make a step of the algorithm. All workers call this."""
-        losses: List[Any] = []
-        arguments = () if closure is None else (closure,)
-        self._algorithm.step(lambda: losses.append(_scaled(self, arguments)))
+        if self._algorithm.algorithm.needs_adam:
+            loss = _step_of_adam(self, closure)
+        else:
+            losses: List[Any] = []
+            arguments = () if closure is None else (closure,)
+            self._algorithm.step(lambda: losses.append(_scaled(self, arguments)))
+            loss = losses[-1] if losses else None
         self._opt_called = True  # read by learning-rate schedulers
-        return losses[-1] if losses else None
+        return loss
 
     step.hooked = True  # PyTorch need not wrap it: the optimizer's own step calls the hooks
     step._wrapped_by_lr_sched = True  # nor need schedulers, which only set _opt_called
@@ -108,14 +113,48 @@ def _scaled(optimizer: Stepping, arguments: Any) -> Any:
     own = getattr(kind_of(optimizer), "_step_supports_amp_scaling", False)
     if vars(optimizer).get("_step_supports_amp_scaling", own):
         return optimizer._update(*arguments)
+    with _unscaled(optimizer) as overflows:
+        return None if overflows else optimizer._update(*arguments)
+
+
+def _step_of_adam(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> Any:
+    """Make a step of an algorithm that needs Adam, and return the closure's loss."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    updates: List[Any] = []
+    with _unscaled(optimizer) as overflows:
+        made = optimizer._algorithm.step(lambda: updates.append(optimizer._update()), overflows)
+        if made and not updates:
+            _call_hooks(optimizer)
+    return loss
+
+
+def _call_hooks(optimizer: Stepping) -> None:
+    """Call the hooks of an optimizer's step. Without gradients, its step does nothing else."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    optimizer._update()
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
+
+
+@contextmanager
+def _unscaled(optimizer: Stepping) -> Iterator[Optional[bool]]:
+    """Unscale the gradients if a GradScaler calls a step, and hide it from the optimizer.
+
+    The context's value is whether the scaler has found an infinity; None without a scaler.
+    """
     attributes = vars(optimizer)
     taken = {key: attributes.pop(key) for key in ("found_inf", "grad_scale") if key in attributes}
+    overflows = bool(taken["found_inf"]) if "found_inf" in taken else None
     try:
-        if taken.get("found_inf"):
-            return None
-        if taken.get("grad_scale") is not None:
+        if not overflows and taken.get("grad_scale") is not None:
             _multiply_gradients(optimizer, 1.0 / float(taken["grad_scale"]))
-        return optimizer._update(*arguments)
+        yield overflows
     finally:
         attributes.update(taken)  # the scaler deletes them
 

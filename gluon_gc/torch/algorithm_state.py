@@ -19,6 +19,7 @@ from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..compression import CompressionParams
 from ..options import checked_epoch
 from . import algorithm_saving, automatic, closing, gpu, stats
+from .adam import WrappedAdam, fill_gradients, require_adam
 from .optimizer_hooks import require_averaged
 from .rounds import Rounds
 from .settings import chosen_params, facts_of, named
@@ -67,6 +68,8 @@ class AlgorithmState:
         self.parameters, _ = named(named_parameters)
         for name, parameter in self.parameters.items():
             require_floats(algorithm.name, name, str(parameter.dtype).rpartition(".")[2])
+        if algorithm.needs_adam:
+            require_adam(algorithm.name, optimizer, self.parameters)
         own = (overrides or {}).values()
         require_fitting_compression(algorithm.name, compression_params, *own)
         requested, _ = chosen_params(self.parameters, compression_params, overrides)
@@ -101,16 +104,42 @@ class AlgorithmState:
         """The number of steps so far."""
         return self.driver.steps
 
-    def step(self, update: Callable[[], None]) -> None:
-        """Make a step, in which the algorithm calls `update`. All workers call this."""
+    def step(self, update: Callable[[], None], overflows: Optional[bool] = None) -> bool:
+        """Make a step, in which the algorithm may call `update`. All workers call this.
+
+        Parameters
+        ----------
+        update : callable
+        overflows : bool, optional
+            If the algorithm needs Adam: whether this worker's GradScaler has found an infinity.
+            All workers then leave the step out. None: there is no scaler.
+
+        Returns
+        -------
+        Whether the step was made.
+        """
         self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
+        needs_adam = self.algorithm.needs_adam
         if not self._agreed:
-            self._agree()
+            self._agree([("", {"GradScaler": overflows is not None})] if needs_adam else [])
+        if needs_adam:
+            return self._step_of_adam(update, overflows)
         if self.automatic.due():
             tensors = self.rounds.tensors()
             self.take(automatic.decided(self.automatic, tensors, self._group))
         self.driver.step(update)
+        return True
+
+    def _step_of_adam(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
+        """Make a step of an algorithm that needs Adam; see `step`."""
+        if overflows is not None:
+            flags = self.rounds.meeting.gather_numbers([int(overflows)], "compare loss scales")
+            if any(flag for (flag,) in flags):
+                return False
+        fill_gradients(self.algorithm.name, self.parameters)
+        self.driver.step(update, WrappedAdam(self.optimizer, self.parameters))
+        return True
 
     def take(self, decision: Decision) -> None:
         """Use a decision of "auto". All workers call this together, before the first round."""
@@ -128,9 +157,9 @@ class AlgorithmState:
         for device in {parameter.device for parameter in self.parameters.values()}:
             gpu.wait(device)
 
-    def _agree(self) -> None:
+    def _agree(self, about: Facts) -> None:
         """Raise a RuntimeError on all workers unless they can begin together."""
-        facts = [*facts_of(self.optimizer, None)]
+        facts = [*about, *facts_of(self.optimizer, None)]
         if not self.steps:
             parameters = self.rounds.parameters().items()
             arrays = ((name, tensor.cpu().numpy()) for name, tensor in parameters)

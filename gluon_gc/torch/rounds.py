@@ -57,7 +57,8 @@ class Rounds:
     ) -> None:
         self._about, self._group, self._step = about, group, step
         self._parameters, self._params = parameters, params
-        self._shapes: Dict[str, Shapes] = {}
+        self._shapes: Dict[str, Shapes] = {}  # by the kind of round
+        self._compressed: Dict[str, bool] = {}  # by the kind of round
         self.exchanges: Dict[str, Exchange] = {}
         self.counts: Counter[str] = Counter()
         self._epoch: Optional[int] = None
@@ -76,12 +77,17 @@ class Rounds:
         parameters = self._parameters.items()
         return {name: p.grad for name, p in parameters if p.grad is not None}
 
-    def declare(self, kind: str, shapes: Shapes) -> None:
+    def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""
+        self._shapes[kind], self._compressed[kind] = shapes, compressed
+        self._open(kind)
+
+    def _open(self, kind: str) -> None:
+        """Declare the vectors of a kind of round in a new exchange."""
         exchange = Exchange(self._group)
         about = [*self._about, ("", {"kind of round": kind})]
-        exchange.declare(self._tensors(kind, shapes), about=about)
-        self._shapes[kind], self.exchanges[kind] = shapes, exchange
+        exchange.declare(self._tensors(kind), about=about)
+        self.exchanges[kind] = exchange
 
     def renew(self, about: Facts, params: Mapping[str, CompressionParams]) -> None:
         """Declare all rounds again, with other facts and compression. All workers call this.
@@ -89,9 +95,9 @@ class Rounds:
         Residuals start from zero.
         """
         self._about, self._params = about, params
-        for kind, shapes in self._shapes.items():
+        for kind in self._shapes:
             self.exchanges[kind].close()
-            self.declare(kind, shapes)
+            self._open(kind)
         if self._epoch is not None:
             self.set_epoch(self._epoch)
 
@@ -103,21 +109,21 @@ class Rounds:
 
     def tensors(self) -> List[Tensor]:
         """Return the vectors of all rounds."""
-        return [t.plan for kind, s in self._shapes.items() for t in self._tensors(kind, s)]
+        return [tensor.plan for kind in self._shapes for tensor in self._tensors(kind)]
 
-    def _tensors(self, kind: str, shapes: Shapes) -> List[DeclaredTensor]:
+    def _tensors(self, kind: str) -> List[DeclaredTensor]:
         numbers = {name: number for number, name in enumerate(self._parameters)}
         return [
             declared(
                 name,
                 self._parameters[name],
-                self._params[name],
+                self._params[name] if self._compressed[kind] else self._params[name].uncompressed,
                 numbers[name],
                 size=torch.Size(shape).numel(),
                 called=f"the {kind} of parameter {name}",
                 on_nonfinite="raise",
             )
-            for name, shape in shapes.items()
+            for name, shape in self._shapes[kind].items()
         ]
 
     def start(self, request: Round) -> Callable[[], Arrays]:

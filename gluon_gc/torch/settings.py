@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..agreement import Facts
-from ..compression import CompressionParams, parse, warn_of_ignored
+from ..compression import CompressionParams, parse, warn_of_ignored, warn_of_plain_adam
 from ..compression.momentum import has_nesterov
 from ..options import first_match, require_matches
 from ..plan import params_for_dimensions
@@ -69,6 +69,7 @@ def chosen_params(
     default = parsed(compression_params)
     own = {pattern: parsed(params) for pattern, params in overrides.items()}
     warn_of_ignored(compression_params, *overrides.values())
+    warn_of_plain_adam(kind, (default, *own.values()))
     require_matches(own, parameters, "overrides")
     chosen = Chosen({}, {})
     for name, parameter in parameters.items():

@@ -821,13 +821,20 @@ def plain_trainer(arguments):
 
 
 def amp_overflow(arguments):
-    """Overflow worker 0's gradient in the first step; all weights and loss scales stay equal."""
+    """Overflow worker 0's gradient in the first step; all weights and loss scales stay equal.
+
+    arguments: compression_params; optional: algorithm and its optimizer.
+    """
     from mxnet.contrib import amp
 
     amp.init()
     (param,) = params = _parameters([(64,)])
     trainer = bps.DistributedTrainer(
-        params, "sgd", {"learning_rate": 1.0}, compression_params=arguments["compression_params"]
+        params,
+        arguments.get("optimizer", "sgd"),
+        {"learning_rate": 1.0},
+        compression_params=arguments["compression_params"],
+        algorithm=arguments.get("algorithm"),
     )
     amp.init_trainer(trainer)
     result = {}

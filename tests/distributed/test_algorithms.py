@@ -51,10 +51,23 @@ def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9, *
 
     `options` are those of local_steps. Vectors are cut into chunks of at most `chunk` elements.
     """
-    of_workers = [
-        {f"p{i}": np.full(shape, i + 1, np.float32) for i, shape in enumerate(SHAPES)}
-        for _ in range(workers)
-    ]
+    of_workers = [first_values() for _ in range(workers)]
+    mean = mean_of(compression_params, workers, local_size, chunk)
+    local = LocalStepsReplay(of_workers, every=7, mean=mean, **options)
+    for step in range(STEPS):
+        for rank, worker in enumerate(of_workers):
+            for name, gradient in zip(worker, gradients_of(rank, step, SHAPES)):
+                worker[name] -= np.float32(RATE) * (np.float32(contexts) * gradient)
+        local.after_step()
+    return of_workers
+
+
+def first_values():
+    return {f"p{i}": np.full(shape, i + 1, np.float32) for i, shape in enumerate(SHAPES)}
+
+
+def mean_of(compression_params, workers, local_size, chunk=10**9):
+    """Return the mean of all workers' vectors in NumPy; the arguments are those of `replayed`."""
     senders = workers // local_size
     parts = {f"p{i}": replay.chunks(int(np.prod(shape)), chunk) for i, shape in enumerate(SHAPES)}
     exchanges = {
@@ -77,13 +90,7 @@ def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9, *
         ]
         return np.concatenate(means).reshape(vectors[0].shape)
 
-    local = LocalStepsReplay(of_workers, every=7, mean=mean, **options)
-    for step in range(STEPS):
-        for rank, worker in enumerate(of_workers):
-            for name, gradient in zip(worker, gradients_of(rank, step, SHAPES)):
-                worker[name] -= np.float32(RATE) * (np.float32(contexts) * gradient)
-        local.after_step()
-    return of_workers
+    return mean
 
 
 def first_moments(rank, beta=0.9):

@@ -1,0 +1,109 @@
+"""onebit_adam: Adam, with compressed momentum after the variance is frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Mapping
+
+from ..log import logger
+from ..options import whole
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+
+_FALLING = 0.5
+"""The warm-up is too short if recent squared gradients are smaller than this share of v."""
+
+
+@register
+@dataclass(frozen=True)
+class OneBitAdam(Algorithm):
+    """Adam that sends compressed momentum instead of gradients after a warm-up.
+
+    The wrapped optimizer is Adam or AdamW. In the first `freeze_step` steps, the workers average
+    their gradients uncompressed, and the optimizer updates the parameters with the averages. All
+    workers then have the same moments m and v.
+
+    Afterwards v and its bias correction stay as they are. In each step, where worker i has the
+    gradient g_i:
+
+        m_i = beta1 m + (1 - beta1) g_i    (compressed, with error feedback)
+        m = mean of the m_i
+        x = x - lr (m' / (sqrt(v') + epsilon) + weight_decay x)
+
+    Here m' and v' have the optimizer's bias corrections. Coupled weight decay is part of g_i
+    instead. Elements with v = 0, which never had a gradient, stay as they are.
+
+    References
+    ----------
+    Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+    Speed", 2021.
+    """
+
+    name = "onebit_adam"
+    description = "Adam, which sends compressed momentum after its variance is frozen"
+    own = ("variance",)
+    needs_adam = True
+    uncompressed = ("gradient",)
+
+    freeze_step: int = whole(1, "number of steps with averaged gradients").field()
+
+    def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
+        return {"gradient": shapes, "momentum": shapes}
+
+    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+        return {"variance": {name: 0.0 * x.sum() for name, x in parameters.items()}}
+
+    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+        if at.number <= self.freeze_step:
+            mean = yield Round("gradient", at.gradients)
+            for name, gradient in at.gradients.items():
+                gradient[:] = mean[name]
+            at.update()
+            self._watch(at, state["variance"])
+            return
+        mean = yield Round("momentum", {name: _own_momentum(at, name) for name in at.parameters})
+        at.adam.count()
+        for name, x in at.parameters.items():
+            m, v = at.adam.moments(name)
+            trained = v > 0
+            m[:] = trained * mean[name]
+            update = at.adam.update(name, at.number - self.freeze_step)
+            change = update.rate * (m / update.denominator)
+            if update.decay:
+                change = change + update.decay * (trained * x)
+            x[:] = x - change
+
+    def _watch(self, at: Step, sums: Dict[str, Array]) -> None:
+        """Warn at the end of the warm-up if the squared gradients are still falling fast.
+
+        Between two steps, v has changed by the squared gradients in between. So the sums of v at
+        the two steps give their mean. `sums` has the sums of v at the earlier step.
+        """
+        tenth = self.freeze_step // 10
+        if tenth and at.number == self.freeze_step - tenth:
+            sums.update((name, at.adam.moments(name)[1].sum()) for name in at.parameters)
+        if not tenth or at.number != self.freeze_step:
+            return
+        recent = whole_warm_up = 0.0
+        for name in at.parameters:
+            total = float(at.adam.moments(name)[1].sum())
+            _, beta2 = at.adam.betas(name)
+            kept = beta2**tenth
+            recent += (total - kept * float(sums[name])) / (1 - kept)
+            whole_warm_up += total / (1 - beta2**at.number)
+        if recent < _FALLING * whole_warm_up:
+            logger.warning(
+                "algorithm %s freezes Adam's variance in step %d while gradients still fall fast: "
+                "the squared gradients of the last %d steps are %.0f %% of the variance. Use a "
+                "larger freeze_step",
+                self.name,
+                at.number,
+                tenth,
+                100 * recent / whole_warm_up,
+            )
+
+
+def _own_momentum(at: Step, name: str) -> Array:
+    """This worker's momentum of a parameter, which is 0 where v is 0."""
+    m, v = at.adam.moments(name)
+    beta1, _ = at.adam.betas(name)
+    return (v > 0) * (beta1 * m + (1 - beta1) * at.adam.gradient(name))

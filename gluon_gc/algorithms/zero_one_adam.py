@@ -1,0 +1,155 @@
+"""zero_one_adam: 0/1 Adam, which seldom updates the variance and later steps locally."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Mapping, Tuple
+
+from ..options import whole
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+
+_LARGEST_EXPONENT = 40
+
+
+@register
+@dataclass(frozen=True)
+class ZeroOneAdam(Algorithm):
+    """Adam that seldom updates its variance, and sends compressed sums of local steps.
+
+    The wrapped optimizer is Adam or AdamW. Here r is its learning rate with the bias correction of
+    the first moment m, and d = sqrt(v') + epsilon, where v' is the second moment with its bias
+    correction. With decoupled weight decay, k = 1 - lr weight_decay. Otherwise k = 1, and g_i has
+    the weight decay. Elements with v = 0 stay as they are, except in variance steps.
+
+    Until `var_freeze_step`, some steps are variance steps. The first comes in step 1, and after j
+    of them the distance to the next is 2^floor((j - 1) / var_update_scaler). In a variance step,
+    the workers average their gradients uncompressed, and m, v and x change as in Adam. The bias
+    correction of v counts these steps.
+
+    In all other steps, worker i makes a local step, and adds it to u_i:
+
+        m_i = beta1 m_i + (1 - beta1) g_i
+        x_i = k x_i - r m_i / d
+        u_i = k u_i + r m_i
+        s = k s + r
+        K = k K
+
+    Then, or after several local steps, the workers average the u_i:
+
+        u = mean of the u_i    (compressed, with error feedback)
+        m_i = u / s
+        x_i = K anchor - u / d
+
+    The anchor is the set of parameters that all workers had after the last average. Afterwards u_i
+    and s start from 0, and K from 1. Until `var_freeze_step` there is an average in each step. The
+    interval then doubles every `local_step_scaler` steps, up to `local_step_clipper`.
+
+    References
+    ----------
+    Lu et al., "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam", 2022.
+    """
+
+    name = "zero_one_adam"
+    description = "Adam, which seldom updates its variance and sends compressed sums of local steps"
+    shared = ("anchor", "rate", "keep")
+    own = ("sum",)
+    needs_adam = True
+    uncompressed = ("gradient",)
+
+    var_freeze_step: int = whole(1, "number of steps after which the variance stays").field()
+    var_update_scaler: int = whole(
+        1, "number of updates of the variance after which their distance doubles"
+    ).field(16)
+    local_step_scaler: int = whole(
+        1, "number of steps after which the interval of averages doubles"
+    ).field(1000)
+    local_step_clipper: int = whole(1, "largest interval of averages, in steps").field(16)
+
+    def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
+        return {"gradient": shapes, "sum": shapes}
+
+    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+        numbers = {name: 0.0 * x.reshape((-1,))[:1] for name, x in parameters.items()}
+        return {
+            "anchor": {name: 1.0 * x for name, x in parameters.items()},
+            "sum": {name: 0.0 * x for name, x in parameters.items()},
+            "rate": numbers,
+            "keep": {name: 1.0 + number for name, number in numbers.items()},
+        }
+
+    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+        variance_steps, is_one = self._variance_steps(at.number)
+        frozen = at.number - variance_steps
+        if is_one:
+            mean = yield Round("gradient", at.gradients)
+            for name, gradient in at.gradients.items():
+                gradient[:] = mean[name]
+            _variance_step(at, state["anchor"], frozen)
+            return
+        _local_step(at, state, frozen)
+        if self._is_average_due(at.number):
+            mean = yield Round("sum", state["sum"])
+            _apply(mean, at, state, frozen)
+
+    def _variance_steps(self, number: int) -> Tuple[int, bool]:
+        """The number of variance steps so far, and whether this step is one."""
+        count, latest, following = 0, 0, 1
+        while following <= min(number, self.var_freeze_step):
+            count, latest = count + 1, following
+            following += 2 ** min((count - 1) // self.var_update_scaler, _LARGEST_EXPONENT)
+        return count, latest == number
+
+    def _is_average_due(self, number: int) -> bool:
+        local = number - self.var_freeze_step
+        if local <= 0:
+            return True
+        doublings = min((local - 1) // self.local_step_scaler, _LARGEST_EXPONENT)
+        return local % min(2**doublings, self.local_step_clipper) == 0
+
+
+def _variance_step(at: Step, anchors: Dict[str, Array], frozen: int) -> None:
+    """Make Adam's step with averaged gradients."""
+    own = {name: at.adam.gradient(name) for name in at.parameters}
+    at.adam.count()
+    for name, x in at.parameters.items():
+        (m, v), (beta1, beta2), g = at.adam.moments(name), at.adam.betas(name), own[name]
+        m[:] = beta1 * m + (1 - beta1) * g
+        v[:] = beta2 * v + (1 - beta2) * (g * g)
+        update = at.adam.update(name, frozen)
+        change = update.rate * (m / update.denominator)
+        x[:] = x - (change + update.decay * x if update.decay else change)
+        anchors[name] = 1.0 * x
+
+
+def _local_step(at: Step, state: Mapping[str, Dict[str, Array]], frozen: int) -> None:
+    """Make a step with this worker's gradients, and add it to the sum."""
+    own = {name: at.adam.gradient(name) for name in at.parameters}
+    at.adam.count()
+    sums, rates, keeps = state["sum"], state["rate"], state["keep"]
+    for name, x in at.parameters.items():
+        (m, v), (beta1, _) = at.adam.moments(name), at.adam.betas(name)
+        trained = v > 0
+        m[:] = trained * (beta1 * m + (1 - beta1) * own[name])
+        rate, denominator, decay = at.adam.update(name, frozen)
+        change = rate * (m / denominator)
+        x[:] = x - (change + decay * (trained * x) if decay else change)
+        keep = 1 - decay
+        sums[name] = keep * sums[name] + rate * m
+        rates[name] = keep * rates[name] + rate
+        keeps[name] = keep * keeps[name]
+
+
+def _apply(mean: Arrays, at: Step, state: Mapping[str, Dict[str, Array]], frozen: int) -> None:
+    """Change moments and parameters by the average of the sums, and start new sums."""
+    for name, x in at.parameters.items():
+        m, v = at.adam.moments(name)
+        trained, anchor = v > 0, state["anchor"][name]
+        rate, keep = state["rate"][name], state["keep"][name]
+        average = trained * mean[name]
+        m[:] = average / (rate + (rate == 0))  # a learning rate of 0 gives 0
+        decayed = trained * (anchor - keep * anchor)
+        x[:] = anchor - decayed - average / at.adam.update(name, frozen).denominator
+        state["anchor"][name] = 1.0 * x
+        state["sum"][name] = 0.0 * average
+        state["rate"][name] = 0.0 * rate
+        state["keep"][name] = 0.0 * keep + 1.0

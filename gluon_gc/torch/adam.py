@@ -1,0 +1,137 @@
+"""PyTorch's Adam and AdamW, for algorithms that need Adam."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Mapping, Tuple
+
+import torch
+from torch.optim import Adam, AdamW, Optimizer
+
+from ..algorithms.adam import Update
+from .copies import kind_of
+from .optimizer_hooks import param_groups
+
+_REFUSED = ("amsgrad", "maximize", "fused", "capturable", "differentiable")
+"""Settings of a parameter group that change the update or the place of the step count."""
+
+
+class WrappedAdam:
+    """PyTorch's front end of `algorithms.adam.Adam`, for one step.
+
+    The moments are the optimizer's own tensors.
+
+    Parameters
+    ----------
+    optimizer : Adam or AdamW
+    parameters : mapping of str to Parameter
+        By name. Each one has a gradient.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self._groups = dict(_groups_of(optimizer))
+
+    def moments(self, name: str) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return exp_avg and exp_avg_sq of a parameter."""
+        state = self._state(name)
+        return state["exp_avg"], state["exp_avg_sq"]
+
+    def betas(self, name: str) -> Tuple[float, float]:
+        """Return the decay rates of the moments."""
+        beta1, beta2 = self._group(name)["betas"]
+        return float(beta1), float(beta2)
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """Return this worker's gradient, with weight decay if it is coupled."""
+        parameter, decay = self._parameters[name], self._group(name)["weight_decay"]
+        if not decay or self._is_decoupled(name):
+            return parameter.grad
+        return parameter.grad + decay * parameter.detach()
+
+    def count(self) -> None:
+        """Count a step that the algorithm makes."""
+        for name in self._parameters:
+            self._state(name)["step"] += 1
+
+    def update(self, name: str, frozen: int) -> Update:
+        """Return the update of a parameter, whose exp_avg_sq did not change in `frozen` steps."""
+        state, group = self._state(name), self._group(name)
+        steps, lr, (beta1, beta2) = float(state["step"]), float(group["lr"]), self.betas(name)
+        correction = (1 - beta2 ** (steps - frozen)) ** 0.5
+        denominator = (state["exp_avg_sq"].sqrt() / correction).add_(group["eps"])
+        decay = lr * group["weight_decay"] if self._is_decoupled(name) else 0.0
+        return Update(lr / (1 - beta1**steps), denominator, decay)
+
+    def _state(self, name: str) -> Dict[str, Any]:
+        """Return the optimizer's state of a parameter, which is new before its first step."""
+        parameter = self._parameters[name]
+        state = self._optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+    def _group(self, name: str) -> Dict[str, Any]:
+        return self._groups[self._parameters[name]]
+
+    def _is_decoupled(self, name: str) -> bool:
+        default = kind_of(self._optimizer) is AdamW  # older versions do not say it in the group
+        return self._group(name).get("decoupled_weight_decay", default)
+
+
+def _groups_of(optimizer: Optimizer) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
+    """Yield each parameter of an optimizer with its group."""
+    for group in param_groups(optimizer):
+        for parameter in group["params"]:
+            yield parameter, group
+
+
+def require_adam(
+    name: str, optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> None:
+    """Raise ValueError unless an optimizer is an Adam that an algorithm can work with.
+
+    Parameters
+    ----------
+    name : str
+        The name of the algorithm.
+    optimizer : Optimizer
+    parameters : mapping of str to Parameter
+        The parameters that the workers average, by name.
+    """
+    kind = kind_of(optimizer)
+    if kind not in (Adam, AdamW):
+        raise ValueError(
+            f"algorithm {name} needs torch.optim.Adam or torch.optim.AdamW, got {kind.__name__}"
+        )
+    for group in param_groups(optimizer):
+        for key in _REFUSED:
+            if group.get(key):
+                raise ValueError(
+                    f"algorithm {name} needs {key}=False of {kind.__name__}, got {group[key]!r}"
+                )
+        if group["eps"] <= 0:
+            raise ValueError(f"algorithm {name} needs eps > 0 of {kind.__name__}, got 0")
+    stepped = dict(_groups_of(optimizer))
+    for parameter_name, parameter in parameters.items():
+        if parameter not in stepped:
+            raise ValueError(
+                f"algorithm {name} needs all named_parameters in the optimizer, but parameter "
+                f"{parameter_name} is not"
+            )
+
+
+def fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Set missing gradients to zeros. Raise ValueError if a gradient is sparse.
+
+    `name` is the name of the algorithm.
+    """
+    for parameter_name, parameter in parameters.items():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.layout is not torch.strided:
+            raise ValueError(
+                f"algorithm {name} needs dense gradients, but the gradient of parameter "
+                f"{parameter_name} is sparse"
+            )

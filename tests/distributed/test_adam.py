@@ -1,0 +1,111 @@
+"""Algorithms that need Adam, on the real backends: all workers match NumPy replays."""
+
+import numpy as np
+import pytest
+
+from tests.adam_replay import corrected, onebit_replay
+from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
+from tests.distributed.cluster import start_cluster, start_local, start_machine
+from tests.distributed.forked_horovod import start_forked_horovod
+from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_horovod, run_machine
+from tests.distributed.test_algorithms import (
+    CHUNK,
+    COMPRESSIONS,
+    ONEBIT,
+    SHAPES,
+    first_values,
+    mean_of,
+    on_machines,
+    on_nodes,
+)
+
+ADAM = {"learning_rate": 0.01, "wd": 0.1, "beta2": 0.99}
+FREEZE = {"name": "onebit_adam", "freeze_step": 6}
+STEPS = 14
+
+
+def ways(folder):
+    """Arguments of `jobs.algorithms`: each compression, resumed before, at and after the freeze."""
+    common = {"shapes": SHAPES, "steps": STEPS, "folder": folder, "optimizer": "adam"}
+    common.update(optimizer_params=ADAM)
+    settings = [
+        *zip(COMPRESSIONS, (4, 6, 9), (1, 1, 1), 3 * (FREEZE,)),
+        *zip(COMPRESSIONS, (3, 5, 11), (1, 1, 1), 3 * (ZERO_ONE,)),  # 11: between two averages
+        (ONEBIT, 7, 2, FREEZE),
+        (ONEBIT, 11, 2, ZERO_ONE),
+    ]
+    names = ("compression_params", "middle", "contexts", "algorithm")
+    return [{**common, **dict(zip(names, values))} for values in settings]
+
+
+def replayed(way, workers, local_size, chunk=10**9):
+    """Return the final parameters and first moments of each worker."""
+    compressed = mean_of(way["compression_params"], workers, local_size, chunk)
+    plain = mean_of(None, workers, local_size)
+
+    def mean(kind, name, vectors):
+        return (plain if kind == "gradient" else compressed)(kind, name, vectors)
+
+    if way["algorithm"] is FREEZE:
+        expected = onebit_replay(first_values(), 6, mean, **ADAM)
+    else:
+        values = [first_values() for _ in range(workers)]
+        settings = {"betas": (0.9, 0.99), "lr": 0.01, "coupled": 0.1}
+        expected = ZeroOneAdamReplay(values, corrected, mean=mean, **settings)
+    for step in range(STEPS):
+        of_workers = [gradients_of(rank, step, SHAPES) for rank in range(workers)]
+        factor = np.float32(way["contexts"])
+        expected.step([dict(zip(expected.v, [factor * g for g in own])) for own in of_workers])
+    if way["algorithm"] is FREEZE:
+        return [(expected.x, expected.m)] * workers
+    return list(zip(expected.workers, expected.m))
+
+
+@pytest.mark.parametrize(
+    "start, local_size",
+    [(run, 1), (run_horovod, 1), (run_machine, 2), (on_machines, 2), (on_nodes, 2)],
+    ids=["servers", "horovod", "machine", "machines", "nodes"],
+)
+def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(tmp_path, start, local_size):
+    chunk = CHUNK if start in (on_machines, on_nodes) else 10**9
+    if start in (run_horovod, on_nodes):
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    arguments = ways(str(tmp_path))
+    results = start("algorithms", arguments)
+    for number, way in enumerate(arguments):
+        expected = replayed(way, len(results), local_size, chunk)
+        for result, (x, m) in zip(results, expected):
+            for i in range(len(SHAPES)):
+                for name in ("w", "resumed"):
+                    for context in range(way["contexts"]):
+                        found = result[f"{number}{name}{i}/{context}"]
+                        np.testing.assert_array_equal(found, x[f"p{i}"], err_msg=name)
+                np.testing.assert_array_equal(result[f"{number}m{i}"], m[f"p{i}"])
+
+
+@pytest.mark.parametrize(
+    "start, workers, local_size",
+    [
+        (start_cluster, 2, 1),
+        (start_forked_horovod, 2, 1),
+        (start_machine, 2, 2),
+        (start_local, 1, 1),
+    ],
+    ids=["servers", "horovod", "machine", "alone"],
+)
+def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, workers, local_size):
+    if start is start_forked_horovod:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    arguments = ways(str(tmp_path))[: 2 * len(COMPRESSIONS)]
+    with start(tmp_path, "killed_algorithms", arguments) as cluster:
+        for rank in range(workers):
+            cluster.wait_for(tmp_path / f"saved{rank}")
+    (tmp_path / "again").mkdir()
+    with start(tmp_path / "again", "resumed_algorithms", arguments) as cluster:
+        results = cluster.results()
+    for number, way in enumerate(arguments):
+        expected = replayed(way, workers, local_size)
+        for result, (x, _) in zip(results, expected):
+            for i in range(len(SHAPES)):
+                np.testing.assert_array_equal(result[f"{number}w{i}"], x[f"p{i}"])
