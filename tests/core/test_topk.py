@@ -33,7 +33,7 @@ class Replay(replay.Replay):
 
     def encode(self, p):
         indices = chosen(p, element_count(self.options["k"], p.size))
-        values = finite_halves(p[indices]) if "value_bits" in self.options else p[indices]
+        values = finite_halves(p[indices]) if self.options.get("value_bits") == 16 else p[indices]
         decoded = np.zeros_like(p)  # positive zeros, because the kernel adds values to zeros
         decoded[indices] += values
         low_bits = low_bits_of(p.size, indices.size)

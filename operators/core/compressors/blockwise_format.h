@@ -10,6 +10,7 @@
 // k = 0, 1, ..., 8 / w - 1, from the lowest bit on. So with 4 bits, byte i has elements i and i + 64.
 #pragma once
 
+#include "core/generator.h"
 #include "core/host_device.h"
 
 namespace gluon_gc {
@@ -18,6 +19,19 @@ namespace {
 constexpr Size blockwise_least_block = 64, blockwise_most_block = 2048;
 constexpr Size blockwise_group = 128;       // elements whose codes are packed together
 constexpr Size blockwise_group_draws = 16;  // draws for 64 elements
+
+// The elements that are processed together: whole blocks, and whole groups of codes.
+constexpr Size blockwise_tile = blockwise_most_block;
+
+// The random stream of the signs: bit i mod 64 of draw i / 64 is set if the sign of element i of each block changes.
+GLUON_GC_HOST_DEVICE Stream blockwise_signs() { return {{0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9}}; }
+constexpr Size blockwise_sign_draws = blockwise_most_block / 64;
+
+// The random offset of stochastic rounding, from 16 random bits.
+template <typename T>
+GLUON_GC_HOST_DEVICE T blockwise_offset(uint32 bits) {
+  return static_cast<T>(static_cast<int>(bits)) * T{0x1p-16f} + T{0x1p-17f - 0.5f};
+}
 
 // The layout of a payload.
 struct BlockwiseFormat {

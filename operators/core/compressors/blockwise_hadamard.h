@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/compressors/blockwise_format.h"
-#include "core/generator.h"
 #include "core/vec_int.h"
 #include "core/vec_swap.h"
 
@@ -37,7 +36,7 @@ void hadamard_transform(T* x, std::size_t n) {
 // The rotation of blocks of n elements, and its inverse.
 struct Rotation {
   explicit Rotation(std::size_t n) : n(n) {
-    Stream stream{{0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9}};
+    Stream stream = blockwise_signs();
     for (std::uint64_t& draw : signs) draw = stream();
   }
 
@@ -58,7 +57,7 @@ struct Rotation {
   }
 
   const std::size_t n;
-  std::uint64_t signs[blockwise_most_block / 64];
+  std::uint64_t signs[blockwise_sign_draws];
 };
 
 }  // namespace

@@ -2,15 +2,13 @@
 #pragma once
 
 #include "core/compressors/blockwise_format.h"
-#include "core/generator.h"
 #include "core/vec_bytes.h"
 #include "core/vec_swap.h"
 
 namespace gluon_gc {
 namespace {
 
-// The elements that are in the first-level cache together: whole blocks, and whole groups of codes.
-constexpr std::size_t tile_elements = blockwise_most_block;
+constexpr std::size_t tile_elements = blockwise_tile;  // they fit into the first-level cache
 
 // The parameters of a tile's blocks, as in the payload and as T.
 template <typename T>
@@ -93,8 +91,7 @@ void draw_offsets(Stream& stream, T* offsets) {
   for (int part = 0; part < 4; ++part) {
 #pragma omp simd
     for (std::size_t i = 0; i < lanes; ++i) {
-      const auto number = static_cast<std::int32_t>(draws[i] >> 16 * part & 0xffff);
-      offsets[part * lanes + i] = static_cast<T>(number) * T{0x1p-16f} + T{0x1p-17f - 0.5f};
+      offsets[part * lanes + i] = blockwise_offset<T>(draws[i] >> 16 * part & 0xffff);
     }
   }
 }
