@@ -57,11 +57,19 @@ def cases() -> List[Case]:
     plain = [
         Case({"compressor": "onebit", "scaling": True}, 4.125, 4.125),
         Case({"compressor": "topk", "k": 0.001}, 4, 4),
+        Case({"compressor": "blocktopk"}, 4, 4),
         Case({"compressor": "randomk", "k": 0.01}, 0.05, 4),
         Case({"compressor": "dithering", "k": 2}, 8.4, 4.4),
         Case({"compressor": "bytegrad"}, 9, 5),
     ]
-    fed = {"onebit": 12.125, "topk": 12, "randomk": 12, "dithering": 20.4, "bytegrad": 21}
+    fed = {
+        "onebit": 12.125,
+        "topk": 12,
+        "blocktopk": 12,
+        "randomk": 12,
+        "dithering": 20.4,
+        "bytegrad": 21,
+    }
     variants = []
     for case in plain:
         ef = {**case.params, "ef": "vanilla"}

@@ -145,7 +145,9 @@ def settings(n: int) -> Dict[str, Dict[str, Mapping[str, Any]]]:
     named = {
         "onebit": {"": dict(scaling=True)},
         "topk": {"": dict(k=n // 1000)},
+        "blocktopk": {"": dict(k=64, block=4096, value_bits=2)},
         "randomk": {"": dict(k=n // 1000)},
+        "blockwise": {"": dict(bits=4, block=128, symmetric=True)},
         "dithering": {"": dict(k=2, fixed_width=True), "_elias": dict(k=2)},
         "dgc": {"": dict(dgc, nesterov=True, momentum_masking=True)},
     }

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any, Dict
 
 import mxnet as mx
 import numpy as np
@@ -77,6 +78,15 @@ def step(net: gluon.Block, trainer: gluon.Trainer, number: int, gate: Gate) -> N
     trainer.step(1)
 
 
+def _way(args: argparse.Namespace) -> Dict[str, Any]:
+    """Return the trainer's arguments that say what is averaged, and how it is compressed."""
+    onebit = {"compressor": "onebit", "ef": "vanilla"}
+    if args.local_steps is None:
+        return {"compression_params": {**onebit, "momentum": "nesterov"}}
+    algorithm = {"name": "local_steps", "every": args.local_steps}
+    return {"compression_params": {**onebit, "scaling": True}, "algorithm": algorithm}
+
+
 def last_step(args: argparse.Namespace) -> int:
     """Return the number of steps to do; the file FOLDER/steps overrides the argument."""
     file = args.folder / "steps"
@@ -88,6 +98,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--period", type=int, default=2, help="steps between checkpoints")
+    parser.add_argument(
+        "--local-steps", type=int, metavar="H", help="exchange every H steps, not in every step"
+    )
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
     parser.add_argument(
         "--phase", choices=_PHASES, help="where to hold a worker, at the first start"
@@ -108,10 +121,7 @@ def main() -> None:
     gate("broadcast")
     bps.broadcast_parameters(net.collect_params())
     trainer = bps.DistributedTrainer(
-        net.collect_params(),
-        "sgd",
-        {"learning_rate": 0.05, "momentum": 0.9},
-        compression_params={"compressor": "onebit", "ef": "vanilla", "momentum": "nesterov"},
+        net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, **_way(args)
     )
     if point.states:
         trainer.load_states(point.trainer_states(rank))

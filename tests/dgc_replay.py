@@ -8,6 +8,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from .core import sparse_replay
+from .core.replay import bytes_of
 from .core.sums import l2_norm
 from .replay import draws
 
@@ -111,6 +113,10 @@ class Replay:
         The momentum's coefficient.
     start : tuple of two int
         The first state of the random stream.
+    half_values : bool
+        Whether values are sent as float16.
+    selects_at_last : int, optional
+        How many elements are sent after the warm-up. Default: as many as now.
     **options
         Options of `sparsify`.
     """
@@ -125,12 +131,14 @@ class Replay:
         momentum_masking: bool = True,
         half_values: bool = False,
         max_norm: float = 0.0,
+        selects_at_last: Optional[int] = None,
         **options: Any,
     ) -> None:
         self.velocity = np.zeros(n, dtype)
         self.momentum = None if mu is None else np.zeros(n, dtype)
         self.mu, self.nesterov, self.momentum_masking = mu, nesterov, momentum_masking
         self.half_values, self.max_norm, self.options = half_values, max_norm, options
+        self.selects_at_last = selects_at_last
         self.start, self.drawn, self.stream = start, 0, draws(*start)
 
     def draw(self, count: int) -> List[int]:
@@ -151,15 +159,20 @@ class Replay:
         values = update(v, m, indices, self.momentum_masking)
         self.velocity, self.momentum = v, m
         if self.half_values:
-            with np.errstate(over="ignore"):
-                values = values.astype(np.float16)
+            halves = sparse_replay.finite_halves(values)
+            v[indices] = values - halves.astype(v.dtype)
+            values = halves
         decoded = np.zeros_like(v)
         decoded[indices] += values
-        return payload_of(indices, values), decoded
+        selects = self.options["selects"] if self.selects_at_last is None else self.selects_at_last
+        low_bits = sparse_replay.low_bits_of(v.size, selects)
+        return payload_of(indices, values, v.size, low_bits), decoded
 
 
-def payload_of(indices: Any, values: np.ndarray, length: Optional[int] = None) -> np.ndarray:
+def payload_of(
+    indices: Any, values: np.ndarray, n: int, low_bits: int, length: Optional[int] = None
+) -> np.ndarray:
     """Return the bytes of a payload. A wrong length can be given."""
-    body = np.concatenate([np.array(indices, np.uint32).view(np.uint8), values.view(np.uint8)])
+    body = sparse_replay.payload_of(indices, values, n, low_bits)
     length = 4 + body.size if length is None else length
-    return np.concatenate([np.array([length], np.uint32).view(np.uint8), body])
+    return bytes_of(np.array([length], np.uint32), body)

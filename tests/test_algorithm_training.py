@@ -205,8 +205,6 @@ def test_what_does_not_fit_is_refused_by_name():
         compression_params=momentum,
         optimizer=with_momentum,
     )
-    auto = {"compressor": "auto"}
-    refused(ValueError, "['compressor'] must name a compressor with", compression_params=auto)
     refused(ValueError, "max_grad_norm must be None with", max_grad_norm=1.0)
     refused(ValueError, "on_nonfinite must be 'raise' or 'propagate' with", on_nonfinite="skip")
     refused(ValueError, "but parameter p0 is float16: keep the model", dtype="float16")

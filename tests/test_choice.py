@@ -15,7 +15,7 @@ from gluon_gc.plan import Tensor
 SLOW, FAST = 100e6 / 8, 1e15  # bytes per second
 TOPOLOGY = Topology(machines=4, servers=2)
 CHUNK = 2_048_000
-SIZES = [64, 500_000, 512, 2_000_000, 1_000_000]
+SIZES = [64, 500_000, 256, 2_000_000, 1_000_000]
 COMPRESSORS = ["bytegrad", "onebit", "topk"]
 ACCURACIES = ["exact", "safe", "aggressive"]
 

@@ -121,6 +121,7 @@ def test_numpy_scalars_are_as_good_as_pythons():
             TypeError,
             "['fp16'] must be True or False, got 'half'",
         ),
+        ({"compressor": "topk", "k": 1, "value_bits": 8}, ValueError, "must be 16 or 32, got 8"),
         ({"compressor": "topk", "k": -1}, ValueError, "['k'] must be a share below 1 or a whole"),
         (
             {"compressor": "topk", "k": True},
@@ -287,6 +288,12 @@ def test_a_compress_ratio_is_a_share_or_its_reciprocal():
     share = parse({"compressor": "dgc", "compress_ratio": 0.001})
     assert parse({"compressor": "dgc", "compress_ratio": 1000}) == share
     assert parse({"compressor": "dgc", "k": 0.001}) == share
+
+
+def test_fp16_values_are_value_bits_of_16():
+    halves = parse({"compressor": "dgc", "k": 0.1, "value_bits": 16})
+    assert parse({"compressor": "dgc", "k": 0.1, "fp16_values": True}) == halves
+    assert parse({"compressor": "dgc", "k": 0.1}).compressor.value_bits == 32
 
 
 def test_dgc_takes_the_optimizers_momentum_in_the_form_that_is_asked_for():

@@ -23,7 +23,7 @@ FOR_ALL = {"env", "log", "variables", "variables_of_launchers", "version"}
 LAYERS = {
     "agreement": set(),
     "algorithms": {"agreement", "compression", "options", "plan"},
-    "auto": {"compression", "kernels", "plan"},
+    "auto": {"algorithms", "compression", "kernels", "plan"},
     "checkpoint": {"kernels", "plan"},
     "compression": {"kernels", "options"},
     "integers": set(),

@@ -13,7 +13,7 @@ from .base import Algorithm, Round, Step, registry
 for _module in iter_modules(__path__):  # an algorithm registers itself when it is imported
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["Algorithm", "Round", "Step", "parse", "registry"]
+__all__ = ["Algorithm", "Round", "Step", "gives", "parse", "registry"]
 
 
 def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]:
@@ -68,3 +68,11 @@ def parse(algorithm: Union[None, str, Mapping[str, Any]]) -> Optional[Algorithm]
         if field.default is MISSING and field.name not in options:
             raise KeyError(f"algorithm['{field.name}'] is missing; {name} needs it")
     return kind(**options)
+
+
+def gives(algorithm: Union[None, str, Mapping[str, Any]], option: str) -> bool:
+    """Whether the argument `algorithm`, which `parse` has checked, has a value for an option."""
+    if not isinstance(algorithm, Mapping):
+        return False
+    spellings = registry[algorithm["name"]].spellings
+    return any(spellings.get(key, key) == option for key in algorithm)

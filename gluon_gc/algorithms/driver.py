@@ -136,6 +136,10 @@ class Driver:
             saved[f"{kind}{_ARRIVING}{step}"] = averages
         return saved
 
+    def use(self, algorithm: Algorithm) -> None:
+        """Run this algorithm from the next step on: the same one, with other options."""
+        self._algorithm = algorithm
+
     def step(self, update: Callable[[], None], adam: Optional[Adam] = None) -> None:
         """Make a step.
 

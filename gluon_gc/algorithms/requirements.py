@@ -11,10 +11,11 @@ from ..agreement import Facts
 from ..compression.known_keys import AUTO
 from ..log import logger
 from .base import Algorithm
+from .local_steps import LocalSteps
 
 
 def require_fitting_compression(name: str, *compressions: Any) -> None:
-    """Raise ValueError for options that work only if gradients are averaged in every step.
+    """Raise ValueError for options that do not work with an algorithm.
 
     Options that hardly make sense are logged as a warning.
 
@@ -33,10 +34,10 @@ def require_fitting_compression(name: str, *compressions: Any) -> None:
                 f"compression_params['momentum'] must be left out with algorithm {name}, got "
                 f"{params['momentum']!r}: the optimizer applies its momentum itself"
             )
-        if params.get("compressor") == AUTO:
+        if params.get("compressor") == AUTO and name != LocalSteps.name:
             raise ValueError(
                 f"compression_params['compressor'] must name a compressor with algorithm {name}, "
-                f"got '{AUTO}', which is for gradients that are averaged in every step"
+                f"got '{AUTO}', which is for averaged gradients and for {LocalSteps.name}"
             )
         if params.get("compressor") == "onebit" and not params.get("scaling"):
             logger.warning(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..options import Option
 from .base import Compressor, register
-from .option import share_or_count
+from .option import share_or_count, value_bits
 
 
 @register
@@ -46,10 +46,4 @@ class BlockTopK(Compressor):
         "a power of two from 256 to 4096",
         "number of elements in a block",
     ).field(4096)
-    value_bits: int = Option(
-        (numbers.Integral,),
-        (2, 4, 8, 16, 32).__contains__,
-        "2, 4, 8, 16 or 32",
-        "bits of each value that is sent. 32: values are exact; else rounded, which error feedback "
-        "makes up for",
-    ).field(32)
+    value_bits: int = value_bits(2, 4, 8, 16, 32).field(32)

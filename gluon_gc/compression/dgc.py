@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Union
 
 from ..options import Option, real, switch, whole
 from .base import Compressor, register
-from .option import seed, share_or_count
+from .option import seed, share_or_count, value_bits
 
 
 def _shares(value: Any) -> bool:
@@ -31,8 +31,8 @@ class Dgc(Compressor):
         send the elements with abs(v) >= threshold
         v = 0 and m = 0 where an element was sent (m with `momentum_masking` only)
 
-    The threshold is estimated from a sample of v. The options have the names and defaults of the
-    reference implementation.
+    If values are sent as float16, v keeps what they lose. The threshold is estimated from a sample
+    of v. The options have the names and defaults of the reference implementation.
 
     References
     ----------
@@ -73,8 +73,9 @@ class Dgc(Compressor):
     resample: bool = switch(
         "if too many elements reach the threshold, send the k largest instead of raising it"
     ).field(True)
-    fp16_values: bool = switch("send the values as float16").field(False)
-    int32_indices: bool = switch("no effect: indices always have 32 bits").field(False)
+    value_bits: int = value_bits(16, 32).field(32)
+    fp16_values: bool = switch("the same as 'value_bits': 16").field(False)
+    int32_indices: bool = switch("no effect: indices are packed").field(False)
     warmup_epochs: int = whole(
         -1,
         "number of warm-up epochs, which send more elements. Call `trainer.set_epoch` in each",
@@ -111,6 +112,9 @@ class Dgc(Compressor):
                 "compression_params['k'] is missing; dgc needs "
                 f"{self.keys()['k'].allowed}, or 'compress_ratio'"
             )
+        if self.fp16_values:
+            object.__setattr__(self, "value_bits", 16)
+            object.__setattr__(self, "fp16_values", False)
         if isinstance(self.warmup_coeff, (list, tuple)):
             if len(self.warmup_coeff) < self.warmup_epochs:
                 raise ValueError(

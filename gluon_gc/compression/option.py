@@ -31,6 +31,17 @@ def share_or_count(group: str = "chunk") -> Option:
     )
 
 
+def value_bits(*choices: int) -> Option:
+    """The option value_bits of a compressor that sends the largest elements."""
+    return Option(
+        (numbers.Integral,),
+        choices.__contains__,
+        f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}",
+        "bits of each value that is sent. 32: values are exact; else rounded, which error feedback "
+        "makes up for",
+    )
+
+
 def seed() -> Option:
     """The option seed of a compressor that draws random numbers."""
     return whole(1, "seed of the random numbers. Without it, each run draws others")

@@ -11,10 +11,12 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer, Updater
 
+from .. import plan
 from ..agreement import Facts
 from ..algorithms import Algorithm, Round
 from ..algorithms.driver import Driver, is_declared, undeclared
 from ..algorithms.requirements import first_values
+from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
@@ -23,6 +25,7 @@ from .adam import WrappedAdam
 from .algorithm_arguments import require_dense_floats
 from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler
+from .automatic import decided, of_root, saved_compressions
 from .averaging import Averaging, Update
 from .exchange import Exchange
 from .gradient import legacy, params_for, sum_over_contexts
@@ -42,6 +45,8 @@ class AlgorithmAveraging(Averaging):
     Parameters
     ----------
     algorithm : Algorithm
+    every_given : bool
+        See `AutomaticLocalSteps`.
     updaters : sequence of Updater
         The trainer's updaters, one for each context.
     **common
@@ -50,12 +55,18 @@ class AlgorithmAveraging(Averaging):
 
     noun = "vector"
 
-    def __init__(self, algorithm: Algorithm, updaters: Sequence[Updater], **common: Any) -> None:
+    def __init__(
+        self, algorithm: Algorithm, every_given: bool, updaters: Sequence[Updater], **common: Any
+    ) -> None:
         super().__init__(**common)
         require_dense_floats(algorithm.name, self._params)
-        self._algorithm, self._updaters = algorithm, updaters
-        self.described = {"name": algorithm.name, **algorithm.described()}
-        self._driver = Driver(algorithm, self)
+        self._updaters = updaters
+        requested = {i: self._compressions.of(i) for i in self._last_first}
+        self._automatic = AutomaticLocalSteps(algorithm, requested, every_given, mx.nd.waitall)
+        self._proposed: Optional[Decision] = None  # this worker's; rank 0's counts for all
+        self._algorithm = self._automatic.algorithm
+        self.described = self._automatic.described()
+        self._driver = Driver(self._algorithm, self)
         self._averaged: Dict[int, Parameter] = {}  # by index: the rounds average these
         self._shapes: Dict[str, Mapping[str, Tuple[int, ...]]] = {}  # by the kind of round
         self._compressed: Dict[str, bool] = {}  # by the kind of round
@@ -85,6 +96,8 @@ class AlgorithmAveraging(Averaging):
         self._require_same_parameters(indices)
         if self._declared:
             return indices
+        if self._automatic.undecided:
+            self._take(of_root(self.exchange, self._proposed))
         facts = [("the trainer", {"algorithm": self.described}), *about]
         facts += self._facts(optimizer, indices, indices)
         self._averaged.clear()
@@ -94,15 +107,31 @@ class AlgorithmAveraging(Averaging):
             arrays = ((name, array.asnumpy()) for name, array in self.parameters().items())
             facts += first_values(self._algorithm, arrays)
         self._driver.begin()
-        self.tensors.clear()
-        for kind, shapes in self._shapes.items():
-            tensors = [self._tensor(kind, i, shapes) for i in self._in_round(shapes)]
-            self.exchange.declare(tensors, about=facts, call=call)
-            self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
+        self._declare(call, facts)
         self._begun = self._declared = True
         self.when_prepared()
         self._moved(self.names())
         return indices
+
+    def _declare(self, call: str, facts: Facts) -> None:
+        """Declare the rounds' tensors, unless "auto" still has to choose their compression."""
+        self.tensors.clear()
+        for kind in self._shapes:
+            tensors = self._tensors(kind)
+            if self._automatic.undecided:
+                self.exchange.agree(call, [*facts, *plan.facts(tensors)])
+                continue
+            self.exchange.declare(tensors, about=facts, call=call)
+            self.tensors.update({(tensor.index, kind): tensor for tensor in tensors})
+
+    def _take(self, decision: Optional[Sequence[Any]]) -> None:
+        """Use a decision of "auto" for the algorithm and for tensors that are declared later."""
+        if decision is None:
+            return
+        self._automatic.take(decision)
+        self._algorithm = self._automatic.algorithm
+        self._driver.use(self._algorithm)
+        self.described = self._automatic.described()
 
     def _require_same_parameters(self, indices: Sequence[int]) -> None:
         """Raise ValueError unless the same parameters have gradients as in the first step."""
@@ -117,9 +146,13 @@ class AlgorithmAveraging(Averaging):
     def _in_round(self, vectors: Mapping[str, Any]) -> List[int]:
         return [i for i, param in self._averaged.items() if param.name in vectors]
 
+    def _tensors(self, kind: str) -> List[Tensor]:
+        shapes = self._shapes[kind]
+        return [self._tensor(kind, i, shapes) for i in self._in_round(shapes)]
+
     def _tensor(self, kind: str, index: int, shapes: Mapping[str, Tuple[int, ...]]) -> Tensor:
         param = self._params[index]
-        first, params = first_copy(param), self._compressions.of(index)
+        first, params = first_copy(param), self._automatic.params[index]
         if not self._compressed[kind]:
             params = params.uncompressed
         return Tensor(
@@ -144,6 +177,11 @@ class AlgorithmAveraging(Averaging):
             self._step_of_adam(optimizer, scale, scaler, update)
             return
         self.prepare(optimizer, "step")
+        if self._automatic.due():
+            vectors = [tensor for kind in self._shapes for tensor in self._tensors(kind)]
+            self._proposed = decided(self.exchange, self._automatic, vectors)
+            self._declared = False
+            self.prepare(optimizer, "step")
         self.steps += 1
         freshness.renew_on_all_contexts(self._params)
         for param in self._averaged.values():
@@ -205,6 +243,12 @@ class AlgorithmAveraging(Averaging):
     def load(self, arrays: Arrays, steps: int, learning_rates: Dict[int, float]) -> None:
         self.steps = steps
         self._states.load(arrays, steps)
+
+    def recall(self, header: Mapping[str, Any]) -> None:
+        if self._automatic.undecided:
+            saved = saved_compressions(header, {i: p.name for i, p in enumerate(self._params)})
+            self._proposed = self._automatic.recalled(saved, header.get("algorithm"))
+            self._declared = False
 
     # The driver calls these
 

@@ -12,6 +12,7 @@ from mxnet.ndarray import NDArray
 
 from ..auto import selection
 from ..auto.choice import Measured
+from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..compression import CompressionParams, candidates
 from ..plan import Tensor
 from . import probe
@@ -45,10 +46,10 @@ class Automatic:
         if not undecided:
             return list(tensors)
         previous = [self._chosen.get(tensor.index) for tensor in undecided]
-        names = _of_root(exchange, previous)
+        names = of_root(exchange, previous)
         if None in names:
             chosen = _choose(exchange, undecided, [arrays[tensor.name] for tensor in undecided])
-            names = _of_root(exchange, [old or new for old, new in zip(names, chosen)])
+            names = of_root(exchange, [old or new for old, new in zip(names, chosen)])
         self._chosen.update((tensor.index, name) for tensor, name in zip(undecided, names))
         return [self._with_choice(tensor) for tensor in tensors]
 
@@ -57,33 +58,59 @@ class Automatic:
             return tensor
         return replace(tensor, params=candidates(tensor.params)[self._chosen[tensor.index]])
 
-    def recall(
-        self,
-        saved: Sequence[Mapping[str, Any]],
-        names: Mapping[int, str],
-        params: Mapping[int, CompressionParams],
-    ) -> None:
+    def recall(self, saved: Mapping[int, Any], params: Mapping[int, CompressionParams]) -> None:
         """Take over the choices in a checkpoint, for parameters without a choice.
 
         Parameters
         ----------
-        saved : sequence of mapping
-            The parameters in the checkpoint's header.
-        names, params : mapping
-            Name and compression of each of the trainer's parameters, by index.
+        saved : mapping
+            The result of `saved_compressions`.
+        params : mapping
+            The compression of each of the trainer's parameters, by index.
         """
-        by_name = {parameter["name"]: parameter for parameter in saved}
-        if by_name.keys().isdisjoint(names.values()):  # match by order instead
-            by_name = {names[i]: saved[i] for i in names if i < len(saved)}
-        for i, name in names.items():
-            if params[i].accuracy is None or name not in by_name:
-                continue
-            candidate = selection.recalled(params[i], by_name[name]["compression"])
-            if candidate is not None:
-                self._chosen.setdefault(i, candidate)
+        for i, identity in saved.items():
+            if params[i].accuracy is not None:
+                candidate = selection.recalled(params[i], identity)
+                if candidate is not None:
+                    self._chosen.setdefault(i, candidate)
 
 
-def _of_root(exchange: Exchange, value: Any) -> Any:
+def saved_compressions(header: Mapping[str, Any], names: Mapping[int, str]) -> Dict[int, Any]:
+    """The compression of each parameter in a checkpoint, by its index in the trainer.
+
+    `names` has the names of the trainer's parameters, by index. Parameters match by name, or by
+    order if no name is in the checkpoint.
+    """
+    saved = header.get("parameters", [])
+    by_name = {parameter["name"]: parameter for parameter in saved}
+    if by_name.keys().isdisjoint(names.values()):
+        by_name = {names[i]: saved[i] for i in names if i < len(saved)}
+    return {i: by_name[name]["compression"] for i, name in names.items() if name in by_name}
+
+
+def decided(
+    exchange: Exchange, local_steps: AutomaticLocalSteps, tensors: Sequence[Tensor]
+) -> Decision:
+    """The decision for the algorithm local_steps; all workers call it.
+
+    Parameters
+    ----------
+    exchange : Exchange
+    local_steps : AutomaticLocalSteps
+    tensors : sequence of Tensor
+        The vectors of a round, with the requested params.
+    """
+    topology = exchange.topology()
+
+    def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
+        return probe.measured(exchange, topology, compressors)
+
+    step_seconds = probe.slowest(exchange, local_steps.step_seconds)
+    says = exchange.rank == 0
+    return local_steps.choose(tensors, topology, measure, step_seconds, says)
+
+
+def of_root(exchange: Exchange, value: Any) -> Any:
     """Rank 0's value, which consists of plain Python values."""
     if exchange.num_workers == 1:
         return value

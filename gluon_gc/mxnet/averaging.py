@@ -177,8 +177,8 @@ class Averaging(ABC):
         """Raise ValueError unless a file has the arrays that `arrays` returns."""
         return
 
-    def recall(self, parameters: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the compressors that "auto" chose for the parameters of a checkpoint."""
+    def recall(self, header: Mapping[str, Any]) -> None:
+        """Take over the choices of "auto" in a checkpoint with this header, which may be empty."""
         return
 
     # Shared by the subclasses

@@ -16,7 +16,7 @@ from ..log import logger
 from ..plan import applies_momentum, travels_compressed
 from . import freshness
 from .amp import AgreedLossScaler
-from .automatic import Automatic
+from .automatic import Automatic, saved_compressions
 from .averaging import Averaging, Update
 from .exchange import Exchange
 from .gradient import Gradient, sums_of
@@ -248,9 +248,10 @@ class GradientAveraging(Averaging):
                 }
             )
 
-    def recall(self, parameters: Sequence[Mapping[str, Any]]) -> None:
+    def recall(self, header: Mapping[str, Any]) -> None:
         names = {i: self._params[i].name for i in self._last_first}
-        self._automatic.recall(parameters, names, {i: self._compressions.of(i) for i in names})
+        saved = saved_compressions(header, names)
+        self._automatic.recall(saved, {i: self._compressions.of(i) for i in names})
 
 
 def _minimum() -> int:

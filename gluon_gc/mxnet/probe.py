@@ -30,6 +30,13 @@ def measured(
         return Measured(_links[exchange], probe.speeds(_Workers(exchange, "probe"), compressors))
 
 
+def slowest(exchange: Exchange, seconds: float) -> float:
+    """The maximum of a duration over all workers; all workers call it."""
+    with exchange.uncounted():
+        (maximum,) = _Workers(exchange, "probe").slowest([seconds])
+    return maximum
+
+
 class _Workers(probe.Workers):
     """The workers of an exchange.
 

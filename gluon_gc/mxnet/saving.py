@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Sequence, Set, Tuple, Union
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -125,15 +125,15 @@ def save(saved: Saved, fname: str) -> None:
     checkpoint.write(fname, header, layout, arrays, saved.optimizer.pickled())
 
 
-def chosen(fname: Files) -> List[Dict[str, Any]]:
-    """The parameters in a file's header, with the compressors that "auto" chose.
+def header_of(fname: Files) -> Dict[str, Any]:
+    """The header of a file, with the choices of "auto".
 
-    The list is empty if the file cannot be read; `load` then reports the error.
+    It is empty if the file cannot be read; `load` then reports the error.
     """
     several = not isinstance(fname, (str, os.PathLike))
     with contextlib.suppress(LookupError, OSError, TypeError, ValueError):
-        return checkpoint.header(str(fname[0] if several else fname))["parameters"]
-    return []
+        return checkpoint.header(str(fname[0] if several else fname))
+    return {}
 
 
 def load(saved: Saved, fname: Files, strict: bool = True) -> None:

@@ -9,6 +9,7 @@ from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
 from .. import env
+from ..algorithms import gives
 from ..compression import parse, warn_of_ignored, warn_of_plain_adam
 from ..log import logger
 from ..options import checked_epoch
@@ -87,6 +88,7 @@ class DistributedTrainer(HookedTrainer):
         The name of an algorithm in `gluon_gc.algorithms.registry`, or a dict with "name" and its
         options. It decides which vectors the workers average, compressed by compression_params, and
         in which steps. The optimizer applies its own momentum. None: all gradients in every step.
+        With the compressor "auto", local_steps may choose its option "every" in step 7.
 
     Raises
     ------
@@ -150,7 +152,9 @@ class DistributedTrainer(HookedTrainer):
             on_nonfinite=on_nonfinite,
         )
         self._averaging: Union[GradientAveraging, AlgorithmAveraging] = (
-            AlgorithmAveraging(checked_algorithm, self._updaters, **shared_args)
+            AlgorithmAveraging(
+                checked_algorithm, gives(algorithm, "every"), self._updaters, **shared_args
+            )
             if checked_algorithm is not None
             else GradientAveraging(self._momentum, max_grad_norm, **shared_args)
         )
@@ -355,7 +359,7 @@ class DistributedTrainer(HookedTrainer):
             Another worker's file does not fit, or is of another step.
         """
         self._follow_cluster()
-        self._averaging.recall(saving.chosen(fname))
+        self._averaging.recall(saving.header_of(fname))
         saving.load(self._saved("load_states"), fname, strict)
         self._optimizer = self._updaters[0].optimizer
 

@@ -66,13 +66,18 @@ def with_algorithm(
     optimizer: Optimizer,
     named_parameters: Any,
     algorithm: Algorithm,
+    every_given: bool,
     compression_params: Optional[Mapping[str, Any]],
     process_group: Optional[dist.ProcessGroup] = None,
     overrides: Optional[Overrides] = None,
     on_nonfinite: str = "raise",
     grad_scaler: Optional[Any] = None,
 ) -> Optimizer:
-    """Make an optimizer step by an algorithm. The arguments are those of `DistributedOptimizer`."""
+    """Make an optimizer step by an algorithm.
+
+    `every_given`: see `AutomaticLocalSteps`. The other arguments are those of
+    `DistributedOptimizer`.
+    """
     if grad_scaler is not None:
         raise ValueError(
             f"grad_scaler is for gradients that are averaged: with algorithm {algorithm.name}, "
@@ -85,7 +90,13 @@ def with_algorithm(
         )
     kind, update = kind_of(optimizer), optimizer.step
     state = AlgorithmState(
-        named_parameters, algorithm, compression_params, optimizer, process_group, overrides
+        named_parameters,
+        algorithm,
+        every_given,
+        compression_params,
+        optimizer,
+        process_group,
+        overrides,
     )
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper; `update` calls it
     optimizer.__class__ = type(kind.__name__, (Stepping, kind), {})

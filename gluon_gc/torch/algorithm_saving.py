@@ -14,13 +14,14 @@ residuals. A weight that equals a tensor of the state is the same tensor.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
 from ..agreement import Facts
 from ..algorithms.driver import is_arriving
 from ..algorithms.requirements import digest
+from ..auto.local_steps import Decision
 from ..checkpoint import States, fitting
 from . import coder_states, resharding, state_dicts
 from .state_dicts import FORMAT, NOUN, StateDict
@@ -68,10 +69,14 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
 
     The workers first check their checkpoints.
     """
-    several, meeting = not isinstance(given, Mapping), state.rounds.meeting
+    several = not isinstance(given, Mapping)
+    listed = [given] if isinstance(given, Mapping) else given
+    if state.automatic.undecided:
+        _recall(state, listed)
+    meeting = state.rounds.meeting
     workers = state_dicts.if_all_fit(
         meeting.gather_objects,
-        lambda: _checked(state, [given] if isinstance(given, Mapping) else given, several),
+        lambda: _checked(state, listed, several),
         lambda workers: _facts(state, workers),
     )
     resharding.warn(len(workers) if several else meeting.workers, meeting.workers)
@@ -88,6 +93,25 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
     }
     state.driver.go_on(own["steps"], kinds)
     state.optimizer.load_state_dict(copy.deepcopy(own["optimizer"]))
+
+
+def _recall(state: AlgorithmState, given: Sequence[StateDict]) -> None:
+    """Take the decision of "auto" in the first checkpoint, if all workers have the same."""
+
+    def decision() -> Optional[Decision]:
+        for worker in given[:1]:
+            state_dicts.require_format(worker, "algorithm", _OWNER)
+            saved = {tensor["name"]: tensor["compression"] for tensor in worker["tensors"]}
+            return state.automatic.recalled(saved, worker["algorithm"])
+        return None
+
+    found = state_dicts.if_all_fit(
+        state.rounds.meeting.gather_objects,
+        decision,
+        lambda decision: [(f"the {NOUN}", {"choice of 'auto'": decision})],
+    )
+    if found is not None:
+        state.take(found)
 
 
 def _described(state: AlgorithmState) -> Dict[str, Any]:

@@ -15,8 +15,10 @@ from ..algorithms.requirements import (
     require_fitting_compression,
     require_floats,
 )
+from ..auto.local_steps import AutomaticLocalSteps, Decision
+from ..compression import CompressionParams
 from ..options import checked_epoch
-from . import algorithm_saving, closing, stats
+from . import algorithm_saving, automatic, closing, gpu, stats
 from .adam import WrappedAdam, fill_gradients, require_adam
 from .optimizer_hooks import require_averaged
 from .rounds import Rounds
@@ -32,8 +34,11 @@ class AlgorithmState:
     ----------
     named_parameters : iterable of (str, Parameter)
     algorithm : Algorithm
+    every_given : bool
+        See `AutomaticLocalSteps`.
     compression_params : dict, optional
-        The compression of the vectors that are averaged.
+        The compression of the vectors that are averaged. With "auto", the workers choose after the
+        first steps.
     optimizer : Optimizer
     process_group : ProcessGroup, optional
     overrides : mapping, optional
@@ -43,8 +48,8 @@ class AlgorithmState:
     ----------
     parameters : dict of str to Parameter
         By name.
-    options : dict
-        The options of the algorithm, and its "name".
+    automatic : AutomaticLocalSteps
+        The algorithm and the compression, as given or as "auto" has chosen them.
     driver : Driver
     rounds : Rounds
     optimizer : Optimizer
@@ -54,6 +59,7 @@ class AlgorithmState:
         self,
         named_parameters: Any,
         algorithm: Algorithm,
+        every_given: bool,
         compression_params: Optional[Mapping[str, Any]],
         optimizer: Optimizer,
         process_group: Optional[dist.ProcessGroup] = None,
@@ -66,19 +72,32 @@ class AlgorithmState:
             require_adam(algorithm.name, optimizer, self.parameters)
         own = (overrides or {}).values()
         require_fitting_compression(algorithm.name, compression_params, *own)
-        self.params, _ = chosen_params(self.parameters, compression_params, overrides)
-        self.algorithm, self.optimizer = algorithm, optimizer
-        options = algorithm.described()
-        self.options = {"name": algorithm.name, **options}
-        about = [("", {"algorithm": algorithm.name}), ("the algorithm", options)]
+        requested, _ = chosen_params(self.parameters, compression_params, overrides)
+        self.automatic = AutomaticLocalSteps(algorithm, requested, every_given, self._wait)
+        self.optimizer, self._group = optimizer, process_group
         self.rounds = Rounds(
-            about, self.parameters, self.params, process_group, step=lambda: self.driver.steps
+            self._about(), self.parameters, self.params, process_group, lambda: self.driver.steps
         )
-        self.driver = Driver(algorithm, self.rounds)
+        self.driver = Driver(self.algorithm, self.rounds)
         self.driver.declare()
         self._agreed, self._stats_from = False, 0
         self._known = set(self.parameters.values())
         closing.opened(self)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm. It has no rounds while "auto" has not chosen."""
+        return self.automatic.algorithm
+
+    @property
+    def params(self) -> Dict[str, CompressionParams]:
+        """The compression of each parameter's vectors, by name."""
+        return self.automatic.params
+
+    @property
+    def options(self) -> Dict[str, Any]:
+        """The options of the algorithm, and its "name"."""
+        return self.automatic.described()
 
     @property
     def steps(self) -> int:
@@ -104,9 +123,16 @@ class AlgorithmState:
         needs_adam = self.algorithm.needs_adam
         if not self._agreed:
             self._agree([("", {"GradScaler": overflows is not None})] if needs_adam else [])
-        if not needs_adam:
-            self.driver.step(update)
-            return True
+        if needs_adam:
+            return self._step_of_adam(update, overflows)
+        if self.automatic.due():
+            tensors = self.rounds.tensors()
+            self.take(automatic.decided(self.automatic, tensors, self._group))
+        self.driver.step(update)
+        return True
+
+    def _step_of_adam(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
+        """Make a step of an algorithm that needs Adam; see `step`."""
         if overflows is not None:
             flags = self.rounds.meeting.gather_numbers([int(overflows)], "compare loss scales")
             if any(flag for (flag,) in flags):
@@ -114,6 +140,22 @@ class AlgorithmState:
         fill_gradients(self.algorithm.name, self.parameters)
         self.driver.step(update, WrappedAdam(self.optimizer, self.parameters))
         return True
+
+    def take(self, decision: Decision) -> None:
+        """Use a decision of "auto". All workers call this together, before the first round."""
+        self.automatic.take(decision)
+        self.driver.use(self.algorithm)
+        self.rounds.renew(self._about(), self.params)
+
+    def _about(self) -> Facts:
+        """Facts that must be the same on all workers."""
+        options = self.options
+        return [("", {"algorithm": options.pop("name")}), ("the algorithm", options)]
+
+    def _wait(self) -> None:
+        """Wait for the computation that is queued on the parameters' devices."""
+        for device in {parameter.device for parameter in self.parameters.values()}:
+            gpu.wait(device)
 
     def _agree(self, about: Facts) -> None:
         """Raise a RuntimeError on all workers unless they can begin together."""
@@ -130,9 +172,7 @@ class AlgorithmState:
 
         `compression_stats` then averages over later steps only.
         """
-        epoch = checked_epoch(epoch)
-        for exchange in self.rounds.exchanges.values():
-            exchange.set_epoch(epoch)
+        self.rounds.set_epoch(checked_epoch(epoch))
         self._begin_stats()
 
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.futures import Future
 
 from ..auto import probe, selection
 from ..auto.choice import Measured, Topology
+from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..compression import CompressionParams
 from ..plan import Tensor
 from . import gpu
@@ -39,6 +40,32 @@ def chosen(tensors: Sequence[Tensor], group: Optional[dist.ProcessGroup]) -> Dic
         names = selection.chosen(tensors, _topology(exchange), measure, says=says)
         root_names = exchange.gather_objects(names)[0]
     return dict(zip((tensor.name for tensor in tensors), root_names))
+
+
+def decided(
+    local_steps: AutomaticLocalSteps,
+    tensors: Sequence[Tensor],
+    group: Optional[dist.ProcessGroup],
+) -> Decision:
+    """Return the decision for the algorithm local_steps. All workers of the group call this.
+
+    Parameters
+    ----------
+    local_steps : AutomaticLocalSteps
+    tensors : sequence of Tensor
+        The vectors of a round, with the requested params.
+    group : ProcessGroup, optional
+    """
+    with closing(Exchange(group)) as exchange:
+
+        def measure(compressors: Mapping[str, CompressionParams]) -> Measured:
+            return measured(exchange, _topology(exchange), compressors)
+
+        (step_seconds,) = _Workers(exchange).slowest([local_steps.step_seconds])
+        decision = local_steps.choose(
+            tensors, _topology(exchange), measure, step_seconds, says=exchange.rank == 0
+        )
+        return exchange.gather_objects(decision)[0]
 
 
 def recalled(

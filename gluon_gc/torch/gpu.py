@@ -48,6 +48,12 @@ def mark(device: torch.device) -> Any:
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
+def wait(device: torch.device) -> None:
+    """Wait for everything that all threads have queued on a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @contextmanager
 def queue(device: torch.device, after: Any = None) -> Iterator[Optional[int]]:
     """Run the GPU work of this context in the thread's own stream, and wait for it at the end.

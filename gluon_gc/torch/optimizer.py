@@ -110,7 +110,8 @@ def DistributedOptimizer(
         An algorithm that decides which vectors are averaged, and when: its name, or a dict with
         "name" and options. `gluon_gc.algorithms` lists them. None: every gradient is averaged in
         every step. With an algorithm, backward averages nothing, and `step` runs the algorithm's
-        rounds, which compression_params compress. All workers must call `step` equally often.
+        rounds, which compression_params compress. All workers must call `step` equally often. With
+        the compressor "auto", local_steps may choose its option "every" in step 7.
     **options
         overrides, process_group, on_nonfinite and grad_scaler; see `CompressionState`. A
         `grad_scaler` waits for the averages before it unscales them. With an algorithm, only
@@ -143,7 +144,8 @@ def DistributedOptimizer(
     params = params_of(compression, compression_params)
     chosen = algorithms.parse(algorithm)
     if chosen is not None:
-        return with_algorithm(optimizer, named, chosen, params, **options)
+        every_given = algorithms.gives(algorithm, "every")
+        return with_algorithm(optimizer, named, chosen, every_given, params, **options)
     state = CompressionState(named, params, optimizer, **options)
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)

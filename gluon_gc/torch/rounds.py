@@ -14,8 +14,9 @@ from ..agreement import Facts
 from ..algorithms.base import Arrays, Round, Shapes
 from ..algorithms.driver import is_declared, undeclared
 from ..compression import CompressionParams
+from ..plan import Tensor
 from . import staging
-from .declared_tensor import declared
+from .declared_tensor import DeclaredTensor, declared
 from .exchange import Exchange
 from .job import Job, future_on, resolving
 
@@ -56,9 +57,11 @@ class Rounds:
     ) -> None:
         self._about, self._group, self._step = about, group, step
         self._parameters, self._params = parameters, params
-        self._shapes: Dict[str, Shapes] = {}
+        self._shapes: Dict[str, Shapes] = {}  # by the kind of round
+        self._compressed: Dict[str, bool] = {}  # by the kind of round
         self.exchanges: Dict[str, Exchange] = {}
         self.counts: Counter[str] = Counter()
+        self._epoch: Optional[int] = None
 
     @property
     def meeting(self) -> Exchange:
@@ -76,23 +79,52 @@ class Rounds:
 
     def declare(self, kind: str, shapes: Shapes, compressed: bool) -> None:
         """Prepare to average vectors of these shapes. All workers call this."""
+        self._shapes[kind], self._compressed[kind] = shapes, compressed
+        self._open(kind)
+
+    def _open(self, kind: str) -> None:
+        """Declare the vectors of a kind of round in a new exchange."""
         exchange = Exchange(self._group)
+        about = [*self._about, ("", {"kind of round": kind})]
+        exchange.declare(self._tensors(kind), about=about)
+        self.exchanges[kind] = exchange
+
+    def renew(self, about: Facts, params: Mapping[str, CompressionParams]) -> None:
+        """Declare all rounds again, with other facts and compression. All workers call this.
+
+        Residuals start from zero.
+        """
+        self._about, self._params = about, params
+        for kind in self._shapes:
+            self.exchanges[kind].close()
+            self._open(kind)
+        if self._epoch is not None:
+            self.set_epoch(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the compressors the epoch, counted from 0."""
+        self._epoch = epoch
+        for exchange in self.exchanges.values():
+            exchange.set_epoch(epoch)
+
+    def tensors(self) -> List[Tensor]:
+        """Return the vectors of all rounds."""
+        return [tensor.plan for kind in self._shapes for tensor in self._tensors(kind)]
+
+    def _tensors(self, kind: str) -> List[DeclaredTensor]:
         numbers = {name: number for number, name in enumerate(self._parameters)}
-        tensors = [
+        return [
             declared(
                 name,
                 self._parameters[name],
-                self._params[name] if compressed else self._params[name].uncompressed,
+                self._params[name] if self._compressed[kind] else self._params[name].uncompressed,
                 numbers[name],
                 size=torch.Size(shape).numel(),
                 called=f"the {kind} of parameter {name}",
                 on_nonfinite="raise",
             )
-            for name, shape in shapes.items()
+            for name, shape in self._shapes[kind].items()
         ]
-        about = [*self._about, ("", {"kind of round": kind})]
-        exchange.declare(tensors, about=about)
-        self._shapes[kind], self.exchanges[kind] = shapes, exchange
 
     def start(self, request: Round) -> Callable[[], Arrays]:
         """Start to average a round's vectors. All workers call this.

@@ -27,6 +27,17 @@ GLUON_GC_HOST_DEVICE uint16 half_bits(double x, float nearest) {
   return half_bits(from_bits((bits_of(nearest) - away) | 1));
 }
 
+// The same, but a finite x beyond the largest float16 becomes the largest one. So x minus the float16 is finite too. A NaN
+// becomes one that does not depend on x, because a GPU's casts change the bits of a NaN.
+template <typename T>
+GLUON_GC_HOST_DEVICE uint16 finite_half_bits(T x) {
+  if (!(x == x)) return half_bits(not_a_number<float>());
+  constexpr T most = 65504;  // the largest float16
+  const bool beyond = absolute(x) > most && is_finite(x);
+  const T bounded = beyond ? (x < 0 ? -most : most) : x;
+  return half_bits(static_cast<double>(bounded), static_cast<float>(bounded));
+}
+
 // The float with the value of a float16.
 GLUON_GC_HOST_DEVICE float half_value(uint16 half) {
   const uint32 sign = uint32{half} << 16 & 0x80000000, magnitude = (uint32{half} & 0x7fff) << 13;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/call.h"
+
 namespace gluon_gc {
 namespace cuda {
 
@@ -16,6 +18,14 @@ auto each(const Calls<Call>& calls, Make make) {
   Calls<decltype(make(calls[0]))> made;
   for (const Call& call : calls) made.push_back(make(call));
   return made;
+}
+
+// The most thread blocks that have work in a call, if a warp takes a tile. Calls that share their work in another way
+// have their own function.
+template <typename Call>
+Size most_thread_blocks(const Call& call) {
+  constexpr Size warps = block_threads / 32;
+  return (tiles_of(call.n) + warps - 1) / warps;
 }
 
 // Sorts calls by n, as Queue::launch requires.

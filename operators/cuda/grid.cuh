@@ -57,6 +57,11 @@ class Column {
       : first_(t * tile + row * warp_lanes + lane()),
         left_(static_cast<int>(n - t * tile < tile ? n - t * tile : tile) - row * warp_lanes - lane()) {}
 
+  // Rows of the elements from `first` to `end`, at most 2^31.
+  __device__ static Column between(Size first, Size end) {
+    return {first + lane(), first < end ? static_cast<int>(end - first) - lane() : 0};
+  }
+
   // Whether this lane has an element in a row.
   __device__ bool has(int row) const { return row * warp_lanes < left_; }
 
@@ -64,6 +69,8 @@ class Column {
   __device__ Size operator[](int row) const { return first_ + row * warp_lanes; }
 
  private:
+  __device__ Column(Size first, int left) : first_(first), left_(left) {}
+
   const Size first_;
   const int left_;  // elements from the first one to the end of the tile
 };

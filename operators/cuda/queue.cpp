@@ -102,12 +102,10 @@ void replace(const char* source, const void* image) {
 Queue::Queue(const char* source, Stream stream)
     : source_(source), stream_(stream), context_(current_context()) {}
 
-void Queue::queue(const std::string& name, std::size_t tiles, std::size_t calls, void** parameters) const {
+void Queue::queue(const std::string& name, std::size_t blocks, std::size_t calls, void** parameters) const {
   const Kernel kernel = kernel_of(source_, name, context_);
-  constexpr std::size_t tiles_of_block = block_threads / 32;
-  const std::size_t needed = tiles / tiles_of_block + 1;
-  const auto blocks = static_cast<unsigned>(needed < kernel.blocks ? needed : kernel.blocks);
-  check(driver().cuLaunchKernel(kernel.function, blocks, static_cast<unsigned>(calls), 1, block_threads, 1, 1, 0,
+  const auto width = static_cast<unsigned>(std::min(std::max<std::size_t>(blocks, 1), kernel.blocks));
+  check(driver().cuLaunchKernel(kernel.function, width, static_cast<unsigned>(calls), 1, block_threads, 1, 1, 0,
                                 stream_, parameters, nullptr),
         "launching ", name.c_str());
 }

@@ -44,7 +44,7 @@ class Queue {
       const std::size_t count = std::min<std::size_t>(calls.end() - from, Batch<Call>::most);
       std::copy_n(from, count, batch.call);
       void* parameters[] = {&batch, const_cast<void*>(static_cast<const void*>(&shared))...};
-      queue(name + suffix<T>, tiles_of(from->n), count, parameters);
+      queue(name + suffix<T>, most_thread_blocks(*from), count, parameters);
       from += count;
     }
   }
@@ -53,7 +53,7 @@ class Queue {
   void fill_with_zeros(void* at, std::size_t bytes) const;
 
  private:
-  void queue(const std::string& kernel, std::size_t tiles, std::size_t calls, void** parameters) const;
+  void queue(const std::string& kernel, std::size_t blocks, std::size_t calls, void** parameters) const;
 
   const char* const source_;
   const Stream stream_;

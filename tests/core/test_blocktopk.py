@@ -10,6 +10,7 @@ from gluon_gc import kernels
 from . import arrays, replay
 from .distributions import DISTRIBUTIONS, N, assert_steps_equal_replay
 from .replay import bytes_of, element_count
+from .sparse_replay import finite_halves, packed
 from .test_topk import chosen
 
 
@@ -21,20 +22,15 @@ OPTIONS = [
     example(),
     example(value_bits=2),
     example(k=7, block=256, value_bits=8),
+    example(k=0.3, block=512, value_bits=16),
     example(k=0.3, block=512, value_bits=4),
-    example(k=1, block=1024, value_bits=16),
+    example(k=1, block=1024),
     example(k=0.9999, block=2048, value_bits=2),
     example(k=10**6, block=256),
 ]
 PARAMS = {"blocktopk": {"k": 0.1, "block": 256, "value_bits": 2}}
 
 each_value_bits = pytest.mark.parametrize("value_bits", [2, 4, 8, 16, 32])
-
-
-def packed(numbers, bits):
-    """Return numbers as a list of `bits` bits each, from the lowest bit on."""
-    table = np.asarray(numbers, np.uint32)[:, None] >> np.arange(bits, dtype=np.uint32) & 1
-    return np.packbits(table.astype(np.uint8).ravel(), bitorder="little")
 
 
 def sum_of(values):
@@ -60,7 +56,7 @@ def rounded(x, bits):
     if bits == 32:
         return [], x, x
     if bits == 16:
-        half = np.clip(x, -65504, 65504).astype(np.float16)
+        half = finite_halves(x)
         return [], half, half.astype(T)
     if bits == 2:
         high = magnitude >= mean(magnitude, np.ones(x.size, bool))

@@ -12,6 +12,7 @@ from gluon_gc import kernels
 from .. import dgc_replay
 from . import arrays, sums
 from .distributions import DISTRIBUTIONS, N
+from .sparse_replay import low_bits_of, payload_bytes
 
 PLAIN = {
     "k": 0.01,
@@ -41,12 +42,12 @@ OPTIONS = [
         {"k": 0.25, "strided_sample": False, "momentum_masking": False},
         {"k": 100, "strided_sample": False, "nesterov": True, **ADAPT},
         {"k": 10**6, **ODD},
-        {"sample_ratio": 1.0, "fp16_values": True, **NEVER},
+        {"sample_ratio": 1.0, "value_bits": 16, **NEVER},
         {"gradient_clipping": 1e-3, "nesterov": True, **ODD},
         {"gradient_clipping": 1e6, "momentum_masking": False, "strided_sample": False, **HASTY},
         {"warmup_epochs": 4, "epoch": 1},
         {"warmup_epochs": 4, "epoch": 0, "warmup_coeff": 0.5, "k": 20, **ADAPT},
-        {"warmup_epochs": 2, "epoch": 1, "warmup_coeff": (0.25, 0.0625), "fp16_values": True},
+        {"warmup_epochs": 2, "epoch": 1, "warmup_coeff": (0.25, 0.0625), "value_bits": 16},
         {"warmup_epochs": 3, "epoch": 7, "warmup_coeff": [0.2, 0.1, 0.3]},
         {"warmup_epochs": 2, "epoch": 0, "warmup_coeff": [1.0, 0.1]},
     )
@@ -64,6 +65,11 @@ def ratio_of(options, n, epoch):
     return max((coefficient or ratio ** (1 / (epochs + 1))) ** (epoch + 1), ratio)
 
 
+def selects_at_last(options, n):
+    """Return how many of n elements are sent after the warm-up."""
+    return math.ceil(n * ratio_of(options, n, math.inf)) if n else 0
+
+
 class Replay(dgc_replay.Replay):
     """dgc in NumPy, created from a codec's options."""
 
@@ -76,8 +82,9 @@ class Replay(dgc_replay.Replay):
             start,
             nesterov=options.get("nesterov", False),
             momentum_masking=options["momentum_masking"],
-            half_values=options.get("fp16_values", False),
+            half_values=options.get("value_bits") == 16,
             max_norm=options.get("gradient_clipping", 0.0),
+            selects_at_last=selects_at_last(options, n),
             strided=options["strided_sample"],
             upper=options["compress_upper_bound"],
             lower=options["compress_lower_bound"],
@@ -107,8 +114,9 @@ def test_there_is_room_for_what_any_epoch_sends(options, n, epoch, dtype):
     codec = kernels.Codec("dgc", {**options, "epoch": epoch}, n, dtype)
     epochs = range(options.get("warmup_epochs", 0) + 1)
     most = max(math.ceil(n * ratio_of(options, n, epoch)) for epoch in epochs) if n else 0
-    value_bytes = 2 if options.get("fp16_values") else np.dtype(dtype).itemsize
-    assert codec.payload_bytes == 4 + most * (4 + value_bytes)
+    value_bytes = 2 if options.get("value_bits") == 16 else np.dtype(dtype).itemsize
+    low_bits = low_bits_of(n, selects_at_last(options, n))
+    assert codec.payload_bytes == 4 + payload_bytes(n, most, low_bits, value_bytes)
     assert codec.length_at == 0
 
 
@@ -136,7 +144,9 @@ def test_an_epoch_of_the_warm_up_sends_its_share(k, coefficient):
     for epoch in range(6):
         codec = kernels.Codec("dgc", {**options, "epoch": epoch}, n)
         _, status = codec.compress(np.arange(1, n + 1, dtype=np.float32), codec.state())
-        assert status.bytes == 4 + 8 * math.ceil(n * ratio_of(options, n, epoch))
+        count = math.ceil(n * ratio_of(options, n, epoch))
+        low_bits = low_bits_of(n, selects_at_last(options, n))
+        assert status.bytes == 4 + payload_bytes(n, count, low_bits, 4)
 
 
 @pytest.mark.parametrize("coefficient", [1.5, (0.5, 0), (0.5, 1.5), (0.5, float("nan")), (0.5,)])
@@ -181,7 +191,7 @@ def test_many_steps_of_training_give_the_bits_of_the_replay(isa, resample, neste
 
 @given(options, st.integers(1, 5000), arrays.dtypes, arrays.seeds)
 def test_what_is_sent_and_what_is_kept_are_the_compensated_velocity(options, n, dtype, seed):
-    options = {**options, "mu": 0.9, "fp16_values": False}
+    options = {**options, "mu": 0.9, "value_bits": 32}
     codec = kernels.Codec("dgc", options, n, dtype)
     state, x = codec.state(), arrays.awkward(n, dtype, seed)
     zeros, clipping = np.zeros(n, dtype), options.get("gradient_clipping", 0.0)
@@ -236,35 +246,48 @@ def test_values_are_rounded_once_to_halves_and_ties_to_even(isa, dtype):
     x = np.concatenate([ties, np.nextafter(ties, one * 0), np.nextafter(ties, one * np.inf)])
     x = np.concatenate([x, -x, np.array([65519, 65520, 1e30, 1e-30], dtype)])
     x = np.append(x, np.finfo(dtype).max)
-    options = {**PLAIN, "k": x.size, "sample_ratio": 1, "fp16_values": True}
+    options = {**PLAIN, "k": x.size, "sample_ratio": 1, "value_bits": 16}
     codec = kernels.Codec("dgc", options, x.size, dtype, isa)
-    payload, status = codec.compress(x, codec.state())
+    state = codec.state()
+    payload, status = codec.compress(x, state)
     assert np.array_equal(payload[: status.bytes], Replay(options, x.size, dtype).step(x)[0])
-    assert np.isinf(codec.decompress(payload)[0][-1])
+    out, _ = codec.decompress(payload)
+    assert out[-1] == 65504 and np.array_equal(state.memory[0], x - out)
 
 
 @arrays.each_isa
-@pytest.mark.parametrize("value, half", [(np.float16, True), (np.float32, False)])
+@pytest.mark.parametrize("value, bits", [(np.float16, 16), (np.float32, 32)])
 @pytest.mark.parametrize(
     "indices, length",
     [
-        ([0, 1, 10], None),
-        ([2, 1, 3], None),
-        ([1, 1, 3], None),
-        ([0, 1, 2**32 - 1], None),
-        ([0, 1, 2], 0),
-        ([0, 1, 2], 3),
-        ([0, 1, 2], 5),
-        ([0, 1, 2], 29),
-        ([0, 1, 2], 4 + 24 * 1000),
-        ([0, 1, 2], 2**32 - 1),
+        ([0, 10], None),
+        ([1, 1], None),
+        ([3, 2], None),
+        ([0, 9], 0),
+        ([0, 9], 3),
+        ([0, 9], 5),
+        ([0, 9], 9),
+        ([0, 9], 13),
+        ([0, 9], 24_004),
+        ([0, 9], 2**32 - 1),
     ],
 )
 def test_a_payload_that_would_be_decoded_out_of_bounds_is_refused(
-    isa, value, half, indices, length
+    isa, value, bits, indices, length
 ):
-    codec = kernels.Codec("dgc", {**PLAIN, "k": 3, "fp16_values": half}, 10, isa=isa)
-    payload = dgc_replay.payload_of(indices, np.ones(3, value), length)
+    codec = kernels.Codec("dgc", {**PLAIN, "k": 2, "value_bits": bits}, 10, isa=isa)
+    low_bits = low_bits_of(10, 2)
+    payload = dgc_replay.payload_of(indices, np.ones(2, value), 10, low_bits, length)
     with pytest.raises(ValueError, match="payload 0 is not one of 10 elements"):
         codec.decompress(payload)
     assert not codec.valid(payload[:3])
+
+
+@arrays.each_isa
+@pytest.mark.parametrize("byte, bit", [(0, 3), (0, 0)])
+def test_a_payload_with_another_number_of_indices_than_of_values_is_refused(isa, byte, bit):
+    codec = kernels.Codec("dgc", {**PLAIN, "k": 2}, 10, isa=isa)
+    payload = dgc_replay.payload_of([0, 9], np.ones(2, np.float32), 10, low_bits_of(10, 2))
+    assert codec.valid(payload)
+    payload[4 + byte] ^= 1 << bit
+    assert not codec.valid(payload)

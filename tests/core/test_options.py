@@ -7,6 +7,7 @@ from gluon_gc import kernels
 
 from .compressors import each_compressor, options_of
 from .replay import element_count
+from .sparse_replay import low_bits_of, payload_bytes
 
 START = kernels.position((1, 2), 3)
 
@@ -57,14 +58,16 @@ def test_levels_are_a_whole_number(k):
 @pytest.mark.parametrize("k", [1, 2.9, 10, 11, 1e300, 0.1, 0.29999, 0.3, 1e-9, 1 - 2**-53, 0.07])
 @pytest.mark.parametrize("n", [1, 7, 10, 100, 1000, 2**24 + 1])
 def test_k_is_a_share_or_a_number_of_elements(k, n):
-    assert kernels.Codec("topk", {"k": k}, n).payload_bytes == 8 * element_count(k, n)
+    count = element_count(k, n)
+    expected = payload_bytes(n, count, low_bits_of(n, count), 4)
+    assert kernels.Codec("topk", {"k": k}, n).payload_bytes == expected
     assert kernels.Codec("randomk", {"k": k}, n, np.float64).draws == element_count(k, n)
 
 
 def test_options_that_a_compressor_does_not_have_are_nothing_to_it():
     a, b = kernels.Codec("topk", {"k": 3}, 10), kernels.Codec("topk", {"seed": 1, "k": 3}, 10)
     assert a.payload_bytes == b.payload_bytes
-    assert kernels.Codec("topk", {"ck": 5, "k": 3, "kk": 4}, 10).payload_bytes == 24
+    assert kernels.Codec("topk", {"ck": 5, "k": 3, "kk": 4}, 10).payload_bytes == 14
 
 
 def test_a_momentum_that_is_no_number_is_refused():
@@ -88,7 +91,8 @@ def test_text_is_read_alike_in_every_locale():
                 locale.setlocale(locale.LC_NUMERIC, name)
             except locale.Error:
                 continue
-            assert kernels.Codec("topk", {"k": 0.5}, 10).payload_bytes == 40
+            expected = kernels.Codec("topk", {"k": 5}, 10).payload_bytes
+            assert kernels.Codec("topk", {"k": 0.5}, 10).payload_bytes == expected
     finally:
         locale.setlocale(locale.LC_NUMERIC, before)
 

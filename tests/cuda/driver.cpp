@@ -28,6 +28,7 @@ std::string message;                        // of the last failure
 std::deque<std::function<Result()>> queued;  // work that is held back
 std::vector<void*> streams;                  // the stream of each queued item
 bool held = false;
+unsigned width = 0;  // thread blocks along x that the last launch asked for
 int capability = 75;
 char contexts[8];  // their addresses are the devices' contexts
 thread_local char* current = nullptr;
@@ -80,6 +81,8 @@ std::size_t emulator_queued(void* stream) {
   streams.clear();
   return count;
 }
+
+unsigned emulator_width() { return width; }
 
 Result cuInit(unsigned) { return success; }
 
@@ -154,6 +157,7 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
   if (z * threads_y * threads_z != 1 || shared != 0 || extra != nullptr) {
     return fail(invalid_value, "grids have two dimensions, blocks one, and no other shared memory");
   }
+  width = x;
   std::vector<std::vector<char>> copies;  // a driver copies the parameters at once
   for (std::size_t i = 0; i < kernel.parameters; ++i) {
     const char* const from = static_cast<const char*>(parameters[i]);

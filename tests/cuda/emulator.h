@@ -136,7 +136,8 @@ Value __shfl_up_sync(unsigned lanes, Value value, int by) {
   return emulator::value_of<Value>(emulator::exchange("shift", lanes, emulator::bits_of(value))[from]);
 }
 
-// A ticket tells other blocks that earlier writes are visible, so it needs a fence. atomicAdd only counts.
+// A ticket tells other blocks that earlier writes are visible, so it needs a fence. atomicAdd only counts, and atomicOr
+// only sets bits.
 inline unsigned atomicInc(unsigned* at, unsigned most) {
   emulator::publishing();
   const unsigned old = *at;
@@ -147,6 +148,12 @@ inline unsigned atomicInc(unsigned* at, unsigned most) {
 inline unsigned atomicAdd(unsigned* at, unsigned more) {
   const unsigned old = *at;
   *at = old + more;
+  return old;
+}
+
+inline unsigned atomicOr(unsigned* at, unsigned bits) {
+  const unsigned old = *at;
+  *at = old | bits;
   return old;
 }
 

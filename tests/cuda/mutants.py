@@ -192,9 +192,47 @@ MUTANTS = {
     ),
     "what is sent is kept": Mutant(
         "compressors/topk.cu",
-        "if (topk.memory[0] != nullptr) topk.memory[0][index] = 0;",
+        "if (topk.memory[0] != nullptr) topk.memory[0][index] = rest;",
         "",
         "another state",
+    ),
+    "what float16 loses is forgotten": Mutant(
+        "compressors/sparse.cuh",
+        "return x - static_cast<T>(half_value(half));",
+        "return 0;",
+        "another",
+        "topk",
+    ),
+    "lists are not cleared": Mutant(
+        "compressors/sparse.cuh",
+        "if (lists.whole(word)) *lists.at(word) = 0;",
+        "",
+        "another payload",
+        "topk",
+    ),
+    "both edges in one word": Mutant(
+        "compressors/sparse.cuh", "edges + (word != 0)", "edges", "another", "topk"
+    ),
+    "words with bytes of others": Mutant(
+        "compressors/sparse.cuh",
+        "word * sizeof(uint32) >= first && (word + 1) * sizeof(uint32) <= end",
+        "true",
+        "",
+        "topk",
+    ),
+    "elements of earlier chunks are not counted": Mutant(
+        "compressors/sparse.cuh",
+        "before += scan(skipped).all;",
+        "scan(skipped);",
+        OUT_OF_BOUNDS,
+        "topk",
+    ),
+    "bits behind the indices count": Mutant(
+        "compressors/sparse.cuh",
+        "left < word_bits ? bits & ((1u << left) - 1) : bits",
+        "bits",
+        "",
+        "topk",
     ),
     "the limit of the largest in any case": Mutant(
         "compressors/dgc.cu",
@@ -302,6 +340,88 @@ MUTANTS = {
         "another payload",
         "dithering",
     ),
+    "elements of a block past the end": Mutant(
+        "compressors/blocktopk.cu",
+        "(size < first + part ? size : first + part)",
+        "(size < first + part ? size + 1 : first + part)",
+        OUT_OF_BOUNDS,
+        "blocktopk",
+    ),
+    "the block before is overwritten too early": Mutant(
+        "compressors/blocktopk.cu",
+        "    __syncthreads();  // the next block of elements",
+        "    // the next block of elements",
+        "",
+        "blocktopk",
+    ),
+    "levels are used before they are there": Mutant(
+        "compressors/blocktopk.cu",
+        "write_scales(format, record, memory, kept);\n    __syncthreads();",
+        "write_scales(format, record, memory, kept);",
+        "",
+        "blocktopk",
+    ),
+    "residuals of sent elements stay": Mutant(
+        "compressors/blocktopk.cu",
+        "residual[memory.indices[j]] = x - decoded;",
+        "residual[memory.indices[j]] = x;",
+        "another state",
+        "blocktopk",
+    ),
+    "one scale of two is spoiled": Mutant(
+        "compressors/blocktopk.cu", "s < format.scales()", "s < 1", "another payload", "blocktopk"
+    ),
+    "payloads are added at the same time": Mutant(
+        "compressors/blocktopk.cu",
+        "      __syncthreads();  // other threads",
+        "      // other threads",
+        "",
+        "blocktopk",
+    ),
+    "unused bits of packed lists are set": Mutant(
+        "packed.cuh", "i < count && i * bits", "i * bits", "another payload", "blocktopk"
+    ),
+    "a number in two bytes is cut off": Mutant(
+        "packed.cuh", "number(i) >> (bit - i * bits)", "0", "another payload", "blocktopk"
+    ),
+    "a mean of all sent elements": Mutant(
+        "compressors/blocktopk_levels.cuh",
+        "count - high)",
+        "count)",
+        "another payload",
+        "blocktopk",
+    ),
+    "a sum of sent elements in float32": Mutant(
+        "compressors/blocktopk_levels.cuh",
+        "chain += static_cast<double>(magnitude(j));",
+        "chain += static_cast<float>(magnitude(j));",
+        "another payload",
+        "blocktopk",
+    ),
+    "the search uses counts before they are there": Mutant(
+        "compressors/blocktopk_select.cuh",
+        "    __syncthreads();\n    choose(",
+        "    choose(",
+        "",
+        "blocktopk",
+    ),
+    "counts of the search are not zeros to begin with": Mutant(
+        "compressors/blocktopk_select.cuh", "counts[i] = 0;", ";", "another payload", "blocktopk"
+    ),
+    "warps send before they know the counts of others": Mutant(
+        "compressors/blocktopk_select.cuh",
+        "  __syncthreads();\n  above = at_limit = 0;",
+        "  above = at_limit = 0;",
+        "",
+        "blocktopk",
+    ),
+    "of equal elements of a block the last ones": Mutant(
+        "compressors/blocktopk_select.cuh",
+        "__popc(votes.at_limit & lower_lanes)",
+        "__popc(votes.at_limit & ~lower_lanes)",
+        "another payload",
+        "blocktopk",
+    ),
 }
 
 
@@ -355,6 +475,7 @@ def is_caught(mutant: Mutant, said: str) -> bool:
 
 def main() -> None:
     """Try all mutants"""
+    emulator.start()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         operators = Path(shutil.copytree(emulator.OPERATORS, Path(folder) / "operators"))

@@ -33,9 +33,9 @@ except ValueError as error:
 """
 
 
-def test_every_compressor_but_blocktopk_has_kernels_for_cuda_and_nothing_else_takes_code():
+def test_every_compressor_but_one_has_kernels_for_cuda_and_nothing_else_takes_code():
     without = [name for name, traits in kernels.compressors().items() if not traits.cuda]
-    assert without == ["blocktopk"]
+    assert without == ["blockwise"]
     said = kernels.library.gluon_gc_cuda_code(b"nothing", None)
     assert said == b"there is no compressor 'nothing'"
 

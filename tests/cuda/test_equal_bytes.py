@@ -7,6 +7,7 @@ import pytest
 
 from gluon_gc import kernels
 from tests.core.compressors import options_of, positions, together
+from tests.core.distributions import DISTRIBUTIONS
 
 from . import emulator, equal
 
@@ -46,6 +47,34 @@ def test_topk_sends_one_or_all_of_them(n, k):
 def test_all_options_of_dgc_give_the_bytes_of_the_cpu(options):
     equal.check("dgc", options, equal.N_SAMPLED, np.float32, 1)
     equal.check("dgc", {**options, "mu": 0.9}, 5000, np.float64, 2)
+
+
+def with_many_nans(random, n):
+    values = random.standard_normal(n)
+    values[random.random(n) < 0.3] = -np.nan
+    values[random.random(n) < 0.1] = np.nan
+    values[random.random(n) < 0.1] = -np.inf
+    return values
+
+
+@pytest.mark.parametrize("value_bits", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_blocktopk_chooses_and_rounds_as_the_cpu(value_bits, dtype):
+    inputs = {**DISTRIBUTIONS, "with many NaNs": with_many_nans}
+    for seed, (name, distribution) in enumerate(inputs.items()):
+        feedback = {"ef": "vanilla", "ef_decay": 0.9} if seed % 2 else {}
+        options = {"k": (64, 0.9)[seed % 3 == 0], "block": 4096, "value_bits": value_bits}
+
+        def values_of(n, dtype, seed, distribution=distribution):
+            values = distribution(np.random.default_rng(seed), n)
+            return np.ascontiguousarray(values).astype(dtype)
+
+        try:
+            equal.check(
+                "blocktopk", {**options, **feedback}, 10_011, dtype, seed, values_of=values_of
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
 
 
 @each_compressor
@@ -137,13 +166,37 @@ def test_tickets_become_zeros_in_the_stream(gpu):
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
 
 
-def test_onebit_takes_one_launch_for_compress_and_one_for_decompress(gpu):
-    codec = kernels.Codec("onebit", {"ef": "vanilla", "mu": 0.9}, 5000, isa="cuda", stream=7)
+@pytest.mark.parametrize("name", ["onebit", "blocktopk"])
+def test_compress_is_one_launch_and_decompress_too(gpu, name):
+    options = {**options_of(name)[0], "ef": "vanilla", "mu": 0.9}
+    codec = kernels.Codec(name, options, 5000, isa="cuda", stream=7)
     gpu.emulator_queued(ctypes.c_void_p(7))
     payload, _ = codec.compress(np.ones(5000, np.float32), codec.state())
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
     codec.decompress(np.stack([payload, payload]))
     assert gpu.emulator_queued(ctypes.c_void_p(7)) == 1
+
+
+@pytest.mark.parametrize(
+    "name, options, n, width",
+    [
+        ("onebit", {}, 0, 1),
+        ("onebit", {}, 8 * 1024, 1),
+        ("onebit", {}, 8 * 1024 + 1, 2),
+        ("blocktopk", {"block": 256}, 0, 1),
+        ("blocktopk", {"block": 256}, 5 * 256, 5),
+        ("blocktopk", {"block": 4096}, 2 * 4096 + 1, 3),
+        ("blocktopk", {"block": 256}, 70_000, 6),  # no more than run at the same time
+    ],
+)
+def test_a_warp_takes_a_tile_and_a_thread_block_takes_a_block_of_blocktopk(
+    gpu, name, options, n, width
+):
+    codec = kernels.Codec(name, {**options_of(name)[0], **options}, n, isa="cuda")
+    payload, _ = codec.compress(np.ones(n, np.float32))
+    assert gpu.emulator_width() == width
+    codec.decompress(payload)
+    assert gpu.emulator_width() == width
 
 
 @pytest.mark.parametrize(

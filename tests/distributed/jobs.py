@@ -4,6 +4,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -16,6 +17,8 @@ import numpy as np
 import gluon_gc as bps
 from gluon_gc.auto.choice import Link, Measured, Way
 from gluon_gc.auto.speed import Speed
+from gluon_gc.auto.step_clock import StepClock
+from gluon_gc.log import logger
 from gluon_gc.mxnet import probe, tensor_states
 from gluon_gc.mxnet.job import Job
 from gluon_gc.mxnet.kvstore.horovod.alltoall import Alltoall
@@ -381,6 +384,70 @@ def automatic(arguments):
         train("measured")
     finally:
         probe.measured = really
+    return result
+
+
+def automatic_local_steps(arguments):
+    """Train with local_steps and "auto"; returns weights, decisions and log lines.
+
+    arguments: shapes, folder, rate (the speed of the simulated link, in bytes per second), seconds
+    (the simulated time of a step). The results have these prefixes:
+    - "chosen/": "auto" with the simulated link and time;
+    - "given/": a trainer that is given this choice;
+    - "early/", "late7/", "late29/": resumed from a checkpoint before the choice, or after 7 or 29
+      steps. The late ones are told that the link is fast;
+    - "measured/": "auto" on the real link, until its choice.
+    """
+    shapes, folder, end = arguments["shapes"], Path(arguments["folder"]), 38
+    auto = {"compressor": "auto", "accuracy": "aggressive"}
+    result, lines, way = {}, [], Way(0.0, arguments["rate"])
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+
+    def train(name, begin=0, end=end, compression=auto, **options):
+        params = _parameters(shapes)
+        trainer = bps.DistributedTrainer(
+            params,
+            "adam",
+            {"learning_rate": 0.01},
+            compression_params=compression,
+            algorithm={"name": "local_steps", "outer_lr": 0.6, **options},
+        )
+        if begin:
+            trainer.load_states(str(folder / f"{begin}-{bps.rank()}"))
+        lines.clear()
+        for step in range(begin, end):
+            if name == "chosen" and step in (3, 7, 29):
+                trainer.save_states(str(folder / f"{step}-{bps.rank()}"))
+            _backward(params, gradients_of(bps.rank(), step, shapes))
+            trainer.step(1)
+        result.update((f"{name}/w{i}", p.data().asnumpy()) for i, p in enumerate(params))
+        decision = trainer._averaging._automatic.decision or ()
+        result[f"{name}/decision"] = np.array(list(map(str, decision)), str)
+        result[f"{name}/log"] = np.array(lines, str)
+        return trainer
+
+    really, seconds = probe.measured, StepClock.seconds
+    said = Measured(Link(way, way, way), dict.fromkeys(_AUTO, Speed(0.0, 0.0, 0.0)))
+    # The other workers' steps are shorter.
+    StepClock.seconds = property(lambda clock: arguments["seconds"] / (1 + bps.rank()))
+    try:
+        probe.measured = lambda *_: said
+        chosen = train("chosen")
+        tensor = next(iter(chosen._averaging.tensors.values()))
+        every = chosen._averaging.described["every"]
+        train("given", compression=tensor.params.given(), every=every)
+        train("early", begin=3)
+        way = Way(0.0, 1e15)
+        said = Measured(Link(way, way, way), said.kernels)
+        for begin in (7, 29):
+            train(f"late{begin}", begin=begin)
+        StepClock.seconds, probe.measured = seconds, really
+        train("measured", end=7)
+    finally:
+        StepClock.seconds, probe.measured = seconds, really
+        logger.removeHandler(handler)
     return result
 
 

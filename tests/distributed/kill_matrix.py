@@ -1,6 +1,7 @@
 """Kills each node of a small cluster in each phase of a training run, and reports the outcome.
 
     python -m tests.distributed.kill_matrix [--jobs 4] [--only "server 0"] [--phase step]
+        [--local-steps 2]
 
 Each node runs under its own `bpslaunch --max-restarts`, as on separate machines. A cell passes if:
 
@@ -116,9 +117,9 @@ class Outcome(NamedTuple):
         return f"| {' | '.join(columns)} |"
 
 
-def run(folder: Path, cell: Cell) -> Outcome:
-    """Train while this cell's signal is sent."""
-    command = [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS)]
+def run(folder: Path, cell: Cell, local_steps: Optional[int] = None) -> Outcome:
+    """Train while this cell's signal is sent. With `local_steps`, the algorithm has this H."""
+    command = _command(folder, local_steps)
     with Launched(folder, workers=2, servers=1, PS_HEARTBEAT_TIMEOUT=HEARTBEAT) as nodes:
         if cell.phase == "rendezvous":
             others = [node for node in NODES if node != cell.late]
@@ -148,12 +149,17 @@ def run(folder: Path, cell: Cell) -> Outcome:
         )
 
 
-def undisturbed(folder: Path) -> List[str]:
+def undisturbed(folder: Path, local_steps: Optional[int] = None) -> List[str]:
     """Return the checksums of an undisturbed run."""
     with Launched(folder, workers=2, servers=1) as nodes:
-        _start(nodes, NODES, [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS)])
+        _start(nodes, NODES, _command(folder, local_steps))
         assert set(nodes.codes(PATIENCE).values()) == {0}, nodes.logs()
     return checksums(folder)
+
+
+def _command(folder: Path, local_steps: Optional[int]) -> List[str]:
+    more = [] if local_steps is None else ["--local-steps", str(local_steps)]
+    return [sys.executable, str(TRAINEE), str(folder), "--steps", str(STEPS), *more]
 
 
 def checksums(folder: Path) -> List[str]:
@@ -207,6 +213,7 @@ def main() -> int:
     parser.add_argument("--phase", choices=PHASES, action="append")
     parser.add_argument("--only", choices=NODES, action="append", help="who is killed")
     parser.add_argument("--signal", choices=SIGNALS, action="append")
+    parser.add_argument("--local-steps", type=int, metavar="H", help="exchange every H steps")
     parser.add_argument("--logs", type=Path, help="a new folder that keeps what all have said")
     args = parser.parse_args()
     asked = cells(args.phase or PHASES, args.only or NODES, args.signal or SIGNALS)
@@ -218,11 +225,13 @@ def main() -> int:
             path.mkdir(parents=True)
             return path
 
-        sums = undisturbed(folder("undisturbed"))
+        sums = undisturbed(folder("undisturbed"), args.local_steps)
         print(FULL_HEAD, flush=True)
         outcomes = []
         with ThreadPoolExecutor(args.jobs) as pool:
-            for outcome in pool.map(lambda cell: run(folder("-".join(cell)), cell), asked):
+            for outcome in pool.map(
+                lambda cell: run(folder("-".join(cell)), cell, args.local_steps), asked
+            ):
                 print(outcome.row(sums), flush=True)
                 outcomes.append(outcome)
     print_table(outcomes, sums)

@@ -60,6 +60,52 @@ def test_nothing_is_chosen_where_nothing_is_sent(tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
+def check_local_steps(results, name, every, logs=1):
+    """Check the choice of H and of the compressor, in the way of `check`."""
+    for rank, result in enumerate(results):
+        for prefix in ("chosen", "early", "late7", "late29"):
+            assert list(result[f"{prefix}/decision"]) == [name, str(every)], prefix
+        for prefix in ("given", "early", "late7", "late29"):
+            for a, b in zip(weights(result, "chosen"), weights(result, prefix)):
+                np.testing.assert_array_equal(a, b, err_msg=prefix)
+        decision = results[0]["measured/decision"]
+        np.testing.assert_array_equal(result["measured/decision"], decision)
+        for prefix in ("chosen", "early", "measured"):
+            assert len(result[f"{prefix}/log"]) == (logs if rank == 0 else 0)
+        assert not len(result["late7/log"])
+    if logs:
+        assert int(results[0]["measured/decision"][1]) % 5 == 0
+        (said,) = results[0]["chosen/log"]
+        assert f"a local step takes 0.01 s: {name} for 49,202 elements every {every} st" in said
+    for result in results[1:]:  # workers differ between rounds
+        assert not np.array_equal(results[0]["chosen/w0"], result["chosen/w0"])
+
+
+def local_steps(folder):
+    return "automatic_local_steps", {
+        "shapes": SHAPES,
+        "folder": str(folder),
+        "rate": 1e6,
+        "seconds": 0.01,
+    }
+
+
+@pytest.mark.parametrize("of_a_machine, every", [(1, 15), (2, 10)])
+def test_the_interval_of_local_steps_is_chosen_by_all_and_stays(tmp_path, of_a_machine, every):
+    results = run(*local_steps(tmp_path), 2, 1, {"BYTEPS_LOCAL_SIZE": of_a_machine})
+    check_local_steps(results, "onebit", every)
+
+
+def test_the_interval_of_local_steps_is_chosen_over_horovod(tmp_path):
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    check_local_steps(run_horovod(*local_steps(tmp_path)), "onebit", 10)
+
+
+def test_the_interval_of_local_steps_stays_where_nothing_is_sent(tmp_path):
+    check_local_steps([run_local(*local_steps(tmp_path))], "none", 30, logs=0)
+    check_local_steps(run_machine(*local_steps(tmp_path)), "none", 30, logs=0)
+
+
 @needs_namespaces
 def test_a_slow_link_is_measured_to_be_slow_and_gradients_are_compressed(tmp_path):
     job = {"shapes": [(1000, 1000), (10,)], "compression_params": {"compressor": "auto"}}

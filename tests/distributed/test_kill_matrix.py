@@ -34,6 +34,14 @@ def test_training_survives(sums, tmp_path, cell):
     assert max(outcome.restarts.values()) == (0 if cell.stopped else 1)
 
 
+def test_local_steps_survive_the_loss_of_a_worker_before_a_round(tmp_path):
+    sums = undisturbed(tmp_path, local_steps=2)
+    (tmp_path / "killed").mkdir()
+    outcome = run(tmp_path / "killed", Cell("step", "worker 1", "KILL"), local_steps=2)
+    assert outcome.faults(sums, soon=2 * HEARTBEAT) == []
+    assert max(outcome.restarts.values()) == 1
+
+
 @pytest.mark.timeout(420)
 def test_nothing_comes_of_some_faults():
     command = [sys.executable, str(SOAK), "--minutes", "0.15", "--seed", "1"]

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,13 @@ import torch.distributed as dist
 
 import gluon_gc.torch as bps
 from gluon_gc.algorithms.base import Algorithm, Round, register, registry
+from gluon_gc.auto.step_clock import StepClock
 from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
 from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, logged, loss_of, raised
+from tests.torch.jobs import link_of
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "ef_decay": 0.95}
 RANDOMK = {"compressor": "randomk", "k": 0.2, "seed": 5, "ef": "corrected"}
@@ -494,6 +497,106 @@ def _with_groups(sizes):
     return {"param_groups": [{"params": list(range(size))} for size in sizes]}
 
 
+# "auto"
+
+AUTO_STEPS = 7  # "auto" has chosen at the start of this step
+
+
+@contextmanager
+def measured_as(bytes_per_second, step_seconds):
+    """In the block, "auto" measures this link and this duration of a step on worker 0.
+
+    Kernels take no time. The other workers' steps are shorter.
+    """
+    seconds = step_seconds / (1 + dist.get_rank())
+    really, StepClock.seconds = StepClock.seconds, property(lambda clock: seconds)
+    try:
+        with link_of(bytes_per_second):
+            yield
+    finally:
+        StepClock.seconds = really
+
+
+def auto_chooses_h_and_the_compressor():
+    """All workers choose the same, as if given; a checkpoint before or after it resumes."""
+    alone = dist.get_world_size() == 1
+    aggressive = {"compressor": "auto", "accuracy": "aggressive"}
+
+    def auto(**more):
+        net = Net()
+        return net, distributed(net, {"name": "local_steps", **more}, aggressive, torch.optim.AdamW)
+
+    with measured_as(1e6, 0.001), logged() as lines:
+        net, optimizer = auto(outer_lr=0.6)
+        state = optimizer.compression_state
+        assert state.options["every"] == "auto"
+        boxes = {}
+        for step in range(40):
+            if step in (3, AUTO_STEPS, 29):
+                boxes[step] = saved(state)
+            train(net, optimizer, [step])
+        weights = flat(net)
+    expected = ("none", 30) if alone else ("onebit", 15)
+    name, every = expected
+    assert state.automatic.decision == expected and state.options["every"] == every
+    assert state.compression_stats()["rounds"] == {"difference": 40 // every}
+    says = dist.get_rank() == 0 and not alone
+    assert len(lines) == says
+    assert not says or f"{name} for 10,535 elements every {every} steps" in lines[0], lines
+    options = {"name": "local_steps", "every": every, "outer_lr": 0.6}
+    given_params = state.params["first.weight"].given()
+    given = Net()
+    same = distributed(given, options, given_params, torch.optim.AdamW)
+    assert torch.equal(train(given, same, range(40)), weights)
+    others = [same]
+    for begin, box in boxes.items():
+        with measured_as(1e6 if begin == 3 else 1e15, 0.001):
+            resumed, other = auto(outer_lr=0.6)
+            other.compression_state.load_state_dict(loaded(box))
+            assert (other.compression_state.automatic.decision is None) == (begin == 3)
+            assert torch.equal(train(resumed, other, range(begin, 40)), weights), begin
+        others.append(other)
+    boxes_of_all = [None] * dist.get_world_size()
+    dist.all_gather_object(boxes_of_all, boxes[29])
+    _, of_all = auto(outer_lr=0.6)
+    of_all.compression_state.load_state_dict([loaded(box) for box in boxes_of_all])
+    assert of_all.compression_state.automatic.decision == expected
+    others.append(of_all)
+    with measured_as(1e6, 0.001):
+        short, fixed = auto(every=2)
+        fixed.compression_state.load_state_dict(loaded(boxes[29]))
+        assert fixed.compression_state.automatic.decision == (name, 2)
+        assert fixed.compression_state.params == state.params
+        train(short, fixed, range(29, 30))
+    if not alone:
+        with measured_as(1e15, 0.001):
+            fast, plain = auto()
+            train(fast, plain, range(AUTO_STEPS))
+        assert plain.compression_state.automatic.decision == ("none", 10)
+        box = loaded(boxes[29])
+        said = "compression of parameter"
+        raised(ValueError, said, lambda: plain.compression_state.load_state_dict(box))
+        others.append(plain)
+    for one in (optimizer, fixed, *others):
+        one.compression_state.close()
+
+
+def auto_measures_the_link_and_the_steps():
+    with logged() as lines:
+        net = Net()
+        params = {"compressor": "auto", "accuracy": "aggressive"}
+        optimizer = distributed(net, "local_steps", params)
+        optimizer.compression_state.set_epoch(0)
+        train(net, optimizer, range(AUTO_STEPS))
+    decision = optimizer.compression_state.automatic.decision
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, decision)
+    assert len(set(gathered)) == 1 and decision.every % 5 == 0
+    assert len(lines) == (dist.get_rank() == 0 and dist.get_world_size() > 1)
+    assert_alike(train(net, optimizer, range(AUTO_STEPS, decision.every)))
+    optimizer.compression_state.close()
+
+
 # Errors
 
 
@@ -504,8 +607,6 @@ def arguments_that_are_for_averaged_gradients_are_refused():
             "compression_params['momentum'] must be left out with algorithm local_steps",
             {"params": {**ONEBIT, "momentum": "nesterov"}},
         ),
-        ("['compressor'] must name a compressor with", {"params": {"compressor": "auto"}}),
-        ("must name a compressor with", {"overrides": {"*": {"compressor": "auto"}}}),
         ("grad_scaler is for gradients", {"grad_scaler": torch.amp.GradScaler("cpu")}),
         ("on_nonfinite must be 'raise' with algorithm", {"on_nonfinite": "skip"}),
         ("backward_passes_per_step must be", {"backward_passes_per_step": 0}),
@@ -582,6 +683,10 @@ def algorithms_that_ask_for_different_rounds_raise():
                 mean = yield Round("a", vectors)
                 assert_alike(mean["last.bias"])
 
+    auto = {"compressor": "auto"}
+    said = "['compressor'] must name a compressor with algorithm unequal"
+    raised(ValueError, said, lambda: distributed(Net(), "unequal", auto))
+    raised(ValueError, said, lambda: distributed(Net(), "unequal", overrides={"*": auto}))
     for case, said in enumerate(
         (
             'worker 1 has round "b" for the algorithm, but worker 0 has "a"',

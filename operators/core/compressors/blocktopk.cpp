@@ -16,31 +16,13 @@
 #include "core/codec.h"
 #include "core/compressors/blocktopk_config.h"
 #include "core/compressors/blocktopk_select.h"
+#include "core/compressors/packed_writer.h"
 #include "core/correction.h"
 #include "core/parallel.h"
 #include "core/sums.h"
 
 namespace gluon_gc {
 namespace {
-
-// Appends numbers of at most 16 bits to a packed list.
-struct PackedWriter {
-  void add(std::uint32_t number, int bits) {
-    held |= std::uint64_t{number} << count;
-    for (count += bits; count >= 32; count -= 32) {
-      write(to, static_cast<std::uint32_t>(held));
-      to += sizeof(std::uint32_t);
-      held >>= 32;
-    }
-  }
-  void finish() {
-    for (; count > 0; count -= 8, held >>= 8) *to++ = static_cast<std::uint8_t>(held);
-  }
-
-  std::uint8_t* to;
-  std::uint64_t held = 0;
-  int count = 0;
-};
 
 // The sum of magnitude(x) over a block's values, in float64: value j is added to chain j mod 32, then the chains are
 // added in the order of sum_tree.h.
@@ -114,7 +96,7 @@ struct Blocktopk : KeepsResidual {
     switch (format.value_bits) {
       case 32: std::memcpy(to, values, kept * sizeof(T)); break;
       case 16:
-        for (std::size_t j = 0; j < kept; ++j) write(to + j * sizeof(std::uint16_t), blocktopk_half(values[j]));
+        for (std::size_t j = 0; j < kept; ++j) write(to + j * sizeof(std::uint16_t), finite_half_bits(values[j]));
         break;
       default: write_levels(record, to, values, kept);
     }

@@ -10,8 +10,7 @@
 // bits are clear. The values of a block whose kept elements are x, and whose largest kept magnitude is s:
 //
 //   32 bits  x itself, with the bits of T. No scale.
-//   16 bits  the float16 nearest to x, ties to even. A finite x beyond the largest float16 becomes the largest one, so
-//            that the residual stays finite. No scale.
+//   16 bits  finite_half_bits of x. No scale.
 //   8, 4     the sign of x in the highest bit, then j = round(|x| / s * L), ties to even, where L = 2^(bits - 1) - 1. It
 //            decodes to j / L * s, so s is exact. j = 0 if s = 0. One scale: s.
 //   2 bits   the sign of x in the highest bit; the lowest bit is set if |x| >= the mean kept magnitude. Two scales: the
@@ -22,6 +21,7 @@
 // code decodes 2-bit values to means too, four for a tensor.
 #pragma once
 
+#include "core/compressors/packed_list.h"
 #include "core/half_bits.h"
 #include "core/host_device.h"
 
@@ -29,19 +29,6 @@ namespace gluon_gc {
 namespace {
 
 constexpr Size blocktopk_least_block = 256, blocktopk_most_block = 4096;
-
-// The size in bytes of `count` numbers of `bits` bits.
-constexpr Size packed_bytes(Size count, int bits) { return (count * bits + 7) / 8; }
-
-// Number `i` of a packed list, with at most 12 bits. It may read, but does not use, the byte after the number.
-GLUON_GC_HOST_DEVICE uint32 packed_number(const uint8* list, Size i, int bits) {
-  const Size first = i * bits;
-  const uint8* const at = list + first / 8;
-  const int shift = first % 8;
-  uint32 word = at[0] | uint32{at[1]} << 8;
-  if (shift + bits > 16) word |= uint32{at[2]} << 16;
-  return word >> shift & ((1u << bits) - 1);
-}
 
 // The layout of a payload.
 struct BlocktopkFormat {
@@ -125,15 +112,6 @@ GLUON_GC_HOST_DEVICE T with_one_nan(T x) {
 template <typename T>
 GLUON_GC_HOST_DEVICE T blocktopk_mean(double sum, Size count) {
   return count == 0 ? T{0} : with_one_nan(static_cast<T>(sum / static_cast<double>(count)));
-}
-
-// The bits of a value of 16 bits.
-template <typename T>
-GLUON_GC_HOST_DEVICE uint16 blocktopk_half(T x) {
-  constexpr T most = 65504;  // the largest float16
-  const bool beyond = absolute(x) > most && is_finite(x);
-  const T bounded = beyond ? (x < 0 ? -most : most) : x;
-  return half_bits(static_cast<double>(bounded), static_cast<float>(bounded));
 }
 
 }  // namespace

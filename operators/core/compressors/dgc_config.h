@@ -1,6 +1,7 @@
 // How dgc chooses its threshold, as in the reference implementation of DGC. For kernel sources only (see isa.h).
 #pragma once
 
+#include "core/compressors/sparse_config.h"
 #include "core/compressors/topk_plan.h"
 #include "core/options.h"
 
@@ -42,7 +43,8 @@ struct DgcConfig {
   std::size_t samples, top, stride, iterations;
   double upper, lower;
   double max_norm;  // 0: no clipping
-  bool strided, resample, nesterov, momentum_masking, half_values;
+  bool strided, resample, nesterov, momentum_masking;
+  SparseFormat format;  // the same in all epochs, so that an epoch can begin between compression and decoding
 };
 
 // The share of n elements that is sent in an epoch. It falls from epoch to epoch until the warm-up is over.
@@ -81,14 +83,14 @@ inline DgcConfig::DgcConfig(const Options& options, std::size_t n)
       strided(options.flag("strided_sample")),
       resample(options.flag("resample")),
       nesterov(options.flag("nesterov")),
-      momentum_masking(options.flag("momentum_masking")),
-      half_values(options.flag("fp16_values")) {
+      momentum_masking(options.flag("momentum_masking")) {
   const double all = static_cast<double>(n), warmup = options.number("warmup_epochs", 0);
   const std::size_t epochs = warmup > 0 ? static_cast<std::size_t>(warmup) : 0;
   const std::size_t epoch = options.has("epoch") ? options.count("epoch") : epochs;
   const double ratio = n == 0 ? 1 : ratio_of(options, n, epoch);
   selects = selected(options, n, epoch);
   most = selected(options, n, epochs);
+  format = sparse_format(options, n, most, sizeof(std::uint32_t));
   for (std::size_t e = 0; e < epochs; ++e) {
     const std::size_t count = selected(options, n, e);
     most = count > most ? count : most;

@@ -1,12 +1,11 @@
 // topk: the k elements with the largest magnitude, exactly. Among equal magnitudes the lowest indices win.
 //
-//   D(payload)[i] = p[i] if i is one of these k indices, else 0
+//   D(payload)[i] = p[i], or the float16 of p[i], if i is one of these k indices, else 0
 //
 // Aji and Heafield 2017 and Lin et al. 2018 (DGC) select elements by a sampled threshold. This selection is exact.
 //
-// Payload, little-endian:
-//   [indices, ascending: k uint32] [values: k T]
-// n must be below 2^32. A NaN counts as larger than infinity.
+// sparse_format.h describes the payload. Its length depends on n and the options only. n must be below 2^32. A NaN
+// counts as larger than infinity.
 //
 // Memory: the residual (n elements).
 //
@@ -18,45 +17,27 @@
 // elements are equal, or if the large elements are just where it looks. Then the search needs two more passes over p,
 // at worst one for each bit of T.
 #include "core/codec.h"
-#include "core/compressors/indices.h"
+#include "core/compressors/sparse_config.h"
+#include "core/compressors/sparse_payload.h"
 #include "core/compressors/topk_send.h"
 
 namespace gluon_gc {
 namespace {
 
-// Appends elements to a payload, in ascending order of their indices.
-template <typename T>
-struct Writer {
-  Writer(void* payload, std::size_t k)
-      : indices(static_cast<char*>(payload)), values(indices + indices_bytes(k)), left(k) {}
-
-  void add(TopkElement<T> element) {
-    const Bits<T> bits = value_bits<T>(element), magnitude = magnitude_bits(from_bits(bits));
-    write(indices, index_of<T>(element));
-    write(values, bits);
-    indices += sizeof(std::uint32_t);
-    values += sizeof(bits);
-    largest = magnitude > largest ? magnitude : largest;
-    --left;
-  }
-
-  char* indices;
-  char* values;
-  std::size_t left;
-  Bits<T> largest = 0;
-};
-
 struct Topk : KeepsResidual {
   static constexpr Traits traits{};
 
   Topk(const Options& options, std::size_t n)
-      : KeepsResidual{n}, k(element_count(options.number("k"), n)), plan(topk_plan(n, k)) {
+      : KeepsResidual{n},
+        k(element_count(options.number("k"), n)),
+        format(sparse_format(options, n, k, 0)),
+        plan(topk_plan(n, k)) {
     if (n > UINT32_MAX) refuse("topk takes fewer than 2^32 elements, got %zu", n);
   }
 
   template <typename T>
   Needs needs() const {
-    return {topk_payload_bytes<T>(k), {n, 0}, TopkWorkspace<T>::bytes(plan, n), 0};
+    return {format.payload_bytes<T>(k), {n, 0}, TopkWorkspace<T>::bytes(plan, n), 0};
   }
 
   template <typename T>
@@ -69,10 +50,12 @@ struct Topk : KeepsResidual {
         with_correction(call.gradient, call.gradient_scale, state, residual, [&](const auto& correct) {
           return find_candidates(correct, p, n, state.residual, plan, workspace, call.threads);
         });
-    Writer<T> writer(call.payload, k);
+    SparseWriter<T> writer(format, call.payload, k);
     send_largest(p, found, n, k, plan, workspace, call.threads, writer);
-    if (state.residual) indices(call.payload).clear(state.residual, n, call.threads);
-    return is_finite(from_bits(writer.largest));
+    writer.finish();
+    const SparsePayload<T> sent(format, call.payload, k);
+    if (state.residual) sent.clear(state.residual, n, format.half_values, call.threads);
+    return sent.finite();
   }
 
   // Nothing to do: a NaN or an infinity is among the largest elements, so the payload has it.
@@ -81,30 +64,22 @@ struct Topk : KeepsResidual {
 
   template <typename T>
   bool finite(const std::uint8_t* payload) const {
-    return all_finite<T>(payload + indices_bytes(k), k);
+    return SparsePayload<T>(format, payload, k).finite();
   }
 
   template <typename T>
   bool valid(const std::uint8_t* payload, std::size_t capacity) const {
-    return capacity >= needs<T>().payload_bytes && indices(payload).valid(n);
+    return capacity >= format.payload_bytes<T>(k) && SparsePayload<T>(format, payload, k).indices.valid(n);
   }
 
   template <typename T>
   void decompress(const Decoding<T>& call) const {
     if (!call.add) fill_with_zeros(call.out, n, call.threads);
-    for (std::size_t i = 0; i < call.count; ++i) add(call.payload(i), call.out);
+    for (std::size_t i = 0; i < call.count; ++i) SparsePayload<T>(format, call.payload(i), k).add_to(call.out);
   }
-
-  template <typename T>
-  void add(const std::uint8_t* payload, T* out) const {
-    const Indices index = indices(payload);
-    const char* const values = index.begin + indices_bytes(k);
-    for (std::size_t i = 0; i < k; ++i) out[index[i]] = out[index[i]] + read<T>(values + i * sizeof(T));
-  }
-
-  Indices indices(const std::uint8_t* payload) const { return {reinterpret_cast<const char*>(payload), k}; }
 
   std::size_t k;
+  SparseFormat format;
   TopkPlan plan;
 };
 

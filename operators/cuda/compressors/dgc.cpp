@@ -15,10 +15,10 @@ DgcPlan plan_of(const DgcConfig& config, std::size_t n) {
   const DgcSample sample = config.samples == n ? DgcSample::all
                            : config.strided    ? DgcSample::strided
                                                : DgcSample::drawn;
-  return {number(config.selects), number(config.most),     number(config.top), number(config.samples),
-          0,                      number(config.stride),   sample,             config.resample,
-          config.nesterov,        config.momentum_masking, config.half_values, config.upper,
-          config.lower,           config.max_norm};
+  return {number(config.selects),  number(config.top), number(config.samples), 0,
+          number(config.stride),   sample,             config.resample,        config.nesterov,
+          config.momentum_masking, config.format,      config.upper,           config.lower,
+          config.max_norm};
 }
 
 struct Dgc : Launcher {
@@ -26,6 +26,7 @@ struct Dgc : Launcher {
 
   Dgc(const DgcConfig& config, std::size_t n)
       : n(n),
+        most(config.most),
         iterations(config.iterations),
         plan(plan_of(config, n)),
         search(search_for(n, config.least_room(n))) {
@@ -50,7 +51,7 @@ struct Dgc : Launcher {
 
   template <typename T>
   DgcDecoding<T> given(const Decoding<T>& call) const {
-    return {call, number(dgc_payload_bytes<T>(plan.most, plan.half_values)), plan.half_values};
+    return {call, number(plan.format.payload_bytes<T>(most)), plan.format};
   }
 
   template <typename T>
@@ -75,7 +76,7 @@ struct Dgc : Launcher {
     add_up<T>(queue, "dgc", calls);
   }
 
-  Size n;
+  Size n, most;
   std::size_t iterations;
   DgcPlan plan;
   Search search;

@@ -9,7 +9,6 @@
 #include "cuda/compressors/dgc_threshold.cuh"
 #include "cuda/compressors/sparse.cuh"
 #include "cuda/compressors/topk_send.cuh"
-#include "cuda/half.cuh"
 #include "cuda/settle.cuh"
 
 namespace gluon_gc {
@@ -62,46 +61,48 @@ template <typename T>
 __device__ void count(const DgcEncoding<T>& call) {
   const DgcMemory<T> memory(call);
   const T* const v = call.memory[0];
+  clear_lists(call.plan.format, call.payload, call.plan.selects);
   count_parts(call.search, memory, call.n, equal_sent(memory), call.plan.selects, call.ticket,
               [=](Size i) { return v[i]; });
 }
 
-// Writes one element, a NaN.
+// Writes one element, a NaN. All threads of the block call it.
 template <typename T>
 __device__ inline void spoil(const DgcEncoding<T>& call) {
-  uint8* const index = call.payload + dgc_indices_at;
-  uint8* const value = index + indices_bytes(1);
-  write(index, 0, uint32{0});
-  for (Size i = 0; i < dgc_value_bytes<T>(call.plan.half_values); ++i) value[i] = 0xff;
+  const SparseFormat& format = call.plan.format;
+  uint8* const lists = call.payload + format.begin;
+  uint8* const values = call.payload + format.values_at(1);
+  for (Size i = threadIdx.x; i < format.values_at(1) - format.begin; i += block_threads) lists[i] = i == 0;  // index 0
+  if (threadIdx.x != 0) return;
+  if (format.half_values) {
+    write(values, 0, to_half(not_a_number<T>()));
+  } else {
+    write(values, 0, not_a_number<T>());
+  }
 }
 
 template <typename T>
 __device__ void send(const DgcEncoding<T>& call) {
   const DgcMemory<T> memory(call);
   T* const v = call.memory[0];
-  const bool finite = memory.state->finite != 0, half_values = call.plan.half_values;
+  const SparseFormat& format = call.plan.format;
+  const bool finite = memory.state->finite != 0;
   const uint32 count = finite ? memory.state->sent : 1;
-  uint8* const indices = call.payload + dgc_indices_at;
-  uint8* const values = indices + indices_bytes(count);
+  const SparseWriter<T> writer(format, call.payload, count, memory.state->edges);
   if (finite) {
     for_each_sent(call.search, memory, call.n, equal_sent(memory), [=](Size i) { return v[i]; },
                   [&](uint32 place, uint32 index, T x) {
-                    write(indices, place, index);
-                    if (half_values) {
-                      write(values, place, to_half(x).bits);
-                    } else {
-                      write(values, place, x);
-                    }
-                    v[index] = 0;
+                    v[index] = writer.add(place, index, x);
                     if (call.momentum != nullptr && call.plan.momentum_masking) call.momentum[index] = 0;
                   });
   }
   if (!last_block(call.ticket)) return;
-  const auto length = static_cast<uint32>(dgc_payload_bytes<T>(count, half_values));
+  const auto length = static_cast<uint32>(format.payload_bytes<T>(count));
   if (threadIdx.x == 0) {
     write(call.payload, 0, length);
-    if (!finite) spoil(call);
+    if (finite) writer.finish();
   }
+  if (!finite) spoil(call);
   settle(call, static_cast<Size>(call.payload - call.message) + length, finite);
 }
 
@@ -118,13 +119,8 @@ template <typename T>
 __device__ void add(const DgcDecoding<T>& call, Size number) {
   if (number >= call.count) return;
   const uint8* const payload = call.payloads + number * call.stride;
-  const bool half_values = call.half_values;
-  const auto count = static_cast<uint32>(dgc_count<T>(read<uint32>(payload), half_values));
-  const uint8* const indices = payload + dgc_indices_at;
-  const uint8* const values = indices + indices_bytes(count);
-  add_elements(call, indices, count, [&](Size i) {
-    return half_values ? static_cast<T>(to_float(read<Half>(values, i))) : read<T>(values, i);
-  });
+  const SparseFormat& format = call.format;
+  add_payload(call, format, payload, static_cast<uint32>(format.count_of<T>(read<uint32>(payload))));
 }
 
 }  // namespace

@@ -6,15 +6,16 @@
 namespace gluon_gc {
 namespace cuda {
 
-enum class DgcSample { all, strided, drawn };
+enum class DgcSample : uint8 { all, strided, drawn };
 
 // DgcConfig of core/compressors/dgc_config.h, and where the sample lies.
 struct DgcPlan {
-  uint32 selects, most, top;
+  uint32 selects, top;
   uint32 samples;        // elements of the sample
   uint32 start, stride;  // of a strided sample
   DgcSample sample;
-  bool resample, nesterov, momentum_masking, half_values;
+  bool resample, nesterov, momentum_masking;
+  SparseFormat format;
   double upper, lower;
   double max_norm;
 };
@@ -28,7 +29,7 @@ struct DgcEncoding : Encoding<T> {
 template <typename T>
 struct DgcDecoding : Decoding<T> {
   uint32 capacity;  // the maximum bytes of a payload
-  bool half_values;
+  SparseFormat format;
 };
 
 // The state of dgc beside SearchState, whose limit is the threshold.

@@ -11,6 +11,7 @@
 #include "cuda/correction.cuh"
 #include "cuda/decoding.cuh"
 #include "cuda/grid.cuh"
+#include "cuda/largest.cuh"
 #include "cuda/settle.cuh"
 #include "cuda/stream.cuh"
 #include "cuda/sums.cuh"
@@ -58,15 +59,6 @@ __device__ inline uint32 read_value(const uint8* payload, Size i, const Ditherin
     value |= (byte[plane * sizeof(uint16)] >> i % 8 & 1u) << plane;
   }
   return value;
-}
-
-template <typename Value>
-__device__ inline Value largest_of_warp(Value largest) {
-  for (int half = warp_lanes / 2; half != 0; half /= 2) {
-    const Value other = __shfl_xor_sync(all_lanes, largest, half);
-    if (other > largest) largest = other;
-  }
-  return largest;
 }
 
 // Returns the largest of `count` magnitudes, which other blocks wrote. All threads of the last block must call it, and

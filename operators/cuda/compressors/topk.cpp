@@ -1,4 +1,5 @@
 // topk: launches the kernels of topk.cu.
+#include "core/compressors/sparse_config.h"
 #include "cuda/codec.h"
 #include "cuda/compressors/topk_launch.h"
 
@@ -8,7 +9,9 @@ namespace {
 
 struct Topk : Launcher {
   Topk(const Options& options, std::size_t n)
-      : n(n), search(search_for(n, element_count(options.number("k"), n))) {}
+      : n(n),
+        search(search_for(n, element_count(options.number("k"), n))),
+        format(sparse_format(options, n, search.k, 0)) {}
 
   template <typename T>
   std::size_t workspace_bytes() const {
@@ -17,12 +20,12 @@ struct Topk : Launcher {
 
   template <typename T>
   TopkEncoding<T> given(const Encoding<T>& call) const {
-    return {call, search};
+    return {call, search, format};
   }
 
   template <typename T>
   TopkDecoding<T> given(const Decoding<T>& call) const {
-    return {call, search.k};
+    return {call, search.k, format};
   }
 
   template <typename T>
@@ -41,6 +44,7 @@ struct Topk : Launcher {
 
   Size n;
   Search search;
+  SparseFormat format;
 };
 
 }  // namespace

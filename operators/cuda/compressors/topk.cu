@@ -46,6 +46,7 @@ template <typename T>
 __device__ void count(const TopkEncoding<T>& topk) {
   const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
   const T scale = scale_of(topk);
+  clear_lists(topk.format, topk.payload, topk.search.k);
   count_parts(topk.search, memory, topk.n, memory.state->rank, topk.search.k, topk.ticket,
               [&](Size i) { return corrected(topk, scale, i); });
 }
@@ -54,14 +55,15 @@ template <typename T>
 __device__ void send(const TopkEncoding<T>& topk) {
   const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
   const T scale = scale_of(topk);
-  uint8* const values = topk.payload + indices_bytes(topk.search.k);
+  const SparseWriter<T> writer(topk.format, topk.payload, topk.search.k, memory.state->edges);
   for_each_sent(topk.search, memory, topk.n, memory.state->rank, [&](Size i) { return corrected(topk, scale, i); },
                 [&](uint32 place, uint32 index, T x) {
-                  write(topk.payload, place, index);
-                  write(values, place, x == x ? x : not_a_number<T>());
-                  if (topk.memory[0] != nullptr) topk.memory[0][index] = 0;
+                  const T rest = writer.add(place, index, x);
+                  if (topk.memory[0] != nullptr) topk.memory[0][index] = rest;
                 });
-  if (last_block(topk.ticket)) settle(topk, topk.bytes, memory.state->finite != 0);
+  if (!last_block(topk.ticket)) return;
+  if (threadIdx.x == 0) writer.finish();
+  settle(topk, topk.bytes, memory.state->finite != 0);
 }
 
 template <typename T>
@@ -73,8 +75,7 @@ template <typename T>
 __device__ void add(const TopkDecoding<T>& call, Size number) {
   if (number >= call.count) return;
   const uint8* const payload = call.payloads + number * call.stride;
-  const uint8* const values = payload + indices_bytes(call.k);
-  add_elements(call, payload, call.k, [&](Size i) { return read<T>(values, i); });
+  add_payload(call, call.format, payload, call.k);
 }
 
 }  // namespace

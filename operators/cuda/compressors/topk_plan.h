@@ -44,11 +44,13 @@ struct Parts {
 template <typename T>
 struct TopkEncoding : Encoding<T> {
   Search search;
+  SparseFormat format;
 };
 
 template <typename T>
 struct TopkDecoding : Decoding<T> {
   uint32 k;
+  SparseFormat format;
 };
 
 // The state of a search.
@@ -60,6 +62,7 @@ struct SearchState {
   uint32 found;       // elements that reach the threshold
   uint32 sent;        // elements that are sent
   uint32 finite;      // whether all elements are finite
+  uint32 edges[2];    // of the lists of the payload: sparse.cuh
 };
 
 // Byte offsets in the memory of a search.

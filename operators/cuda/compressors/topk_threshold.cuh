@@ -135,7 +135,7 @@ __device__ void begin_search(const Search& search, const SearchMemory<T>& memory
   if (!last_block(ticket)) return;
   SearchState<T>& state = *memory.state;
   for (int i = threadIdx.x; i < digit_values; i += block_threads) memory.histogram[i] = 0;
-  if (threadIdx.x == 0) state = {0, 0, search.rank, 0, 0, 1};
+  if (threadIdx.x == 0) state = {0, 0, search.rank, 0, 0, 1, {}};
   __syncthreads();
   for (int number = 0; number < digits && search.rank != 0; ++number) {
     const Digit<T> digit(number);
@@ -148,7 +148,7 @@ __device__ void begin_search(const Search& search, const SearchMemory<T>& memory
   }
   if (threadIdx.x != 0) return;
   const Bits<T> threshold = published(&state.limit);
-  state = {threshold == 0 ? 1 : threshold, 0, search.k, 0, 0, 1};  // zeros are never listed
+  state = {threshold == 0 ? 1 : threshold, 0, search.k, 0, 0, 1, {}};  // zeros are never listed
 }
 
 }  // namespace
