@@ -186,7 +186,7 @@ class DistributedTrainer(HookedTrainer):
         The call queues its work on MXNet's engine and normally returns at once. It waits for the
         other workers in the first step. It waits in every step with ignore_stale_grad=True, with
         on_nonfinite="skip", with AMP, and on Horovod if row-sparse gradients are uncompressed. With
-        an algorithm, the optimizer applies this worker's own gradients, divided by batch_size.
+        an algorithm, gradients are this worker's own, divided by batch_size.
 
         Parameters
         ----------
@@ -197,8 +197,8 @@ class DistributedTrainer(HookedTrainer):
             Whether stale gradients are allowed; the same on all workers. A gradient is stale if
             backward has not written it since the last step. A stale gradient counts as zeros. If
             it is stale on all contexts of all workers, its parameter is not updated, and residual
-            and momentum do not change. With an algorithm, a worker skips the parameters whose
-            gradients are stale on it.
+            and momentum do not change. With the algorithm local_steps, a worker skips the
+            parameters whose gradients are stale on it.
 
         Raises
         ------

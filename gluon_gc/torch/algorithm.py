@@ -137,9 +137,11 @@ def _call_hooks(optimizer: Stepping) -> None:
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    optimizer._update()
-    for parameter, gradient in zip(parameters, gradients):
-        parameter.grad = gradient
+    try:
+        optimizer._update()
+    finally:
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
 
 
 @contextmanager

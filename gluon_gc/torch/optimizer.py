@@ -109,9 +109,9 @@ def DistributedOptimizer(
     algorithm : str or dict, optional
         An algorithm that decides which vectors are averaged, and when: its name, or a dict with
         "name" and options. `gluon_gc.algorithms` lists them. None: every gradient is averaged in
-        every step. With an algorithm, each worker steps with its own gradients, and `step` runs the
-        algorithm's rounds, which compression_params compress. All workers must call `step` equally
-        often. With the compressor "auto", local_steps may choose its option "every" in step 7.
+        every step. With an algorithm, backward averages nothing, and `step` runs the algorithm's
+        rounds, which compression_params compress. All workers must call `step` equally often. With
+        the compressor "auto", local_steps may choose its option "every" in step 7.
     **options
         overrides, process_group, on_nonfinite and grad_scaler; see `CompressionState`. A
         `grad_scaler` waits for the averages before it unscales them. With an algorithm, only
