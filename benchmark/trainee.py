@@ -79,7 +79,7 @@ def step(net: gluon.Block, trainer: gluon.Trainer, number: int, gate: Gate) -> N
 
 
 def _way(args: argparse.Namespace) -> Dict[str, Any]:
-    """Return the trainer's arguments that say what is averaged, and how it is compressed."""
+    """Return the trainer's arguments for the averaged arrays and their compression."""
     onebit = {"compressor": "onebit", "ef": "vanilla"}
     if args.local_steps is None:
         return {"compression_params": {**onebit, "momentum": "nesterov"}}

@@ -153,7 +153,7 @@ def test_a_share_above_the_limit_is_logged_with_the_h_that_would_reach_it(logged
     assert chosen(given, 1e6, 0.2) == ("topk", 2)
     assert chosen(automatic({"w": AUTO}), 1e4, 0.02) == ("topk", 500)
     of_given, of_chosen = logged.messages
-    assert of_given.endswith("40.3 % of the time of these steps; 10 % would need 'every' 9")
+    assert of_given.endswith("25.6 % of the time of these steps; 10 % would need 'every' 6")
     assert "but auto chooses at most 500" in of_chosen
 
 

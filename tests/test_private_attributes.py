@@ -10,6 +10,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "gluon_gc"
 OF_NAMEDTUPLES = {"_fields", "_replace"}  # public despite the underscore
 OF_OTHERS = {
     "launch/child.py": {"_exit"},
+    "mxnet/adam.py": {
+        "_get_lr",
+        "_get_wd",
+        "_index_update_count",
+        "_set_current_context",
+        "_update_count",
+    },
     "mxnet/algorithm.py": {"_fresh_grad"},
     "mxnet/algorithm_arguments.py": {"_grad_stype", "_stype"},
     "mxnet/freshness.py": {"_fresh_grad"},
