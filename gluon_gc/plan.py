@@ -94,7 +94,7 @@ class Tensor:
 
     @property
     def refused(self) -> str:
-        """The tensor's name in the error about a NaN or an infinity. "" if no error is raised."""
+        """The tensor's name in the error about a NaN or an infinity. "" if none is to be raised."""
         return self.called if self.on_nonfinite == "raise" else ""
 
 

@@ -57,8 +57,9 @@ class DistributedTrainer(HookedTrainer):
     params : ParameterDict, dict or list
         The parameters to train, as in gluon.Trainer. If a Parameter has the attribute
         ``compression_params`` (a dict, or None for no compression), the attribute replaces the
-        argument of that name. BytePS's attributes replace the argument if
-        ``byteps_compressor_type`` is among them; otherwise they change single keys.
+        argument of that name. BytePS's attributes of a Parameter, such as ``byteps_ef_type``,
+        replace the argument if ``byteps_compressor_type`` is among them; otherwise each changes one
+        key of the argument.
     optimizer : str or Optimizer
         As in gluon.Trainer; the object is not changed. If the compressor applies the momentum
         ("momentum" in compression_params, or dgc), the optimizer's update applies none.
@@ -88,7 +89,8 @@ class DistributedTrainer(HookedTrainer):
         The name of an algorithm in `gluon_gc.algorithms.registry`, or a dict with "name" and its
         options. It decides which vectors the workers average, compressed by compression_params, and
         in which steps. The optimizer applies its own momentum. None: all gradients in every step.
-        With the compressor "auto", local_steps may choose its option "every" in step 7.
+        With local_steps and the compressor "auto", an option "every" that is not given may be
+        chosen after the first steps.
 
     Raises
     ------
@@ -185,14 +187,14 @@ class DistributedTrainer(HookedTrainer):
 
         The call queues its work on MXNet's engine and normally returns at once. It waits for the
         other workers in the first step. It waits in every step with ignore_stale_grad=True, with
-        on_nonfinite="skip", with AMP, and on Horovod if row-sparse gradients are uncompressed. With
-        an algorithm, gradients are this worker's own, divided by batch_size.
+        on_nonfinite="skip", with AMP, and on Horovod if row-sparse gradients are uncompressed.
 
         Parameters
         ----------
         batch_size : int
             The number of samples in this worker's batch. Gradients are divided by batch_size *
             size() before momentum and compression, so their sum over all workers is the average.
+            An algorithm gets this worker's gradients divided by batch_size.
         ignore_stale_grad : bool
             Whether stale gradients are allowed; the same on all workers. A gradient is stale if
             backward has not written it since the last step. A stale gradient counts as zeros. If
@@ -304,9 +306,10 @@ class DistributedTrainer(HookedTrainer):
           so these sums may exceed the duration of the step. Copying an uncompressed gradient counts
           as compressing.
 
-        "total" also has exposed_seconds, an estimate of the wait of training in a step: from the
-        start of the last compression to the last result, as the mean of at most 64 steps. Time for
-        clipping, or for a sum over the workers of one machine, is not included.
+        "total" also has exposed_seconds, the mean over the last 64 steps or fewer. It estimates how
+        long training waits in a step, by the time from the start of the last gradient's compression
+        to the last result. Time for clipping, or for a sum over the workers of one machine, is not
+        included.
 
         Parameters
         ----------
@@ -346,9 +349,9 @@ class DistributedTrainer(HookedTrainer):
             workers, the same list on every worker. Each worker gets an equal share of the sum of
             all residuals, and of all momenta. A list needs strict=False.
         strict : bool
-            If True, the file must fit this trainer exactly. If False, fname may be a list,
-            parameters that a file lacks start from zero, and additional ones are ignored. The log
-            names both.
+            If True, the file must have the states of exactly this trainer's parameters. If False,
+            fname may be a list, states that a file lacks start from zero, and additional ones are
+            ignored. The log names both.
 
         Raises
         ------

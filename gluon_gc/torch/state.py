@@ -111,7 +111,7 @@ class CompressionState:
         applies_momentum = any(params.mu is not None for params in requested.values())
         self.momentum = Momentum(optimizer, mu, has_nesterov) if applies_momentum else None
         self._copied, self._group = None, process_group
-        # A scaler skips steps with a NaN. "skip" lets the exchange report them without an error.
+        # The scaler itself skips steps with a NaN. So the exchange must report them, not raise.
         action = on_nonfinite if grad_scaler is None else "skip"
         try:
             compression = GradientCompression(self.parameters, requested, action, process_group)
@@ -131,7 +131,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far. A step does not count if no optimizer used its gradients."""
+        """The number of steps so far, without those whose gradients were dropped."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -241,11 +241,12 @@ class CompressionState:
         state_dict : mapping or sequence of mapping
             The state_dict of this worker. If the number of workers has changed: the state_dicts of
             all former workers. Residuals and momentum are then summed over the former workers and
-            divided equally among the current ones, with a warning. Before the first step,
+            divided equally among the current ones, with a warning. If this state has made no step,
             parameters with the compressor "auto" get the compressor in the state_dict.
         strict : bool
             Whether the state_dict must have exactly the parameters of this state. If not,
-            parameters that it lacks start from zero, and additional ones are ignored.
+            the residuals and momentum of missing parameters start from zero, and additional ones
+            are ignored.
 
         Raises
         ------
@@ -260,7 +261,7 @@ class CompressionState:
         self.gradients.left_out.loaded()
 
     def __getstate__(self) -> Dict[str, Any]:
-        """Return what a copy or a pickle contains: the `state_dict`, without the exchange."""
+        """Return the content of a copy or a pickle: no exchange, but the `state_dict`."""
         return {
             "parameters": self.parameters,
             "params": self.params,
@@ -280,7 +281,7 @@ class CompressionState:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` is possible after `bps.suspend`, which destroys all process groups."""
+        """Whether `resume` is possible after `bps.suspend`, which destroys the user's group, too."""
         return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:

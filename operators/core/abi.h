@@ -7,8 +7,9 @@
      the aggregator    gluon_gc_aggregate     payload = C(D(payload_0) + D(payload_1) + ...)
      each worker       gluon_gc_decompress    gradient = D(payload)
 
-   The aggregator is a parameter server, or the worker that owns the chunk. Without an aggregator, each worker receives
-   all payloads by an all-gather, and gluon_gc_decompress sums them. The caller sends and receives the payloads.
+   The aggregator is a parameter server, or the worker that owns the chunk. There are two ways without an aggregator. An
+   all-reduce sums summable payloads (gluon_gc_traits). Or each worker receives all payloads by an all-gather, and
+   gluon_gc_decompress sums them. The caller sends and receives the payloads.
 
    Memory: the caller allocates everything: tensors, payloads, momentum, residuals and workspace. Calls of codecs
    allocate no buffers.
@@ -70,7 +71,7 @@ typedef struct {
                              uint32 at this offset counts the bytes from there to the end of the payload. */
 } gluon_gc_needs;
 
-/* A position in the random stream: `draws` draws after `state`. */
+/* A position in the random stream: the one that follows `state` by `draws` numbers. */
 typedef struct {
   uint64_t state[2];
   uint64_t draws;
@@ -102,8 +103,8 @@ typedef struct {
   gluon_gc_status* status; /* output; may be NULL, except for inspect */
   int threads;             /* largest number of CPU threads */
   void* stream;            /* CUDA: a CUstream or cudaStream_t */
-  void* ticket;            /* CUDA: gluon_gc_ticket_bytes of memory of this call alone. The caller fills it with zeros
-                              before its first use; each call leaves it so. */
+  void* ticket;            /* CUDA: gluon_gc_ticket_bytes of memory that no call uses at the same time. The caller fills
+                              it with zeros once; each call leaves zeros in it. */
 } gluon_gc_call;
 
 /* Makes a codec for n elements. Free it with gluon_gc_free.
@@ -116,10 +117,10 @@ typedef struct {
    selects the best one, gluon_gc_cuda the GPU.
 
    A CUDA codec writes the same bytes as a CPU codec with the same options. "dithering" has CUDA codecs only with the
-   option fixed_width=True; then the CPU codecs of other workers and of servers need this option too. All pointers in
-   a CUDA codec's calls, `status` too, point to GPU memory; the gluon_gc_call itself is in host memory. A call queues
-   kernels in its stream, in the current CUDA context, and returns at once. It does not validate payloads: use
-   gluon_gc_inspect before you copy them to the GPU. */
+   option fixed_width=True; then the CPU codecs of other workers and of servers need this option too. In a CUDA codec's
+   calls, the arrays and `status` are in GPU memory, except for gluon_gc_inspect; the gluon_gc_call itself is in host
+   memory. A call queues kernels in its stream, in the current CUDA context, and returns at once. It does not validate
+   payloads: use gluon_gc_inspect before you copy them to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -170,8 +171,8 @@ GLUON_GC_API const char* gluon_gc_compress(const gluon_gc_call* calls, size_t co
 GLUON_GC_API const char* gluon_gc_aggregate(const gluon_gc_call* calls, size_t count);
 
 /* values = D(payload 0) + D(payload 1) + ..., added in this order. With `add`, the sum starts from the old values
-   instead of 0. Fails if a payload is invalid, or if the payloads carry different ratios. With a summable compressor,
-   each call must have one payload (gluon_gc_call.count = 1). */
+   instead of 0. On the CPU, fails if a payload is invalid, or if the payloads carry different ratios. With a summable
+   compressor, each call must have one payload (gluon_gc_call.count = 1), the sum of the all-reduce. */
 GLUON_GC_API const char* gluon_gc_decompress(const gluon_gc_call* calls, size_t count);
 
 /* Returns the size of a payload in bytes, from the length in it if payloads vary in length. It reads at most `capacity`
@@ -264,13 +265,15 @@ typedef struct {
   size_t rows;      /* largest number of rows of a message */
 } gluon_gc_rows;
 
-/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If their length varies
-   (`varies`), only the rows that a message fills are sent. Otherwise, or with `in_one`, every message is one row. */
+/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. `varies`: the length of the
+   messages varies, so a message is cut into rows, and only the rows that it fills are sent. `in_one`: a message is one
+   row all the same. Messages of one length are one row. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
-/* A message of a row-sparse gradient lists the gradient's nonzero rows, at most `rows` of them (row_format.h). */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of a list of row numbers */
-GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* largest number of bytes before the payload */
+/* A message of a row-sparse gradient has a head, which lists the numbers of at most `rows` rows of the gradient, and then
+   the payload of their elements (row_format.h). */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of the list of row numbers */
+GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* largest size of the head, with that list */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
    loops. b and c may be NULL if the loop does not use them. */

@@ -33,7 +33,7 @@
 //     template <typename T> void residual(T* const* memory, T* out) const;
 //     template <typename T> void restore(const T* residual, T* const* memory) const;
 //   };
-//   GLUON_GC_COMPRESSOR(NAME of the file, NAME)
+//   GLUON_GC_COMPRESSOR(file, NAME)  // file: the name of the source file without .cpp
 //
 // abi_codec.h calls these functions. CMake compiles the file once for each instruction set (isa.h), and makes the
 // registry from the files in compressors/.
@@ -89,7 +89,7 @@ struct Encoding {
   T* momentum;            // n elements; null: no momentum
   T mu;
   T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
-  T ratio;                // gluon_gc_call.ratio with ef "corrected", else 1; times ef_decay
+  T ratio;                // of the residual: ef_decay; with ef "corrected", times the ratio of the call or the payloads
   Stream stream;          // the random stream, at the position where this call starts to draw
   std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;
