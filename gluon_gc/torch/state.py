@@ -281,7 +281,7 @@ class CompressionState:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` is possible after `bps.suspend`, which destroys the user's group, too."""
+        """Whether `resume` is possible after `bps.suspend`, which destroys `process_group`, too."""
         return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:
