@@ -337,13 +337,6 @@ MUTANTS = {
         "",
         "blockwise",
     ),
-    "the next payload overwrites one in use": Mutant(
-        "compressors/blockwise.cu",
-        "if (format.hadamard) __syncthreads();  // the next payload",
-        "      // the next payload",
-        "",
-        "blockwise",
-    ),
     "stages of a transform at the same time": Mutant(
         "compressors/blockwise.cu",
         "    });\n    __syncthreads();\n  }\n}",

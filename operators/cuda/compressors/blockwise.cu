@@ -1,8 +1,8 @@
 // blockwise on the GPU: blocks of elements, each rounded to evenly spaced levels of its own.
 //
-// QSGD (Alistarh et al. 2017), THC (Li et al. 2024), SDP4Bit (Jia et al. 2024). core/compressors/blockwise.cpp describes
-// the rounding, the payload, the memory and the bytes an element. Each function is one launch. A thread block takes a
-// tile of elements, and keeps them in shared memory.
+// QSGD (Alistarh et al. 2017), THC (Li et al. 2024), SDP4Bit (Jia et al. 2024). core/compressors/blockwise.cpp has the
+// rounding, the payload, the memory and the bytes an element. Each function is one launch. A thread block takes a tile
+// of elements, and keeps them in shared memory.
 #include "cuda/compressors/blockwise.h"
 
 #include "cuda/bytes.cuh"
@@ -114,8 +114,8 @@ __device__ void sweep(const BlockwiseEncoding<T>& call, const Tile& part, T* p) 
   }
 }
 
-// Finds the scales of the blocks x, and writes them to the payload. A warp takes a block. Returns whether its blocks are
-// finite.
+// Finds the scales of the blocks x, and writes them to the payload. A warp takes a block. Returns whether its blocks
+// are finite.
 template <typename T>
 __device__ bool write_scales(const BlockwiseEncoding<T>& call, const Tile& part, const T* x, TileMemory<T>& memory) {
   const BlockwiseFormat& format = call.format;
@@ -269,7 +269,6 @@ __device__ void decompress(const BlockwiseDecoding<T>& call) {
                                         : decoded<T>(format, payload, part.begin + i, finite);
         out[i] = add ? out[i] + value : value;
       });
-      if (format.hadamard) __syncthreads();  // the next payload overwrites the shared memory
     }
   }
   if (!finite) say_not_finite(call.ticket);
