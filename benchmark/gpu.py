@@ -61,6 +61,7 @@ def cases() -> List[Case]:
         Case({"compressor": "randomk", "k": 0.01}, 0.05, 4),
         Case({"compressor": "dithering", "k": 2}, 8.4, 4.4),
         Case({"compressor": "bytegrad"}, 9, 5),
+        Case({"compressor": "blockwise"}, 4.5, 4.5),
     ]
     fed = {
         "onebit": 12.125,
@@ -69,6 +70,7 @@ def cases() -> List[Case]:
         "randomk": 12,
         "dithering": 20.4,
         "bytegrad": 21,
+        "blockwise": 12.5,
     }
     variants = []
     for case in plain:

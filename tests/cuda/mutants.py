@@ -421,6 +421,81 @@ MUTANTS = {
         "__popc(votes.at_limit & ~lower_lanes)",
         "another payload",
         "blocktopk",
+    "a tile's end counts": Mutant(
+        "compressors/blockwise.cu",
+        "column.has(r) ? x : T{0}",
+        "column.has(r) ? x : T{1}",
+        "another payload",
+        "blockwise",
+    ),
+    "a tile without its second half is read": Mutant(
+        "compressors/blockwise.cu",
+        "if (half * tile >= call.n)",
+        "if (false)",
+        OUT_OF_BOUNDS,
+        "blockwise",
+    ),
+    "codes are packed before they are there": Mutant(
+        "compressors/blockwise.cu",
+        "    __syncthreads();\n    const int bytes",
+        "    const int bytes",
+        "",
+        "blockwise",
+    ),
+    "scales are used before they are there": Mutant(
+        "compressors/blockwise.cu",
+        "    __syncthreads();\n    quantise",
+        "    quantise",
+        "",
+        "blockwise",
+    ),
+    "the next tile overwrites one in use": Mutant(
+        "compressors/blockwise.cu",
+        "    __syncthreads();  // the next tile",
+        "    // the next tile",
+        "",
+        "blockwise",
+    ),
+    "stages of a transform at the same time": Mutant(
+        "compressors/blockwise.cu",
+        "    });\n    __syncthreads();\n  }\n}",
+        "    });\n  }\n}",
+        "",
+        "blockwise",
+    ),
+    "codes after the last block are left as they are": Mutant(
+        "compressors/blockwise.cu", "memory.codes[i] = 0;", "", "another payload", "blockwise"
+    ),
+    "an offset of another element": Mutant(
+        "compressors/blockwise.cu",
+        "i % 64 / 16 * 16",
+        "i % 64 / 16 * 8",
+        "another payload",
+        "blockwise",
+    ),
+    "another tile's draws": Mutant(
+        "compressors/blockwise.cu",
+        "part.begin / tile_elements * segments + threadIdx.x",
+        "threadIdx.x",
+        "another payload",
+        "blockwise",
+    ),
+    "a block that is not finite is not noticed": Mutant(
+        "compressors/blockwise.cu", "all_finite && finite;", "all_finite;", "another", "blockwise"
+    ),
+    "the least level is not rounded down": Mutant(
+        "compressors/blockwise.cu",
+        "if (low < least) least = low;",
+        "",
+        "another payload",
+        "blockwise",
+    ),
+    "a second part of a code is lost": Mutant(
+        "compressors/blockwise_codes.cuh",
+        "shift += part.width;",
+        "break;",
+        "decode to something",
+        "blockwise",
     ),
 }
 

@@ -22,9 +22,9 @@
 // 2^-17 of a step. An element that is 0 or `low` stays so.
 //
 // hadamard: x is rotated first, and D(payload) is rotated back: x' = H S x / n for a block of n elements, and
-// D = S H D', with the Walsh-Hadamard transform H (blockwise_hadamard.h) and random signs S. A single large element then
-// no longer decides the step of its block. The signs are constants, the same for all blocks, workers and steps. So
-// error feedback works as without rotation.
+// D = S H D', with the Walsh-Hadamard transform H (blockwise_hadamard.h) and random signs S. Then a large element does
+// not decide the step of its block alone. The signs are constants, the same for all blocks, workers and steps. So error
+// feedback works as without rotation.
 //
 // QSGD (Alistarh et al. 2017) has buckets with a scale each; THC (Li et al. 2024) and SDP4Bit (Jia et al. 2024) rotate.
 //

@@ -6,8 +6,8 @@
 //
 // Codes are packed in groups of 128. The last group is filled up with zeros. A group is one part for each bit that is
 // set in the number `bits`, the highest first: 3 bits are a part of 2 bits and one of 1 bit. A part of w bits has 16 w
-// bytes. It has the lowest w bits of each code that no earlier part has. Its byte i has the bits of elements i + 16 w k,
-// k = 0, 1, ..., 8 / w - 1, from the lowest bit on. So with 4 bits, byte i has elements i and i + 64.
+// bytes. It has the lowest w bits of each code that no earlier part has. Its byte i has the bits of elements
+// i + 16 w k, k = 0, 1, ..., 8 / w - 1, from the lowest bit on. So with 4 bits, byte i has elements i and i + 64.
 #pragma once
 
 #include "core/generator.h"

@@ -1,4 +1,5 @@
-// Packs the codes of blockwise (see blockwise_format.h), a part of a group at a time. For kernel sources only (see isa.h).
+// Packs the codes of blockwise (see blockwise_format.h), a part of a group at a time. For kernel sources only (see
+// isa.h).
 #pragma once
 
 #include "core/bytes.h"

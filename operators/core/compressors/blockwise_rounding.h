@@ -1,4 +1,5 @@
-// The rounding of blockwise: the scales of blocks, and the rounding of elements to codes. For kernel sources only (see isa.h).
+// The rounding of blockwise: the scales of blocks, and the rounding of elements to codes. For kernel sources only (see
+// isa.h).
 #pragma once
 
 #include "core/compressors/blockwise_format.h"

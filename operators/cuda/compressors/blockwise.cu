@@ -1,8 +1,8 @@
 // blockwise on the GPU: blocks of elements, each rounded to evenly spaced levels of its own.
 //
-// QSGD (Alistarh et al. 2017), THC (Li et al. 2024), SDP4Bit (Jia et al. 2024). core/compressors/blockwise.cpp describes
-// the rounding, the payload, the memory and the bytes an element. Each function is one launch. A thread block takes a
-// tile of elements, and keeps them in shared memory.
+// QSGD (Alistarh et al. 2017), THC (Li et al. 2024), SDP4Bit (Jia et al. 2024). core/compressors/blockwise.cpp has the
+// rounding, the payload, the memory and the bytes an element. Each function is one launch. A thread block takes a tile
+// of elements, and keeps them in shared memory.
 #include "cuda/compressors/blockwise.h"
 
 #include "cuda/bytes.cuh"
@@ -16,12 +16,13 @@ namespace gluon_gc {
 namespace cuda {
 namespace {
 
-constexpr int tile_elements = blockwise_tile, turns = tile_elements / block_threads;
+constexpr int tile_elements = blockwise_tile;
 constexpr int tile_draws = tile_elements / 64 * blockwise_group_draws;
 
 // Calls step(i) for each element i below `count`, on one thread of the block.
 template <typename Step>
 __device__ inline void for_each_of_tile(int count, Step step) {
+#pragma unroll 1
   for (int i = threadIdx.x; i < count; i += block_threads) step(i);
 }
 
@@ -113,8 +114,8 @@ __device__ void sweep(const BlockwiseEncoding<T>& call, const Tile& part, T* p) 
   }
 }
 
-// Finds the scales of the blocks x, and writes them to the payload. A warp takes a block. Returns whether its blocks are
-// finite.
+// Finds the scales of the blocks x, and writes them to the payload. A warp takes a block. Returns whether its blocks
+// are finite.
 template <typename T>
 __device__ bool write_scales(const BlockwiseEncoding<T>& call, const Tile& part, const T* x, TileMemory<T>& memory) {
   const BlockwiseFormat& format = call.format;
@@ -122,6 +123,7 @@ __device__ bool write_scales(const BlockwiseEncoding<T>& call, const Tile& part,
   for (int block = warp(); block < part.blocks; block += warps) {
     T least = infinity<T>(), greatest = -infinity<T>();
     bool finite = true;
+#pragma unroll 2
     for (int i = lane(); i < int(format.block); i += warp_lanes) {
       const T here = x[block * format.block + i], high = format.symmetric ? absolute(here) : here;
       finite = finite && is_finite(here);
@@ -154,6 +156,7 @@ __device__ void draw_tile(const BlockwiseEncoding<T>& call, const Tile& part, ui
   if (threadIdx.x >= segments) return;
   RandomStream stream = call.stream;
   jump(stream, part.begin / tile_elements * segments + threadIdx.x);
+#pragma unroll 4
   for (int i = 0; i < stream_segment; ++i) draws[threadIdx.x * stream_segment + i] = stream();
 }
 
@@ -228,54 +231,44 @@ __device__ void compress(const BlockwiseEncoding<T>& call) {
   settle(call, call.bytes, finite);
 }
 
+// Decodes element i of a tile. Sets `finite` to false if its block is not finite.
+template <typename T>
+__device__ inline T decoded(const BlockwiseFormat& format, const uint8* payload, Size i, bool& finite) {
+  const Size block = i / format.block;
+  const uint16 step = read<uint16>(payload + format.steps_at(), block);
+  const uint16 low = format.symmetric ? uint16{0} : read<uint16>(payload + format.lows_at(), block);
+  finite = finite && blockwise_number_is_finite(step) && blockwise_number_is_finite(low);
+  const int q = static_cast<int>(code_at(payload, i, format.bits)) - format.zero();
+  return static_cast<T>(q) * static_cast<T>(bfloat16_value(step)) + static_cast<T>(bfloat16_value(low));
+}
+
 template <typename T>
 __device__ void decompress(const BlockwiseDecoding<T>& call) {
   __shared__ T rotated[tile_elements];
   __shared__ Signs signs;
   const BlockwiseFormat& format = call.format;
   const int in_block = static_cast<int>(format.block) - 1;  // a mask
-  const T zero = static_cast<T>(format.zero());
   bool finite = true;
   if (format.hadamard) signs.draw();
   for (Size index = blockIdx.x; index < Tile::count(format); index += gridDim.x) {
     const Tile part(format, index);
-    T sum[turns];
-    for (int turn = 0; turn < turns; ++turn) {
-      const int i = turn * block_threads + threadIdx.x;
-      sum[turn] = call.add && i < part.size ? call.out[part.begin + i] : call.count == 0 ? T{0} : T{-0.0};
-    }
+    T* const out = call.out + part.begin;
+    if (call.count == 0 && !call.add) fill_with_zeros(out, part.size);
 #pragma unroll 1
     for (Size k = 0; k < call.count; ++k) {
       const uint8* const payload = call.payloads + k * call.stride;
-      const int count = format.hadamard ? part.padded : part.size;
-#pragma unroll
-      for (int turn = 0; turn < turns; ++turn) {
-        const int i = turn * block_threads + threadIdx.x;
-        if (i >= count) continue;
-        const Size block = (part.begin + i) / format.block;
-        const uint16 step = read<uint16>(payload + format.steps_at(), block);
-        const uint16 low = format.symmetric ? uint16{0} : read<uint16>(payload + format.lows_at(), block);
-        finite = finite && blockwise_number_is_finite(step) && blockwise_number_is_finite(low);
-        const T q = static_cast<T>(code_at(payload, part.begin + i, format.bits)) - zero;
-        const T value = q * static_cast<T>(bfloat16_value(step)) + static_cast<T>(bfloat16_value(low));
-        if (format.hadamard) {
-          rotated[i] = value;
-        } else {
-          sum[turn] = sum[turn] + value;
-        }
+      const bool add = call.add || k != 0;
+      if (format.hadamard) {
+        for_each_of_tile(part.padded, [&](int i) {
+          rotated[i] = decoded<T>(format, payload, part.begin + i, finite);
+        });
+        transform(rotated, part.padded, static_cast<int>(format.block));
       }
-      if (!format.hadamard) continue;
-      transform(rotated, part.padded, static_cast<int>(format.block));
-#pragma unroll
-      for (int turn = 0; turn < turns; ++turn) {
-        const int i = turn * block_threads + threadIdx.x;
-        if (i < part.size) sum[turn] = sum[turn] + signs.changed(rotated[i], i & in_block);
-      }
-      __syncthreads();  // the next payload overwrites the shared memory
-    }
-    for (int turn = 0; turn < turns; ++turn) {
-      const int i = turn * block_threads + threadIdx.x;
-      if (i < part.size) call.out[part.begin + i] = sum[turn];
+      for_each_of_tile(part.size, [&](int i) {
+        const T value = format.hadamard ? signs.changed(rotated[i], i & in_block)
+                                        : decoded<T>(format, payload, part.begin + i, finite);
+        out[i] = add ? out[i] + value : value;
+      });
     }
   }
   if (!finite) say_not_finite(call.ticket);
