@@ -421,6 +421,7 @@ MUTANTS = {
         "__popc(votes.at_limit & ~lower_lanes)",
         "another payload",
         "blocktopk",
+    ),
     "a tile's end counts": Mutant(
         "compressors/blockwise.cu",
         "column.has(r) ? x : T{0}",
