@@ -62,10 +62,11 @@ class Method(NamedTuple):
     period: int = 1
 
 
-def _local_steps(every: int, compression: str = "") -> Method:
-    return Method(f"--algorithm local_steps --every {every} {compression}", period=every)
+def _local_steps(every: int, more: str = "") -> Method:
+    return Method(f"--algorithm local_steps --every {every} {more}", period=every)
 
 
+AVERAGING = "--outer-lr 1 --outer-momentum 0"
 METHODS: Dict[str, Method] = {
     BASELINE: Method(),
     "DDP fp16": Method(peer="fp16"),
@@ -73,14 +74,17 @@ METHODS: Dict[str, Method] = {
     "torchft DiLoCo 20": Method("--every 20", peer="torchft", period=20),
     "onebit": Method(ONEBIT),
     "topk 0.01": Method("--compressor topk --k 0.01 --ef vanilla"),
+    "blockwise 4 bits": Method("--compressor blockwise --blockwise-hadamard true --ef vanilla"),
+    "onebit_adam": Method(f"--algorithm onebit_adam --freeze-step 60 {ONEBIT}"),
+    "zero_one_adam": Method(f"--algorithm zero_one_adam --var-freeze-step 100 {ONEBIT}"),
     "local_steps 20": _local_steps(20),
-    "local_steps 30": _local_steps(30),
-    "local_steps 20, onebit": _local_steps(20, ONEBIT),
+    "local_steps 5, averages, onebit": _local_steps(5, f"{AVERAGING} {ONEBIT}"),
+    "local_steps 10, averages, onebit": _local_steps(10, f"{AVERAGING} {ONEBIT}"),
     "local_steps 30, onebit": _local_steps(30, ONEBIT),
     "local_steps 30, onebit, overlap": _local_steps(
         30, f"{ONEBIT} --fragments 3 --overlap 5 --mix 0.5"
     ),
-    "SparseLoCo 30": _local_steps(30, f"{SPARSE_LOCO} --outer-lr 1 --outer-momentum 0"),
+    "SparseLoCo 30": _local_steps(30, f"{SPARSE_LOCO} {AVERAGING}"),
 }
 PEERS = (BASELINE, "torchft")
 """The names of methods of other libraries begin with one of these."""
