@@ -13,7 +13,10 @@ message carries one chunk, or several small ones, and some bytes besides the pay
     compressed, small                one
     compressed, row-sparse           one
     uncompressed, large              several of nearly equal size
-    uncompressed, small              one for several tensors, like a bucket of DDP
+    uncompressed, up to SMALL_BYTES  one for several tensors, like a bucket of DDP
+    uncompressed, between            one
+
+A gradient is large if it is larger than the partition size, or if its messages would be.
 
 `spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
@@ -61,7 +64,7 @@ class Tensor:
         The parameter's position in its trainer or model. It is added to the compressor's seed, so
         that each parameter has its own stream of random numbers.
     called : str
-        The name of the tensor in error messages.
+        The name of the tensor in error messages. It must be given if on_nonfinite is "raise".
     on_nonfinite : str
         What to do if the average of the tensor has a NaN or an infinity. "raise": raise an error.
         "skip": report it to the caller, which skips the step. "propagate": nothing.
@@ -126,8 +129,8 @@ class Chunk:
     params : CompressionParams, optional
         The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The maximum number of bytes that one worker sends for this chunk in a step, with framing if
-        its payload is framed.
+        The size of a worker's largest message for this chunk. It includes framing, unless payloads
+        are summable.
     rows : int
         The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """

@@ -38,11 +38,12 @@ class DistributedTrainer(HookedTrainer):
     a step has these stages:
 
     1. Each worker sums a gradient over its contexts, and divides it by the batch size and the
-       number of workers.
+       number of workers. If machines have several workers, these sum compressed gradients in shared
+       memory first, and one of them sends the sum ("hierarchical" in compression_params).
     2. It compresses the result to a payload: the bytes that are sent.
     3. An aggregator, which is a server or one of the workers, sums the payloads of all workers and
-       compresses the sum again. (With dgc, each worker gets all payloads and sums them itself. With
-       randomk, payloads are arrays, which are summed like uncompressed gradients.)
+       compresses the sum again. (With dgc or "exchange": "gather", each worker sums all payloads.
+       With randomk, payloads are arrays, which are summed like uncompressed gradients.)
     4. Each worker decompresses the result into the gradient, with the same bits on all workers.
     5. Each worker runs the optimizer.
 
@@ -61,8 +62,9 @@ class DistributedTrainer(HookedTrainer):
         replace the argument if ``byteps_compressor_type`` is among them; otherwise each changes one
         key of the argument.
     optimizer : str or Optimizer
-        As in gluon.Trainer; the object is not changed. If the compressor applies the momentum
-        ("momentum" in compression_params, or dgc), the optimizer's update applies none.
+        As in gluon.Trainer, which uses the object itself. If the compressor applies the momentum
+        ("momentum" in compression_params, or dgc), the optimizer's update applies none, but its
+        attribute `momentum` keeps the value.
     optimizer_params : dict, optional
         As in gluon.Trainer; not changed.
     root_rank : int
@@ -339,8 +341,10 @@ class DistributedTrainer(HookedTrainer):
 
         Nothing changes until all workers have checked their files. Parameters match by name, or by
         order if only their names differ. The number of servers and the size of chunks may differ.
-        A file that gluon.Trainer saved may be loaded too: it has only the optimizer's state. Load
-        only files that you trust: the optimizer's state is a pickle, which can run code.
+        A file that gluon.Trainer saved may be loaded too, strict or not. It has only the
+        optimizer's state, so residuals and the momentum of compression start from zero, with a
+        warning. Load only files that you trust: the optimizer's state is a pickle, which can run
+        code.
 
         Parameters
         ----------

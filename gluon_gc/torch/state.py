@@ -131,7 +131,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, without those whose gradients were dropped."""
+        """The number of steps so far, without steps that were undone."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -281,7 +281,10 @@ class CompressionState:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` is possible after `bps.suspend`, which destroys `process_group`, too."""
+        """Whether `resume` is possible after `bps.suspend`, which destroys all process groups.
+
+        It is not if the state is closed, or was given a process group.
+        """
         return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:

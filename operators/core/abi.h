@@ -79,8 +79,9 @@ typedef struct {
 
 /* The outcome of a call. */
 typedef struct {
-  uint64_t bytes;  /* bytes in use: of the payload that was written, or of all payloads that were read */
-  uint64_t finite; /* 1 if all elements are finite; 0 if one is NaN or infinite */
+  uint64_t bytes;  /* compress, aggregate: bytes of the payload written. decompress, inspect: of all payloads read */
+  uint64_t finite; /* compress, aggregate: 1 if all elements of p are finite, else 0. decompress, inspect: 1 if each payload
+                      decodes to finite elements, else 0; their sum may still overflow */
 } gluon_gc_status;
 
 /* The arguments of a call. A function ignores the fields that it does not need. Arrays have the codec's dtype; payloads
@@ -118,8 +119,8 @@ typedef struct {
 
    A CUDA codec writes the same bytes as a CPU codec with the same options. "dithering" has CUDA codecs only with the
    option fixed_width=True; then the CPU codecs of other workers and of servers need this option too. In a CUDA codec's
-   calls, the arrays and `status` are in GPU memory, except for gluon_gc_inspect; the gluon_gc_call itself is in host
-   memory. A call queues kernels in its stream, in the current CUDA context, and returns at once. It does not validate
+   calls, all pointers except `codec` and `stream` point to GPU memory; the gluon_gc_call itself is in host memory. Only
+   gluon_gc_inspect reads and writes host memory. A call queues kernels in its stream, in the current CUDA context, and returns at once. It does not validate
    payloads: use gluon_gc_inspect before you copy them to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
@@ -265,9 +266,9 @@ typedef struct {
   size_t rows;      /* largest number of rows of a message */
 } gluon_gc_rows;
 
-/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. `varies`: the length of the
-   messages varies, so a message is cut into rows, and only the rows that it fills are sent. `in_one`: a message is one
-   row all the same. Messages of one length are one row. */
+/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If `varies` is 0, all messages
+   have one length, and a message is one row. Otherwise a message is cut into rows, and only the rows that it fills are
+   sent. With `in_one`, such a message is one row of the largest size instead. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
 /* A message of a row-sparse gradient has a head, which lists the numbers of at most `rows` rows of the gradient, and then
