@@ -33,9 +33,15 @@ OPTIONS = [
     example(6, 2048, hadamard=True, stochastic=True),
 ]
 PARAMS = {
-    "blockwise": {"bits": 4},
+    "blockwise": {"bits": 4, "block": 128},
     "blockwise hadamard": {"bits": 2, "hadamard": True, "block": 64},
-    "blockwise stochastic": {"bits": 3, "stochastic": True, "symmetric": False, "seed": 3},
+    "blockwise stochastic": {
+        "bits": 3,
+        "block": 128,
+        "stochastic": True,
+        "symmetric": False,
+        "seed": 3,
+    },
 }
 each_kind = pytest.mark.parametrize(
     "symmetric, hadamard", [(s, h) for s in (True, False) for h in (True, False)]

@@ -8,7 +8,7 @@ from tests.distributed.standing import run, run_horovod, run_machine
 
 LOCAL = (
     'algorithm {"name": "local_steps", "every": %d, "outer_lr": 0.7, "outer_momentum": 0.9, '
-    '"nesterov": true}'
+    '"nesterov": true, "fragments": 1, "overlap": 0, "mix": 0.0, "overrides": null}'
 )
 
 
