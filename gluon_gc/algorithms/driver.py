@@ -129,12 +129,19 @@ class Driver:
 
         This waits for the averages, which are the same on all workers.
         """
+        self.finish()
         saved = dict(self.state)
         for (kind, step), waiting in self._under_way.items():
-            averages = {name: array for wait in waiting for name, array in wait().items()}
-            self._under_way[kind, step] = [partial(dict, averages)]
-            saved[f"{kind}{_ARRIVING}{step}"] = averages
+            saved[f"{kind}{_ARRIVING}{step}"] = {
+                n: a for wait in waiting for n, a in wait().items()
+            }
         return saved
+
+    def finish(self) -> None:
+        """Wait for the rounds that are under way. Their averages still arrive in their steps."""
+        for due, waiting in self._under_way.items():
+            averages = {name: array for wait in waiting for name, array in wait().items()}
+            self._under_way[due] = [partial(dict, averages)]
 
     def use(self, algorithm: Algorithm) -> None:
         """Run this algorithm from the next step on: the same one, with other options."""

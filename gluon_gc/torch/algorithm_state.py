@@ -172,6 +172,7 @@ class AlgorithmState:
 
         `compression_stats` then averages over later steps only.
         """
+        self.driver.finish()
         self.rounds.set_epoch(checked_epoch(epoch))
         self._begin_stats()
 
@@ -228,6 +229,7 @@ class AlgorithmState:
             changed.
         """
         self.rounds.require_open()
+        self.driver.finish()
         algorithm_saving.load(self, state_dict)
         self._stats_from = self.steps
 

@@ -45,6 +45,9 @@ class Rounds:
         The exchange for each kind of round.
     counts : Counter
         The number of rounds of each kind.
+    meeting : Exchange
+        Compares the rounds of all workers before they are made. It has no tensors, because rounds
+        may be under way in the other exchanges.
     """
 
     def __init__(
@@ -62,11 +65,8 @@ class Rounds:
         self.exchanges: Dict[str, Exchange] = {}
         self.counts: Counter[str] = Counter()
         self._epoch: Optional[int] = None
-
-    @property
-    def meeting(self) -> Exchange:
-        """The exchange that compares the rounds of all workers before they are made."""
-        return next(iter(self.exchanges.values()))
+        self.meeting = Exchange(group)
+        self.meeting.declare((), about=about)
 
     def parameters(self) -> Tensors:
         """Return this worker's parameters, in the model's memory, detached from autograd."""
@@ -183,7 +183,7 @@ class Rounds:
 
     def close(self) -> None:
         """Stop the threads."""
-        for exchange in self.exchanges.values():
+        for exchange in (self.meeting, *self.exchanges.values()):
             exchange.close()
 
 
