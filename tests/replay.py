@@ -7,7 +7,7 @@ from typing import Any, Iterator, List, Sequence, Tuple
 import numpy as np
 
 from gluon_gc import kernels
-from gluon_gc.compression import CompressionParams
+from gluon_gc.compression import CompressionParams, parse
 
 from .core.compressors import tests_of
 
@@ -161,3 +161,23 @@ def chunks(n: int, elements: int) -> List[slice]:
     """Cut a tensor evenly into the fewest chunks of at most `elements` elements."""
     size = -(-n // -(-n // elements))
     return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
+
+
+def mean_of_one(shapes, compression_params, uncompressed=()):
+    """Return a `mean` for one worker, whose parameters p0, p1, ... have these shapes.
+
+    `uncompressed` are kinds of rounds that are not compressed.
+    """
+    exchanges = {
+        f"p{i}": Exchange(1, parse(compression_params), np.prod(shape), i, np.float32)
+        for i, shape in enumerate(shapes)
+        if compression_params
+    }
+
+    def mean(kind, name, vectors):
+        (vector,) = vectors
+        if kind in uncompressed or not compression_params:
+            return vector
+        return exchanges[name].step([vector.ravel()], 1.0, [0]).reshape(vector.shape)
+
+    return mean

@@ -8,10 +8,9 @@ import pytest
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 from gluon_gc import checkpoint
-from gluon_gc.compression import parse
-from tests import replay
 from tests.adam_replay import corrected, onebit_replay
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
+from tests.replay import mean_of_one
 from tests.test_trainer import backward, gradients, make
 
 SHAPES = [(40, 3), (7,)]
@@ -41,19 +40,7 @@ def train(params, trainer, steps):
 
 def mean_of(compression_params):
     """Return the average of one worker's vectors."""
-    exchanges = {
-        f"p{i}": replay.Exchange(1, parse(compression_params), np.prod(shape), i, np.float32)
-        for i, shape in enumerate(SHAPES)
-        if compression_params
-    }
-
-    def mean(kind, name, vectors):
-        (vector,) = vectors
-        if kind == "gradient" or not compression_params:
-            return vector
-        return exchanges[name].step([vector.ravel()], 1.0, [0]).reshape(vector.shape)
-
-    return mean
+    return mean_of_one(SHAPES, compression_params, uncompressed=("gradient",))
 
 
 def first_values():

@@ -12,9 +12,8 @@ from mxnet.gluon import Parameter
 import gluon_gc as bps
 from gluon_gc import checkpoint
 from gluon_gc.algorithms import Algorithm, Round, registry
-from gluon_gc.compression import parse
-from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
+from tests.replay import mean_of_one
 from tests.test_trainer import backward, gradients, make, train
 
 SHAPES = [(40, 3), (7,)]
@@ -61,18 +60,7 @@ def trained(steps, compression_params=None, contexts=1, optimizer=SGD, algorithm
 def replayed(steps, compression_params=None, contexts=1, **options):
     """Return the weights after `steps` steps of `train`, computed in NumPy."""
     worker = {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(SHAPES)}
-    exchanges = {
-        f"p{i}": replay.Exchange(1, parse(compression_params), np.prod(shape), i, np.float32)
-        for i, shape in enumerate(SHAPES)
-        if compression_params
-    }
-
-    def mean(kind, name, vectors):
-        (vector,) = vectors
-        if not compression_params:
-            return vector
-        return exchanges[name].step([vector.ravel()], 1.0, [0]).reshape(vector.shape)
-
+    mean = mean_of_one(SHAPES, compression_params)
     local = LocalStepsReplay([worker], mean=mean, **{"every": 3, **options})
     for step in range(steps):
         for name, gradient in zip(worker, gradients(step, SHAPES)):

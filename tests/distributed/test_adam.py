@@ -5,7 +5,6 @@ import pytest
 
 from tests.adam_replay import corrected, onebit_replay
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
-from tests.distributed.cluster import start_cluster, start_local, start_machine
 from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_horovod, run_machine
@@ -16,6 +15,7 @@ from tests.distributed.test_algorithms import (
     SHAPES,
     first_values,
     mean_of,
+    on_each_engine,
     on_machines,
     on_nodes,
 )
@@ -84,16 +84,7 @@ def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(tmp_path, sta
                 np.testing.assert_array_equal(result[f"{number}m{i}"], m[f"p{i}"])
 
 
-@pytest.mark.parametrize(
-    "start, workers, local_size",
-    [
-        (start_cluster, 2, 1),
-        (start_forked_horovod, 2, 1),
-        (start_machine, 2, 2),
-        (start_local, 1, 1),
-    ],
-    ids=["servers", "horovod", "machine", "alone"],
-)
+@on_each_engine
 def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, workers, local_size):
     if start is start_forked_horovod:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")

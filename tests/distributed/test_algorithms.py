@@ -25,6 +25,18 @@ COMPRESSIONS = [None, ONEBIT, TOPK]
 STEPS, MIDDLE = 24, 10  # three rounds: after 7, 14 and 21 steps
 
 
+on_each_engine = pytest.mark.parametrize(
+    "start, workers, local_size",
+    [
+        (start_cluster, 2, 1),
+        (start_forked_horovod, 2, 1),
+        (start_machine, 2, 2),
+        (start_local, 1, 1),
+    ],
+    ids=["servers", "horovod", "machine", "alone"],
+)
+
+
 def ways(folder):
     """Arguments of `jobs.algorithms`: local steps with each compression, and other algorithms."""
     compressed = [
@@ -171,16 +183,7 @@ def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
         check_one_worker_of_two_files(str(tmp_path), COMPRESSIONS.index(ONEBIT))
 
 
-@pytest.mark.parametrize(
-    "start, workers, local_size",
-    [
-        (start_cluster, 2, 1),
-        (start_forked_horovod, 2, 1),
-        (start_machine, 2, 2),
-        (start_local, 1, 1),
-    ],
-    ids=["servers", "horovod", "machine", "alone"],
-)
+@on_each_engine
 def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(
     tmp_path, start, workers, local_size
 ):

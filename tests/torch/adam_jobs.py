@@ -15,7 +15,17 @@ from tests.algorithm_replay import (
     plain_mean,
 )
 from tests.torch.algorithm_jobs import ONEBIT, SHAPES, gradients_of, loaded, replayed_mean, saved
-from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, logged, loss_of, raised
+from tests.torch.common import (
+    TOPK,
+    Net,
+    assert_alike,
+    do_jobs,
+    flat,
+    logged,
+    loss_of,
+    raised,
+    step_with_closures,
+)
 
 FREEZE = {"name": "onebit_adam", "freeze_step": 5}
 NEVER = {"name": "onebit_adam", "freeze_step": 1000}
@@ -213,17 +223,7 @@ def loops_of_every_kind_make_the_same_steps():
 
 
 def with_closures(net, optimizer):
-    for step in range(9):
-
-        def closure(step=step):
-            optimizer.zero_grad()
-            loss = loss_of(net, step)
-            loss.backward()
-            return loss
-
-        with torch.no_grad():
-            expected = loss_of(net, step)
-        assert torch.equal(optimizer.step(closure), expected)
+    step_with_closures(net, optimizer, range(9))
 
 
 def with_a_scaler(net, optimizer):

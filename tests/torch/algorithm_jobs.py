@@ -27,7 +27,17 @@ from gluon_gc.compression import parse
 from gluon_gc.options import whole
 from tests import replay
 from tests.algorithm_replay import LocalStepsReplay
-from tests.torch.common import TOPK, Net, assert_alike, do_jobs, flat, logged, loss_of, raised
+from tests.torch.common import (
+    TOPK,
+    Net,
+    assert_alike,
+    do_jobs,
+    flat,
+    logged,
+    loss_of,
+    raised,
+    step_with_closures,
+)
 from tests.torch.jobs import link_of
 
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla", "ef_decay": 0.95}
@@ -233,17 +243,7 @@ def loops_of_every_kind_make_the_same_steps():
 
 def with_closures(net):
     optimizer = distributed(net, every(3), ONEBIT)
-    for step in range(7):
-
-        def closure(step=step):
-            optimizer.zero_grad()
-            loss = loss_of(net, step)
-            loss.backward()
-            return loss
-
-        with torch.no_grad():
-            expected = loss_of(net, step)
-        assert torch.equal(optimizer.step(closure), expected)
+    step_with_closures(net, optimizer, range(7))
     return optimizer
 
 

@@ -71,6 +71,21 @@ def train(net, optimizer, ddp, steps, **more):
     return flat(net)
 
 
+def step_with_closures(net, optimizer, steps):
+    """Train with closures, whose losses `step` must return."""
+    for step in steps:
+
+        def closure(step=step):
+            optimizer.zero_grad()
+            loss = loss_of(net, step)
+            loss.backward()
+            return loss
+
+        with torch.no_grad():
+            expected = loss_of(net, step)
+        assert torch.equal(optimizer.step(closure), expected)
+
+
 def flat(net):
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
