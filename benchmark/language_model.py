@@ -41,7 +41,7 @@ BASELINE = "DDP"
 EXAMPLE = HERE.parent / "example" / "pytorch" / "language_model.py"
 PEER = HERE / "language_model_worker.py"
 ONEBIT = "--compressor onebit --onebit-scaling --ef vanilla"
-SPARSE_LOCO = "--compressor blocktopk --blocktopk-value-bits 2 --ef vanilla --ef-decay 0.95"
+SPARSE_LOCO = "--compressor blocktopk --value-bits 2 --ef vanilla --ef-decay 0.95"
 
 
 class Method(NamedTuple):
