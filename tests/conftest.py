@@ -14,12 +14,37 @@ FOLDERS = ("", "cifar100", "digits", "imagenet", "mnist")
 sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]
 
 
-LONGEST = ("fuzz/test_corpus.py", "test_installation.py", "test_adding_a_compressor.py")
+LONGEST = (
+    "fuzz/test_corpus.py",
+    "test_installation.py",
+    "test_docs_training.py",
+    "distributed/test_kill_matrix.py",
+    "distributed/test_benchmark.py",
+    "distributed/test_same_as_torch.py",
+    "distributed/test_checkpoint.py",
+    "distributed/test_bad_network.py",
+    "test_adding_a_compressor.py",
+)
 
 
-def pytest_collection_modifyitems(items):
-    """Move the longest files to the front, so that none of them is left alone at the end."""
-    items.sort(key=lambda item: not item.location[0].endswith(LONGEST))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Begin with the longest files, so that none of them is left alone at the end.
+
+    xdist itself begins with the files that have the most tests.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LongestFirst(LoadFileScheduling):
+        def _assign_work_unit(self, node):
+            longest = [file for file in self.workqueue if file.endswith(LONGEST)]
+            if longest:
+                self.workqueue.move_to_end(longest[0], last=False)
+            super()._assign_work_unit(node)
+
+    return LongestFirst(config, log)
 
 
 @pytest.fixture(scope="session")
