@@ -1,4 +1,4 @@
-// The end of compress, the same for all compressors. core/abi_codec.h has it for the CPU.
+// The end of compress, the same for all compressors, and of decompress for some. core/abi_codec.h has them for the CPU.
 #pragma once
 
 #include "cuda/bytes.cuh"
@@ -40,6 +40,16 @@ __device__ inline void settle(const Encoding<T>& call, Size bytes, bool finite) 
     write(call.message, 0, call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio);
   }
   if (call.status != nullptr) *call.status = {bytes, finite};
+}
+
+// Finishes a decompress call in which each thread knows whether the elements that it decoded are finite: writes the
+// status. All threads of the grid call it.
+template <typename T>
+__device__ inline void settle(const Decoding<T>& call, bool finite) {
+  if (!finite) say_not_finite(call.ticket);
+  if (!last_block(call.ticket)) return;
+  finite = all_finite(call.ticket);
+  if (call.status != nullptr && threadIdx.x == 0) *call.status = {call.bytes, finite};
 }
 
 }  // namespace

@@ -190,11 +190,7 @@ __device__ void decompress(const BlocktopkDecoding<T>& call) {
       }
     }
   }
-  if (!finite) say_not_finite(call.ticket);
-
-  if (!last_block(call.ticket)) return;
-  finite = all_finite(call.ticket);
-  if (call.status != nullptr && threadIdx.x == 0) *call.status = {call.bytes, finite};
+  settle(call, finite);
 }
 
 }  // namespace
