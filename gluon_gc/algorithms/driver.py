@@ -131,10 +131,8 @@ class Driver:
         """
         self.finish()
         saved = dict(self.state)
-        for (kind, step), waiting in self._under_way.items():
-            saved[f"{kind}{_ARRIVING}{step}"] = {
-                n: a for wait in waiting for n, a in wait().items()
-            }
+        for (kind, step), (averages,) in self._under_way.items():
+            saved[f"{kind}{_ARRIVING}{step}"] = averages()
         return saved
 
     def finish(self) -> None:

@@ -5,7 +5,6 @@ import pytest
 
 from tests.adam_replay import corrected, onebit_replay
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
-from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_horovod, run_machine
 from tests.distributed.test_algorithms import (
@@ -14,6 +13,7 @@ from tests.distributed.test_algorithms import (
     ONEBIT,
     SHAPES,
     first_values,
+    killed_and_resumed,
     mean_of,
     on_each_engine,
     on_machines,
@@ -86,15 +86,8 @@ def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(tmp_path, sta
 
 @on_each_engine
 def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, workers, local_size):
-    if start is start_forked_horovod:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     arguments = ways(str(tmp_path))[: 2 * len(COMPRESSIONS)]
-    with start(tmp_path, "killed_algorithms", arguments) as cluster:
-        for rank in range(workers):
-            cluster.wait_for(tmp_path / f"saved{rank}")
-    (tmp_path / "again").mkdir()
-    with start(tmp_path / "again", "resumed_algorithms", arguments) as cluster:
-        results = cluster.results()
+    results = killed_and_resumed(tmp_path, start, workers, arguments)
     for number, way in enumerate(arguments):
         expected = replayed(way, workers, local_size)
         for result, (x, _) in zip(results, expected):

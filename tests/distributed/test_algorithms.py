@@ -183,19 +183,24 @@ def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
         check_one_worker_of_two_files(str(tmp_path), COMPRESSIONS.index(ONEBIT))
 
 
+def killed_and_resumed(folder, start, workers, arguments):
+    """Return the results of new processes that go on where killed ones had saved."""
+    if start is start_forked_horovod:
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    with start(folder, "killed_algorithms", arguments) as cluster:
+        for rank in range(workers):
+            cluster.wait_for(folder / f"saved{rank}")
+    (folder / "again").mkdir()
+    with start(folder / "again", "resumed_algorithms", arguments) as cluster:
+        return cluster.results()
+
+
 @on_each_engine
 def test_what_is_killed_between_rounds_goes_on_bit_for_bit_in_new_processes(
     tmp_path, start, workers, local_size
 ):
-    if start is start_forked_horovod:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     arguments = ways(str(tmp_path))[: len(COMPRESSIONS)]
-    with start(tmp_path, "killed_algorithms", arguments) as cluster:
-        for rank in range(workers):
-            cluster.wait_for(tmp_path / f"saved{rank}")
-    (tmp_path / "again").mkdir()
-    with start(tmp_path / "again", "resumed_algorithms", arguments) as cluster:
-        results = cluster.results()
+    results = killed_and_resumed(tmp_path, start, workers, arguments)
     for number, params in enumerate(COMPRESSIONS):
         expected = replayed(params, workers, local_size)
         for result, worker in zip(results, expected):
