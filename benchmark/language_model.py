@@ -237,7 +237,10 @@ def main() -> None:
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     curves: List[Curve] = []
-    for name in (name for name in METHODS if re.search(arguments.only, name)):
+    names = [name for name in METHODS if re.search(arguments.only, name)]
+    if not names:
+        sys.exit(f"--only {arguments.only} matches no method of: {'; '.join(METHODS)}")
+    for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
         try:
             curves.append(measure(name, arguments))
