@@ -16,7 +16,8 @@ message carries one chunk, or several small ones, and some bytes besides the pay
     uncompressed, up to SMALL_BYTES  one for several tensors, like a bucket of DDP
     uncompressed, between            one
 
-A gradient is large if it is larger than the partition size, or if its messages would be.
+A gradient is large if it is larger than the partition size. A dense, compressed gradient is also
+large if its messages would be larger than 128 KiB.
 
 `spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
@@ -97,7 +98,7 @@ class Tensor:
 
     @property
     def refused(self) -> str:
-        """The tensor's name in the error about a NaN or an infinity. "" if none is to be raised."""
+        """The name for the error about a NaN or an infinity; "" if there is no such error."""
         return self.called if self.on_nonfinite == "raise" else ""
 
 
@@ -129,8 +130,8 @@ class Chunk:
     params : CompressionParams, optional
         The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The size of a worker's largest message for this chunk. It includes framing, unless payloads
-        are summable.
+        The size of a worker's largest message for this chunk. Where payloads must be decoded before
+        they can be summed, it includes the words that framing adds (`_framed_bytes`).
     rows : int
         The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """
@@ -151,19 +152,19 @@ class Chunk:
 
         The aggregator is a server or one of the workers. All workers decode the compressed sum.
         """
-        return self._has_payloads and self.params.exchange == "two_way"
+        return self._decoded_for_sum and self.params.exchange == "two_way"
 
     @property
     def gathered(self) -> bool:
         """Whether every worker receives the payloads of all workers and sums them itself."""
-        return self._has_payloads and self.params.exchange == "gather"
+        return self._decoded_for_sum and self.params.exchange == "gather"
 
     @property
-    def _has_payloads(self) -> bool:
-        """Whether the chunk has payloads that must be decoded before they can be summed.
+    def _decoded_for_sum(self) -> bool:
+        """Whether payloads of this chunk must be decoded before they can be summed.
 
-        True for compressed chunks, except dense ones with a summable compressor, such as randomk:
-        their payloads are arrays of values, which are summed without decoding.
+        That is so for all compressed chunks except dense ones with a summable compressor, such as
+        randomk. Those payloads are arrays of values, which are summed as they are.
         """
         if self.params is None:
             return False
@@ -270,8 +271,8 @@ def _uncompressed_chunks(
 def cut(tensors: Sequence[Tensor], partition_bytes: int, min_compress_bytes: int) -> List[Chunk]:
     """Cut tensors into chunks.
 
-    Small uncompressed tensors of one dtype share chunks. Large ones do not: a chunk is summed by
-    one server, and none of its tensors is ready before the whole chunk has been summed.
+    Uncompressed tensors of one dtype share chunks, up to `SMALL_BYTES`. Larger ones do not: a chunk
+    is summed by one server, and none of its tensors is ready before all of it has been summed.
 
     Parameters
     ----------

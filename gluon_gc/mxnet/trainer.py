@@ -38,9 +38,10 @@ class DistributedTrainer(HookedTrainer):
     a step has these stages:
 
     1. Each worker sums a gradient over its contexts, and divides it by the batch size and the
-       number of workers. If machines have several workers, these sum compressed gradients in shared
-       memory first, and one of them sends the sum ("hierarchical" in compression_params).
-    2. It compresses the result to a payload: the bytes that are sent.
+       number of workers. If machines have several workers, the workers of a machine sum these
+       gradients in shared memory first ("hierarchical" in compression_params).
+    2. The worker, or for a machine's sum one of its workers, compresses the result to a payload:
+       the bytes that are sent.
     3. An aggregator, which is a server or one of the workers, sums the payloads of all workers and
        compresses the sum again. (With dgc or "exchange": "gather", each worker sums all payloads.
        With randomk, payloads are arrays, which are summed like uncompressed gradients.)
@@ -62,9 +63,9 @@ class DistributedTrainer(HookedTrainer):
         replace the argument if ``byteps_compressor_type`` is among them; otherwise each changes one
         key of the argument.
     optimizer : str or Optimizer
-        As in gluon.Trainer, which uses the object itself. If the compressor applies the momentum
-        ("momentum" in compression_params, or dgc), the optimizer's update applies none, but its
-        attribute `momentum` keeps the value.
+        As in gluon.Trainer: an Optimizer is used itself, not a copy of it. If the compressor
+        applies the momentum ("momentum" in compression_params, or dgc), the optimizer's update
+        applies none, but its attribute `momentum` keeps the value.
     optimizer_params : dict, optional
         As in gluon.Trainer; not changed.
     root_rank : int
@@ -91,8 +92,8 @@ class DistributedTrainer(HookedTrainer):
         The name of an algorithm in `gluon_gc.algorithms.registry`, or a dict with "name" and its
         options. It decides which vectors the workers average, compressed by compression_params, and
         in which steps. The optimizer applies its own momentum. None: all gradients in every step.
-        With local_steps and the compressor "auto", an option "every" that is not given may be
-        chosen after the first steps.
+        With local_steps and the compressor "auto", the trainer may choose the interval "every"
+        after the first steps, unless it is given.
 
     Raises
     ------

@@ -28,9 +28,9 @@ class CompressionState:
     """Compresses a model's gradients and averages them over all workers.
 
     Register it with DistributedDataParallel (DDP) together with `compression_hook`.
-    `DistributedOptimizer` makes its own. From one step to the next it keeps, for each parameter,
-    the residual of error feedback (the part of the gradient that compression lost), the momentum,
-    and the position in the compressor's stream of random numbers.
+    `DistributedOptimizer` makes its own. For each parameter, the state keeps from one step to the
+    next the residual of error feedback (the part of the gradient that compression lost), the
+    momentum, and the position in the compressor's stream of random numbers.
 
     All workers must create their states, and call the states' methods, in the same order.
 
@@ -131,7 +131,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, without steps that were undone."""
+        """The number of steps so far, without those whose gradients no optimizer used."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -281,9 +281,10 @@ class CompressionState:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` is possible after `bps.suspend`, which destroys all process groups.
+        """Whether `bps.suspend` can keep this state for `resume`, asked before it suspends.
 
-        It is not if the state is closed, or was given a process group.
+        A closed state cannot resume. Neither can one with a process_group of its own, since
+        `bps.suspend` destroys all process groups.
         """
         return not self.gradients.closed and self._group is None
 

@@ -80,8 +80,9 @@ typedef struct {
 /* The outcome of a call. */
 typedef struct {
   uint64_t bytes;  /* compress, aggregate: bytes of the payload written. decompress, inspect: of all payloads read */
-  uint64_t finite; /* compress, aggregate: 1 if all elements of p are finite, else 0. decompress, inspect: 1 if each payload
-                      decodes to finite elements, else 0; their sum may still overflow */
+  uint64_t finite; /* compress, aggregate: 1 if all elements that were compressed (p, see gluon_gc_compress) are finite,
+                      else 0. decompress, inspect: 1 if each payload decodes to finite elements, else 0; their sum may
+                      still overflow */
 } gluon_gc_status;
 
 /* The arguments of a call. A function ignores the fields that it does not need. Arrays have the codec's dtype; payloads
@@ -113,15 +114,16 @@ typedef struct {
    `options` are lines of the form "name=value": the options of the compressor, and
      ef   error feedback: "vanilla", or "corrected" ("sparse" is another name for it). Missing: no error feedback.
      ef_decay   a factor of the residual, above 0 and at most 1. Missing: 1.
-     mu   the coefficient of Nesterov momentum. Missing: no momentum.
+     mu   the coefficient of momentum: Nesterov's, or what the options of "dgc" say. Missing: no momentum.
    `isa` selects the instruction set: 0 is scalar, 1 AVX2, 2 AVX-512; it must not exceed gluon_gc_best_isa(). -1
    selects the best one, gluon_gc_cuda the GPU.
 
    A CUDA codec writes the same bytes as a CPU codec with the same options. "dithering" has CUDA codecs only with the
    option fixed_width=True; then the CPU codecs of other workers and of servers need this option too. In a CUDA codec's
-   calls, all pointers except `codec` and `stream` point to GPU memory; the gluon_gc_call itself is in host memory. Only
-   gluon_gc_inspect reads and writes host memory. A call queues kernels in its stream, in the current CUDA context, and returns at once. It does not validate
-   payloads: use gluon_gc_inspect before you copy them to the GPU. */
+   calls, all pointers except `codec` and `stream` point to GPU memory; the gluon_gc_call itself is in host memory. A
+   call queues kernels in its stream, in the current CUDA context, and returns at once. It does not validate payloads:
+   gluon_gc_inspect does. gluon_gc_inspect, gluon_gc_used and gluon_gc_valid read payloads in host memory, also those of
+   a CUDA codec, so call them before you copy payloads to the GPU. */
 GLUON_GC_API const char* gluon_gc_new(const char* name, const char* options, size_t n, enum gluon_gc_dtype dtype,
                                       int isa, gluon_gc_codec** codec);
 GLUON_GC_API void gluon_gc_free(gluon_gc_codec* codec);
@@ -158,7 +160,8 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
      payload = C(p)
      e = p - D(payload)               the new residual, which `memory` stores
 
-   With "corrected" or "sparse" feedback, a payload carries the ratio to the aggregator. DGC has its own rules
+   With "corrected" or "sparse" feedback, a payload carries `ratio` to the aggregator, unless the compressor is summable
+   and has none. DGC has its own rules
    (compressors/dgc.cpp).
 
    If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, so that every worker notices.
@@ -266,14 +269,15 @@ typedef struct {
   size_t rows;      /* largest number of rows of a message */
 } gluon_gc_rows;
 
-/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If `varies` is 0, all messages
-   have one length, and a message is one row. Otherwise a message is cut into rows, and only the rows that it fills are
-   sent. With `in_one`, such a message is one row of the largest size instead. */
+/* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If `varies` is 0, all
+   messages have one length, and a message is one row. Otherwise a message is cut into rows, and only the rows that it fills are
+   sent. With `in_one`, a message whose length varies is not cut: it is one row of the largest size, which is sent
+   whole. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
-/* A message of a row-sparse gradient has a head, which lists the numbers of at most `rows` rows of the gradient, and then
-   the payload of their elements (row_format.h). */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of the list of row numbers */
+/* A message of a row-sparse gradient has a head, which lists the indices of at most `rows` rows of the gradient, and
+   then the payload of their elements (row_format.h). */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of the list of row indices */
 GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* largest size of the head, with that list */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the

@@ -89,7 +89,8 @@ struct Encoding {
   T* momentum;            // n elements; null: no momentum
   T mu;
   T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
-  T ratio;                // r in abi.h: ef_decay, with ef "corrected" times gluon_gc_call.ratio or the payloads' ratio
+  T ratio;                // r in abi.h: ef_decay. With ef "corrected", it is multiplied by the ratio of the call in
+                          // compress, and by the ratio of the payloads in aggregate.
   Stream stream;          // the random stream, at the position where this call starts to draw
   std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;

@@ -1,10 +1,10 @@
 // What a compressor supplies for CUDA, and the codec that is made of it.
 //
-// A compressor has its kernels in compressors/NAME.cu. compressors/NAME.cpp launches them from a class, for float and
+// A compressor has its kernels in compressors/FILE.cu. compressors/FILE.cpp launches them from a class, for float and
 // double as T:
 //
-//   struct NAME : Launcher {
-//     NAME(const Options&, std::size_t n);  // The CPU's class has checked the options.
+//   struct Class : Launcher {
+//     Class(const Options&, std::size_t n);  // The CPU's class has checked the options.
 //     template <typename T> std::size_t workspace_bytes() const;
 //
 //     // The kernels' argument for a call.
@@ -17,7 +17,7 @@
 //     template <typename T> void residual(const Queue&, const Calls<Keeping<T>>&) const;
 //     template <typename T> void restore(const Queue&, const Calls<Keeping<T>>&) const;
 //   };
-//   GLUON_GC_CUDA_COMPRESSOR(NAME of the file, NAME)
+//   GLUON_GC_CUDA_COMPRESSOR(FILE, Class)
 //
 // A kernel is launched for many calls, because a launch may take longer than the work of one call. Their codecs differ
 // in n only. Calls are sorted by n, largest first, and the launcher of one of the codecs queues all of them. So
@@ -39,7 +39,8 @@
 namespace gluon_gc {
 namespace cuda {
 
-// Defaults for a compressor: its memory is the residual, and the kernels' argument is the call.
+// The base class of launchers. Its functions fit a compressor whose memory is the residual and nothing else, and whose
+// kernels take the call itself as their argument. Other compressors define their own.
 struct Launcher {
   template <typename Call>
   const Call& given(const Call& call) const {
@@ -79,7 +80,8 @@ constexpr std::size_t max_compressor_bytes = 256;
 
 struct Compressor {
   const char* name;
-  void (*make)(void* launcher, const Options&, std::size_t n);  // in max_compressor_bytes
+  void (*make)(void* launcher, const Options&, std::size_t n);  // makes a launcher at this address, which has
+                                                                // max_compressor_bytes of memory
   Functions<float> of_float;
   Functions<double> of_double;
 };
