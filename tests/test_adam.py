@@ -197,11 +197,31 @@ def test_a_learning_rate_of_zero_keeps_everything_finite(monkeypatch):
         assert np.isfinite(worker.m[name]).all()
 
 
-def test_the_number_of_warm_up_steps_must_be_given():
+def test_the_length_of_the_warm_up_must_be_given():
     with pytest.raises(KeyError, match=r"\['freeze_step'\] is missing; onebit_adam needs it"):
         algorithms.parse("onebit_adam")
-    with pytest.raises(ValueError, match=r"\['freeze_step'\] must be a whole number > 0, got 0"):
-        algorithms.parse(onebit_adam(0))
+    allowed = r"\['freeze_step'\] must be a share below 1 or a whole number >= 1, got "
+    for wrong in (0, -3, 1.5, 1.0):
+        with pytest.raises(ValueError, match=f"{allowed}{wrong}"):
+            algorithms.parse(onebit_adam(wrong))
+    for name, key in (("onebit_adam", "freeze_step"), ("zero_one_adam", "var_freeze_step")):
+        said = rf"\['total_steps'\] is missing; {name} needs it because '{key}' is 0.2, a share"
+        with pytest.raises(KeyError, match=said):
+            algorithms.parse({"name": name, key: 0.2})
+
+
+@pytest.mark.parametrize("share, total, steps", [(0.2, 500, 100), (0.001, 10, 1), (7, 10, 7)])
+def test_the_length_of_the_warm_up_may_be_a_share_of_all_steps(share, total, steps):
+    for name, key in (("onebit_adam", "freeze_step"), ("zero_one_adam", "var_freeze_step")):
+        parsed = algorithms.parse({"name": name, key: share, "total_steps": total})
+        assert parsed.frozen_after == steps
+        assert algorithms.parse({"name": name, key: steps}).frozen_after == steps
+
+
+def test_a_warm_up_that_is_a_share_ends_with_its_last_step():
+    options = {"name": "onebit_adam", "freeze_step": 0.4, "total_steps": 10}
+    (worker,), _ = trained(options, 1, 10, AdamWorker)
+    assert [kind for kind, *_ in worker.rounds] == ["gradient"] * 4 + ["momentum"] * 6
 
 
 @pytest.mark.parametrize("decays", DECAYS, ids=str)

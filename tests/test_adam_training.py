@@ -16,6 +16,7 @@ from tests.test_trainer import backward, gradients, make
 SHAPES = [(40, 3), (7,)]
 ADAM = {"learning_rate": 0.01, "wd": 0.1, "beta2": 0.99}
 FREEZE = {"name": "onebit_adam", "freeze_step": 4}
+SHARE = {"name": "onebit_adam", "freeze_step": 0.4, "total_steps": 10}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 3, "ef": "vanilla"}
 
@@ -122,7 +123,7 @@ STATE = {
 }
 
 
-@pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
+@pytest.mark.parametrize("algorithm", [SHARE, ZERO_ONE], ids=STATE)
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
 @pytest.mark.parametrize("stopped", [0, 2, 3, 4, 5, 8])
 def test_what_is_resumed_is_bit_for_bit_what_never_stopped(

@@ -312,7 +312,7 @@ def what_is_resumed_goes_on_bit_for_bit():
 
     With zero_one_adam, steps 11 and 12 are between two averages.
     """
-    onebit = {**FREEZE, "freeze_step": 11}
+    onebit = {**FREEZE, "freeze_step": 0.5, "total_steps": 22}  # 11 steps
     ways = ((None, ADAM, onebit), (ONEBIT, ADAMW, onebit), (TOPK, ADAM, onebit))
     for params, kind, algorithm in (*ways, (ONEBIT, ADAMW, ZERO_ONE)):
         net = Net()
