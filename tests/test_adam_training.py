@@ -200,6 +200,22 @@ def test_what_does_not_fit_is_refused_by_name():
     refused("['momentum'] must be left out", compression_params={**ONEBIT, "momentum": "nesterov"})
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", mx.optimizer.Adam(epsilon=0)], ids=["sgd", "adam"])
+def test_an_optimizer_that_a_file_brings_is_refused_in_the_next_step(tmp_path, optimizer):
+    other, plain = mx.gluon.Parameter("p0", shape=(40, 3)), str(tmp_path / "plain")
+    other.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer([other], optimizer)
+    with mx.autograd.record():
+        loss = other.data().sum()
+    loss.backward()
+    trainer.step(1)
+    trainer.save_states(plain)
+    params, trainer = made(ONEBIT)
+    trainer.load_states(plain, strict=False)
+    with pytest.raises(ValueError, match="algorithm onebit_adam needs (mxnet.optimizer.Adam|eps)"):
+        train(params, trainer, [0])
+
+
 @pytest.mark.parametrize("step, kind", [(1, "gradient"), (6, "momentum")])
 def test_what_is_not_finite_in_a_round_is_an_error_that_names_the_vector(step, kind):
     params, trainer = made(ONEBIT)

@@ -21,7 +21,7 @@ from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
 from . import freshness
-from .adam import WrappedAdam
+from .adam import WrappedAdam, require_adam
 from .algorithm_arguments import require_dense_floats
 from .algorithm_states import AlgorithmStates
 from .amp import AgreedLossScaler
@@ -201,6 +201,7 @@ class AlgorithmAveraging(Averaging):
         update: Update,
     ) -> None:
         """Make a step of an algorithm that needs Adam. All workers skip the same steps."""
+        require_adam(self._algorithm.name, optimizer)  # load_states may have replaced it
         about = [("the trainer", {"AMP": scaler is not None})]
         self.prepare(optimizer, "step", about)
         params = list(self._averaged.values())

@@ -105,14 +105,7 @@ def require_adam(
         raise ValueError(
             f"algorithm {name} needs torch.optim.Adam or torch.optim.AdamW, got {kind.__name__}"
         )
-    for group in param_groups(optimizer):
-        for key in _REFUSED:
-            if group.get(key):
-                raise ValueError(
-                    f"algorithm {name} needs {key}=False of {kind.__name__}, got {group[key]!r}"
-                )
-        if group["eps"] <= 0:
-            raise ValueError(f"algorithm {name} needs eps > 0 of {kind.__name__}, got 0")
+    require_settings(name, optimizer)
     stepped = dict(_groups_of(optimizer))
     for parameter_name, parameter in parameters.items():
         if parameter not in stepped:
@@ -120,6 +113,22 @@ def require_adam(
                 f"algorithm {name} needs all named_parameters in the optimizer, but parameter "
                 f"{parameter_name} is not"
             )
+
+
+def require_settings(name: str, optimizer: Optimizer) -> None:
+    """Raise ValueError unless an algorithm works with the settings of all parameter groups.
+
+    A loaded state of the optimizer replaces the settings, so each step calls this.
+    """
+    kind = kind_of(optimizer).__name__
+    for group in param_groups(optimizer):
+        for key in _REFUSED:
+            if group.get(key):
+                raise ValueError(
+                    f"algorithm {name} needs {key}=False of {kind}, got {group[key]!r}"
+                )
+        if group["eps"] <= 0:
+            raise ValueError(f"algorithm {name} needs eps > 0 of {kind}, got {group['eps']!r}")
 
 
 def fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:

@@ -19,7 +19,7 @@ from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..compression import CompressionParams
 from ..options import checked_epoch
 from . import algorithm_saving, automatic, closing, gpu, stats
-from .adam import WrappedAdam, fill_gradients, require_adam
+from .adam import WrappedAdam, fill_gradients, require_adam, require_settings
 from .optimizer_hooks import require_averaged
 from .rounds import Rounds
 from .settings import chosen_params, facts_of, named
@@ -121,6 +121,8 @@ class AlgorithmState:
         self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
         needs_adam = self.algorithm.needs_adam
+        if needs_adam:
+            require_settings(self.algorithm.name, self.optimizer)
         if not self._agreed:
             self._agree([("", {"GradScaler": overflows is not None})] if needs_adam else [])
         if needs_adam:

@@ -366,6 +366,22 @@ def what_cannot_work_is_refused_by_name():
         optimizer.compression_state.close()
 
 
+def settings_that_a_loaded_state_brings_are_refused_by_name():
+    for step in (0, 2, 7):  # before the first step, in the warm-up and after it
+        for key in ("amsgrad", "maximize", "fused", "capturable", "differentiable"):
+            net, other = Net(), Net()
+            optimizer = distributed(net, params=ONEBIT)
+            train(net, optimizer, range(step))
+            given = ADAMW(other.parameters(), lr=0.01)
+            given.param_groups[0][key] = True
+            optimizer.load_state_dict(given.state_dict())
+            before = flat(net)
+            loss_of(net, step).backward()
+            raised(ValueError, f"onebit_adam needs {key}=False of AdamW, got True", optimizer.step)
+            assert torch.equal(flat(net), before) and optimizer.compression_state.steps == step
+            optimizer.compression_state.close()
+
+
 def what_is_not_finite_in_a_round_is_named_by_all():
     for step, kind in ((1, "gradient"), (6, "momentum")):
         net = Net()

@@ -16,6 +16,7 @@ ALONE = (
     "all_workers_leave_out_the_step_of_one_workers_scaler",
     "what_is_resumed_goes_on_bit_for_bit",
     "what_cannot_work_is_refused_by_name",
+    "settings_that_a_loaded_state_brings_are_refused_by_name",
     "what_is_not_finite_in_a_round_is_named_by_all",
     "compressed_gradients_of_adam_are_warned_of",
 )
