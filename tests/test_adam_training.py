@@ -169,6 +169,26 @@ def test_a_step_that_amp_skips_does_not_count(bad_step):
     assert trainer._optimizer._index_update_count == {0: 7, 1: 7}
 
 
+@pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("bad_step", [0, 2, 6])
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(bad_step, contexts, algorithm):
+    kinds = {"contexts": contexts, "algorithm": algorithm}
+    params, trainer = made(ONEBIT, on_nonfinite="skip", **kinds)
+    expected, plain = made(ONEBIT, **kinds)
+    for step in range(8):
+        if step == bad_step:
+            backward(params, [given(step)[0], np.full(SHAPES[1], np.nan, np.float32)])
+            trainer.step(2)
+        else:
+            train(params, trainer, [step])
+            train(expected, plain, [step])
+        for param, other in zip(params, expected):
+            for array in param.list_data():
+                np.testing.assert_array_equal(array.asnumpy(), other.data().asnumpy())
+    assert trainer._averaging.steps == 7
+
+
 def test_a_stale_gradient_counts_as_zeros():
     results = []
     for zeros in (False, True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Mapping, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
 
 import torch
 from torch.optim import Adam, AdamW, Optimizer
@@ -144,3 +144,13 @@ def fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> N
                 f"algorithm {name} needs dense gradients, but the gradient of parameter "
                 f"{parameter_name} is sparse"
             )
+
+
+def first_nonfinite(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the number of the first parameter whose gradient has a NaN or an infinity, or -1."""
+    gradients = [(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
+    if not gradients:
+        return -1
+    device = gradients[0][1].device
+    finite = torch.stack([gradient.isfinite().all().to(device) for _, gradient in gradients])
+    return next((i for (i, _), good in zip(gradients, finite.tolist()) if not good), -1)

@@ -289,6 +289,29 @@ def all_workers_leave_out_the_step_of_one_workers_scaler():
         optimizer.compression_state.close()
 
 
+def all_workers_skip_a_step_in_which_a_gradient_is_not_finite():
+    for algorithm, bad_step in itertools.product((FREEZE, ZERO_ONE), (0, 2, 7)):
+        net, good = Net(), Net()
+        optimizer = distributed(net, algorithm, ONEBIT, on_nonfinite="skip")
+        for step in range(9):
+            before = flat(net)
+            optimizer.zero_grad()
+            loss_of(net, step).backward()
+            if step == bad_step and dist.get_rank() == 0:
+                net.second.weight.grad[3, 4] = math.nan
+            with logged() as lines:
+                optimizer.step()
+            said = f"step {step + 1} is skipped: the gradient of parameter second.weight has a NaN"
+            assert [said in line for line in lines] == [True] * (step == bad_step)
+            assert torch.equal(flat(net), before) == (step == bad_step)
+        assert optimizer.compression_state.steps == 8
+        optimizer.compression_state.close()
+        expected = distributed(good, algorithm, ONEBIT)
+        train(good, expected, [step for step in range(9) if step != bad_step])
+        assert torch.equal(flat(good), flat(net))
+        expected.compression_state.close()
+
+
 def workers_with_and_without_a_scaler_are_told():
     net = Net()
     optimizer = distributed(net)
@@ -354,6 +377,8 @@ def what_cannot_work_is_refused_by_name():
     some = ADAM(parameters[2:])
     refused("needs all named_parameters in the optimizer, but parameter first.weight is not", some)
     refused("grad_scaler is for", ADAM(parameters), grad_scaler=torch.amp.GradScaler("cpu"))
+    said = "on_nonfinite must be 'raise' or 'skip' with algorithm onebit_adam, got 'propagate'"
+    refused(said, ADAM(parameters), on_nonfinite="propagate")
     embedding = torch.nn.Embedding(5, 3, sparse=True)
     optimizer = distributed(embedding, optimizer=ADAM)
     embedding(torch.tensor([1])).sum().backward()
@@ -393,6 +418,14 @@ def what_is_not_finite_in_a_round_is_named_by_all():
         said = f"the {kind} of parameter second.weight has a NaN or an infinity in step {step + 1}"
         raised(RuntimeError, said, optimizer.step)
         optimizer.compression_state.close()
+
+
+def workers_that_skip_and_raise_are_told():
+    net = Net()
+    optimizer = distributed(net, on_nonfinite="skip" if dist.get_rank() else "raise")
+    said = 'worker 1 has on_nonfinite "skip", but worker 0 has "raise"'
+    raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
+    optimizer.compression_state.close()
 
 
 def workers_that_begin_with_other_parameters_are_told():
