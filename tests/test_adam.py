@@ -72,6 +72,9 @@ class AdamWorker(LateWorker):
         coupled = self.decays.get("coupled", 0.0)
         return self.grads[name] + np.float32(coupled) * self.values[name]
 
+    def as_float(self, number):
+        return float(number)
+
     def count(self):
         self.steps += 1
 

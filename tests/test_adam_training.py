@@ -83,6 +83,17 @@ def test_onebit_adam_is_its_replay_bit_for_bit(compression_params, contexts, set
     assert list(stats) == ["gradient of p0", "gradient of p1", "momentum of p0", "momentum of p1"]
 
 
+@pytest.mark.parametrize("falling", [True, False])
+def test_a_warm_up_that_ends_while_gradients_fall_is_warned_of(falling, logged):
+    params, trainer = made(ONEBIT, algorithm={**FREEZE, "freeze_step": 100})
+    for step in range(102):
+        factor = np.float32(10 ** (-step / 100)) if falling else np.float32(1)
+        backward(params, [factor * gradient for gradient in gradients(step, SHAPES)])
+        trainer.step(2)
+    lines = [record.getMessage() for record in logged.records]
+    assert ["freezes Adam's variance in step 100" in line for line in lines] == [True] * falling
+
+
 @pytest.mark.parametrize("contexts", [1, 2])
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
 def test_zero_one_adam_is_its_replay_bit_for_bit(compression_params, contexts):

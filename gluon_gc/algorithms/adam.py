@@ -40,6 +40,9 @@ class Adam(Protocol):
         It includes coupled weight decay and the optimizer's own clipping.
         """
 
+    def as_float(self, number: Array) -> float:
+        """The value of an array with one element, such as a sum."""
+
     def count(self) -> None:
         """Count a step that the algorithm makes in place of the optimizer's update."""
 

@@ -94,10 +94,10 @@ class OneBitAdam(Algorithm):
             return
         recent = whole_warm_up = 0.0
         for name in at.parameters:
-            total = float(at.adam.moments(name)[1].sum())
+            total = at.adam.as_float(at.adam.moments(name)[1].sum())
             _, beta2 = at.adam.betas(name)
             kept = beta2**tenth
-            recent += (total - kept * float(sums[name])) / (1 - kept)
+            recent += (total - kept * at.adam.as_float(sums[name])) / (1 - kept)
             whole_warm_up += total / (1 - beta2**at.number)
         if recent < _FALLING * whole_warm_up:
             logger.warning(

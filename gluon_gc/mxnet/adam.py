@@ -52,6 +52,10 @@ class WrappedAdam:
             gradient = gradient + decay * first_copy(self._params[index])
         return mx.nd.clip(gradient, -limit, limit) if limit else gradient
 
+    def as_float(self, number: NDArray) -> float:
+        """The value of an array with one element; waits for it."""
+        return float(number.asscalar())
+
     def count(self) -> None:
         """Count a step that the algorithm makes, on all contexts."""
         contexts = {context for param in self._params.values() for context in param.list_ctx()}

@@ -48,6 +48,10 @@ class WrappedAdam:
             return parameter.grad
         return parameter.grad + decay * parameter.detach()
 
+    def as_float(self, number: torch.Tensor) -> float:
+        """Return the value of a tensor with one element."""
+        return float(number)
+
     def count(self) -> None:
         """Count a step that the algorithm makes."""
         for name in self._parameters:
