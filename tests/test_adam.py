@@ -182,6 +182,22 @@ def test_a_warm_up_that_ends_while_gradients_fall_is_warned_of(kind, warned, log
         assert "freezes Adam's variance in step 100 while gradients still fall fast" in line
 
 
+class UnusedWorker(AdamWorker):
+    """A worker whose parameter b gets no gradients in the first steps."""
+
+    def draw(self, step):
+        super().draw(step)
+        self.grads["b"] *= np.float32(step >= 5)
+
+
+@pytest.mark.parametrize("options", [onebit_adam(5), ZERO_ONE], ids=["onebit", "zero_one"])
+def test_a_parameter_that_can_no_longer_train_is_named_once(options, logged):
+    (worker,), _ = trained(options, 1, 12, UnusedWorker)
+    np.testing.assert_array_equal(worker.values["b"], Worker(0, 1).values["b"])
+    (line,) = (record.getMessage() for record in logged.records)
+    assert f"algorithm {options['name']} does not train b: Adam's variance is zero there" in line
+
+
 @pytest.mark.parametrize("decays", DECAYS, ids=str)
 def test_if_each_step_updates_the_variance_zero_one_adam_is_adam(decays):
     options = {"name": "zero_one_adam", "var_freeze_step": 99, "var_update_scaler": 99}

@@ -160,6 +160,31 @@ def test_what_is_resumed_is_bit_for_bit_what_never_stopped(
     assert kinds == (expected | residuals if compression_params else expected)
 
 
+@pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
+@pytest.mark.parametrize("stopped", [2, 8])
+def test_a_parameter_that_a_checkpoint_lacks_trains_or_is_named(
+    tmp_path, stopped, algorithm, logged
+):
+    """After the freeze, Adam's variance of the parameter stays zero."""
+    file = str(tmp_path / "states")
+    params, trainer = made(ONEBIT, algorithm=algorithm)
+    train(params, trainer, range(stopped))
+    trainer.save_states(file)
+    more = [*SHAPES, (3, 2)]
+    params, trainer = make(more, dict(ADAM), ONEBIT, optimizer="adam", algorithm=algorithm)
+    trainer.load_states(file, strict=False)
+    logged.clear()
+    for step in range(stopped, 12):
+        backward(params, gradients(step, more))
+        trainer.step(2)
+    new = params[2].data().asnumpy()
+    assert np.isfinite(new).all() and (new != 1).all() == (stopped == 2)
+    lines = [record.getMessage() for record in logged.records]
+    assert ["does not train p2: Adam's variance is zero" in line for line in lines] == [True] * (
+        stopped == 8
+    )
+
+
 @pytest.mark.parametrize("bad_step", [2, 6])
 def test_a_step_that_amp_skips_does_not_count(bad_step):
     params, trainer = made(ONEBIT)

@@ -54,5 +54,6 @@ class Adam(Protocol):
         name : str
         frozen : int
             The number of steps, including this one, in which the second moment did not change. Its
-            bias correction did not change in these steps either.
+            bias correction did not change in these steps either. A parameter that a loaded
+            checkpoint lacks has fewer steps; then the bias correction is that of one step.
         """

@@ -69,7 +69,7 @@ class WrappedAdam:
         optimizer._set_current_context(self._params[index].list_ctx()[0].device_id)
         steps = optimizer._index_update_count[index]
         correction1 = 1 - optimizer.beta1**steps
-        correction2 = 1 - optimizer.beta2 ** (steps - frozen)
+        correction2 = 1 - optimizer.beta2 ** max(1, steps - frozen)
         _, v = self.moments(name)
         rate = optimizer._get_lr(index) * math.sqrt(correction2) / correction1
         return Update(rate, v.sqrt() + optimizer.epsilon, 0.0)

@@ -61,7 +61,7 @@ class WrappedAdam:
         """Return the update of a parameter, whose exp_avg_sq did not change in `frozen` steps."""
         state, group = self._state(name), self._group(name)
         steps, lr, (beta1, beta2) = float(state["step"]), float(group["lr"]), self.betas(name)
-        correction = (1 - beta2 ** (steps - frozen)) ** 0.5
+        correction = (1 - beta2 ** max(1, steps - frozen)) ** 0.5
         denominator = (state["exp_avg_sq"].sqrt() / correction).add_(group["eps"])
         decay = lr * group["weight_decay"] if self._is_decoupled(name) else 0.0
         return Update(lr / (1 - beta1**steps), denominator, decay)

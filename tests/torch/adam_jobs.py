@@ -357,6 +357,25 @@ def what_is_resumed_goes_on_bit_for_bit():
         optimizer.compression_state.close()
 
 
+def a_parameter_that_a_checkpoint_lacks_is_named():
+    """Its variance is zero, and stays so after the freeze."""
+    net = Net()
+    optimizer = distributed(net, params=ONEBIT)
+    train(net, optimizer, range(7))
+    box = loaded(saved(optimizer.compression_state))
+    optimizer.compression_state.close()
+    box["optimizer"]["state"].pop(0)
+    other = distributed(net, params=ONEBIT)
+    other.compression_state.load_state_dict(box)
+    before = net.first.weight.detach().clone()
+    with logged() as lines:
+        assert train(net, other, range(7, 12)).isfinite().all()
+    (line,) = lines
+    assert "algorithm onebit_adam does not train first.weight: Adam's variance is zero" in line
+    assert torch.equal(net.first.weight, before)
+    other.compression_state.close()
+
+
 # Errors
 
 
