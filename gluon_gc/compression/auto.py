@@ -1,4 +1,8 @@
-"""The candidates among which the compressor "auto" chooses, for each value of "accuracy"."""
+"""The candidates among which the compressor "auto" chooses, for each value of "accuracy".
+
+Adam divides by the root of the squared gradients, so gradients that are mostly lost in compression
+cost it much more accuracy than SGD (docs/benchmarks/convergence.md).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ _CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
     "fp16": {"fp16": True},
     "bytegrad": {"compressor": "bytegrad"},
+    "blockwise": {"compressor": "blockwise", "bits": 4, "hadamard": True},
     "onebit": {"compressor": "onebit", "scaling": True},
     "topk": {"compressor": "topk", "k": 0.01},
 }
@@ -19,8 +24,13 @@ _CANDIDATES: Dict[str, Dict[str, Any]] = {
 _ALLOWED: Dict[str, Tuple[str, ...]] = {
     "exact": (PLAIN,),
     "safe": (PLAIN, "fp16", "bytegrad"),
-    "aggressive": tuple(_CANDIDATES),
 }
+_AGGRESSIVE: Dict[str, Tuple[str, ...]] = {
+    "gradient": ("onebit", "topk"),
+    "gradient of Adam": ("blockwise",),
+    "momentum of Adam": ("blockwise", "onebit"),
+}
+"""What "aggressive" allows besides "safe", for each kind of vector."""
 
 
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
@@ -34,7 +44,8 @@ def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
     params : CompressionParams
         With an `accuracy`.
     """
-    return {name: _filled(_CANDIDATES[name], params) for name in _ALLOWED[params.accuracy]}
+    names = _ALLOWED.get(params.accuracy) or (*_ALLOWED["safe"], *_AGGRESSIVE[params.vector])
+    return {name: _filled(_CANDIDATES[name], params) for name in names}
 
 
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:

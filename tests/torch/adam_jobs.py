@@ -26,6 +26,7 @@ from tests.torch.common import (
     raised,
     step_with_closures,
 )
+from tests.torch.jobs import link_of
 
 FREEZE = {"name": "onebit_adam", "freeze_step": 5}
 NEVER = {"name": "onebit_adam", "freeze_step": 1000}
@@ -472,6 +473,28 @@ def compressed_gradients_of_adam_are_warned_of():
             optimizer = distributed(net, algorithm, params, inner=kind(net.parameters(), lr=0.1))
         assert len([line for line in lines if "onebit_adam" in line]) == due, (params, kind)
         optimizer.compression_state.close()
+
+
+def auto_chooses_for_adam_what_it_can_use():
+    """It chooses by the optimizer; without one, as for SGD."""
+    auto = {"compressor": "auto", "accuracy": "aggressive"}
+    kinds = ((ADAM, "blockwise"), (ADAMW, "blockwise"), (torch.optim.SGD, "topk"))
+    for kind, large in kinds:
+        net = Net()
+        with link_of(1e6):
+            optimizer = distributed(net, None, auto, inner=kind(net.parameters(), lr=0.01))
+        chosen = optimizer.compression_state.params
+        assert {name_of(params) for params in chosen.values()} == {large, None}
+        assert_alike(train(net, optimizer, range(3)))
+        optimizer.compression_state.close()
+    with link_of(1e6):
+        state = bps.CompressionState(Net().named_parameters(), auto)
+    assert {name_of(params) for params in state.params.values()} == {"topk", None}
+    state.close()
+
+
+def name_of(params):
+    return params.compressor and params.compressor.name
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ ALONE = (
     "compressed_gradients_of_adam_are_warned_of",
 )
 TOGETHER = (
+    "auto_chooses_for_adam_what_it_can_use",
     "workers_with_and_without_a_scaler_are_told",
     "workers_that_skip_and_raise_are_told",
     "workers_that_begin_with_other_parameters_are_told",
