@@ -1,7 +1,9 @@
 """Workers' jobs in the tests of algorithms that need Adam; see algorithm_jobs.py."""
 
+import gc
 import itertools
 import math
+import warnings
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from tests.algorithm_replay import (
     ZeroOneAdamReplay,
     plain_mean,
 )
+from tests.memory_table import ALGORITHMS, stated
 from tests.torch.algorithm_jobs import ONEBIT, SHAPES, gradients_of, loaded, replayed_mean, saved
 from tests.torch.common import (
     TOPK,
@@ -375,6 +378,58 @@ def a_parameter_that_a_checkpoint_lacks_is_named():
     assert "algorithm onebit_adam does not train first.weight: Adam's variance is zero" in line
     assert torch.equal(net.first.weight, before)
     other.compression_state.close()
+
+
+# Memory
+
+
+def the_memory_is_what_the_guide_states():
+    for name, algorithm in ALGORITHMS.items():
+        check_memory(algorithm, stated()[name])
+
+
+def check_memory(algorithm, expected):
+    """Between steps, there are no tensors besides the state and small messages."""
+    parameter = torch.nn.Parameter(torch.ones(1_000_000))
+    inner, before = ADAM([parameter], lr=0.01), tensor_bytes()
+    options = dict(compression_params=ONEBIT, algorithm=algorithm)
+    optimizer = bps.DistributedOptimizer(inner, [("w", parameter)], **options)
+    for step in range(4):
+        optimizer.zero_grad()
+        (parameter * (step + dist.get_rank())).sum().backward()
+        optimizer.step()
+    moments_and_gradient = 12
+    held = (tensor_bytes() - before) / parameter.numel() - moments_and_gradient
+    saved = optimizer.compression_state.state_dict()
+    arrays = saved["arrays"]["w"] if algorithm is None else residuals_of(saved)
+    residuals = {"worker": 0.0, "aggregator": 0.0}
+    for place, array in arrays.items():
+        residuals[place.partition(".")[0]] += array.nbytes / parameter.numel()
+    on_all_workers = torch.tensor(residuals["aggregator"])
+    dist.all_reduce(on_all_workers)
+    assert abs(on_all_workers.item() - expected.on_servers) < 0.01, on_all_workers
+    messages = held + residuals["worker"] - expected.kept
+    assert -0.01 < messages < 0.5, (algorithm, held, residuals)
+    optimizer.compression_state.close()
+
+
+def residuals_of(saved):
+    return {
+        place: array
+        for tensors in saved["residuals"].values()
+        for arrays in tensors.values()
+        for place, array in arrays.items()
+    }
+
+
+def tensor_bytes():
+    """Return the bytes of all PyTorch tensors. Residuals are NumPy arrays."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some objects of PyTorch are deprecated
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 # Errors

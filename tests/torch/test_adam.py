@@ -17,6 +17,7 @@ ALONE = (
     "all_workers_skip_a_step_in_which_a_gradient_is_not_finite",
     "what_is_resumed_goes_on_bit_for_bit",
     "a_parameter_that_a_checkpoint_lacks_is_named",
+    "the_memory_is_what_the_guide_states",
     "what_cannot_work_is_refused_by_name",
     "settings_that_a_loaded_state_brings_are_refused_by_name",
     "what_is_not_finite_in_a_round_is_named_by_all",
