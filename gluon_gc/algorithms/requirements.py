@@ -38,7 +38,8 @@ def require_fitting_compression(name: str, *compressions: Any) -> None:
         if params.get("compressor") == AUTO and name != LocalSteps.name:
             raise ValueError(
                 f"compression_params['compressor'] must name a compressor with algorithm {name}, "
-                f"got '{AUTO}', which is for averaged gradients and for {LocalSteps.name}"
+                f"got '{AUTO}', which is for averaged gradients and for {LocalSteps.name}: use "
+                "'onebit' with 'scaling' and 'ef'"
             )
         if params.get("compressor") == "onebit" and not params.get("scaling"):
             logger.warning(

@@ -9,12 +9,12 @@ from ..options import Option, share_or_whole, whole
 
 def length(meaning: str) -> Option:
     """The option for the length of a warm-up."""
-    return share_or_whole(f"{meaning}, or their share of total_steps")
+    return share_or_whole(f"{meaning}, or a share of total_steps")
 
 
 def total_steps(key: str) -> Option:
     """The option for the number of all steps. `key` is the option for the length."""
-    return whole(1, f"number of all steps; needed if {key} is a share")
+    return whole(1, f"all steps; needed if {key} is a share")
 
 
 def steps_of(name: str, key: str, given: float, total: Optional[int]) -> int:

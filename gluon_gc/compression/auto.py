@@ -24,13 +24,9 @@ _CANDIDATES: Dict[str, Dict[str, Any]] = {
 _ALLOWED: Dict[str, Tuple[str, ...]] = {
     "exact": (PLAIN,),
     "safe": (PLAIN, "fp16", "bytegrad"),
+    "aggressive": (PLAIN, "fp16", "bytegrad", "onebit", "topk"),
 }
-_AGGRESSIVE: Dict[str, Tuple[str, ...]] = {
-    "gradient": ("onebit", "topk"),
-    "gradient of Adam": ("blockwise",),
-    "momentum of Adam": ("blockwise", "onebit"),
-}
-"""What "aggressive" allows besides "safe", for each kind of vector."""
+_FOR_ADAM = {**_ALLOWED, "aggressive": (PLAIN, "fp16", "bytegrad", "blockwise")}
 
 
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
@@ -44,8 +40,8 @@ def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
     params : CompressionParams
         With an `accuracy`.
     """
-    names = _ALLOWED.get(params.accuracy) or (*_ALLOWED["safe"], *_AGGRESSIVE[params.vector])
-    return {name: _filled(_CANDIDATES[name], params) for name in names}
+    allowed = _FOR_ADAM if params.for_adam else _ALLOWED
+    return {name: _filled(_CANDIDATES[name], params) for name in allowed[params.accuracy]}
 
 
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:

@@ -39,9 +39,8 @@ class CompressionParams:
         receives and sums all payloads.
     accuracy : str, optional
         The accuracy that "auto" must keep. None if the compressor is not "auto".
-    vector : str
-        The kind of vectors for which "auto" chooses: "gradient", "gradient of Adam" or "momentum of
-        Adam".
+    for_adam : bool
+        Whether "auto" chooses for gradients that Adam or AdamW uses.
     """
 
     compressor: Optional[Compressor] = None
@@ -53,7 +52,7 @@ class CompressionParams:
     hierarchical: bool = True
     exchange: str = "two_way"
     accuracy: Optional[str] = None
-    vector: str = "gradient"
+    for_adam: bool = False
 
     @property
     def keeps_state(self) -> bool:
@@ -226,10 +225,7 @@ def parse(
     if kind is None:
         momentum, ef = (float(mu) if has_momentum else None), values.get("ef", "vanilla")
         feedback = dict(ef=ef, ef_decay=float(values.get("ef_decay", 1)))
-        automatic = dict(
-            accuracy=values.get("accuracy", "safe"),
-            vector="gradient of Adam" if is_adam(optimizer) else "gradient",
-        )
+        automatic = dict(accuracy=values.get("accuracy", "safe"), for_adam=is_adam(optimizer))
         return CompressionParams(mu=momentum, **automatic, **feedback, **common_values)
     accumulates = kind.traits.accumulates
     exchange = values.pop("exchange", "gather" if accumulates else "two_way")
