@@ -332,6 +332,36 @@ def several_steps(arguments):
     return _several(steps, arguments)
 
 
+def nonfinite_with_adam(arguments):
+    """Train with an algorithm that needs Adam and on_nonfinite="skip"; returns the final weights.
+
+    arguments: shapes, steps, algorithm, compression_params, bad (the step in which worker 1 has a
+    NaN, in "skipped/"; "expected/" is without this step).
+    """
+    shapes, result = arguments["shapes"], {}
+    for name in ("skipped", "expected"):
+        params = _parameters(shapes)
+        trainer = bps.DistributedTrainer(
+            params,
+            "adam",
+            {"learning_rate": 0.01},
+            compression_params=arguments["compression_params"],
+            algorithm=arguments["algorithm"],
+            on_nonfinite="skip" if name == "skipped" else "raise",
+        )
+        for step in range(arguments["steps"]):
+            gradients = gradients_of(bps.rank(), step, shapes)
+            if step == arguments["bad"]:
+                if name == "expected":
+                    continue
+                if bps.rank() == 1:
+                    gradients[-1].flat[0] = np.nan
+            _backward(params, gradients)
+            trainer.step(1)
+        result.update((f"{name}/{i}", param.data().asnumpy()) for i, param in enumerate(params))
+    return result
+
+
 def automatic(arguments):
     """Train with compressor "auto", on simulated and real links; returns weights and choices.
 
