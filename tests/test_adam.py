@@ -227,6 +227,12 @@ def test_the_length_of_the_warm_up_must_be_given():
         said = rf"\['total_steps'\] is missing; {name} needs it because '{key}' is 0.2, a share"
         with pytest.raises(KeyError, match=said):
             algorithms.parse({"name": name, key: 0.2})
+        with pytest.raises(
+            ValueError, match=r"\['total_steps'\] must be a whole number > 0, got 0"
+        ):
+            algorithms.parse({"name": name, key: 0.2, "total_steps": 0})
+        parsed = algorithms.parse({"name": name, key: 7})
+        assert algorithms.parse({"name": name, **parsed.described()}) == parsed
 
 
 @pytest.mark.parametrize("share, total, steps", [(0.2, 500, 100), (0.001, 10, 1), (7, 10, 7)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional
 
 from ..options import Option, share_or_whole, whole
@@ -14,7 +15,12 @@ def length(meaning: str) -> Option:
 
 def total_steps(key: str) -> Option:
     """The option for the number of all steps. `key` is the option for the length."""
-    return whole(1, f"all steps; needed if {key} is a share")
+    number = whole(1, f"all steps; needed if {key} is a share")
+    return replace(
+        number,
+        types=(*number.types, type(None)),
+        rule=lambda value: value is None or number.rule(value),
+    )
 
 
 def steps_of(name: str, key: str, given: float, total: Optional[int]) -> int:
