@@ -150,3 +150,19 @@ def whole(least: int, meaning: str) -> Option:
     """An option that is a whole number of at least `least`."""
     allowed = f"a whole number >= {least}" if least != 1 else "a whole number > 0"
     return Option((numbers.Integral,), lambda value: value >= least, allowed, meaning)
+
+
+def share_or_whole(
+    meaning: str, unused: Any = None, hint: Callable[[Any], str] = lambda value: ""
+) -> Option:
+    """An option that is a share below 1, or a whole number of at least 1.
+
+    1.0 is refused, because it could mean either.
+    """
+
+    def rule(value: Any) -> bool:
+        ambiguous = value == 1 and not isinstance(value, numbers.Integral)
+        return 0 < value < 1 or (value >= 1 and value % 1 == 0 and not ambiguous)
+
+    allowed = "a share below 1 or a whole number >= 1"
+    return Option((numbers.Real,), rule, allowed, meaning, unused, hint=hint)

@@ -72,6 +72,9 @@ class AdamWorker(LateWorker):
         coupled = self.decays.get("coupled", 0.0)
         return self.grads[name] + np.float32(coupled) * self.values[name]
 
+    def as_float(self, number):
+        return float(number)
+
     def count(self):
         self.steps += 1
 
@@ -179,6 +182,22 @@ def test_a_warm_up_that_ends_while_gradients_fall_is_warned_of(kind, warned, log
         assert "freezes Adam's variance in step 100 while gradients still fall fast" in line
 
 
+class UnusedWorker(AdamWorker):
+    """A worker whose parameter b gets no gradients in the first steps."""
+
+    def draw(self, step):
+        super().draw(step)
+        self.grads["b"] *= np.float32(step >= 5)
+
+
+@pytest.mark.parametrize("options", [onebit_adam(5), ZERO_ONE], ids=["onebit", "zero_one"])
+def test_a_parameter_that_can_no_longer_train_is_named_once(options, logged):
+    (worker,), _ = trained(options, 1, 12, UnusedWorker)
+    np.testing.assert_array_equal(worker.values["b"], Worker(0, 1).values["b"])
+    (line,) = (record.getMessage() for record in logged.records)
+    assert f"algorithm {options['name']} does not train b: Adam's variance is zero there" in line
+
+
 @pytest.mark.parametrize("decays", DECAYS, ids=str)
 def test_if_each_step_updates_the_variance_zero_one_adam_is_adam(decays):
     options = {"name": "zero_one_adam", "var_freeze_step": 99, "var_update_scaler": 99}
@@ -197,11 +216,37 @@ def test_a_learning_rate_of_zero_keeps_everything_finite(monkeypatch):
         assert np.isfinite(worker.m[name]).all()
 
 
-def test_the_number_of_warm_up_steps_must_be_given():
+def test_the_length_of_the_warm_up_must_be_given():
     with pytest.raises(KeyError, match=r"\['freeze_step'\] is missing; onebit_adam needs it"):
         algorithms.parse("onebit_adam")
-    with pytest.raises(ValueError, match=r"\['freeze_step'\] must be a whole number > 0, got 0"):
-        algorithms.parse(onebit_adam(0))
+    allowed = r"\['freeze_step'\] must be a share below 1 or a whole number >= 1, got "
+    for wrong in (0, -3, 1.5, 1.0):
+        with pytest.raises(ValueError, match=f"{allowed}{wrong}"):
+            algorithms.parse(onebit_adam(wrong))
+    for name, key in (("onebit_adam", "freeze_step"), ("zero_one_adam", "var_freeze_step")):
+        said = rf"\['total_steps'\] is missing; {name} needs it because '{key}' is 0.2, a share"
+        with pytest.raises(KeyError, match=said):
+            algorithms.parse({"name": name, key: 0.2})
+        with pytest.raises(
+            ValueError, match=r"\['total_steps'\] must be a whole number > 0, got 0"
+        ):
+            algorithms.parse({"name": name, key: 0.2, "total_steps": 0})
+        parsed = algorithms.parse({"name": name, key: 7})
+        assert algorithms.parse({"name": name, **parsed.described()}) == parsed
+
+
+@pytest.mark.parametrize("share, total, steps", [(0.2, 500, 100), (0.001, 10, 1), (7, 10, 7)])
+def test_the_length_of_the_warm_up_may_be_a_share_of_all_steps(share, total, steps):
+    for name, key in (("onebit_adam", "freeze_step"), ("zero_one_adam", "var_freeze_step")):
+        parsed = algorithms.parse({"name": name, key: share, "total_steps": total})
+        assert parsed.frozen_after == steps
+        assert algorithms.parse({"name": name, key: steps}).frozen_after == steps
+
+
+def test_a_warm_up_that_is_a_share_ends_with_its_last_step():
+    options = {"name": "onebit_adam", "freeze_step": 0.4, "total_steps": 10}
+    (worker,), _ = trained(options, 1, 10, AdamWorker)
+    assert [kind for kind, *_ in worker.rounds] == ["gradient"] * 4 + ["momentum"] * 6
 
 
 @pytest.mark.parametrize("decays", DECAYS, ids=str)

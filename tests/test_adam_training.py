@@ -16,6 +16,7 @@ from tests.test_trainer import backward, gradients, make
 SHAPES = [(40, 3), (7,)]
 ADAM = {"learning_rate": 0.01, "wd": 0.1, "beta2": 0.99}
 FREEZE = {"name": "onebit_adam", "freeze_step": 4}
+SHARE = {"name": "onebit_adam", "freeze_step": 0.4, "total_steps": 10}
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 3, "ef": "vanilla"}
 
@@ -82,6 +83,17 @@ def test_onebit_adam_is_its_replay_bit_for_bit(compression_params, contexts, set
     assert list(stats) == ["gradient of p0", "gradient of p1", "momentum of p0", "momentum of p1"]
 
 
+@pytest.mark.parametrize("falling", [True, False])
+def test_a_warm_up_that_ends_while_gradients_fall_is_warned_of(falling, logged):
+    params, trainer = made(ONEBIT, algorithm={**FREEZE, "freeze_step": 100})
+    for step in range(102):
+        factor = np.float32(10 ** (-step / 100)) if falling else np.float32(1)
+        backward(params, [factor * gradient for gradient in gradients(step, SHAPES)])
+        trainer.step(2)
+    lines = [record.getMessage() for record in logged.records]
+    assert ["freezes Adam's variance in step 100" in line for line in lines] == [True] * falling
+
+
 @pytest.mark.parametrize("contexts", [1, 2])
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
 def test_zero_one_adam_is_its_replay_bit_for_bit(compression_params, contexts):
@@ -122,7 +134,7 @@ STATE = {
 }
 
 
-@pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
+@pytest.mark.parametrize("algorithm", [SHARE, ZERO_ONE], ids=STATE)
 @pytest.mark.parametrize("compression_params", [None, ONEBIT, TOPK], ids=str)
 @pytest.mark.parametrize("stopped", [0, 2, 3, 4, 5, 8])
 def test_what_is_resumed_is_bit_for_bit_what_never_stopped(
@@ -148,6 +160,31 @@ def test_what_is_resumed_is_bit_for_bit_what_never_stopped(
     assert kinds == (expected | residuals if compression_params else expected)
 
 
+@pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
+@pytest.mark.parametrize("stopped", [2, 8])
+def test_a_parameter_that_a_checkpoint_lacks_trains_or_is_named(
+    tmp_path, stopped, algorithm, logged
+):
+    """After the freeze, Adam's variance of the parameter stays zero."""
+    file = str(tmp_path / "states")
+    params, trainer = made(ONEBIT, algorithm=algorithm)
+    train(params, trainer, range(stopped))
+    trainer.save_states(file)
+    more = [*SHAPES, (3, 2)]
+    params, trainer = make(more, dict(ADAM), ONEBIT, optimizer="adam", algorithm=algorithm)
+    trainer.load_states(file, strict=False)
+    logged.clear()
+    for step in range(stopped, 12):
+        backward(params, gradients(step, more))
+        trainer.step(2)
+    new = params[2].data().asnumpy()
+    assert np.isfinite(new).all() and (new != 1).all() == (stopped == 2)
+    lines = [record.getMessage() for record in logged.records]
+    assert ["does not train p2: Adam's variance is zero" in line for line in lines] == [True] * (
+        stopped == 8
+    )
+
+
 @pytest.mark.parametrize("bad_step", [2, 6])
 def test_a_step_that_amp_skips_does_not_count(bad_step):
     params, trainer = made(ONEBIT)
@@ -166,6 +203,26 @@ def test_a_step_that_amp_skips_does_not_count(bad_step):
             np.testing.assert_array_equal(param.data().asnumpy(), other.data().asnumpy())
     assert trainer._averaging.steps == 7
     assert trainer._optimizer._index_update_count == {0: 7, 1: 7}
+
+
+@pytest.mark.parametrize("algorithm", [FREEZE, ZERO_ONE], ids=STATE)
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("bad_step", [0, 2, 6])
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(bad_step, contexts, algorithm):
+    kinds = {"contexts": contexts, "algorithm": algorithm}
+    params, trainer = made(ONEBIT, on_nonfinite="skip", **kinds)
+    expected, plain = made(ONEBIT, **kinds)
+    for step in range(8):
+        if step == bad_step:
+            backward(params, [given(step)[0], np.full(SHAPES[1], np.nan, np.float32)])
+            trainer.step(2)
+        else:
+            train(params, trainer, [step])
+            train(expected, plain, [step])
+        for param, other in zip(params, expected):
+            for array in param.list_data():
+                np.testing.assert_array_equal(array.asnumpy(), other.data().asnumpy())
+    assert trainer._averaging.steps == 7
 
 
 def test_a_stale_gradient_counts_as_zeros():
@@ -197,6 +254,22 @@ def test_what_does_not_fit_is_refused_by_name():
     refused("algorithm onebit_adam needs epsilon > 0, got 0", settings={"epsilon": 0})
     refused("max_grad_norm must be None with", max_grad_norm=1.0)
     refused("['momentum'] must be left out", compression_params={**ONEBIT, "momentum": "nesterov"})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", mx.optimizer.Adam(epsilon=0)], ids=["sgd", "adam"])
+def test_an_optimizer_that_a_file_brings_is_refused_in_the_next_step(tmp_path, optimizer):
+    other, plain = mx.gluon.Parameter("p0", shape=(40, 3)), str(tmp_path / "plain")
+    other.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer([other], optimizer)
+    with mx.autograd.record():
+        loss = other.data().sum()
+    loss.backward()
+    trainer.step(1)
+    trainer.save_states(plain)
+    params, trainer = made(ONEBIT)
+    trainer.load_states(plain, strict=False)
+    with pytest.raises(ValueError, match="algorithm onebit_adam needs (mxnet.optimizer.Adam|eps)"):
+        train(params, trainer, [0])
 
 
 @pytest.mark.parametrize("step, kind", [(1, "gradient"), (6, "momentum")])

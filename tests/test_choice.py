@@ -178,3 +178,19 @@ def test_kernels_are_measured():
     for params in candidates(tensors()[0].params).values():
         if params.compressor is not None:
             assert all(1e-12 < seconds < 1e-4 for seconds in measured(params.codec))
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW"])
+def test_of_adams_gradients_nothing_is_chosen_that_loses_most_of_them(optimizer):
+    params = parse({"compressor": "auto", "accuracy": "aggressive"}, optimizer=optimizer)
+    found = candidates(params)
+    assert list(found) == ["none", "fp16", "bytegrad", "blockwise"]
+    blockwise = {"compressor": "blockwise", "bits": 4, "hadamard": True, "ef": "vanilla"}
+    assert found["blockwise"] == parse(blockwise)
+    given = [replace(tensor, params=params) for tensor in tensors()]
+    measured = cluster(1e4)
+    measured.kernels["blockwise"] = measured.kernels["bytegrad"]
+    assert chosen(given, measured) == ["none", "blockwise", "none", "blockwise", "blockwise"]
+    for accuracy in ("exact", "safe"):
+        params = parse({"compressor": "auto", "accuracy": accuracy}, optimizer=optimizer)
+        assert candidates(params) == candidates(tensors(accuracy)[0].params)

@@ -88,6 +88,8 @@ def test_the_command_line_reaches_every_option_of_an_algorithm(capsys):
     words = "--algorithm local_steps --every 20 --outer-lr 1 --outer-momentum 0 --nesterov false"
     expected = algorithms.registry["local_steps"](20, 1, 0, False)
     assert algorithms.parse(parsed(*words.split())) == expected
+    words = "--algorithm onebit_adam --freeze-step 0.2 --total-steps 500"
+    assert algorithms.parse(parsed(*words.split())).frozen_after == 100
     assert parsed() is None and parsed("--algorithm", "local_steps") == {"name": "local_steps"}
     with pytest.raises(ValueError, match="--every needs --algorithm"):
         parsed("--every", "3")

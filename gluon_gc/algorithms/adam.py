@@ -40,6 +40,9 @@ class Adam(Protocol):
         It includes coupled weight decay and the optimizer's own clipping.
         """
 
+    def as_float(self, number: Array) -> float:
+        """The value of an array with one element, such as a sum."""
+
     def count(self) -> None:
         """Count a step that the algorithm makes in place of the optimizer's update."""
 
@@ -51,5 +54,6 @@ class Adam(Protocol):
         name : str
         frozen : int
             The number of steps, including this one, in which the second moment did not change. Its
-            bias correction did not change in these steps either.
+            bias correction did not change in these steps either. A parameter that a loaded
+            checkpoint lacks has fewer steps; then the bias correction is that of one step.
         """

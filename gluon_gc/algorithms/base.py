@@ -141,6 +141,11 @@ class Algorithm:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
+    @property
+    def frozen_after(self) -> Optional[int]:
+        """The step after which Adam's variance stays; None without such a step."""
+        return None
+
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         """For each kind of round, the shapes of its arrays, given the shapes of the parameters."""
         raise NotImplementedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
+from ..log import logger
 from .adam import Adam
 from .base import Algorithm, Array, Arrays, Round, Shapes, Step
 
@@ -83,6 +84,7 @@ class Driver:
         self.steps = 0
         self.state: Dict[str, Dict[str, Array]] = {}
         self._declared = self._begun = False
+        self._checked_variance = False  # whether `_warn_of_untrained` has looked
         # The delayed rounds: by kind of round and step, functions that wait for the averages.
         self._under_way: Dict[Tuple[str, int], List[Callable[[], Arrays]]] = {}
 
@@ -114,6 +116,7 @@ class Driver:
         """
         self.declare()
         self.steps, self._begun = steps, steps > 0
+        self._checked_variance = False
         self.state = {kind: arrays for kind, arrays in state.items() if not is_arriving(kind)}
         self._under_way.clear()
         for kind in state.keys() - self.state.keys():
@@ -159,6 +162,8 @@ class Driver:
         self.steps += 1
         front_end = self._front_end
         own = front_end.parameters(), front_end.gradients()
+        if adam is not None:
+            self._warn_of_untrained(adam, own[0])
         at = Step(self.steps, *own, update, self._arrived(), adam)
         rounds, answer = self._algorithm.step(at, self.state), None
         try:
@@ -172,6 +177,22 @@ class Driver:
                     answer = wait()
         except StopIteration:
             pass
+
+    def _warn_of_untrained(self, adam: Adam, parameters: Arrays) -> None:
+        """Warn once if the variance stays, and is zero in all elements of a parameter."""
+        last = self._algorithm.frozen_after
+        if self._checked_variance or last is None or self.steps <= last:
+            return
+        self._checked_variance = True
+        zero = [name for name in parameters if adam.as_float(adam.moments(name)[1].sum()) == 0]
+        if zero:
+            logger.warning(
+                "algorithm %s does not train %s: Adam's variance is zero there, because no "
+                "gradient came before the end of step %d, or because a loaded checkpoint lacks it",
+                self._algorithm.name,
+                ", ".join(zero),
+                last,
+            )
 
     def _arrived(self) -> Dict[str, Arrays]:
         """Wait for the averages that arrive in this step. The result has them by kind of round."""

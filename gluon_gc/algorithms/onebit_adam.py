@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Optional
 
 from ..log import logger
-from ..options import whole
+from . import warm_up
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
 
 _FALLING = 0.5
@@ -44,7 +44,15 @@ class OneBitAdam(Algorithm):
     needs_adam = True
     uncompressed = ("gradient",)
 
-    freeze_step: int = whole(1, "number of steps with averaged gradients").field()
+    freeze_step: float = warm_up.length("number of steps with averaged gradients").field()
+    total_steps: Optional[int] = warm_up.total_steps("freeze_step").field(None)
+
+    def __post_init__(self) -> None:
+        warm_up.steps_of(self.name, "freeze_step", self.freeze_step, self.total_steps)
+
+    @property
+    def frozen_after(self) -> int:
+        return warm_up.steps_of(self.name, "freeze_step", self.freeze_step, self.total_steps)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"gradient": shapes, "momentum": shapes}
@@ -53,7 +61,7 @@ class OneBitAdam(Algorithm):
         return {"variance": {name: 0.0 * x.sum() for name, x in parameters.items()}}
 
     def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
-        if at.number <= self.freeze_step:
+        if at.number <= self.frozen_after:
             mean = yield Round("gradient", at.gradients)
             for name, gradient in at.gradients.items():
                 gradient[:] = mean[name]
@@ -66,7 +74,7 @@ class OneBitAdam(Algorithm):
             m, v = at.adam.moments(name)
             trained = v > 0
             m[:] = trained * mean[name]
-            update = at.adam.update(name, at.number - self.freeze_step)
+            update = at.adam.update(name, at.number - self.frozen_after)
             change = update.rate * (m / update.denominator)
             if update.decay:
                 change = change + update.decay * (trained * x)
@@ -78,17 +86,18 @@ class OneBitAdam(Algorithm):
         Between two steps, v has changed by the squared gradients in between. So the sums of v at
         the two steps give their mean. `sums` has the sums of v at the earlier step.
         """
-        tenth = self.freeze_step // 10
-        if tenth and at.number == self.freeze_step - tenth:
+        last = self.frozen_after
+        tenth = last // 10
+        if tenth and at.number == last - tenth:
             sums.update((name, at.adam.moments(name)[1].sum()) for name in at.parameters)
-        if not tenth or at.number != self.freeze_step:
+        if not tenth or at.number != last:
             return
         recent = whole_warm_up = 0.0
         for name in at.parameters:
-            total = float(at.adam.moments(name)[1].sum())
+            total = at.adam.as_float(at.adam.moments(name)[1].sum())
             _, beta2 = at.adam.betas(name)
             kept = beta2**tenth
-            recent += (total - kept * float(sums[name])) / (1 - kept)
+            recent += (total - kept * at.adam.as_float(sums[name])) / (1 - kept)
             whole_warm_up += total / (1 - beta2**at.number)
         if recent < _FALLING * whole_warm_up:
             logger.warning(

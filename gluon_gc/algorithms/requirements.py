@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Tuple
+from typing import Any, Iterable, Mapping, Sequence, Tuple
 
 import numpy as np
 import xxhash
@@ -10,6 +10,7 @@ import xxhash
 from ..agreement import Facts
 from ..compression.known_keys import AUTO
 from ..log import logger
+from ..options import listed
 from .base import Algorithm
 from .local_steps import LocalSteps
 
@@ -37,7 +38,8 @@ def require_fitting_compression(name: str, *compressions: Any) -> None:
         if params.get("compressor") == AUTO and name != LocalSteps.name:
             raise ValueError(
                 f"compression_params['compressor'] must name a compressor with algorithm {name}, "
-                f"got '{AUTO}', which is for averaged gradients and for {LocalSteps.name}"
+                f"got '{AUTO}', which is for averaged gradients and for {LocalSteps.name}: use "
+                "'onebit' with 'scaling' and 'ef'"
             )
         if params.get("compressor") == "onebit" and not params.get("scaling"):
             logger.warning(
@@ -45,6 +47,26 @@ def require_fitting_compression(name: str, *compressions: Any) -> None:
                 "algorithm %s arrives as 1 or -1: set 'scaling' to True",
                 name,
             )
+
+
+def require_on_nonfinite(algorithm: Algorithm, value: str, supported: Sequence[str]) -> None:
+    """Raise ValueError unless an algorithm supports this value of on_nonfinite.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    value : str
+    supported : sequence of str
+        The values that the front end supports with any algorithm. "skip" needs an algorithm whose
+        workers skip the same steps.
+    """
+    if value in supported or (value == "skip" and algorithm.needs_adam):
+        return
+    words = [f"'{word}'" for word in (*supported, *["skip"] * algorithm.needs_adam)]
+    raise ValueError(
+        f"on_nonfinite must be {listed(words, 'or')} with algorithm {algorithm.name}, got "
+        f"{value!r}: to skip a worker's gradient, set it to zeros before step"
+    )
 
 
 def require_floats(name: str, parameter: str, dtype: str) -> None:

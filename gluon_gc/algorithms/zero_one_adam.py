@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 from ..options import whole
+from . import warm_up
 from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
 
 _LARGEST_EXPONENT = 40
@@ -56,7 +57,9 @@ class ZeroOneAdam(Algorithm):
     needs_adam = True
     uncompressed = ("gradient",)
 
-    var_freeze_step: int = whole(1, "number of steps after which the variance stays").field()
+    var_freeze_step: float = warm_up.length(
+        "number of steps after which the variance stays"
+    ).field()
     var_update_scaler: int = whole(
         1, "number of updates of the variance after which their distance doubles"
     ).field(16)
@@ -64,6 +67,15 @@ class ZeroOneAdam(Algorithm):
         1, "number of steps after which the interval of averages doubles"
     ).field(1000)
     local_step_clipper: int = whole(1, "largest interval of averages, in steps").field(16)
+    total_steps: Optional[int] = warm_up.total_steps("var_freeze_step").field(None)
+
+    def __post_init__(self) -> None:
+        warm_up.steps_of(self.name, "var_freeze_step", self.var_freeze_step, self.total_steps)
+
+    @property
+    def frozen_after(self) -> int:
+        given, total = self.var_freeze_step, self.total_steps
+        return warm_up.steps_of(self.name, "var_freeze_step", given, total)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         return {"gradient": shapes, "sum": shapes}
@@ -93,14 +105,14 @@ class ZeroOneAdam(Algorithm):
 
     def _variance_steps(self, number: int) -> Tuple[int, bool]:
         """The number of variance steps so far, and whether this step is one."""
-        count, latest, following = 0, 0, 1
-        while following <= min(number, self.var_freeze_step):
+        count, latest, following, last = 0, 0, 1, self.frozen_after
+        while following <= min(number, last):
             count, latest = count + 1, following
             following += 2 ** min((count - 1) // self.var_update_scaler, _LARGEST_EXPONENT)
         return count, latest == number
 
     def _is_average_due(self, number: int) -> bool:
-        local = number - self.var_freeze_step
+        local = number - self.frozen_after
         if local <= 0:
             return True
         doublings = min((local - 1) // self.local_step_scaler, _LARGEST_EXPONENT)

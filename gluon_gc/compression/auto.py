@@ -1,4 +1,8 @@
-"""The candidates among which the compressor "auto" chooses, for each value of "accuracy"."""
+"""The candidates among which the compressor "auto" chooses, for each value of "accuracy".
+
+Adam divides by the root of the squared gradients, so gradients that are mostly lost in compression
+cost it much more accuracy than SGD (docs/benchmarks/convergence.md).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ _CANDIDATES: Dict[str, Dict[str, Any]] = {
     PLAIN: {},
     "fp16": {"fp16": True},
     "bytegrad": {"compressor": "bytegrad"},
+    "blockwise": {"compressor": "blockwise", "bits": 4, "hadamard": True},
     "onebit": {"compressor": "onebit", "scaling": True},
     "topk": {"compressor": "topk", "k": 0.01},
 }
@@ -19,8 +24,9 @@ _CANDIDATES: Dict[str, Dict[str, Any]] = {
 _ALLOWED: Dict[str, Tuple[str, ...]] = {
     "exact": (PLAIN,),
     "safe": (PLAIN, "fp16", "bytegrad"),
-    "aggressive": tuple(_CANDIDATES),
+    "aggressive": (PLAIN, "fp16", "bytegrad", "onebit", "topk"),
 }
+_FOR_ADAM = {**_ALLOWED, "aggressive": (PLAIN, "fp16", "bytegrad", "blockwise")}
 
 
 def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
@@ -34,7 +40,8 @@ def candidates(params: CompressionParams) -> Dict[str, CompressionParams]:
     params : CompressionParams
         With an `accuracy`.
     """
-    return {name: _filled(_CANDIDATES[name], params) for name in _ALLOWED[params.accuracy]}
+    allowed = _FOR_ADAM if params.for_adam else _ALLOWED
+    return {name: _filled(_CANDIDATES[name], params) for name in allowed[params.accuracy]}
 
 
 def _filled(candidate: Dict[str, Any], params: CompressionParams) -> CompressionParams:

@@ -55,7 +55,7 @@ def common() -> Dict[str, Option]:
         "accuracy": one_of(
             ("exact", "safe", "aggressive"),
             "what 'auto' may choose. 'exact': no compression. 'safe' (default): also fp16 and "
-            "bytegrad. 'aggressive': also onebit and topk",
+            "bytegrad. 'aggressive': also onebit and topk, or with Adam blockwise",
         ),
     }
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
 
-from ..options import Option, whole
+from ..options import Option, share_or_whole, whole
 
 
 def share_or_count(group: str = "chunk") -> Option:
     """The option k of a compressor that sends only some elements of a chunk, or of a block."""
 
-    def rule(k: Any) -> bool:
-        ambiguous = k == 1 and not isinstance(k, numbers.Integral)  # the integer 1: one element
-        return 0 < k < 1 or (k >= 1 and k % 1 == 0 and not ambiguous)
-
-    return Option(
-        (numbers.Real,),
-        rule,
-        "a share below 1 or a whole number >= 1",
+    return share_or_whole(
         f"share or number of a {group}'s elements to send: at least one, at most all. 1.0 is "
         "refused, because it could mean either",
         unused=1,

@@ -11,6 +11,7 @@ import numpy as np
 from .. import kernels
 from .base import Compressor, registry
 from .known_keys import AUTO, common, is_for, keys_that_are_on
+from .plain_adam import is_adam
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class CompressionParams:
         receives and sums all payloads.
     accuracy : str, optional
         The accuracy that "auto" must keep. None if the compressor is not "auto".
+    for_adam : bool
+        Whether "auto" chooses for gradients that Adam or AdamW uses.
     """
 
     compressor: Optional[Compressor] = None
@@ -49,6 +52,7 @@ class CompressionParams:
     hierarchical: bool = True
     exchange: str = "two_way"
     accuracy: Optional[str] = None
+    for_adam: bool = False
 
     @property
     def keeps_state(self) -> bool:
@@ -171,7 +175,8 @@ def parse(
     nesterov : bool
         Whether the optimizer's momentum is Nesterov's.
     optimizer : str
-        The name of the optimizer, for errors.
+        The name of the optimizer's class, for errors and for "auto". Empty: there is no optimizer,
+        or an algorithm averages other vectors than its gradients.
 
     Raises
     ------
@@ -220,8 +225,8 @@ def parse(
     if kind is None:
         momentum, ef = (float(mu) if has_momentum else None), values.get("ef", "vanilla")
         feedback = dict(ef=ef, ef_decay=float(values.get("ef_decay", 1)))
-        accuracy = values.get("accuracy", "safe")
-        return CompressionParams(mu=momentum, accuracy=accuracy, **feedback, **common_values)
+        automatic = dict(accuracy=values.get("accuracy", "safe"), for_adam=is_adam(optimizer))
+        return CompressionParams(mu=momentum, **automatic, **feedback, **common_values)
     accumulates = kind.traits.accumulates
     exchange = values.pop("exchange", "gather" if accumulates else "two_way")
     if accumulates and exchange != "gather":

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import TYPE_CHECKING, Iterable
 
 from ..log import logger
-from .params import CompressionParams
+
+if TYPE_CHECKING:
+    from .params import CompressionParams
 
 _OPTIMIZERS = ("Adam", "AdamW")
 _SMALL = 0.01
 """The share of elements that topk must send."""
+
+
+def is_adam(optimizer: str) -> bool:
+    """Whether the optimizer's class, of this name, is one whose gradients this module is about."""
+    return optimizer in _OPTIMIZERS
 
 
 def warn_of_plain_adam(optimizer: str, several: Iterable[CompressionParams]) -> None:
@@ -22,7 +29,7 @@ def warn_of_plain_adam(optimizer: str, several: Iterable[CompressionParams]) -> 
     several : iterable of CompressionParams
         The params of gradients that are averaged in every step.
     """
-    if optimizer not in _OPTIMIZERS:
+    if not is_adam(optimizer):
         return
     costly = [params.compressor.name for params in several if _costs_much(params)]
     if costly:

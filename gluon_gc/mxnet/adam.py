@@ -52,6 +52,10 @@ class WrappedAdam:
             gradient = gradient + decay * first_copy(self._params[index])
         return mx.nd.clip(gradient, -limit, limit) if limit else gradient
 
+    def as_float(self, number: NDArray) -> float:
+        """The value of an array with one element; waits for it."""
+        return float(number.asscalar())
+
     def count(self) -> None:
         """Count a step that the algorithm makes, on all contexts."""
         contexts = {context for param in self._params.values() for context in param.list_ctx()}
@@ -65,7 +69,7 @@ class WrappedAdam:
         optimizer._set_current_context(self._params[index].list_ctx()[0].device_id)
         steps = optimizer._index_update_count[index]
         correction1 = 1 - optimizer.beta1**steps
-        correction2 = 1 - optimizer.beta2 ** (steps - frozen)
+        correction2 = 1 - optimizer.beta2 ** max(1, steps - frozen)
         _, v = self.moments(name)
         rate = optimizer._get_lr(index) * math.sqrt(correction2) / correction1
         return Update(rate, v.sqrt() + optimizer.epsilon, 0.0)

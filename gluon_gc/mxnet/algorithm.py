@@ -21,10 +21,10 @@ from ..checkpoint import Place
 from ..checkpoint.cutting import Arrays
 from ..plan import Tensor
 from . import freshness
-from .adam import WrappedAdam
+from .adam import WrappedAdam, require_adam
 from .algorithm_arguments import require_dense_floats
 from .algorithm_states import AlgorithmStates
-from .amp import AgreedLossScaler
+from .amp import AgreedLossScaler, nonfinite_gradients
 from .automatic import decided, of_root, saved_compressions
 from .averaging import Averaging, Update
 from .exchange import Exchange
@@ -162,7 +162,7 @@ class AlgorithmAveraging(Averaging):
             params_for(first, params),
             index=index,
             called=f"the {kind} of {param.name}",
-            on_nonfinite=self._on_nonfinite,
+            on_nonfinite="raise" if self._on_nonfinite == "skip" else self._on_nonfinite,
         )
 
     def step(
@@ -201,11 +201,13 @@ class AlgorithmAveraging(Averaging):
         update: Update,
     ) -> None:
         """Make a step of an algorithm that needs Adam. All workers skip the same steps."""
-        about = [("the trainer", {"AMP": scaler is not None})]
+        require_adam(self._algorithm.name, optimizer)  # load_states may have replaced it
+        settings = {"AMP": scaler is not None, "on_nonfinite": self._on_nonfinite}
+        about = [("the trainer", settings)]
         self.prepare(optimizer, "step", about)
         params = list(self._averaged.values())
         freshness.renew_everywhere(params)
-        if scaler is not None and scaler.check(params, about):
+        if self._is_left_out(params, scaler, about):
             freshness.use_up(params)
             return
         self.steps += 1
@@ -218,6 +220,16 @@ class AlgorithmAveraging(Averaging):
         freshness.use_up(params)
         spread(params)
         adam.spread()
+
+    def _is_left_out(
+        self, params: Sequence[Parameter], scaler: Optional[AgreedLossScaler], about: Facts
+    ) -> bool:
+        """Whether all workers leave out this step; waits for the gradients of all workers."""
+        if scaler is not None:
+            return scaler.check(params, about)
+        if self._on_nonfinite != "skip":
+            return False
+        return self.total_overflow(nonfinite_gradients(params), about).asscalar() > 0
 
     def _update_with_averages(self, update: Update) -> None:
         """Apply the optimizer with the gradients of the first context, which are averages."""

@@ -8,7 +8,11 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from ..algorithms import Algorithm, parse
-from ..algorithms.requirements import require_fitting_compression, require_floats
+from ..algorithms.requirements import (
+    require_fitting_compression,
+    require_floats,
+    require_on_nonfinite,
+)
 
 
 def checked(
@@ -26,11 +30,7 @@ def checked(
     parsed = parse(algorithm)
     if parsed is None:
         return None
-    if on_nonfinite == "skip":
-        raise ValueError(
-            f"on_nonfinite must be 'raise' or 'propagate' with algorithm {parsed.name}, got "
-            "'skip': the workers do not communicate in every step, so they cannot skip one together"
-        )
+    require_on_nonfinite(parsed, on_nonfinite, ("raise", "propagate"))
     if max_grad_norm is not None:
         raise ValueError(
             f"max_grad_norm must be None with algorithm {parsed.name}, got {max_grad_norm!r}: clip "

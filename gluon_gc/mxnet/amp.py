@@ -42,15 +42,20 @@ class AgreedLossScaler:
 
     def check(self, params: Sequence[Parameter], about: Facts) -> bool:
         """Whether one of these gradients overflowed on any worker in this step; waits for them."""
-        gradients = [g for p in params if p.grad_req != "null" for g in legacy(p.list_grad())]
-        overflow = mx.nd.zeros(1)
-        for gradient in gradients:
-            finite = mx.nd.multi_all_finite(gradient, num_arrays=1).as_in_context(overflow.context)
-            overflow += 1 - finite
-        overflows = self._total(overflow, about).asscalar()
+        overflows = self._total(nonfinite_gradients(params), about).asscalar()
         self._overflow = self._scaler.has_overflow([_Verdict(overflows == 0)])
         return self._overflow
 
     def has_overflow(self, params: Sequence[Parameter]) -> bool:
         """The result of the last `check`. gluon.Trainer asks for it before it updates."""
         return self._overflow
+
+
+def nonfinite_gradients(params: Sequence[Parameter]) -> NDArray:
+    """The number of gradients that have a NaN or an infinity, shape (1,)."""
+    gradients = [g for p in params if p.grad_req != "null" for g in legacy(p.list_grad())]
+    number = mx.nd.zeros(1)
+    for gradient in gradients:
+        finite = mx.nd.multi_all_finite(gradient, num_arrays=1).as_in_context(number.context)
+        number += 1 - finite
+    return number

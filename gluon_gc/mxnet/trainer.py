@@ -124,8 +124,9 @@ class DistributedTrainer(HookedTrainer):
         optimizer, optimizer_params = as_optimizer(optimizer, optimizer_params)
         if checked_algorithm is not None and checked_algorithm.needs_adam:
             require_adam(checked_algorithm.name, optimizer)
-        mu, nesterov = momentum_of(optimizer) if checked_algorithm is None else (None, False)
-        optimizer_info = mu, nesterov, type(optimizer).__name__
+        optimizer_info = None, False, ""  # an algorithm's vectors are not the optimizer's gradients
+        if checked_algorithm is None:
+            optimizer_info = *momentum_of(optimizer), type(optimizer).__name__
         default = parse(compression_params, *optimizer_info)
         self._own_exchange, self._root_rank = kvstore is not None, root_rank
         exchange = (

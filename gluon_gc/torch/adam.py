@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Mapping, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
 
 import torch
 from torch.optim import Adam, AdamW, Optimizer
@@ -48,6 +48,10 @@ class WrappedAdam:
             return parameter.grad
         return parameter.grad + decay * parameter.detach()
 
+    def as_float(self, number: torch.Tensor) -> float:
+        """Return the value of a tensor with one element."""
+        return float(number)
+
     def count(self) -> None:
         """Count a step that the algorithm makes."""
         for name in self._parameters:
@@ -57,7 +61,7 @@ class WrappedAdam:
         """Return the update of a parameter, whose exp_avg_sq did not change in `frozen` steps."""
         state, group = self._state(name), self._group(name)
         steps, lr, (beta1, beta2) = float(state["step"]), float(group["lr"]), self.betas(name)
-        correction = (1 - beta2 ** (steps - frozen)) ** 0.5
+        correction = (1 - beta2 ** max(1, steps - frozen)) ** 0.5
         denominator = (state["exp_avg_sq"].sqrt() / correction).add_(group["eps"])
         decay = lr * group["weight_decay"] if self._is_decoupled(name) else 0.0
         return Update(lr / (1 - beta1**steps), denominator, decay)
@@ -105,14 +109,7 @@ def require_adam(
         raise ValueError(
             f"algorithm {name} needs torch.optim.Adam or torch.optim.AdamW, got {kind.__name__}"
         )
-    for group in param_groups(optimizer):
-        for key in _REFUSED:
-            if group.get(key):
-                raise ValueError(
-                    f"algorithm {name} needs {key}=False of {kind.__name__}, got {group[key]!r}"
-                )
-        if group["eps"] <= 0:
-            raise ValueError(f"algorithm {name} needs eps > 0 of {kind.__name__}, got 0")
+    require_settings(name, optimizer)
     stepped = dict(_groups_of(optimizer))
     for parameter_name, parameter in parameters.items():
         if parameter not in stepped:
@@ -120,6 +117,22 @@ def require_adam(
                 f"algorithm {name} needs all named_parameters in the optimizer, but parameter "
                 f"{parameter_name} is not"
             )
+
+
+def require_settings(name: str, optimizer: Optimizer) -> None:
+    """Raise ValueError unless an algorithm works with the settings of all parameter groups.
+
+    A loaded state of the optimizer replaces the settings, so each step calls this.
+    """
+    kind = kind_of(optimizer).__name__
+    for group in param_groups(optimizer):
+        for key in _REFUSED:
+            if group.get(key):
+                raise ValueError(
+                    f"algorithm {name} needs {key}=False of {kind}, got {group[key]!r}"
+                )
+        if group["eps"] <= 0:
+            raise ValueError(f"algorithm {name} needs eps > 0 of {kind}, got {group['eps']!r}")
 
 
 def fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
@@ -135,3 +148,13 @@ def fill_gradients(name: str, parameters: Mapping[str, torch.nn.Parameter]) -> N
                 f"algorithm {name} needs dense gradients, but the gradient of parameter "
                 f"{parameter_name} is sparse"
             )
+
+
+def first_nonfinite(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the number of the first parameter whose gradient has a NaN or an infinity, or -1."""
+    gradients = [(i, p.grad) for i, p in enumerate(parameters) if p.grad is not None]
+    if not gradients:
+        return -1
+    device = gradients[0][1].device
+    finite = torch.stack([gradient.isfinite().all().to(device) for _, gradient in gradients])
+    return next((i for (i, _), good in zip(gradients, finite.tolist()) if not good), -1)

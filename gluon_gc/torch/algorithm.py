@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ..algorithms import Algorithm
+from ..algorithms.requirements import require_on_nonfinite
 from .algorithm_state import AlgorithmState, Overrides
 from .averager import checked_passes
 from .copies import Distributed, kind_of
@@ -83,11 +84,7 @@ def with_algorithm(
             f"grad_scaler is for gradients that are averaged: with algorithm {algorithm.name}, "
             "leave it out, and call the scaler's step() and update() as usual"
         )
-    if on_nonfinite != "raise":
-        raise ValueError(
-            f"on_nonfinite must be 'raise' with algorithm {algorithm.name}, got {on_nonfinite!r}: "
-            "other values are for gradients that are averaged"
-        )
+    require_on_nonfinite(algorithm, on_nonfinite, ("raise",))
     kind, update = kind_of(optimizer), optimizer.step
     state = AlgorithmState(
         named_parameters,
@@ -97,6 +94,7 @@ def with_algorithm(
         optimizer,
         process_group,
         overrides,
+        on_nonfinite,
     )
     vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper; `update` calls it
     optimizer.__class__ = type(kind.__name__, (Stepping, kind), {})

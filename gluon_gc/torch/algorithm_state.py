@@ -17,9 +17,10 @@ from ..algorithms.requirements import (
 )
 from ..auto.local_steps import AutomaticLocalSteps, Decision
 from ..compression import CompressionParams
+from ..log import logger
 from ..options import checked_epoch
 from . import algorithm_saving, automatic, closing, gpu, stats
-from .adam import WrappedAdam, fill_gradients, require_adam
+from .adam import WrappedAdam, fill_gradients, first_nonfinite, require_adam, require_settings
 from .optimizer_hooks import require_averaged
 from .rounds import Rounds
 from .settings import chosen_params, facts_of, named
@@ -43,6 +44,9 @@ class AlgorithmState:
     process_group : ProcessGroup, optional
     overrides : mapping, optional
         See `CompressionState`.
+    on_nonfinite : str
+        "skip": all workers leave out a step in which a gradient of one has a NaN or an infinity.
+        The algorithm must need Adam. "raise": one in a round is an error.
 
     Attributes
     ----------
@@ -64,6 +68,7 @@ class AlgorithmState:
         optimizer: Optimizer,
         process_group: Optional[dist.ProcessGroup] = None,
         overrides: Optional[Overrides] = None,
+        on_nonfinite: str = "raise",
     ) -> None:
         self.parameters, _ = named(named_parameters)
         for name, parameter in self.parameters.items():
@@ -75,6 +80,7 @@ class AlgorithmState:
         requested, _ = chosen_params(self.parameters, compression_params, overrides)
         self.automatic = AutomaticLocalSteps(algorithm, requested, every_given, self._wait)
         self.optimizer, self._group = optimizer, process_group
+        self._on_nonfinite = on_nonfinite
         self.rounds = Rounds(
             self._about(), self.parameters, self.params, process_group, lambda: self.driver.steps
         )
@@ -121,8 +127,11 @@ class AlgorithmState:
         self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
         needs_adam = self.algorithm.needs_adam
+        if needs_adam:
+            require_settings(self.algorithm.name, self.optimizer)
         if not self._agreed:
-            self._agree([("", {"GradScaler": overflows is not None})] if needs_adam else [])
+            settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
+            self._agree([("", settings)] if needs_adam else [])
         if needs_adam:
             return self._step_of_adam(update, overflows)
         if self.automatic.due():
@@ -137,8 +146,24 @@ class AlgorithmState:
             flags = self.rounds.meeting.gather_numbers([int(overflows)], "compare loss scales")
             if any(flag for (flag,) in flags):
                 return False
+        elif self._on_nonfinite == "skip" and self._finds_nonfinite():
+            return False
         fill_gradients(self.algorithm.name, self.parameters)
         self.driver.step(update, WrappedAdam(self.optimizer, self.parameters))
+        return True
+
+    def _finds_nonfinite(self) -> bool:
+        """Return whether a gradient of any worker has a NaN or an infinity, and log its name."""
+        mine = first_nonfinite(self.parameters.values())
+        numbers = self.rounds.meeting.gather_numbers([mine], "compare gradients")
+        found = max(number for (number,) in numbers)
+        if found < 0:
+            return False
+        logger.warning(
+            "step %d is skipped: the gradient of parameter %s has a NaN or an infinity",
+            self.steps + 1,
+            list(self.parameters)[found],
+        )
         return True
 
     def take(self, decision: Decision) -> None:

@@ -70,6 +70,7 @@ class Allreduce(Stages[Job]):
         with self.meter.timing("wait_seconds"):
             for work in self._work:
                 work.wait()
+        self._work = []  # it holds the values
         if not self._users:
             job.unused.add(self._piece.tensor)
         if self.chunks[0].checked and not is_finite(job.of(self._piece)):

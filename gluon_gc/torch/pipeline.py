@@ -64,6 +64,7 @@ class Pipeline:
                 following.put(item)
             if item is None:
                 return
+            del item  # the thread must not keep its tensors until the next item arrives
 
     def _call(self, stage: Callable[[Any], None], item: Any, last: bool) -> None:
         if self._error is None:

@@ -25,7 +25,7 @@ from gluon_gc.mxnet.kvstore.horovod.alltoall import Alltoall
 from gluon_gc.mxnet.kvstore.horovod.bundle import Packed
 from gluon_gc.mxnet.runtime import default_exchange
 
-_AUTO = ("bytegrad", "onebit", "topk")  # the compressors that "auto" may choose
+_AUTO = ("bytegrad", "blockwise", "onebit", "topk")  # the compressors that "auto" may choose
 
 
 def _row():
@@ -332,10 +332,41 @@ def several_steps(arguments):
     return _several(steps, arguments)
 
 
+def nonfinite_with_adam(arguments):
+    """Train with an algorithm that needs Adam and on_nonfinite="skip"; returns the final weights.
+
+    arguments: shapes, steps, algorithm, compression_params, bad (the step in which worker 1 has a
+    NaN, in "skipped/"; "expected/" is without this step).
+    """
+    shapes, result = arguments["shapes"], {}
+    for name in ("skipped", "expected"):
+        params = _parameters(shapes)
+        trainer = bps.DistributedTrainer(
+            params,
+            "adam",
+            {"learning_rate": 0.01},
+            compression_params=arguments["compression_params"],
+            algorithm=arguments["algorithm"],
+            on_nonfinite="skip" if name == "skipped" else "raise",
+        )
+        for step in range(arguments["steps"]):
+            gradients = gradients_of(bps.rank(), step, shapes)
+            if step == arguments["bad"]:
+                if name == "expected":
+                    continue
+                if bps.rank() == 1:
+                    gradients[-1].flat[0] = np.nan
+            _backward(params, gradients)
+            trainer.step(1)
+        result.update((f"{name}/{i}", param.data().asnumpy()) for i, param in enumerate(params))
+    return result
+
+
 def automatic(arguments):
     """Train with compressor "auto", on simulated and real links; returns weights and choices.
 
-    arguments: shapes, accuracy, folder. The results have these prefixes:
+    arguments: shapes, accuracy, folder, optimizer ("sgd" by default). The results have these
+    prefixes:
     - "chosen/": "auto", told that the link is slow;
     - "given/": a trainer that is given the compression that "chosen" chose;
     - "resumed/": the second half of "chosen" from a checkpoint, told that the link is fast;
@@ -344,7 +375,10 @@ def automatic(arguments):
     - "measured/": "auto" on the real link.
     """
     shapes, folder = arguments["shapes"], Path(arguments["folder"])
-    auto = {"compressor": "auto", "accuracy": arguments["accuracy"], "momentum": "nesterov"}
+    auto = {"compressor": "auto", "accuracy": arguments["accuracy"]}
+    optimizer, settings = arguments.get("optimizer", "sgd"), {"learning_rate": 0.1}
+    if optimizer == "sgd":
+        auto["momentum"], settings["momentum"] = "nesterov", 0.9
     file, half, end = str(folder / f"automatic-{bps.rank()}"), 2, 4
     result, really = {}, probe.measured
 
@@ -352,8 +386,9 @@ def automatic(arguments):
         params = _parameters(shapes)
         for i, override in (overrides or {}).items():
             params[i].compression_params = override
-        optimizer = {"learning_rate": 0.1, "momentum": 0.9}
-        trainer = bps.DistributedTrainer(params, "sgd", optimizer, compression_params=compression)
+        trainer = bps.DistributedTrainer(
+            params, optimizer, dict(settings), compression_params=compression
+        )
         way = Way(0.0, rate)
         said = Measured(Link(way, way, way), dict.fromkeys(_AUTO, Speed(0.0, 0.0, 0.0)))
         probe.measured = really if rate is None else lambda *_: said

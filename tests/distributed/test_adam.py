@@ -93,3 +93,13 @@ def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, wo
         for result, (x, _) in zip(results, expected):
             for i in range(len(SHAPES)):
                 np.testing.assert_array_equal(result[f"{number}w{i}"], x[f"p{i}"])
+
+
+@pytest.mark.parametrize("start", [run, run_machine])
+@pytest.mark.parametrize("bad", [2, 9])
+def test_all_workers_skip_the_step_in_which_one_has_a_nan(start, bad):
+    job = {"shapes": SHAPES, "steps": 12, "algorithm": FREEZE, "compression_params": ONEBIT}
+    for result in start("nonfinite_with_adam", {**job, "bad": bad}):
+        for i in range(len(SHAPES)):
+            assert np.isfinite(result[f"skipped/{i}"]).all()
+            np.testing.assert_array_equal(result[f"skipped/{i}"], result[f"expected/{i}"])

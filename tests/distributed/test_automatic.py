@@ -14,8 +14,8 @@ def weights(result, name):
     return [result[f"{name}/w{i}"] for i in range(len(SHAPES))]
 
 
-def arguments(folder, accuracy):
-    return {"shapes": SHAPES, "accuracy": accuracy, "folder": str(folder)}
+def arguments(folder, accuracy, **more):
+    return {"shapes": SHAPES, "accuracy": accuracy, "folder": str(folder), **more}
 
 
 def check(results, chosen):
@@ -36,13 +36,19 @@ def check(results, chosen):
 
 
 @pytest.mark.parametrize(
-    "accuracy, large, of_a_machine", [("safe", "bytegrad", 1), ("aggressive", "topk", 2)]
+    "optimizer, accuracy, large, of_a_machine",
+    [
+        ("sgd", "safe", "bytegrad", 1),
+        ("sgd", "aggressive", "topk", 2),
+        ("adam", "aggressive", "blockwise", 1),
+    ],
 )
 def test_a_choice_is_the_same_for_all_is_what_it_would_be_if_given_and_stays(
-    tmp_path, accuracy, large, of_a_machine
+    tmp_path, optimizer, accuracy, large, of_a_machine
 ):
     machine = {"BYTEPS_LOCAL_SIZE": of_a_machine}
-    results = run("automatic", arguments(tmp_path, accuracy), 2, 1, machine)
+    job = arguments(tmp_path, accuracy, optimizer=optimizer)
+    results = run("automatic", job, 2, 1, machine)
     check(results, [large, "None", large])
 
 

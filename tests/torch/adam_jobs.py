@@ -1,7 +1,9 @@
 """Workers' jobs in the tests of algorithms that need Adam; see algorithm_jobs.py."""
 
+import gc
 import itertools
 import math
+import warnings
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from tests.algorithm_replay import (
     ZeroOneAdamReplay,
     plain_mean,
 )
+from tests.memory_table import ALGORITHMS, stated
 from tests.torch.algorithm_jobs import ONEBIT, SHAPES, gradients_of, loaded, replayed_mean, saved
 from tests.torch.common import (
     TOPK,
@@ -26,6 +29,7 @@ from tests.torch.common import (
     raised,
     step_with_closures,
 )
+from tests.torch.jobs import link_of
 
 FREEZE = {"name": "onebit_adam", "freeze_step": 5}
 NEVER = {"name": "onebit_adam", "freeze_step": 1000}
@@ -289,6 +293,29 @@ def all_workers_leave_out_the_step_of_one_workers_scaler():
         optimizer.compression_state.close()
 
 
+def all_workers_skip_a_step_in_which_a_gradient_is_not_finite():
+    for algorithm, bad_step in itertools.product((FREEZE, ZERO_ONE), (0, 2, 7)):
+        net, good = Net(), Net()
+        optimizer = distributed(net, algorithm, ONEBIT, on_nonfinite="skip")
+        for step in range(9):
+            before = flat(net)
+            optimizer.zero_grad()
+            loss_of(net, step).backward()
+            if step == bad_step and dist.get_rank() == 0:
+                net.second.weight.grad[3, 4] = math.nan
+            with logged() as lines:
+                optimizer.step()
+            said = f"step {step + 1} is skipped: the gradient of parameter second.weight has a NaN"
+            assert [said in line for line in lines] == [True] * (step == bad_step)
+            assert torch.equal(flat(net), before) == (step == bad_step)
+        assert optimizer.compression_state.steps == 8
+        optimizer.compression_state.close()
+        expected = distributed(good, algorithm, ONEBIT)
+        train(good, expected, [step for step in range(9) if step != bad_step])
+        assert torch.equal(flat(good), flat(net))
+        expected.compression_state.close()
+
+
 def workers_with_and_without_a_scaler_are_told():
     net = Net()
     optimizer = distributed(net)
@@ -312,7 +339,7 @@ def what_is_resumed_goes_on_bit_for_bit():
 
     With zero_one_adam, steps 11 and 12 are between two averages.
     """
-    onebit = {**FREEZE, "freeze_step": 11}
+    onebit = {**FREEZE, "freeze_step": 0.5, "total_steps": 22}  # 11 steps
     ways = ((None, ADAM, onebit), (ONEBIT, ADAMW, onebit), (TOPK, ADAM, onebit))
     for params, kind, algorithm in (*ways, (ONEBIT, ADAMW, ZERO_ONE)):
         net = Net()
@@ -332,6 +359,77 @@ def what_is_resumed_goes_on_bit_for_bit():
             assert torch.equal(*moments)
             other.compression_state.close()
         optimizer.compression_state.close()
+
+
+def a_parameter_that_a_checkpoint_lacks_is_named():
+    """Its variance is zero, and stays so after the freeze."""
+    net = Net()
+    optimizer = distributed(net, params=ONEBIT)
+    train(net, optimizer, range(7))
+    box = loaded(saved(optimizer.compression_state))
+    optimizer.compression_state.close()
+    box["optimizer"]["state"].pop(0)
+    other = distributed(net, params=ONEBIT)
+    other.compression_state.load_state_dict(box)
+    before = net.first.weight.detach().clone()
+    with logged() as lines:
+        assert train(net, other, range(7, 12)).isfinite().all()
+    (line,) = lines
+    assert "algorithm onebit_adam does not train first.weight: Adam's variance is zero" in line
+    assert torch.equal(net.first.weight, before)
+    other.compression_state.close()
+
+
+# Memory
+
+
+def the_memory_is_what_the_guide_states():
+    for name, algorithm in ALGORITHMS.items():
+        check_memory(algorithm, stated()[name])
+
+
+def check_memory(algorithm, expected):
+    """Between steps, there are no tensors besides the state and small messages."""
+    parameter = torch.nn.Parameter(torch.ones(1_000_000))
+    inner, before = ADAM([parameter], lr=0.01), tensor_bytes()
+    options = dict(compression_params=ONEBIT, algorithm=algorithm)
+    optimizer = bps.DistributedOptimizer(inner, [("w", parameter)], **options)
+    for step in range(4):
+        optimizer.zero_grad()
+        (parameter * (step + dist.get_rank())).sum().backward()
+        optimizer.step()
+    moments_and_gradient = 12
+    held = (tensor_bytes() - before) / parameter.numel() - moments_and_gradient
+    saved = optimizer.compression_state.state_dict()
+    arrays = saved["arrays"]["w"] if algorithm is None else residuals_of(saved)
+    residuals = {"worker": 0.0, "aggregator": 0.0}
+    for place, array in arrays.items():
+        residuals[place.partition(".")[0]] += array.nbytes / parameter.numel()
+    on_all_workers = torch.tensor(residuals["aggregator"])
+    dist.all_reduce(on_all_workers)
+    assert abs(on_all_workers.item() - expected.on_servers) < 0.01, on_all_workers
+    messages = held + residuals["worker"] - expected.kept
+    assert -0.01 < messages < 0.5, (algorithm, held, residuals)
+    optimizer.compression_state.close()
+
+
+def residuals_of(saved):
+    return {
+        place: array
+        for tensors in saved["residuals"].values()
+        for arrays in tensors.values()
+        for place, array in arrays.items()
+    }
+
+
+def tensor_bytes():
+    """Return the bytes of all PyTorch tensors. Residuals are NumPy arrays."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some objects of PyTorch are deprecated
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 # Errors
@@ -354,6 +452,8 @@ def what_cannot_work_is_refused_by_name():
     some = ADAM(parameters[2:])
     refused("needs all named_parameters in the optimizer, but parameter first.weight is not", some)
     refused("grad_scaler is for", ADAM(parameters), grad_scaler=torch.amp.GradScaler("cpu"))
+    said = "on_nonfinite must be 'raise' or 'skip' with algorithm onebit_adam, got 'propagate'"
+    refused(said, ADAM(parameters), on_nonfinite="propagate")
     embedding = torch.nn.Embedding(5, 3, sparse=True)
     optimizer = distributed(embedding, optimizer=ADAM)
     embedding(torch.tensor([1])).sum().backward()
@@ -364,6 +464,22 @@ def what_cannot_work_is_refused_by_name():
         optimizer = distributed(net, inner=inner)
         train(net, optimizer, range(7))
         optimizer.compression_state.close()
+
+
+def settings_that_a_loaded_state_brings_are_refused_by_name():
+    for step in (0, 2, 7):  # before the first step, in the warm-up and after it
+        for key in ("amsgrad", "maximize", "fused", "capturable", "differentiable"):
+            net, other = Net(), Net()
+            optimizer = distributed(net, params=ONEBIT)
+            train(net, optimizer, range(step))
+            given = ADAMW(other.parameters(), lr=0.01)
+            given.param_groups[0][key] = True
+            optimizer.load_state_dict(given.state_dict())
+            before = flat(net)
+            loss_of(net, step).backward()
+            raised(ValueError, f"onebit_adam needs {key}=False of AdamW, got True", optimizer.step)
+            assert torch.equal(flat(net), before) and optimizer.compression_state.steps == step
+            optimizer.compression_state.close()
 
 
 def what_is_not_finite_in_a_round_is_named_by_all():
@@ -377,6 +493,14 @@ def what_is_not_finite_in_a_round_is_named_by_all():
         said = f"the {kind} of parameter second.weight has a NaN or an infinity in step {step + 1}"
         raised(RuntimeError, said, optimizer.step)
         optimizer.compression_state.close()
+
+
+def workers_that_skip_and_raise_are_told():
+    net = Net()
+    optimizer = distributed(net, on_nonfinite="skip" if dist.get_rank() else "raise")
+    said = 'worker 1 has on_nonfinite "skip", but worker 0 has "raise"'
+    raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
+    optimizer.compression_state.close()
 
 
 def workers_that_begin_with_other_parameters_are_told():
@@ -404,6 +528,28 @@ def compressed_gradients_of_adam_are_warned_of():
             optimizer = distributed(net, algorithm, params, inner=kind(net.parameters(), lr=0.1))
         assert len([line for line in lines if "onebit_adam" in line]) == due, (params, kind)
         optimizer.compression_state.close()
+
+
+def auto_chooses_for_adam_what_it_can_use():
+    """It chooses by the optimizer; without one, as for SGD."""
+    auto = {"compressor": "auto", "accuracy": "aggressive"}
+    kinds = ((ADAM, "blockwise"), (ADAMW, "blockwise"), (torch.optim.SGD, "topk"))
+    for kind, large in kinds:
+        net = Net()
+        with link_of(1e6):
+            optimizer = distributed(net, None, auto, inner=kind(net.parameters(), lr=0.01))
+        chosen = optimizer.compression_state.params
+        assert {name_of(params) for params in chosen.values()} == {large, None}
+        assert_alike(train(net, optimizer, range(3)))
+        optimizer.compression_state.close()
+    with link_of(1e6):
+        state = bps.CompressionState(Net().named_parameters(), auto)
+    assert {name_of(params) for params in state.params.values()} == {"topk", None}
+    state.close()
+
+
+def name_of(params):
+    return params.compressor and params.compressor.name
 
 
 if __name__ == "__main__":
