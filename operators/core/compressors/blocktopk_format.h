@@ -29,6 +29,7 @@ namespace gluon_gc {
 namespace {
 
 constexpr Size blocktopk_least_block = 256, blocktopk_most_block = 4096;
+constexpr int blocktopk_most_index_bits = 12;
 
 // The layout of a payload.
 struct BlocktopkFormat {
