@@ -44,9 +44,12 @@ struct Blocktopk : KeepsResidual {
         for (std::size_t at = begin; at < end; at += format.block) {
           const std::size_t block = at / format.block, size = format.size_of(block), kept = format.kept_of(block);
           T* const p = call.memory[0] != nullptr ? call.memory[0] + at : buffer;
-          selection.sweep_block(correct, at, size, p);
-          selection.choose(p, size, kept, indices);
-          for (std::size_t j = 0; j < kept; ++j) values[j] = with_one_nan(p[indices[j]]);
+          selection.list_candidates(size, [&](std::size_t i, auto present) {
+            const Vec<T> x = correct(at + i, present);
+            store(x, p + i, present);
+            return x;
+          });
+          selection.choose(p, size, kept, indices, values);
           const BlocktopkRecord<T, std::uint8_t> record(format, call.payload, block);
           record.write_elements(indices, values);
           for (std::size_t j = 0; j < kept; ++j) p[indices[j]] = p[indices[j]] - values[j];

@@ -35,36 +35,40 @@ void read_list(const std::uint8_t* from, std::size_t count, int bits, Number* nu
   unpack(packed, count, bits, numbers);
 }
 
-// The sum of magnitude(x) over values, in float64: value j is added to chain j mod 32, then the chains are added in the
-// order of sum_tree.h. The values are filled up with zeros, whose magnitude must be 0.
-template <typename T, typename Magnitude>
-double sum_of(const T* values, std::size_t count, Magnitude magnitude) {
-  double chain[sum_chains] = {};
-  for (std::size_t j = 0; j < count; j += sum_chains) {
-#pragma omp simd
-    for (std::size_t i = 0; i < sum_chains; ++i) chain[i] += static_cast<double>(magnitude(values[j + i]));
+// The levels of 8 or 4 bits.
+template <typename T>
+BlocktopkLevels<T> even_levels(const T* values, std::size_t count, int bits) {
+  Bits<T> largest = 0;
+  for (std::size_t j = 0; j < count; ++j) {
+    const Bits<T> magnitude = bits_of(absolute(values[j]));
+    largest = magnitude > largest ? magnitude : largest;
   }
-  return butterfly(chain);
+  return {bits, from_bits(largest), 0};
 }
 
-// The levels of a block's values, which are filled up, and the mean magnitude that separates the two levels of 2 bits.
-template <int bits, typename T>
-BlocktopkLevels<T> levels_of(const T* values, std::size_t count, T& split) {
-  if (bits != 2) {
-    Bits<T> largest = 0;
-    for (std::size_t j = 0; j < count; ++j) {
-      const Bits<T> magnitude = bits_of(absolute(values[j]));
-      largest = magnitude > largest ? magnitude : largest;
-    }
-    return {bits, from_bits(largest), 0};
+// The levels of 2 bits, and the mean magnitude that separates them. The values are filled up with zeros, which change no
+// sum. Sums are in float64: value j is added to chain j mod 32, and the chains are added in the order of sum_tree.h.
+template <typename T>
+BlocktopkLevels<T> two_levels(const T* values, std::size_t count, T& split) {
+  double all[sum_chains] = {}, low[sum_chains] = {}, high[sum_chains] = {};
+  for (std::size_t j = 0; j < count; j += sum_chains) {
+#pragma omp simd
+    for (std::size_t i = 0; i < sum_chains; ++i) all[i] += static_cast<double>(absolute(values[j + i]));
   }
-  const T mean = blocktopk_mean<T>(sum_of(values, count, [](T x) { return absolute(x); }), count);
-  std::uint32_t high = 0;
-  for (std::size_t j = 0; j < count; ++j) high += absolute(values[j]) >= mean;
-  const double low_sum = sum_of(values, count, [=](T x) { return absolute(x) >= mean ? T{0} : absolute(x); });
-  const double high_sum = sum_of(values, count, [=](T x) { return absolute(x) >= mean ? absolute(x) : T{0}; });
+  const T mean = blocktopk_mean<T>(butterfly(all), count);
+  Bits<T> high_count = 0;
+  for (std::size_t j = 0; j < count; ++j) high_count += absolute(values[j]) >= mean;
+  for (std::size_t j = 0; j < count; j += sum_chains) {
+#pragma omp simd
+    for (std::size_t i = 0; i < sum_chains; ++i) {
+      const T magnitude = absolute(values[j + i]);
+      const Bits<T> is_high = magnitude >= mean ? ~Bits<T>{0} : 0;  // a mask, because a branch would be unpredictable
+      low[i] += static_cast<double>(from_bits(bits_of(magnitude) & ~is_high));
+      high[i] += static_cast<double>(from_bits(bits_of(magnitude) & is_high));
+    }
+  }
   split = mean;
-  return {bits, blocktopk_mean<T>(low_sum, count - high), blocktopk_mean<T>(high_sum, high)};
+  return {2, blocktopk_mean<T>(butterfly(low), count - high_count), blocktopk_mean<T>(butterfly(high), high_count)};
 }
 
 // A record in a payload, of bytes that are constant if it is only read. The arrays that its functions take have room for
@@ -127,7 +131,7 @@ struct BlocktopkRecord {
   void write_levels(T* x) const {
     fill_up(x, count);
     T split = 0;
-    const BlocktopkLevels<T> levels = levels_of<bits>(x, count, split);
+    const BlocktopkLevels<T> levels = bits == 2 ? two_levels(x, count, split) : even_levels(x, count, bits);
     write(scales, levels.scale);
     if (bits == 2) write(scales + sizeof(T), levels.high);
     std::uint8_t numbers[blocktopk_most_block];
