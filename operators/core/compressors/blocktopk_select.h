@@ -55,8 +55,8 @@ class BlockSelection {
 
   // Lists the `kept` largest elements of the block: their indices, which ascend, and their values. All NaNs are equal.
   void choose(const T* p, std::size_t size, std::size_t kept, std::uint16_t* indices, T* values) {
-    margin_ = count_ < kept ? 2 * margin_ : margin_ - margin_ / 64;  // too few for one of about 40 blocks
-    if (count_ < kept || count_ > 4 * kept + 256) guess_better(p, size, kept);
+    const bool too_few = count_ < kept, too_many = count_ > 4 * kept + 256;
+    if (too_few || too_many) guess_better(p, size, kept);
     if (count_ < kept) add_zeros(p, kept);
     for (std::size_t i = 0; i < count_; ++i) values_[i] = with_one_nan(p[indices_[i]]);
     const Bits<T> limit = count_ > kept ? limit_of_candidates(kept) : 0;
@@ -66,6 +66,7 @@ class BlockSelection {
       values[chosen] = values_[i];
       chosen += bits_of(absolute(values_[i])) >= limit;
     }
+    margin_ = too_few ? margin_ + margin_ / 4 : too_many ? margin_ - margin_ / 4 : margin_ - margin_ / 128;
     const Bits<T> least = limit < guess_ ? guess_ : limit < infinity_bits<T> ? limit : infinity_bits<T>;
     guess_ = least > margin_ ? least - margin_ : 1;  // at most infinity, so that all NaNs reach it
   }
@@ -119,7 +120,7 @@ class BlockSelection {
   }
 
   Bits<T> guess_ = infinity_bits<T>;
-  Bits<T> margin_ = Bits<T>{1} << (mantissa_bits<T> - 3);  // how far the guess is below the last block's limit
+  Bits<T> margin_ = Bits<T>{1} << (mantissa_bits<T> - 4);  // how far the guess is below the last block's limit
   std::size_t count_;                                      // candidates
   std::uint16_t indices_[blocktopk_most_block + 4];        // of the candidates
   T values_[blocktopk_most_block];                         // of the candidates
