@@ -25,8 +25,8 @@ std::size_t count_reaching(const T* values, std::size_t count, Bits<T> least) {
 }
 
 // Finds the largest elements of one block after another, exactly. The sweep over a block lists its candidates: the
-// elements that reach a guess, which is a magnitude a little below the one that the block before needed. If these are too
-// few or too many, the largest elements of groups give a better guess. The guess has no influence on the choice.
+// elements that reach a guess, which is a magnitude a little below the one that the block before needed. If there are too
+// few or too many candidates, the largest elements of groups give a better guess. The guess has no influence on the choice.
 template <typename T>
 class BlockSelection {
  public:
@@ -41,7 +41,7 @@ class BlockSelection {
         const Vec<T> x = p_at(begin + part * lanes, here);
         bits |= std::uint64_t{magnitude_at_least(x, guess_) & all_bits(here)} << part * lanes;
       }
-      // Four at a time, because a branch for each bit would be unpredictable. The next ones overwrite what is too many.
+      // Four at a time, because a branch for each bit would be unpredictable. The next group overwrites the surplus.
       std::uint16_t* to = indices_ + count;
       count += __builtin_popcountll(bits);
       do {
@@ -72,7 +72,7 @@ class BlockSelection {
   }
 
  private:
-  // Makes a guess for this block, and lists the elements that reach it: at least `kept`, if so many are not zero. The
+  // Makes a guess for this block, and lists the elements that reach it: at least `kept`, if enough are not zero. The
   // elements are in groups of equal size. The guess is the magnitude that the largest elements of `kept` groups reach.
   // With four groups for each element, hardly any group has two of the largest elements.
   void guess_better(const T* p, std::size_t size, std::size_t kept) {
@@ -83,7 +83,8 @@ class BlockSelection {
       T* const largest = values_ + (i & (groups - 1));
       store(larger_magnitude(load(largest, All{}), load(p + i, present)), largest, All{});
     });
-    const Bits<T> found = find_bits<T>(kept, kept + kept / 8, [&](Bits<T> least) { return count_reaching(values_, groups, least); });
+    const auto count = [&](Bits<T> least) { return count_reaching(values_, groups, least); };
+    const Bits<T> found = find_bits<T>(kept, kept + kept / 8, count);
     guess_ = found < 1 ? 1 : found < infinity_bits<T> ? found : infinity_bits<T>;
     list_candidates(size, [=](std::size_t i, auto present) { return load(p + i, present); });
   }
@@ -109,7 +110,8 @@ class BlockSelection {
     const auto count_above_guess = [=](Bits<T> above) {
       return above > most ? 0 : count_reaching(values_, count_, guess_ + above);
     };
-    const Bits<T> limit = guess_ + find_bits<T>(kept, kept, count_above_guess, most == 0 ? 0 : 64 - __builtin_clzll(most));
+    const int bits = most == 0 ? 0 : 64 - __builtin_clzll(most);
+    const Bits<T> limit = guess_ + find_bits<T>(kept, kept, count_above_guess, bits);
     std::size_t reached = count_reaching(values_, count_, limit);
     for (std::size_t i = count_; reached > kept; --i) {
       if (bits_of(absolute(values_[i - 1])) != limit) continue;
