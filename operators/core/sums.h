@@ -10,11 +10,15 @@ namespace {
 
 static_assert(sum_chains == 2 * lanes);
 
+template <std::size_t half = sum_chains / 2>
 inline double butterfly(double (&chain)[sum_chains]) {
-  for (std::size_t half = sum_chains / 2; half != 0; half /= 2) {
+  if constexpr (half == 0) {
+    return chain[0];
+  } else {
+#pragma omp simd
     for (std::size_t j = 0; j < half; ++j) chain[j] += chain[j + half];
+    return butterfly<half / 2>(chain);
   }
-  return chain[0];
 }
 
 // Adds the sums of `count` tiles. Overwrites them.

@@ -29,6 +29,7 @@ namespace gluon_gc {
 namespace {
 
 constexpr Size blocktopk_least_block = 256, blocktopk_most_block = 4096;
+constexpr int blocktopk_most_index_bits = 12;
 
 // The layout of a payload.
 struct BlocktopkFormat {
@@ -85,7 +86,7 @@ struct BlocktopkLevels {
     if (bits == 2) return sign | (absolute(x) >= split);
     constexpr T whole = static_cast<T>(sizeof(T) == 4 ? 0x1p23 : 0x1p52);  // adding it rounds to a whole number
     const T place = absolute(x) / scale * levels();
-    return sign | (static_cast<uint32>(bits_of((place > 0 ? place : T{0}) + whole)) & most());  // 0 / 0 is a NaN
+    return sign | (place > 0 ? static_cast<uint32>(bits_of(place + whole)) & most() : 0);  // 0 / 0 is a NaN
   }
 
   GLUON_GC_HOST_DEVICE T value(uint32 number) const {

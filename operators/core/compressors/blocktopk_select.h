@@ -10,115 +10,122 @@ namespace {
 
 constexpr std::size_t group_elements = 64;
 
-// One bit for each of the 64 elements from `p` that reaches a magnitude.
-template <typename T, typename Lanes>
-std::uint64_t reaching(const T* p, Bits<T> least, Lanes present) {
-  std::uint64_t bits = 0;
-  for (std::size_t part = 0; part < group_elements / lanes; ++part) {
-    const auto here = present.part(part);
-    const Vec<T> x = load(p + part * lanes, here);
-    bits |= std::uint64_t{magnitude_at_least(x, least) & all_bits(here)} << part * lanes;
+// The number of elements that reach a magnitude. `count` is a multiple of group_elements.
+template <typename T>
+std::size_t count_reaching(const T* values, std::size_t count, Bits<T> least) {
+  std::size_t reached = 0;
+  for (std::size_t i = 0; i < count; i += group_elements) {
+    std::uint64_t bits = 0;
+    for (std::size_t part = 0; part < group_elements; part += lanes) {
+      bits |= std::uint64_t{magnitude_at_least(load(values + i + part, All{}), least)} << part;
+    }
+    reached += __builtin_popcountll(bits);
   }
-  return bits;
+  return reached;
 }
 
-// The lowest `count` of the bits that are set.
-inline std::uint64_t lowest_bits(std::uint64_t bits, std::size_t count) {
-  std::uint64_t others = bits;
-  for (; count != 0 && others != 0; --count) others &= others - 1;
-  return bits ^ others;
-}
-
-// Finds the largest elements of one block after another, exactly. The search starts from a guess: a magnitude a little
-// below the one that the block before needed. If it suits the block, only the few elements that reach it are compared
-// further. Otherwise the bits of a better guess are searched first. The guess has no influence on the choice.
+// Finds the largest elements of one block after another, exactly. The sweep over a block lists its candidates: the
+// elements that reach a guess, which is a magnitude a little below the one that the block before needed. If there are too
+// few or too many candidates, the largest elements of groups give a better guess. The guess has no influence on the choice.
 template <typename T>
 class BlockSelection {
  public:
-  // Stores p of the block from element `begin`, `size` elements, and marks the elements that reach the guess.
-  template <typename Correct>
-  void sweep_block(const Correct& correct, std::size_t begin, std::size_t size, T* p) {
-    count_ = 0;
-    sweep<group_elements>(0, size, [&](std::size_t i, auto present) {
+  // Lists the elements of a block that reach the guess. p_at(i, present) returns the sixteen elements from i.
+  template <typename At>
+  void list_candidates(std::size_t size, At p_at) {
+    std::size_t count = 0;
+    sweep<group_elements>(0, size, [&](std::size_t begin, auto present) {
       std::uint64_t bits = 0;
       for (std::size_t part = 0; part < group_elements / lanes; ++part) {
         const auto here = present.part(part);
-        const std::size_t at = i + part * lanes;
-        const Vec<T> x = correct(begin + at, here);
-        store(x, p + at, here);
+        const Vec<T> x = p_at(begin + part * lanes, here);
         bits |= std::uint64_t{magnitude_at_least(x, guess_) & all_bits(here)} << part * lanes;
       }
-      mark(i, bits);
+      // Four at a time, because a branch for each bit would be unpredictable. The next group overwrites the surplus.
+      std::uint16_t* to = indices_ + count;
+      count += __builtin_popcountll(bits);
+      do {
+        for (int j = 0; j < 4; ++j, bits &= bits - 1) {
+          *to++ = static_cast<std::uint16_t>(begin + __builtin_ctzll(bits | std::uint64_t{1} << (group_elements - 1)));
+        }
+      } while (bits != 0);
     });
+    count_ = count;
   }
 
-  // Writes the indices of the `kept` largest of the block's elements, ascending. All NaNs are equal.
-  void choose(const T* p, std::size_t size, std::size_t kept, std::uint16_t* indices) {
-    std::size_t equal;
-    const Bits<T> limit = limit_of(p, size, kept, equal);
-    const bool only_nans = limit > infinity_bits<T>;
-    const Bits<T> above = only_nans ? Bits<T>{1} << sign_shift<T> : limit + 1;
-    const Bits<T> least = only_nans ? infinity_bits<T> + 1 : limit;
-    if (only_nans) equal = kept;
-    sweep<group_elements>(0, size, [&](std::size_t i, auto present) {
-      std::uint64_t bits = reaching(p + i, above, present);
-      if (equal != 0) {
-        const std::uint64_t ties = lowest_bits(reaching(p + i, least, present) & ~bits, equal);
-        equal -= __builtin_popcountll(ties);
-        bits |= ties;
-      }
-      for (; bits != 0; bits &= bits - 1) *indices++ = static_cast<std::uint16_t>(i + __builtin_ctzll(bits));
-    });
-    constexpr Bits<T> an_eighth = Bits<T>{1} << (mantissa_bits<T> - 3);
-    guess_ = limit > an_eighth ? limit - an_eighth : 1;
+  // Lists the `kept` largest elements of the block: their indices, which ascend, and their values. All NaNs are equal.
+  void choose(const T* p, std::size_t size, std::size_t kept, std::uint16_t* indices, T* values) {
+    const bool too_few = count_ < kept, too_many = count_ > 4 * kept + 256;
+    if (too_few || too_many) guess_better(p, size, kept);
+    if (count_ < kept) add_zeros(p, kept);
+    for (std::size_t i = 0; i < count_; ++i) values_[i] = with_one_nan(p[indices_[i]]);
+    const Bits<T> limit = count_ > kept ? limit_of_candidates(kept) : 0;
+    std::size_t chosen = 0;
+    for (std::size_t i = 0; i < count_; ++i) {
+      indices[chosen] = indices_[i];  // no branch: it would be unpredictable
+      values[chosen] = values_[i];
+      chosen += bits_of(absolute(values_[i])) >= limit;
+    }
+    margin_ = too_few ? margin_ + margin_ / 4 : too_many ? margin_ - margin_ / 4 : margin_ - margin_ / 128;
+    const Bits<T> least = limit < guess_ ? guess_ : limit < infinity_bits<T> ? limit : infinity_bits<T>;
+    guess_ = least > margin_ ? least - margin_ : 1;  // at most infinity, so that all NaNs reach it
   }
 
  private:
-  // Returns a magnitude. All elements above it are sent, and the first `equal` elements with exactly this magnitude.
-  Bits<T> limit_of(const T* p, std::size_t size, std::size_t kept, std::size_t& equal) {
-    const auto in_block = [=](Bits<T> least) {
-      std::size_t count = 0;
-      sweep<group_elements>(0, size, [=, &count](std::size_t i, auto present) {
-        count += __builtin_popcountll(reaching(p + i, least, present));
-      });
-      return count;
+  // Makes a guess for this block, and lists the elements that reach it: at least `kept`, if enough are not zero. The
+  // elements are in groups of equal size. The guess is the magnitude that the largest elements of `kept` groups reach.
+  // With four groups for each element, hardly any group has two of the largest elements.
+  void guess_better(const T* p, std::size_t size, std::size_t kept) {
+    std::size_t groups = group_elements;
+    while (groups < 4 * kept && groups < size) groups *= 2;
+    for (std::size_t i = 0; i < groups; ++i) values_[i] = 0;
+    sweep<lanes>(0, size, [&](std::size_t i, auto present) {
+      T* const largest = values_ + (i & (groups - 1));
+      store(larger_magnitude(load(largest, All{}), load(p + i, present)), largest, All{});
+    });
+    const auto count = [&](Bits<T> least) { return count_reaching(values_, groups, least); };
+    const Bits<T> found = find_bits<T>(kept, kept + kept / 8, count);
+    guess_ = found < 1 ? 1 : found < infinity_bits<T> ? found : infinity_bits<T>;
+    list_candidates(size, [=](std::size_t i, auto present) { return load(p + i, present); });
+  }
+
+  // Adds zeros to the candidates, up to `kept`: all other elements are zero. The first ones are sent.
+  void add_zeros(const T* p, std::size_t kept) {
+    std::size_t first = 0;  // all elements before this one are sent
+    for (std::size_t zeros = kept - count_; zeros != 0; ++first) zeros -= absolute(p[first]) == 0;
+    std::memmove(indices_ + first, indices_ + first + count_ - kept, (kept - first) * sizeof(std::uint16_t));
+    for (std::size_t i = 0; i < first; ++i) indices_[i] = static_cast<std::uint16_t>(i);
+    count_ = kept;
+  }
+
+  // Returns a magnitude that `kept` candidates reach. If too many candidates are equal, their last values become 0.
+  Bits<T> limit_of_candidates(std::size_t kept) {
+    Bits<T> largest = 0;
+    for (std::size_t i = 0; i < count_; ++i) {
+      const Bits<T> magnitude = bits_of(absolute(values_[i]));
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    for (std::size_t i = count_; i % group_elements != 0; ++i) values_[i] = 0;
+    const Bits<T> most = largest - guess_;
+    const auto count_above_guess = [=](Bits<T> above) {
+      return above > most ? 0 : count_reaching(values_, count_, guess_ + above);
     };
-    const auto in_candidates = [this](Bits<T> least) {
-      Bits<T> count = 0;
-      for (std::size_t i = 0; i < count_; ++i) count += candidates_[i] >= least;
-      return static_cast<std::size_t>(count);
-    };
-    const std::size_t most = 2 * kept + group_elements;
-    if (count_ < kept || count_ > most) {
-      guess_ = in_block(1) < kept ? 0 : find_bits<T>(kept, most, in_block);
-      count_ = 0;
-      sweep<group_elements>(0, size, [&](std::size_t i, auto present) { mark(i, reaching(p + i, guess_, present)); });
+    const int bits = most == 0 ? 0 : 64 - __builtin_clzll(most);
+    const Bits<T> limit = guess_ + find_bits<T>(kept, kept, count_above_guess, bits);
+    std::size_t reached = count_reaching(values_, count_, limit);
+    for (std::size_t i = count_; reached > kept; --i) {
+      if (bits_of(absolute(values_[i - 1])) != limit) continue;
+      values_[i - 1] = 0;
+      --reached;
     }
-    if (count_ > most) {  // many elements have the same magnitude, which is the guess
-      equal = kept - in_block(guess_ + 1);
-      return guess_;
-    }
-    std::size_t copied = 0;
-    for (std::size_t group = 0; copied < count_; ++group) {
-      for (std::uint64_t bits = groups_[group]; bits != 0; bits &= bits - 1) {
-        candidates_[copied++] = bits_of(absolute(p[group * group_elements + __builtin_ctzll(bits)]));
-      }
-    }
-    const Bits<T> found = find_bits<T>(kept, kept, in_candidates);
-    const Bits<T> limit = found < guess_ ? guess_ : found;  // below the guess, elements that are no candidates reach it
-    equal = kept - in_candidates(limit + 1);
     return limit;
   }
 
-  void mark(std::size_t i, std::uint64_t bits) {
-    groups_[i / group_elements] = bits;
-    count_ += __builtin_popcountll(bits);
-  }
-
-  Bits<T> guess_ = 1;
-  std::size_t count_ = 0;                                         // elements that reach the guess
-  std::uint64_t groups_[blocktopk_most_block / group_elements];  // which elements these are
-  Bits<T> candidates_[blocktopk_most_block];                      // their magnitudes
+  Bits<T> guess_ = infinity_bits<T>;
+  Bits<T> margin_ = Bits<T>{1} << (mantissa_bits<T> - 4);  // how far the guess is below the last block's limit
+  std::size_t count_;                                      // candidates
+  std::uint16_t indices_[blocktopk_most_block + 4];        // of the candidates
+  T values_[blocktopk_most_block];                         // of the candidates
 };
 
 }  // namespace
