@@ -89,3 +89,40 @@ class GluonGC(DDP):
         params = options["compression_params"]
         state = bps.CompressionState(self.model.named_parameters(), params, optimizer)
         self.ddp.register_comm_hook(state, bps.compression_hook)
+
+
+class _NoUpdate(torch.optim.SGD):
+    """An optimizer that leaves the parameters as they are."""
+
+    def step(self, closure: Any = None) -> None:
+        return
+
+
+class Algorithm:
+    """gluon_gc's DistributedOptimizer with an algorithm that averages gradients."""
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        import gluon_gc.torch as bps
+
+        dist.init_process_group("gloo")
+        self.model = _Model(shapes)
+        named = self.model.named_parameters()
+        inner = _NoUpdate(self.model.parameters(), 0.1)
+        self.optimizer = bps.DistributedOptimizer(inner, named, **options)
+        self._flag = torch.zeros(1)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
+        """Set the gradients of the next step."""
+        self.model.zero_grad()
+        self._loss = self.model([torch.from_numpy(array).clone() for array in values])
+
+    def exchange(self) -> None:
+        """Average the gradients."""
+        self._loss.backward()
+        self.optimizer.step()
+
+    def end_step(self) -> None:
+        """Do nothing: the step is complete."""
+
+    def barrier(self) -> None:
+        dist.all_reduce(self._flag)

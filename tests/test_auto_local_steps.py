@@ -181,7 +181,9 @@ def test_the_time_of_a_step_is_the_median_of_five(monkeypatch):
 
 
 def test_other_algorithms_need_a_compressor_by_name():
-    with pytest.raises(ValueError, match="must name a compressor with algorithm onebit_adam, got 'aut"):
+    with pytest.raises(
+        ValueError, match="must name a compressor with algorithm onebit_adam, got 'aut"
+    ):
         require_fitting_compression(OneBitAdam(1), None, {"compressor": "auto"})
 
 

@@ -74,7 +74,9 @@ class PowerSGD(Algorithm):
 
     def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
         matrices = self._matrices({name: x.shape for name, x in parameters.items()})
-        rows = {name: parameters[name].reshape((left[1], -1)) for name, (left, _) in matrices.items()}
+        rows = {
+            name: parameters[name].reshape((left[1], -1)) for name, (left, _) in matrices.items()
+        }
         return {
             "total": {name: 0.0 * x for name, x in rows.items()},
             "left_factor": {n: _zeros(rows[n], left) for n, (left, _) in matrices.items()},

@@ -2,20 +2,7 @@
 
 import numpy as np
 
-_BLOCK, _CHAINS, _LANES = 2048, 32, 16
-
-
-def dot(x, y):
-    """Return the dot product of two arrays of at most 2048 elements."""
-    products = np.zeros(-(-x.size // _CHAINS) * _CHAINS, x.dtype)
-    products[: x.size] = x * y
-    total = np.zeros(_CHAINS, x.dtype)
-    for row in products.reshape(-1, _CHAINS):
-        total = total + row
-    total = total[:_LANES] + total[_LANES:]
-    while total.size > 1:
-        total = total[: total.size // 2] + total[total.size // 2 :]
-    return total[0]
+_BLOCK, _CHAINS = 2048, 32
 
 
 def multiply(p, q):
@@ -35,13 +22,20 @@ def project(p, matrix):
 
 
 def left_of(q, matrix):
-    """Return q @ matrix.T, added block by block."""
+    """Return q @ matrix.T: blocks of 2048 columns, each with 32 chains that are added in halves."""
     left = np.zeros((len(q), len(matrix)), matrix.dtype)
     for begin in range(0, matrix.shape[1], _BLOCK):
-        part = slice(begin, begin + _BLOCK)
+        part = matrix[:, begin : begin + _BLOCK]
+        padding = -part.shape[1] % _CHAINS
         for k, vector in enumerate(q):
-            for i, row in enumerate(matrix):
-                left[k, i] += dot(row[part], vector[part])
+            products = np.pad(part * vector[begin : begin + _BLOCK], ((0, 0), (0, padding)))
+            total = np.zeros((len(matrix), _CHAINS), matrix.dtype)
+            for chains in products.reshape(len(matrix), -1, _CHAINS).swapaxes(0, 1):
+                total = total + chains
+            while total.shape[1] > 1:
+                half = total.shape[1] // 2
+                total = total[:, :half] + total[:, half:]
+            left[k] += total[:, 0]
     return left
 
 
