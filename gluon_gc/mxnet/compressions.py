@@ -28,8 +28,8 @@ class Compressions:
         The same, parsed.
     params : sequence of Parameter
     optimizer_info : OptimizerInfo
-    algorithm : str, optional
-        The name of the trainer's algorithm.
+    algorithm : Algorithm, optional
+        The trainer's algorithm.
 
     Attributes
     ----------

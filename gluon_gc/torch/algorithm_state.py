@@ -111,8 +111,8 @@ class AlgorithmState:
         ----------
         update : callable
         overflows : bool, optional
-            If the algorithm averages gradients: whether this worker's GradScaler has found an infinity.
-            All workers then leave the step out. None: there is no scaler.
+            If the algorithm averages gradients: whether this worker's GradScaler has found an
+            infinity. All workers then leave the step out. None: there is no scaler.
 
         Returns
         -------
