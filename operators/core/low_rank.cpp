@@ -6,8 +6,9 @@
 namespace gluon_gc {
 namespace {
 
-constexpr std::size_t block = 2048;      // columns that stay in the cache between two loops
+constexpr std::size_t block = 1024;      // columns of the factors that stay in the cache while rows pass by
 constexpr std::size_t rows_at_once = 4;  // rows that share a load and a store of the right factor
+constexpr std::size_t rank_at_once = 4;  // columns of a factor that share a load of the matrix
 
 // Elements [j, j + lanes) of row i of transposed(P) Q, added in the order of the rank.
 template <typename T, typename Present>
@@ -19,37 +20,57 @@ inline Vec<T> product(LowRank shape, const T* p, const T* q, std::size_t i, std:
   return sum;
 }
 
-// The dot product of n elements: 32 chains, which are added in halves.
-template <typename T>
-inline T dot(const T* x, const T* y, std::size_t n) {
-  Vec<T> low = broadcast(T(0)), high = low;
+template <std::size_t number>
+struct Count {
+  static constexpr std::size_t value = number;
+};
+
+// Calls step(k, Count) for the columns [k, k + count) of a factor.
+template <typename Step>
+inline void in_groups(std::size_t rank, Step step) {
+  std::size_t k = 0;
+  for (; rank - k >= rank_at_once; k += rank_at_once) step(k, Count<rank_at_once>{});
+  for (; k < rank; ++k) step(k, Count<1>{});
+}
+
+// left[k] += the dot product of x and y[k], for `count` of them. It has 32 chains, which are added in halves.
+template <std::size_t count, typename T>
+inline void add_dots(const T* x, const T* y, std::size_t columns, std::size_t n, T* left, std::size_t rows) {
+  Vec<T> low[count], high[count];
+  for (std::size_t k = 0; k < count; ++k) low[k] = high[k] = broadcast(T(0));
   sweep<2 * lanes>(0, n, [&](std::size_t i, auto present) {
     const auto first = present.part(0), second = present.part(1);
-    low = low + load(x + i, first) * load(y + i, first);
-    high = high + load(x + i + lanes, second) * load(y + i + lanes, second);
+    const Vec<T> x_low = load(x + i, first), x_high = load(x + i + lanes, second);
+    for (std::size_t k = 0; k < count; ++k) {
+      low[k] = low[k] + x_low * load(y + k * columns + i, first);
+      high[k] = high[k] + x_high * load(y + k * columns + i + lanes, second);
+    }
   });
-  T chain[lanes];
-  store(low + high, chain, All{});
-  for (std::size_t half = lanes / 2; half != 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) chain[i] += chain[i + half];
+  for (std::size_t k = 0; k < count; ++k) {
+    T chain[lanes];
+    store(low[k] + high[k], chain, All{});
+    for (std::size_t half = lanes / 2; half != 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) chain[i] += chain[i + half];
+    }
+    left[k * rows] += chain[0];
   }
-  return chain[0];
 }
 
 // Adds rows [i, i + count) of P M to columns [begin, end) of `right`, in the order of the rows.
 template <std::size_t count, typename T>
 inline void add_rows(LowRank shape, const T* p, const T* m, std::size_t i, std::size_t begin, std::size_t end, T* right) {
-  for (std::size_t k = 0; k < shape.rank; ++k) {
-    const T* weights = p + k * shape.rows + i;
-    T* sums = right + k * shape.columns;
+  in_groups(shape.rank, [=](std::size_t k, auto group) {
     sweep<lanes>(begin, end, [=](std::size_t j, auto present) {
-      Vec<T> sum = load(sums + j, present);
-      for (std::size_t row = 0; row < count; ++row) {
-        sum = sum + broadcast(weights[row]) * load(m + (i + row) * shape.columns + j, present);
+      Vec<T> row[count];
+      for (std::size_t r = 0; r < count; ++r) row[r] = load(m + (i + r) * shape.columns + j, present);
+      for (std::size_t own = k; own < k + decltype(group)::value; ++own) {
+        T* const at = right + own * shape.columns + j;
+        Vec<T> sum = load(at, present);
+        for (std::size_t r = 0; r < count; ++r) sum = sum + broadcast(p[own * shape.rows + i + r]) * row[r];
+        store(sum, at, present);
       }
-      store(sum, sums + j, present);
     });
-  }
+  });
 }
 
 }  // namespace
@@ -57,20 +78,23 @@ inline void add_rows(LowRank shape, const T* p, const T* m, std::size_t i, std::
 template <Isa isa, typename T>
 void LowRankKernels<isa, T>::accumulate(LowRank shape, const T* g, const T* p, const T* q, const T* next, T* m, T* left,
                                       int threads) {
-  Blocks<1>(shape.rows).run(threads, [=](std::size_t, std::size_t first, std::size_t last) {
-    for (std::size_t i = first; i < last; ++i) {
-      const T* gradient = g + i * shape.columns;
-      T* row = m + i * shape.columns;
-      for (std::size_t k = 0; k < shape.rank; ++k) left[k * shape.rows + i] = 0;
-      for (std::size_t begin = 0; begin < shape.columns; begin += block) {
-        const std::size_t end = shape.columns - begin < block ? shape.columns : begin + block;
+  fill_with_zeros(left, shape.rank * shape.rows, 1);
+  Blocks<1>(shape.rows).run_parts(threads, [=](std::size_t, std::size_t first, std::size_t last) {
+    for (std::size_t begin = 0; begin < shape.columns; begin += block) {
+      const std::size_t end = shape.columns - begin < block ? shape.columns : begin + block;
+      for (std::size_t i = first; i < last; ++i) {
+        const T* const gradient = g + i * shape.columns;
+        T* const row = m + i * shape.columns;
         sweep<lanes>(begin, end, [=](std::size_t j, auto present) {
+          prefetch_ahead(row + j);
+          prefetch_ahead(gradient + j);
           const Vec<T> residual = load(row + j, present) - product(shape, p, q, i, j, present);
           store(residual + load(gradient + j, present), row + j, present);
         });
-        for (std::size_t k = 0; k < shape.rank; ++k) {
-          left[k * shape.rows + i] += dot(row + begin, next + k * shape.columns + begin, end - begin);
-        }
+        in_groups(shape.rank, [=](std::size_t k, auto group) {
+          add_dots<decltype(group)::value>(row + begin, next + k * shape.columns + begin, shape.columns, end - begin,
+                          left + k * shape.rows + i, shape.rows);
+        });
       }
     }
   });
@@ -93,11 +117,14 @@ void LowRankKernels<isa, T>::project(LowRank shape, const T* p, const T* m, T* r
 
 template <Isa isa, typename T>
 void LowRankKernels<isa, T>::multiply(LowRank shape, const T* p, const T* q, T* out, int threads) {
-  Blocks<1>(shape.rows).run(threads, [=](std::size_t, std::size_t first, std::size_t last) {
-    for (std::size_t i = first; i < last; ++i) {
-      sweep<lanes>(0, shape.columns, [=](std::size_t j, auto present) {
-        store(product(shape, p, q, i, j, present), out + i * shape.columns + j, present);
-      });
+  Blocks<1>(shape.rows).run_parts(threads, [=](std::size_t, std::size_t first, std::size_t last) {
+    for (std::size_t begin = 0; begin < shape.columns; begin += block) {
+      const std::size_t end = shape.columns - begin < block ? shape.columns : begin + block;
+      for (std::size_t i = first; i < last; ++i) {
+        sweep<lanes>(begin, end, [=](std::size_t j, auto present) {
+          store(product(shape, p, q, i, j, present), out + i * shape.columns + j, present);
+        });
+      }
     }
   });
 }

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_BLOCK, _CHAINS = 2048, 32
+_BLOCK, _CHAINS = 1024, 32
 
 
 def multiply(p, q):
@@ -22,7 +22,7 @@ def project(p, matrix):
 
 
 def left_of(q, matrix):
-    """Return q @ matrix.T: blocks of 2048 columns, each with 32 chains that are added in halves."""
+    """Return q @ matrix.T: blocks of 1024 columns, each with 32 chains that are added in halves."""
     left = np.zeros((len(q), len(matrix)), matrix.dtype)
     for begin in range(0, matrix.shape[1], _BLOCK):
         part = matrix[:, begin : begin + _BLOCK]
