@@ -15,6 +15,11 @@ Shapes = Sequence[Tuple[int, ...]]
 ONE_BUCKET = 100_000  # megabytes
 
 
+def _init_process_group() -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
 class _Backward(torch.autograd.Function):
     """A function whose backward returns given gradients without computing anything."""
 
@@ -48,7 +53,7 @@ class DDP:
     """
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
-        dist.init_process_group("gloo")
+        _init_process_group()
         rank = options.get("powersgd")
         self.model = _Model(shapes)
         one = {"bucket_cap_mb": ONE_BUCKET} if rank else {}
@@ -104,7 +109,7 @@ class Algorithm:
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
         import gluon_gc.torch as bps
 
-        dist.init_process_group("gloo")
+        _init_process_group()
         self.model = _Model(shapes)
         named = self.model.named_parameters()
         inner = _NoUpdate(self.model.parameters(), 0.1)
