@@ -234,8 +234,8 @@ class PowerSGDReplay:
     `mean(kind, name, vectors)` averages all workers' vectors of a parameter in a round.
     """
 
-    def __init__(self, shapes, workers, rank, start=0, seed=0, mean=None):
-        self.start, self.seed, self.mean = start, seed, mean or plain_mean
+    def __init__(self, shapes, workers, rank, start=0, mean=None):
+        self.start, self.mean = start, mean or plain_mean
         self.steps, self.matrices = 0, {}
         for name, shape in shapes.items():
             rows, columns = shape[0], int(np.prod(shape[1:]))
@@ -282,7 +282,7 @@ class PowerSGDReplay:
         rows = self.q[name].copy()
         for i, row in enumerate(rows):
             if not row.any():
-                key = [self.seed, zlib.crc32(name.encode()), self.steps, i]
+                key = [zlib.crc32(name.encode()), self.steps, i]
                 draws = np.random.RandomState(key).random_sample((12, columns))
                 row[:] = sum(draws[1:], draws[0]) - 6
         return rows

@@ -29,11 +29,11 @@ def powersgd(rank, **more):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("rank, start, seed", [(1, 0, 0), (2, 2, 7), (4, 0, 0)])
-def test_powersgd_is_its_replay_bit_for_bit(workers, rank, start, seed):
-    them, drivers = trained(powersgd(rank, start=start, seed=seed), workers, 6)
+@pytest.mark.parametrize("rank, start", [(1, 0), (2, 2), (4, 0)])
+def test_powersgd_is_its_replay_bit_for_bit(workers, rank, start):
+    them, drivers = trained(powersgd(rank, start=start), workers, 6)
     replays = [Worker(r, workers) for r in range(workers)]
-    replay = PowerSGDReplay(SHAPES, workers, rank, start, seed)
+    replay = PowerSGDReplay(SHAPES, workers, rank, start)
     for step in range(6):
         for worker in replays:
             worker.draw(step)

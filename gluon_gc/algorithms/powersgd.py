@@ -56,12 +56,10 @@ class PowerSGD(Algorithm):
     spellings = {  # of PyTorch's PowerSGDState
         "matrix_approximation_rank": "rank",
         "start_powerSGD_iter": "start",
-        "random_seed": "seed",
     }
 
     rank: int = whole(1, "r: number of columns of each factor").field(1)
     start: int = whole(0, "number of first steps that average whole gradients").field(0)
-    seed: int = whole(0, "of the random numbers that Q starts from").field(0)
 
     def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
         matrices = self._matrices(shapes)
@@ -95,7 +93,7 @@ class PowerSGD(Algorithm):
         sent = dict(at.gradients)
         matrices = [name for name in sent if name in totals]
         for name in matrices:
-            basis = products.basis(q[name], partial(self._draw, name, at.number, q[name].shape[1]))
+            basis = products.basis(q[name], partial(random_row, name, at.number, q[name].shape[1]))
             sent[name] = products.accumulate(sent[name], p[name], q[name], basis, totals[name])
         mean = yield Round("left_factor", sent)
         for name in matrices:
@@ -120,10 +118,14 @@ class PowerSGD(Algorithm):
                 matrices[name] = (rank, rows), (rank, columns)
         return matrices
 
-    def _draw(self, name: str, step: int, size: int, column: int) -> np.ndarray:
-        """Nearly normal random numbers: sums of uniform ones, because sums are exact everywhere."""
-        random = np.random.RandomState([self.seed % 2**32, zlib.crc32(name.encode()), step, column])
-        return random.random_sample((_UNIFORMS, size)).sum(axis=0) - _UNIFORMS / 2
+
+def random_row(name: str, step: int, size: int, number: int) -> np.ndarray:
+    """A row of a right factor: nearly normal random numbers, equal on all machines.
+
+    They are sums of uniform numbers, which take only additions.
+    """
+    random = np.random.RandomState([zlib.crc32(name.encode()), step, number])
+    return random.random_sample((_UNIFORMS, size)).sum(axis=0) - _UNIFORMS / 2
 
 
 def _zeros(rows: Array, shape: Tuple[int, int]) -> Array:
