@@ -58,7 +58,8 @@ inline void add_dots(const T* x, const T* y, std::size_t columns, std::size_t n,
 
 // Adds rows [i, i + count) of P M to columns [begin, end) of `right`, in the order of the rows.
 template <std::size_t count, typename T>
-inline void add_rows(LowRank shape, const T* p, const T* m, std::size_t i, std::size_t begin, std::size_t end, T* right) {
+inline void add_rows(LowRank shape, const T* p, const T* m, std::size_t i, std::size_t begin, std::size_t end,
+                     T* right) {
   in_groups(shape.rank, [=](std::size_t k, auto group) {
     sweep<lanes>(begin, end, [=](std::size_t j, auto present) {
       Vec<T> row[count];
