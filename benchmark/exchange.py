@@ -23,6 +23,7 @@ ENGINES = {
     "gluon_gc": "exchange_mxnet.GluonGC",
     "ddp": "exchange_torch.DDP",
     "gluon_gc.torch": "exchange_torch.GluonGC",
+    "gluon_gc.torch algorithm": "exchange_torch.Algorithm",
 }
 """The class for each engine, as a name: a worker imports only the framework that it uses."""
 

@@ -15,6 +15,11 @@ Shapes = Sequence[Tuple[int, ...]]
 ONE_BUCKET = 100_000  # megabytes
 
 
+def _init_process_group() -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
 class _Backward(torch.autograd.Function):
     """A function whose backward returns given gradients without computing anything."""
 
@@ -48,7 +53,7 @@ class DDP:
     """
 
     def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
-        dist.init_process_group("gloo")
+        _init_process_group()
         rank = options.get("powersgd")
         self.model = _Model(shapes)
         one = {"bucket_cap_mb": ONE_BUCKET} if rank else {}
@@ -89,3 +94,40 @@ class GluonGC(DDP):
         params = options["compression_params"]
         state = bps.CompressionState(self.model.named_parameters(), params, optimizer)
         self.ddp.register_comm_hook(state, bps.compression_hook)
+
+
+class _NoUpdate(torch.optim.SGD):
+    """An optimizer that leaves the parameters as they are."""
+
+    def step(self, closure: Any = None) -> None:
+        return
+
+
+class Algorithm:
+    """gluon_gc's DistributedOptimizer with an algorithm that averages gradients."""
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        import gluon_gc.torch as bps
+
+        _init_process_group()
+        self.model = _Model(shapes)
+        named = self.model.named_parameters()
+        inner = _NoUpdate(self.model.parameters(), 0.1)
+        self.optimizer = bps.DistributedOptimizer(inner, named, **options)
+        self._flag = torch.zeros(1)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
+        """Set the gradients of the next step."""
+        self.model.zero_grad()
+        self._loss = self.model([torch.from_numpy(array).clone() for array in values])
+
+    def exchange(self) -> None:
+        """Average the gradients."""
+        self._loss.backward()
+        self.optimizer.step()
+
+    def end_step(self) -> None:
+        """Do nothing: the step is complete."""
+
+    def barrier(self) -> None:
+        dist.all_reduce(self._flag)

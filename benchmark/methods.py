@@ -36,6 +36,10 @@ _AUTOMATIC = {
 """These have no momentum: the trainer would apply it even to tensors left uncompressed."""
 
 
+def _powersgd(rank: int) -> Dict[str, Any]:
+    return {"algorithm": {"name": "powersgd", "rank": rank}}
+
+
 class Method(NamedTuple):
     """A method of exchanging gradients.
 
@@ -64,6 +68,10 @@ def methods() -> List[Method]:
         Method("DDP fp32", "ddp", "torch", {}),
         Method("DDP fp16", "ddp", "torch", {"fp16": True}),
         *(Method(f"DDP PowerSGD {rank}", "ddp", "torch", {"powersgd": rank}) for rank in (1, 2, 4)),
+        *(
+            Method(f"powersgd {rank}, torch", "gluon_gc.torch algorithm", "torch", _powersgd(rank))
+            for rank in (1, 2, 4)
+        ),
         *(
             Method(f"{name}, torch", "gluon_gc.torch", "torch", {"compression_params": params})
             for name, params in given.items()

@@ -1,8 +1,11 @@
 """The algorithms in NumPy; front ends must give the same bits."""
 
 import fnmatch
+import zlib
 
 import numpy as np
+
+from tests.core import low_rank
 
 
 def plain_mean(kind, name, vectors):
@@ -223,3 +226,63 @@ class ZeroOneAdamReplay:
                 m[name][:] = average / self.rate
                 decayed = trained * (self.anchor[name] - self.keep * self.anchor[name])
                 x[name][:] = self.anchor[name] - decayed - average / denominator
+
+
+class PowerSGDReplay:
+    """powersgd for several workers, which have the same parameters.
+
+    `mean(kind, name, vectors)` averages all workers' vectors of a parameter in a round.
+    """
+
+    def __init__(self, shapes, workers, rank, start=0, mean=None):
+        self.start, self.mean = start, mean or plain_mean
+        self.steps, self.matrices = 0, {}
+        for name, shape in shapes.items():
+            rows, columns = shape[0], int(np.prod(shape[1:]))
+            r = min(rank, rows, columns)
+            if 2 * r * (rows + columns) < rows * columns:
+                self.matrices[name] = rows, columns, r
+        self.q = {n: np.zeros((r, m), np.float32) for n, (_, m, r) in self.matrices.items()}
+        self.residuals = [
+            {n: np.zeros((rows, m), np.float32) for n, (rows, m, _) in self.matrices.items()}
+            for _ in range(workers)
+        ]
+
+    def step(self, gradients):
+        """Return the averages of a dict of gradients from each worker."""
+        self.steps += 1
+        if self.steps <= self.start:
+            return {
+                n: self.mean("gradient", n, [own[n] for own in gradients]) for n in gradients[0]
+            }
+        return {
+            name: self._average(name, [own[name] for own in gradients]) for name in gradients[0]
+        }
+
+    def _average(self, name, gradients):
+        if name not in self.matrices:
+            return self.mean("left_factor", name, gradients)
+        rows, columns, _ = self.matrices[name]
+        totals = [
+            residual[name] + gradient.reshape(rows, columns)
+            for residual, gradient in zip(self.residuals, gradients)
+        ]
+        basis = low_rank.orthonormal(self._filled(name, columns))
+        lefts = [low_rank.left_of(basis, total) for total in totals]
+        p = low_rank.orthonormal(self.mean("left_factor", name, lefts))
+        rights = [low_rank.project(p, total) for total in totals]
+        self.q[name] = self.mean("right_factor", name, rights)
+        average = low_rank.multiply(p, self.q[name])
+        for residual, total in zip(self.residuals, totals):
+            residual[name] = total - average
+        return average.reshape(gradients[0].shape)
+
+    def _filled(self, name, columns):
+        """Return Q, with new random numbers in the rows that have only zeros."""
+        rows = self.q[name].copy()
+        for i, row in enumerate(rows):
+            if not row.any():
+                key = [zlib.crc32(name.encode()), self.steps, i]
+                draws = np.random.RandomState(key).random_sample((12, columns))
+                row[:] = sum(draws[1:], draws[0]) - 6
+        return rows

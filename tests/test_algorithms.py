@@ -7,6 +7,7 @@ import pytest
 
 from gluon_gc import algorithms
 from gluon_gc.algorithms.driver import Driver
+from gluon_gc.algorithms.framework import NumPy
 from tests.algorithm_replay import LocalStepsReplay
 
 SHAPES = {"w": (3, 4), "b": (5,), "bias": (2, 1)}
@@ -15,7 +16,7 @@ SHAPES = {"w": (3, 4), "b": (5,), "bias": (2, 1)}
 class Worker:
     """A front end for one worker thread; gradients are random, and the optimizer is SGD."""
 
-    adam = None
+    adam, framework = None, NumPy()
 
     def __init__(self, rank, size):
         self.rank, self.values, self.grads = rank, {}, {}

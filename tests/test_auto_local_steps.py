@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gluon_gc import algorithms
+from gluon_gc.algorithms.onebit_adam import OneBitAdam
 from gluon_gc.algorithms.requirements import require_fitting_compression
 from gluon_gc.auto import step_clock
 from gluon_gc.auto.choice import Link, Measured, Topology, Way
@@ -180,8 +181,10 @@ def test_the_time_of_a_step_is_the_median_of_five(monkeypatch):
 
 
 def test_other_algorithms_need_a_compressor_by_name():
-    with pytest.raises(ValueError, match="must name a compressor with algorithm elastic, got 'aut"):
-        require_fitting_compression("elastic", None, {"compressor": "auto"})
+    with pytest.raises(
+        ValueError, match="must name a compressor with algorithm onebit_adam, got 'aut"
+    ):
+        require_fitting_compression(OneBitAdam(1), None, {"compressor": "auto"})
 
 
 def test_without_auto_no_step_is_measured():

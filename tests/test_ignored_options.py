@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_gc as bps
+from gluon_gc.algorithms.local_steps import LocalSteps
 from gluon_gc.algorithms.requirements import require_fitting_compression
 from tests.test_trainer import backward, gradients
 
@@ -101,8 +102,8 @@ def test_declared_tensors_and_stores_warn_too():
 
 
 def test_signs_without_their_scale_are_warned_of(logged):
-    require_fitting_compression("local_steps", {"compressor": "onebit", "scaling": True}, None)
+    require_fitting_compression(LocalSteps(), {"compressor": "onebit", "scaling": True}, None)
     assert not logged.text
-    require_fitting_compression("local_steps", {"compressor": "onebit"})
+    require_fitting_compression(LocalSteps(), {"compressor": "onebit"})
     said = "algorithm local_steps arrives as 1 or -1: set 'scaling' to True"
     assert said in logged.text

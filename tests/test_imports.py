@@ -22,7 +22,7 @@ FRONT_ENDS = {"mxnet": ("mxnet", "horovod"), "torch": ("torch",)}
 FOR_ALL = {"env", "log", "variables", "variables_of_launchers", "version"}
 LAYERS = {
     "agreement": set(),
-    "algorithms": {"agreement", "compression", "options", "plan"},
+    "algorithms": {"agreement", "compression", "kernels", "options", "plan"},
     "auto": {"algorithms", "compression", "kernels", "plan"},
     "checkpoint": {"kernels", "plan"},
     "compression": {"kernels", "options"},

@@ -30,6 +30,7 @@ from ..options import Option
 
 if TYPE_CHECKING:
     from .adam import Adam
+    from .framework import Framework
 
 Array = Any
 """A float32 or float64 array of any framework."""
@@ -78,9 +79,11 @@ class Step:
         This worker's parameters, by name. The algorithm may write to them.
     gradients : mapping
         This worker's own gradients, by name of the parameter. Not every parameter has one. If the
-        algorithm needs Adam, every parameter has one, and the algorithm may write to it.
+        algorithm averages gradients, every parameter has one, and the algorithm may write to it.
     update : callable
         Applies the optimizer's update to the parameters, with these gradients.
+    framework : Framework
+        Functions of the framework that owns the arrays.
     arrived : mapping
         The averages of delayed rounds that arrive in this step, by kind of round and parameter.
     adam : Adam, optional
@@ -91,6 +94,7 @@ class Step:
     parameters: Arrays
     gradients: Arrays
     update: Callable[[], None]
+    framework: Framework
     arrived: Mapping[str, Arrays] = field(default_factory=dict)
     adam: Optional[Adam] = None
 
@@ -111,9 +115,13 @@ class Algorithm:
         The kinds of state that differ between workers.
     spellings : mapping
         Other libraries' names of options, and our names.
+    averages_gradients : bool
+        Whether gradients are averaged in every step. Workers then begin with the same parameters,
+        and skip the same steps.
     needs_adam : bool
-        Whether the wrapped optimizer must be Adam. Workers then begin with the same parameters, and
-        skip the same steps.
+        Whether the wrapped optimizer must be Adam.
+    compresses : bool
+        Whether the algorithm compresses by itself, so that compression_params has no compressor.
     uncompressed : tuple of str
         The kinds of rounds that are never compressed.
     """
@@ -123,7 +131,9 @@ class Algorithm:
     shared: ClassVar[Tuple[str, ...]] = ()
     own: ClassVar[Tuple[str, ...]] = ()
     spellings: ClassVar[Mapping[str, str]] = {}
+    averages_gradients: ClassVar[bool] = False
     needs_adam: ClassVar[bool] = False
+    compresses: ClassVar[bool] = False
     uncompressed: ClassVar[Tuple[str, ...]] = ()
 
     @classmethod

@@ -8,10 +8,19 @@ from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 from ..log import logger
 from .adam import Adam
 from .base import Algorithm, Array, Arrays, Round, Shapes, Step
+from .framework import Framework
 
 
 class FrontEnd(Protocol):
-    """The interface of a front end to a driver."""
+    """The interface of a front end to a driver.
+
+    Attributes
+    ----------
+    framework : Framework
+        Of the arrays.
+    """
+
+    framework: Framework
 
     def parameters(self) -> Arrays:
         """This worker's parameters by name, in the same order on all workers."""
@@ -164,7 +173,7 @@ class Driver:
         own = front_end.parameters(), front_end.gradients()
         if adam is not None:
             self._warn_of_untrained(adam, own[0])
-        at = Step(self.steps, *own, update, self._arrived(), adam)
+        at = Step(self.steps, *own, update, front_end.framework, self._arrived(), adam)
         rounds, answer = self._algorithm.step(at, self.state), None
         try:
             while True:

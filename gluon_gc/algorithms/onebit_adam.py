@@ -41,6 +41,7 @@ class OneBitAdam(Algorithm):
     name = "onebit_adam"
     description = "Adam, which sends compressed momentum after its variance is frozen"
     own = ("variance",)
+    averages_gradients = True
     needs_adam = True
     uncompressed = ("gradient",)
 

@@ -15,18 +15,18 @@ from .base import Algorithm
 from .local_steps import LocalSteps
 
 
-def require_fitting_compression(name: str, *compressions: Any) -> None:
+def require_fitting_compression(algorithm: Algorithm, *compressions: Any) -> None:
     """Raise ValueError for options that do not work with an algorithm.
 
     Options that hardly make sense are logged as a warning.
 
     Parameters
     ----------
-    name : str
-        The name of the algorithm.
+    algorithm : Algorithm
     *compressions
         compression_params as the user gave them, not yet checked.
     """
+    name = algorithm.name
     for params in compressions:
         if not isinstance(params, Mapping):
             continue
@@ -34,6 +34,11 @@ def require_fitting_compression(name: str, *compressions: Any) -> None:
             raise ValueError(
                 f"compression_params['momentum'] must be left out with algorithm {name}, got "
                 f"{params['momentum']!r}: the optimizer applies its momentum itself"
+            )
+        if algorithm.compresses and params.get("compressor") is not None:
+            raise ValueError(
+                f"compression_params['compressor'] must be left out with algorithm {name}, got "
+                f"{params['compressor']!r}: the algorithm compresses gradients itself"
             )
         if params.get("compressor") == AUTO and name != LocalSteps.name:
             raise ValueError(
@@ -60,9 +65,9 @@ def require_on_nonfinite(algorithm: Algorithm, value: str, supported: Sequence[s
         The values that the front end supports with any algorithm. "skip" needs an algorithm whose
         workers skip the same steps.
     """
-    if value in supported or (value == "skip" and algorithm.needs_adam):
+    if value in supported or (value == "skip" and algorithm.averages_gradients):
         return
-    words = [f"'{word}'" for word in (*supported, *["skip"] * algorithm.needs_adam)]
+    words = [f"'{word}'" for word in (*supported, *["skip"] * algorithm.averages_gradients)]
     raise ValueError(
         f"on_nonfinite must be {listed(words, 'or')} with algorithm {algorithm.name}, got "
         f"{value!r}: to skip a worker's gradient, set it to zeros before step"
@@ -87,7 +92,7 @@ def first_values(algorithm: Algorithm, arrays: Iterable[Tuple[str, np.ndarray]])
     """Facts that show whether all workers begin with the same parameters.
 
     The shared state of an algorithm is made from the parameters, so these must be equal. They must
-    be equal too if the algorithm averages gradients for Adam. For others, the result is empty.
+    be equal too if the algorithm averages gradients. For others, the result is empty.
 
     Parameters
     ----------
@@ -95,7 +100,7 @@ def first_values(algorithm: Algorithm, arrays: Iterable[Tuple[str, np.ndarray]])
     arrays : iterable of (str, array)
         The names and values of the parameters. An array may be freed when the next one is taken.
     """
-    if not (algorithm.shared or algorithm.needs_adam):
+    if not (algorithm.shared or algorithm.averages_gradients):
         return []
     return [
         (f"parameter {name}", {"values with the digest": digest(array)}) for name, array in arrays

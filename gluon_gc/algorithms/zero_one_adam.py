@@ -54,6 +54,7 @@ class ZeroOneAdam(Algorithm):
     description = "Adam, which seldom updates its variance and sends compressed sums of local steps"
     shared = ("anchor", "rate", "keep")
     own = ("sum",)
+    averages_gradients = True
     needs_adam = True
     uncompressed = ("gradient",)
 

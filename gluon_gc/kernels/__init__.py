@@ -15,6 +15,7 @@ from .framing import (
 from .gpu import runs_on_gpu
 from .half import float_from_half, half_from_float
 from .library import PATH, Position, Rows, Status, Traits, compressors, isas, library, names
+from .low_rank import accumulate, multiply, orthonormalise, project
 from .state import Layout as Layout  # a type
 from .state import State, as_text, position
 from .stream import draw, jump, jump_to_worker
@@ -29,6 +30,7 @@ __all__ = [
     "State",
     "Status",
     "Traits",
+    "accumulate",
     "as_text",
     "compressors",
     "draw",
@@ -43,8 +45,11 @@ __all__ = [
     "jump_to_worker",
     "library",
     "message_rows",
+    "multiply",
     "names",
+    "orthonormalise",
     "position",
+    "project",
     "row_list_bytes",
     "rows_head_bytes",
     "runs_on_gpu",

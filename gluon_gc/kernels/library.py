@@ -141,7 +141,20 @@ class Rows(ctypes.Structure):
     _fields_ = [("bytes", _size), ("row_words", _size), ("rows", _size)]
 
 
-VERSION = 2
+class LowRank(ctypes.Structure):
+    """gluon_gc_low_rank."""
+
+    _fields_ = [
+        ("rows", _size),
+        ("columns", _size),
+        ("rank", _size),
+        ("itemsize", _integer),
+        ("threads", _integer),
+        ("isa", _integer),
+    ]
+
+
+VERSION = 3
 """The gluon_gc_abi_version of these declarations."""
 STRUCTS = {
     "needs": Needs,
@@ -153,6 +166,7 @@ STRUCTS = {
     "values": Values,
     "clipping": Clipping,
     "rows": Rows,
+    "low_rank": LowRank,
 }
 
 
@@ -187,6 +201,7 @@ library = ctypes.CDLL(str(PATH))
 _require_same_interface(PATH, library)
 
 _message, _calls = ctypes.c_char_p, (ctypes.POINTER(Call), _size)
+_low_rank = ctypes.POINTER(LowRank)
 _FUNCTIONS = {
     "new": (_message, _message, _message, _size, _integer, _integer, ctypes.POINTER(_pointer)),
     "free": (None, _pointer),
@@ -214,6 +229,10 @@ _FUNCTIONS = {
     "values_finite": (_integer, _pointer, _size, _integer, _integer, _integer),
     "half_from_float": (None, _pointer, _size, ctypes.c_float, _pointer, _integer, _integer),
     "float_from_half": (None, _pointer, _size, _pointer, _integer, _integer),
+    "accumulate": (None, _low_rank, *[_pointer] * 6),
+    "project": (None, _low_rank, *[_pointer] * 3),
+    "multiply": (None, _low_rank, *[_pointer] * 3),
+    "orthonormalise": (None, _pointer, _size, _size, _integer),
     "frame_words": (_size, _size),
     "frame_bytes": (_size, _size),
     "message_rows": (None, _size, _integer, _integer, ctypes.POINTER(Rows)),

@@ -28,6 +28,7 @@ from .amp import AgreedLossScaler, nonfinite_gradients
 from .automatic import decided, of_root, saved_compressions
 from .averaging import Averaging, Update
 from .exchange import Exchange
+from .framework import MXNet
 from .gradient import legacy, params_for, sum_over_contexts
 from .job import Job
 from .parameters import first_copy, spread
@@ -39,7 +40,7 @@ class AlgorithmAveraging(Averaging):
 
     Vectors and state are on the first context of a parameter. The algorithm sees gradients that are
     summed over the contexts and the batch of this worker. The optimizer's update divides them by
-    the batch size. If the algorithm needs Adam, the gradients are divided first, and a stale one
+    the batch size. If the algorithm averages gradients, they are divided first, and a stale one
     counts as zeros.
 
     Parameters
@@ -54,6 +55,7 @@ class AlgorithmAveraging(Averaging):
     """
 
     noun = "vector"
+    framework = MXNet()
 
     def __init__(
         self, algorithm: Algorithm, every_given: bool, updaters: Sequence[Updater], **common: Any
@@ -173,8 +175,8 @@ class AlgorithmAveraging(Averaging):
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        if self._algorithm.needs_adam:
-            self._step_of_adam(optimizer, scale, scaler, update)
+        if self._algorithm.averages_gradients:
+            self._step_of_all(optimizer, scale, scaler, update)
             return
         self.prepare(optimizer, "step")
         if self._automatic.due():
@@ -193,15 +195,16 @@ class AlgorithmAveraging(Averaging):
         self._driver.step(lambda: None if overflows else update(scale, ignore_stale_grad))
         spread(self._averaged.values())
 
-    def _step_of_adam(
+    def _step_of_all(
         self,
         optimizer: Optimizer,
         scale: float,
         scaler: Optional[AgreedLossScaler],
         update: Update,
     ) -> None:
-        """Make a step of an algorithm that needs Adam. All workers skip the same steps."""
-        require_adam(self._algorithm.name, optimizer)  # load_states may have replaced it
+        """Make a step of an algorithm that averages gradients. All workers skip the same steps."""
+        if self._algorithm.needs_adam:
+            require_adam(self._algorithm.name, optimizer)  # load_states may have replaced it
         settings = {"AMP": scaler is not None, "on_nonfinite": self._on_nonfinite}
         about = [("the trainer", settings)]
         self.prepare(optimizer, "step", about)
@@ -215,11 +218,13 @@ class AlgorithmAveraging(Averaging):
             gradients = legacy(param.list_grad())
             sum_over_contexts(gradients)
             gradients[0] *= scale
-        adam = WrappedAdam(self._updaters, self._averaged)
+        needs_adam = self._algorithm.needs_adam
+        adam = WrappedAdam(self._updaters, self._averaged) if needs_adam else None
         self._driver.step(lambda: self._update_with_averages(update), adam)
         freshness.use_up(params)
         spread(params)
-        adam.spread()
+        if adam is not None:
+            adam.spread()
 
     def _is_left_out(
         self, params: Sequence[Parameter], scaler: Optional[AgreedLossScaler], about: Facts
@@ -240,7 +245,7 @@ class AlgorithmAveraging(Averaging):
         update(1.0, False)
 
     def total_overflow(self, overflow: NDArray, about: Facts) -> NDArray:
-        if self._algorithm.needs_adam:
+        if self._algorithm.averages_gradients:
             return total(self.exchange, f"{self._name}.overflow", overflow, "step", about)
         return overflow  # each worker has its own loss scale, and skips its own steps
 

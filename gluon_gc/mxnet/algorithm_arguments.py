@@ -36,7 +36,7 @@ def checked(
             f"max_grad_norm must be None with algorithm {parsed.name}, got {max_grad_norm!r}: clip "
             "this worker's gradients before trainer.step, as with gluon.utils.clip_global_norm"
         )
-    require_fitting_compression(parsed.name, compression_params)
+    require_fitting_compression(parsed, compression_params)
     return parsed
 
 

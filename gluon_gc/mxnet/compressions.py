@@ -7,6 +7,7 @@ from typing import Any, Mapping, Optional, Sequence, Tuple
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer
 
+from ..algorithms import Algorithm
 from ..algorithms.requirements import require_fitting_compression
 from ..compression import CompressionParams, byteps
 from ..compression.momentum import has_nesterov, require_linear
@@ -27,8 +28,8 @@ class Compressions:
         The same, parsed.
     params : sequence of Parameter
     optimizer_info : OptimizerInfo
-    algorithm : str, optional
-        The name of the trainer's algorithm.
+    algorithm : Algorithm, optional
+        The trainer's algorithm.
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ class Compressions:
         default: CompressionParams,
         params: Sequence[Parameter],
         optimizer_info: OptimizerInfo,
-        algorithm: Optional[str] = None,
+        algorithm: Optional[Algorithm] = None,
     ) -> None:
         spelled = {i: byteps.of_parameter(param, given) for i, param in enumerate(params)}
         own_params = {i: found for i, found in spelled.items() if found is not None}

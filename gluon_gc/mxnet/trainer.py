@@ -142,7 +142,7 @@ class DistributedTrainer(HookedTrainer):
             default,
             self._params,
             optimizer_info,
-            checked_algorithm and checked_algorithm.name,
+            checked_algorithm,
         )
         warn_of_ignored(*self._compressions.written)
         if checked_algorithm is None:

@@ -37,8 +37,8 @@ class Stepping(Distributed):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Make a step of the algorithm. All workers call this."""
-        if self._algorithm.algorithm.needs_adam:
-            loss = _step_of_adam(self, closure)
+        if self._algorithm.algorithm.averages_gradients:
+            loss = _step_of_all(self, closure)
         else:
             losses: List[Any] = []
             arguments = () if closure is None else (closure,)
@@ -115,8 +115,8 @@ def _scaled(optimizer: Stepping, arguments: Any) -> Any:
         return None if overflows else optimizer._update(*arguments)
 
 
-def _step_of_adam(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> Any:
-    """Make a step of an algorithm that needs Adam, and return the closure's loss."""
+def _step_of_all(optimizer: Stepping, closure: Optional[Callable[[], Any]]) -> Any:
+    """Make a step of an algorithm that averages gradients, and return the closure's loss."""
     loss = None
     if closure is not None:
         with torch.enable_grad():

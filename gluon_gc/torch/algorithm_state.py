@@ -76,7 +76,7 @@ class AlgorithmState:
         if algorithm.needs_adam:
             require_adam(algorithm.name, optimizer, self.parameters)
         own = (overrides or {}).values()
-        require_fitting_compression(algorithm.name, compression_params, *own)
+        require_fitting_compression(algorithm, compression_params, *own)
         requested, _ = chosen_params(self.parameters, compression_params, overrides)
         self.automatic = AutomaticLocalSteps(algorithm, requested, every_given, self._wait)
         self.optimizer, self._group = optimizer, process_group
@@ -117,8 +117,8 @@ class AlgorithmState:
         ----------
         update : callable
         overflows : bool, optional
-            If the algorithm needs Adam: whether this worker's GradScaler has found an infinity.
-            All workers then leave the step out. None: there is no scaler.
+            If the algorithm averages gradients: whether this worker's GradScaler has found an
+            infinity. All workers then leave the step out. None: there is no scaler.
 
         Returns
         -------
@@ -126,22 +126,22 @@ class AlgorithmState:
         """
         self.rounds.require_open()
         require_averaged(self.optimizer, self._known)
-        needs_adam = self.algorithm.needs_adam
-        if needs_adam:
+        if self.algorithm.needs_adam:
             require_settings(self.algorithm.name, self.optimizer)
+        averages = self.algorithm.averages_gradients
         if not self._agreed:
             settings = {"GradScaler": overflows is not None, "on_nonfinite": self._on_nonfinite}
-            self._agree([("", settings)] if needs_adam else [])
-        if needs_adam:
-            return self._step_of_adam(update, overflows)
+            self._agree([("", settings)] if averages else [])
+        if averages:
+            return self._step_of_all(update, overflows)
         if self.automatic.due():
             tensors = self.rounds.tensors()
             self.take(automatic.decided(self.automatic, tensors, self._group))
         self.driver.step(update)
         return True
 
-    def _step_of_adam(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
-        """Make a step of an algorithm that needs Adam; see `step`."""
+    def _step_of_all(self, update: Callable[[], None], overflows: Optional[bool]) -> bool:
+        """Make a step of an algorithm that averages gradients; see `step`."""
         if overflows is not None:
             flags = self.rounds.meeting.gather_numbers([int(overflows)], "compare loss scales")
             if any(flag for (flag,) in flags):
@@ -149,7 +149,10 @@ class AlgorithmState:
         elif self._on_nonfinite == "skip" and self._finds_nonfinite():
             return False
         fill_gradients(self.algorithm.name, self.parameters)
-        self.driver.step(update, WrappedAdam(self.optimizer, self.parameters))
+        needs_adam = self.algorithm.needs_adam
+        self.driver.step(
+            update, WrappedAdam(self.optimizer, self.parameters) if needs_adam else None
+        )
         return True
 
     def _finds_nonfinite(self) -> bool:

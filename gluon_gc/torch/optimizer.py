@@ -115,7 +115,7 @@ def DistributedOptimizer(
     **options
         overrides, process_group, on_nonfinite and grad_scaler; see `CompressionState`. A
         `grad_scaler` waits for the averages before it unscales them. With an algorithm, only
-        overrides, process_group and, if it needs Adam, on_nonfinite="skip" are allowed.
+        overrides, process_group and, if it averages gradients, on_nonfinite="skip" are allowed.
 
     Raises
     ------

@@ -18,6 +18,7 @@ from ..plan import Tensor
 from . import staging
 from .declared_tensor import DeclaredTensor, declared
 from .exchange import Exchange
+from .framework import PyTorch
 from .job import Job, future_on, resolving
 
 Tensors = Dict[str, torch.Tensor]
@@ -43,6 +44,8 @@ class Rounds:
     ----------
     exchanges : dict of str to Exchange
         The exchange for each kind of round.
+    framework : PyTorch
+        Functions of PyTorch that algorithms call.
     counts : Counter
         The number of rounds of each kind.
     meeting : Exchange
@@ -59,6 +62,7 @@ class Rounds:
         step: Callable[[], int],
     ) -> None:
         self._about, self._group, self._step = about, group, step
+        self.framework = PyTorch()
         self._parameters, self._params = parameters, params
         self._shapes: Dict[str, Shapes] = {}  # by the kind of round
         self._compressed: Dict[str, bool] = {}  # by the kind of round

@@ -33,7 +33,7 @@ extern "C" {
 #define GLUON_GC_API __attribute__((visibility("default")))
 
 /* Increase it with every change to a declaration in this file, together with VERSION in gluon_gc/kernels/library.py. */
-enum { gluon_gc_abi_version = 2 };
+enum { gluon_gc_abi_version = 3 };
 
 /* Returns "version=V cuda=N ticket_bytes=N needs=N traits=N ...": the constants, and the bytes of each struct below.
    Python compares its declarations with this text before any other call. The function's signature never changes. */
@@ -250,6 +250,26 @@ GLUON_GC_API int gluon_gc_values_finite(const void* x, size_t n, int itemsize, i
 GLUON_GC_API void gluon_gc_half_from_float(const float* x, size_t n, float scale, uint16_t* out, int threads,
                                            int isa);
 GLUON_GC_API void gluon_gc_float_from_half(const uint16_t* x, size_t n, float* out, int threads, int isa);
+
+/* A matrix M (rows x columns) and its factors, for PowerSGD (low_rank.h). All are row-major. A left factor P is rank x
+   rows, a right factor Q is rank x columns: their product is transposed(P) Q. */
+typedef struct {
+  size_t rows, columns, rank;
+  int itemsize; /* 4 or 8 */
+  int threads;
+  int isa;
+} gluon_gc_low_rank;
+
+/* M = (M - transposed(P) Q) + G, and left = next transposed(M), where G is a matrix and `next` a right factor. */
+GLUON_GC_API void gluon_gc_accumulate(const gluon_gc_low_rank* shape, const void* g, const void* p, const void* q,
+                                      const void* next, void* m, void* left);
+/* right = P M. */
+GLUON_GC_API void gluon_gc_project(const gluon_gc_low_rank* shape, const void* p, const void* m, void* right);
+/* out = transposed(P) Q. */
+GLUON_GC_API void gluon_gc_multiply(const gluon_gc_low_rank* shape, const void* p, const void* q, void* out);
+/* Makes the `count` rows of x, which have n elements, orthonormal. A row that depends on the rows before it becomes
+   zeros. A NaN or an infinity gives NaNs. */
+GLUON_GC_API void gluon_gc_orthonormalise(void* x, size_t count, size_t n, int itemsize);
 
 /* Framing (framing.h). MXNet's server adds 0.0 to each float32 word, which alters -0.0, denormals and NaNs. So a
    payload is sent as ordinary floats, in blocks of 128 words: one header word and up to 127 words of payload.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/abi.h"
@@ -10,6 +11,7 @@
 #include "core/framing.h"
 #include "core/half.h"
 #include "core/limits.h"
+#include "core/low_rank.h"
 #include "core/row_format.h"
 #include "core/squares.h"
 #include "core/stream.h"
@@ -31,6 +33,7 @@ const char* gluon_gc_abi() {
     add("values", sizeof(gluon_gc_values));
     add("clipping", sizeof(gluon_gc_clipping));
     add("rows", sizeof(gluon_gc_rows));
+    add("low_rank", sizeof(gluon_gc_low_rank));
     return text;
   }();
   return sizes.c_str();
@@ -69,6 +72,50 @@ void gluon_gc_half_from_float(const float* x, std::size_t n, float scale, std::u
 
 void gluon_gc_float_from_half(const std::uint16_t* x, std::size_t n, float* out, int threads, int isa) {
   float_from_half(x, n, out, threads, Isa(isa));
+}
+
+namespace {
+
+// Calls call(kernels, a null pointer to an element) for the instruction set and the element type of `shape`.
+template <typename Call>
+void low_rank(const gluon_gc_low_rank& shape, Call call) {
+  dispatch(Isa(shape.isa), [&](auto isa) {
+    if (shape.itemsize == 4) call(LowRankKernels<isa, float>(), static_cast<float*>(nullptr));
+    else call(LowRankKernels<isa, double>(), static_cast<double*>(nullptr));
+  });
+}
+
+}  // namespace
+
+void gluon_gc_accumulate(const gluon_gc_low_rank* shape, const void* g, const void* p, const void* q, const void* next,
+                         void* m, void* left) {
+  low_rank(*shape, [=](auto kernels, auto* type) {
+    using T = decltype(type);
+    using Input = const std::remove_pointer_t<T>*;
+    kernels.accumulate({shape->rows, shape->columns, shape->rank}, Input(g), Input(p), Input(q), Input(next), T(m),
+                       T(left), shape->threads);
+  });
+}
+
+void gluon_gc_project(const gluon_gc_low_rank* shape, const void* p, const void* m, void* right) {
+  low_rank(*shape, [=](auto kernels, auto* type) {
+    using T = decltype(type);
+    using Input = const std::remove_pointer_t<T>*;
+    kernels.project({shape->rows, shape->columns, shape->rank}, Input(p), Input(m), T(right), shape->threads);
+  });
+}
+
+void gluon_gc_multiply(const gluon_gc_low_rank* shape, const void* p, const void* q, void* out) {
+  low_rank(*shape, [=](auto kernels, auto* type) {
+    using T = decltype(type);
+    using Input = const std::remove_pointer_t<T>*;
+    kernels.multiply({shape->rows, shape->columns, shape->rank}, Input(p), Input(q), T(out), shape->threads);
+  });
+}
+
+void gluon_gc_orthonormalise(void* x, std::size_t count, std::size_t n, int itemsize) {
+  if (itemsize == 4) orthonormalise(static_cast<float*>(x), count, n);
+  else orthonormalise(static_cast<double*>(x), count, n);
 }
 
 std::size_t gluon_gc_frame_words(std::size_t bytes) { return frame_words(bytes); }

@@ -1,0 +1,133 @@
+"""powersgd: gradients are averaged as matrices of low rank."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Dict, Mapping, Tuple
+
+import numpy as np
+
+from ..options import whole
+from .base import Algorithm, Array, Arrays, Round, Rounds, Shapes, Step, register
+from .low_rank import LowRank
+
+_UNIFORMS = 12
+"""The sum of this number of uniform draws has a variance of 1."""
+
+
+@register
+@dataclass(frozen=True)
+class PowerSGD(Algorithm):
+    """Average gradients as products of two thin matrices.
+
+    A gradient is a matrix: its first dimension by the product of the others. It is compressed if
+    its two factors have fewer than half of its elements. Gradients with one dimension and small
+    ones travel as they are, in the messages of the first factor. In each step, worker i computes
+    for each matrix, with its gradient G_i:
+
+        M_i = E_i + G_i
+        P = orthonormal(mean of M_i Q)
+        Q = mean of transposed(M_i) P
+        G = P transposed(Q)
+        E_i = M_i - G
+
+    The columns of Q are made orthonormal before they are used. The optimizer applies G. The
+    residual E_i starts as 0, and is never formed: the state has M_i, P and Q. A column of Q that is
+    0, as in the first step, is replaced by random numbers. P and Q have r columns, or as many as
+    the smaller side of the matrix. They are stored transposed.
+
+    In the first `start` steps, the workers average whole gradients.
+
+    References
+    ----------
+    Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+    Distributed Optimization", 2019.
+    """
+
+    name = "powersgd"
+    description = "averages gradients as matrices of low rank, with error feedback"
+    shared = ("left_factor", "right_factor")
+    own = ("total",)
+    averages_gradients = True
+    compresses = True
+    spellings = {  # of PyTorch's PowerSGDState
+        "matrix_approximation_rank": "rank",
+        "start_powerSGD_iter": "start",
+    }
+
+    rank: int = whole(1, "r: number of columns of each factor").field(1)
+    start: int = whole(0, "number of first steps that average whole gradients").field(0)
+
+    def rounds(self, shapes: Shapes) -> Mapping[str, Shapes]:
+        matrices = self._matrices(shapes)
+        left = {n: matrices[n][0] if n in matrices else shape for n, shape in shapes.items()}
+        kinds = {"gradient": shapes} if self.start else {}
+        kinds["left_factor"] = left
+        if matrices:
+            kinds["right_factor"] = {name: right for name, (_, right) in matrices.items()}
+        return kinds
+
+    def begin(self, parameters: Arrays) -> Dict[str, Dict[str, Array]]:
+        matrices = self._matrices({name: x.shape for name, x in parameters.items()})
+        rows = {
+            name: parameters[name].reshape((left[1], -1)) for name, (left, _) in matrices.items()
+        }
+        return {
+            "total": {name: 0.0 * x for name, x in rows.items()},
+            "left_factor": {n: _zeros(rows[n], left) for n, (left, _) in matrices.items()},
+            "right_factor": {n: _zeros(rows[n], right) for n, (_, right) in matrices.items()},
+        }
+
+    def step(self, at: Step, state: Mapping[str, Dict[str, Array]]) -> Rounds:
+        if at.number <= self.start:
+            mean = yield Round("gradient", at.gradients)
+            for name, gradient in at.gradients.items():
+                gradient[:] = mean[name]
+            at.update()
+            return
+        products = LowRank(at.framework)
+        totals, p, q = state["total"], state["left_factor"], state["right_factor"]
+        sent = dict(at.gradients)
+        matrices = [name for name in sent if name in totals]
+        for name in matrices:
+            basis = products.basis(q[name], partial(random_row, name, at.number, q[name].shape[1]))
+            sent[name] = products.accumulate(sent[name], p[name], q[name], basis, totals[name])
+        mean = yield Round("left_factor", sent)
+        for name in matrices:
+            p[name] = products.basis(mean[name])
+        if matrices:
+            own = {name: products.project(p[name], totals[name], q[name]) for name in matrices}
+            q.update((yield Round("right_factor", own)))
+        for name, gradient in at.gradients.items():
+            if name in totals:
+                products.restore(p[name], q[name], gradient)
+            else:
+                gradient[:] = mean[name]
+        at.update()
+
+    def _matrices(self, shapes: Shapes) -> Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]]:
+        """The shapes of the two factors of each gradient that is compressed."""
+        matrices = {}
+        for name, shape in shapes.items():
+            rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
+            rank = min(self.rank, rows, columns)
+            if 2 * rank * (rows + columns) < rows * columns:
+                matrices[name] = (rank, rows), (rank, columns)
+        return matrices
+
+
+def random_row(name: str, step: int, size: int, number: int) -> np.ndarray:
+    """A row of a right factor: nearly normal random numbers, equal on all machines.
+
+    They are sums of uniform numbers, which take only additions.
+    """
+    random = np.random.RandomState([zlib.crc32(name.encode()), step, number])
+    return random.random_sample((_UNIFORMS, size)).sum(axis=0) - _UNIFORMS / 2
+
+
+def _zeros(rows: Array, shape: Tuple[int, int]) -> Array:
+    """Zeros of a shape with fewer elements than `rows`."""
+    return 0.0 * rows.reshape((-1,))[: math.prod(shape)].reshape(shape)

@@ -1,0 +1,87 @@
+"""powersgd on the real backends: the weights of all workers match its NumPy replay."""
+
+import numpy as np
+import pytest
+
+from tests.algorithm_replay import PowerSGDReplay
+from tests.distributed.jobs import gradients_of
+from tests.distributed.standing import run, run_horovod, run_machine
+from tests.distributed.test_algorithms import (
+    CHUNK,
+    RATE,
+    SGD,
+    SHAPES,
+    first_values,
+    killed_and_resumed,
+    mean_of,
+    on_each_engine,
+    on_machines,
+    on_nodes,
+)
+
+STEPS = 8
+SETTINGS = [(1, 0, 3, 1), (2, 2, 2, 1), (2, 2, 1, 1), (2, 0, 5, 2)]
+"""The rank, the start, the step of the checkpoint, and the number of contexts."""
+
+
+def ways(folder):
+    """Arguments of `jobs.algorithms`: resumed in the first steps, just after them, and later."""
+    common = {"shapes": SHAPES, "steps": STEPS, "folder": folder, "compression_params": None, **SGD}
+    return [
+        {
+            **common,
+            "algorithm": {"name": "powersgd", "rank": rank, "start": start},
+            "middle": middle,
+            "contexts": contexts,
+        }
+        for rank, start, middle, contexts in SETTINGS
+    ]
+
+
+def replayed(way, workers, local_size, chunk=10**9):
+    """Return the final weights, which all workers share."""
+    values = first_values()
+    shapes = dict(zip(values, SHAPES))
+    mean = mean_of(None, workers, local_size, chunk)
+    rank, start = way["algorithm"]["rank"], way["algorithm"]["start"]
+    replay = PowerSGDReplay(shapes, workers, rank, start, mean=mean)
+    for step in range(STEPS):
+        given = [
+            [np.float32(way["contexts"]) * g for g in gradients_of(worker, step, SHAPES)]
+            for worker in range(workers)
+        ]
+        for name, average in replay.step([dict(zip(values, own)) for own in given]).items():
+            values[name] -= np.float32(RATE) * average
+    return values
+
+
+@pytest.mark.parametrize(
+    "start, local_size",
+    [(run, 1), (run_horovod, 1), (run_machine, 2), (on_machines, 2), (on_nodes, 2)],
+    ids=["servers", "horovod", "machine", "machines", "nodes"],
+)
+def test_powersgd_gives_the_replays_weights_and_goes_on_bit_for_bit(tmp_path, start, local_size):
+    chunk = CHUNK if start in (on_machines, on_nodes) else 10**9
+    if start in (run_horovod, on_nodes):
+        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+    arguments = ways(str(tmp_path))
+    results = start("algorithms", arguments)
+    for number, way in enumerate(arguments):
+        expected = replayed(way, len(results), local_size, chunk)
+        for result in results:
+            for i in range(len(SHAPES)):
+                for name in ("w", "resumed"):
+                    for context in range(way["contexts"]):
+                        found = result[f"{number}{name}{i}/{context}"]
+                        np.testing.assert_array_equal(found, expected[f"p{i}"], err_msg=name)
+
+
+@on_each_engine
+def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, workers, local_size):
+    arguments = ways(str(tmp_path))[:3]
+    results = killed_and_resumed(tmp_path, start, workers, arguments)
+    for number, way in enumerate(arguments):
+        expected = replayed(way, workers, local_size)
+        for result in results:
+            for i in range(len(SHAPES)):
+                np.testing.assert_array_equal(result[f"{number}w{i}"], expected[f"p{i}"])

@@ -1,0 +1,281 @@
+"""Workers' jobs in the tests of powersgd; see algorithm_jobs.py."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gluon_gc.torch as bps
+from gluon_gc.algorithms import parse
+from gluon_gc.algorithms.powersgd import random_row
+from gluon_gc.torch.framework import PyTorch
+from tests.algorithm_replay import PowerSGDReplay
+from tests.torch.algorithm_jobs import ONEBIT, loaded, saved
+from tests.torch.common import (
+    Net,
+    assert_alike,
+    do_jobs,
+    flat,
+    loss_of,
+    raised,
+    sgd,
+    step_with_closures,
+)
+
+SHAPES = {"conv": (16, 8, 3, 3), "embedding": (60, 9), "bias": (7,), "tiny": (3, 3)}
+STEPS = 9
+
+
+def distributed(net, rank=2, params=None, inner=None, **more):
+    options = dict(compression_params=params, algorithm={"name": "powersgd", "rank": rank, **more})
+    return bps.DistributedOptimizer(inner or sgd(net), net.named_parameters(), **options)
+
+
+def train(net, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        optimizer.step()
+    return flat(net)
+
+
+# Numbers
+
+
+def gradients_of(rank, step):
+    random = np.random.default_rng((rank, step))
+    return {n: random.standard_normal(shape).astype(np.float32) for n, shape in SHAPES.items()}
+
+
+def mean(kind, name, vectors):
+    """Return the average of uncompressed vectors: shares, added in the order of the ranks."""
+    return sum(vector * np.float32(1 / len(vectors)) for vector in vectors)
+
+
+def powersgd_is_its_replay_bit_for_bit():
+    workers = dist.get_world_size()
+    for rank, start, formats in itertools.product((1, 4), (0, 2), ("contiguous", "channels_last")):
+        parameters = {n: torch.nn.Parameter(torch.ones(shape)) for n, shape in SHAPES.items()}
+        layout = getattr(torch, f"{formats}_format" if formats == "contiguous" else formats)
+        parameters["conv"].data = parameters["conv"].data.to(memory_format=layout)
+        inner = torch.optim.SGD(parameters.values(), lr=1.0)
+        algorithm = {"name": "powersgd", "rank": rank, "start": start}
+        optimizer = bps.DistributedOptimizer(inner, parameters.items(), algorithm=algorithm)
+        expected = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+        replay = PowerSGDReplay(SHAPES, workers, rank, start, mean)
+        for step in range(STEPS):
+            for name, gradient in gradients_of(dist.get_rank(), step).items():
+                given = torch.from_numpy(gradient)
+                if name == "conv":
+                    given = given.to(memory_format=layout)
+                parameters[name].grad = given
+            optimizer.step()
+            averages = replay.step([gradients_of(worker, step) for worker in range(workers)])
+            for name, average in averages.items():
+                expected[name] -= average
+                ours = parameters[name].detach().numpy()
+                np.testing.assert_array_equal(ours, expected[name], str((step, name)))
+        counts = optimizer.compression_state.compression_stats()["rounds"]
+        factors = dict.fromkeys(("left_factor", "right_factor"), STEPS - start)
+        assert counts == ({"gradient": start} if start else {}) | factors
+        optimizer.compression_state.close()
+
+
+class Columns(torch.nn.Module):
+    """A network whose matrices all have another number of columns."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(1, 40, (1, 5), stride=(1, 5), bias=False)
+        self.first = torch.nn.Linear(160, 90)
+        self.last = torch.nn.Linear(90, 30)
+
+    def forward(self, x):
+        x = self.conv(x[:, None, None]).flatten(1)
+        return self.last(self.first(x.relu()).tanh())
+
+
+def the_losses_are_those_of_pytorchs_hook():
+    """Both start from the same Q: our random numbers replace those that PyTorch draws."""
+    for rank, (dtype, tolerance) in itertools.product(
+        (1, 4), ((torch.float32, 1e-3), (torch.float64, 1e-9))
+    ):
+        losses = [
+            losses_of(run, rank, dtype)
+            for run in (distributed_data_parallel, distributed_optimizer)
+        ]
+        np.testing.assert_allclose(*losses, rtol=0, atol=tolerance)
+        assert losses[0][-1] < losses[0][0] - 0.5, losses[0]
+        if dtype is torch.float32:
+            rounded = losses_of(distributed_optimizer, rank, dtype, {"fp16": True})
+            assert abs(np.mean(rounded[-4:]) - np.mean(losses[0][-4:])) < 0.02, rounded
+
+
+def losses_of(run, rank, dtype, params=None):
+    """Return the mean loss of the workers in each step."""
+    net = Columns().to(dtype)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
+    model, optimizer, close = run(net, inner, rank, params)
+    losses = []
+    for step in range(40):
+        random = torch.Generator().manual_seed(100 * (step % 4) + dist.get_rank())
+        x, y = torch.randn(16, 20, generator=random), torch.randint(5, (16,), generator=random)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x.to(dtype)), y)
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(float(total) / dist.get_world_size())
+    assert_alike(flat(net))
+    close()
+    return losses
+
+
+def distributed_optimizer(net, inner, rank, params):
+    optimizer = distributed(net, rank, params, inner, start=2)
+    return net, optimizer, optimizer.compression_state.close
+
+
+def distributed_data_parallel(net, inner, rank, _):
+    algorithm = parse({"name": "powersgd", "rank": rank})
+    shapes = {name: tuple(parameter.shape) for name, parameter in net.named_parameters()}
+    right = algorithm.rounds(shapes)["right_factor"]
+    assert len(right) == 3 - (rank == 4)
+    names = {columns: name for name, (_, columns) in right.items()}
+
+    def randn(one, columns, count, **_):
+        draws = [random_row(names[columns], 3, columns, column) for column in range(count)]
+        return torch.from_numpy(np.stack(draws, axis=1))[None]
+
+    powerSGD_hook.torch = SimpleNamespace(**{**vars(torch), "randn": randn})
+    model = DistributedDataParallel(net, bucket_cap_mb=1000)
+    state = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    def close():
+        powerSGD_hook.torch = torch
+
+    return model, inner, close
+
+
+def on_a_gpu_the_products_are_pytorchs():
+    weights = []
+    for in_host_memory in (PyTorch.in_host_memory, lambda self, array: False):
+        original, PyTorch.in_host_memory = PyTorch.in_host_memory, in_host_memory
+        net = Net()
+        optimizer = distributed(net)
+        weights.append(train(net, optimizer, range(8)))
+        PyTorch.in_host_memory = original
+        assert_alike(weights[-1])
+        optimizer.compression_state.close()
+    assert torch.allclose(*weights, atol=1e-5)
+
+
+def factors_travel_as_float16_if_asked():
+    pushed = []
+    for params in (None, {"fp16": True}):
+        net = Net()
+        first = float(loss_of(net, 0))
+        optimizer = distributed(net, params=params)
+        assert_alike(train(net, optimizer, range(30)))
+        assert float(loss_of(net, 0)) < first
+        stats = optimizer.compression_state.compression_stats()
+        pushed.append(stats["total"].get("pushed_bytes", 0))
+        optimizer.compression_state.close()
+    assert pushed[1] == 0 or 1.8 < pushed[0] / pushed[1] < 2.1, pushed
+
+
+# Loops
+
+
+def loops_of_every_kind_make_the_same_steps():
+    net = Net()
+    optimizer = distributed(net)
+    expected = train(net, optimizer, range(STEPS))
+    optimizer.compression_state.close()
+    for loop in (with_closures, with_a_scaler):
+        net = Net()
+        optimizer = distributed(net)
+        loop(net, optimizer)
+        assert torch.equal(flat(net), expected), loop
+        optimizer.compression_state.close()
+
+
+def with_closures(net, optimizer):
+    step_with_closures(net, optimizer, range(STEPS))
+
+
+def with_a_scaler(net, optimizer):
+    """Worker 0 has an infinity in an additional step, which all workers leave out."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step, bad in ((0, False), (1, False), (1, True), *((s, False) for s in range(2, STEPS))):
+        before = flat(net)
+        optimizer.zero_grad()
+        loss = scaler.scale(loss_of(net, step))
+        (loss * (math.inf if bad and dist.get_rank() == 0 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update(2.0**10)
+        assert torch.equal(flat(net), before) == bad
+
+
+def what_is_resumed_goes_on_bit_for_bit():
+    """The checkpoint is from before the first step, from the whole gradients, or from later."""
+    net = Net()
+    optimizer = distributed(net, start=2)
+    boxes = {}
+    for step in range(STEPS):
+        if step in (0, 1, 2, 3, 6):
+            boxes[step] = saved(optimizer.compression_state)
+        train(net, optimizer, [step])
+    for begin, box in boxes.items():
+        resumed = Net()
+        torch.nn.init.zeros_(resumed.last.weight)
+        other = distributed(resumed, start=2)
+        other.compression_state.load_state_dict(loaded(box))
+        assert torch.equal(train(resumed, other, range(begin, STEPS)), flat(net)), begin
+        other.compression_state.close()
+    optimizer.compression_state.close()
+
+
+# Errors
+
+
+def what_cannot_work_is_refused_by_name():
+    net = Net()
+    said = "compression_params['compressor'] must be left out with algorithm powersgd, got 'onebit'"
+    raised(ValueError, said, lambda: distributed(net, params=ONEBIT))
+    raised(ValueError, "algorithm['rank'] must be a whole number > 0", lambda: distributed(net, 0))
+
+
+def what_is_not_finite_is_named_by_all():
+    for start, kind in ((0, "left_factor"), (9, "gradient")):
+        net = Net()
+        optimizer = distributed(net, start=start)
+        train(net, optimizer, [0])
+        loss_of(net, 1).backward()
+        if dist.get_rank() == 0:
+            net.second.weight.grad[3, 4] = math.nan
+        said = f"the {kind} of parameter second.weight has a NaN or an infinity in step 2"
+        raised(RuntimeError, said, optimizer.step)
+        optimizer.compression_state.close()
+
+
+def workers_that_begin_with_other_parameters_are_told():
+    net = Net()
+    optimizer = distributed(net)
+    if dist.get_rank():
+        torch.nn.init.zeros_(net.second.bias)
+    said = "for parameter second.bias, but worker 0 has"
+    raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
+    optimizer.compression_state.close()
+
+
+if __name__ == "__main__":
+    do_jobs(globals())
