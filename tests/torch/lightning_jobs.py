@@ -63,7 +63,7 @@ def trained_as_by_hand(folder):
 def resumed_bit_for_bit(folder):
     for number, (params, algorithm) in enumerate(by_hand.CASES):
         path = str(folder / f"{number}.ckpt")
-        _, trainer = fit(CompressionCallback(params, algorithm), max_steps=5)
+        _, trainer = fit(CompressionCallback(params, algorithm), max_epochs=1)
         trainer.save_checkpoint(path, weights_only=False)
         with logged() as lines:
             module, _ = fit(CompressionCallback(params, algorithm), checkpoint=path)
