@@ -74,7 +74,11 @@ class AttachedCompression:
             self.state = CompressionState(
                 named, compression_params, optimizer, grad_scaler=grad_scaler, **options
             )
-            self.model.register_comm_hook(self.state, compression_hook)
+            try:
+                self.model.register_comm_hook(self.state, compression_hook)
+            except BaseException:
+                self.state.close()
+                raise
         else:
             if optimizer is None:
                 raise ValueError("an algorithm needs a training loop with one optimizer")
@@ -92,6 +96,10 @@ class AttachedCompression:
     def _meeting(self) -> Exchange:
         state = self.state
         return state.exchange if isinstance(state, CompressionState) else state.rounds.meeting
+
+    def is_of(self, model: torch.nn.Module) -> bool:
+        """Return whether this is the compression of a model that the tool has prepared."""
+        return _in_ddp(model) is self.model
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, for compressors with a warm-up such as dgc."""

@@ -60,16 +60,12 @@ class CompressionCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach the compression, and load its state from the checkpoint."""
-        if self.compression is not None:
-            self.compression.close()
-        self.compression = AttachedCompression(
-            self._trainer.model_wrapped,
-            self._trainer.optimizer,
-            *self._arguments,
-            grad_scaler=self._trainer.accelerator.scaler,
-            **self._options,
-        )
+        """Attach the compression, and load its state from the checkpoint.
+
+        If the Trainer trains the same DistributedDataParallel again, its compression continues.
+        """
+        if self.compression is None or not self.compression.is_of(self._trainer.model_wrapped):
+            self._attach()
         saved = state.stateful_callbacks.get(_KEY)
         if saved is not None:
             self.compression.load(lambda: _read(args, state.global_step, saved["run"]))
@@ -80,6 +76,17 @@ class CompressionCallback(TrainerCallback):
             )
         self._run = broadcast_object(uuid.uuid4().hex)
         state.stateful_callbacks[_KEY] = {"run": self._run}
+
+    def _attach(self) -> None:
+        if self.compression is not None:
+            self.compression.close()
+        self.compression = AttachedCompression(
+            self._trainer.model_wrapped,
+            self._trainer.optimizer,
+            *self._arguments,
+            grad_scaler=self._trainer.accelerator.scaler,
+            **self._options,
+        )
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
