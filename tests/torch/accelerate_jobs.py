@@ -2,15 +2,15 @@
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 
 import gluon_gc.torch as bps
 from gluon_gc.torch.integrations.accelerate import compress
 from tests.torch import by_hand
 from tests.torch.common import (
     ONEBIT,
-    TOPK,
     Net,
-    data,
+    assert_alike,
     do_jobs,
     flat,
     logged,
@@ -25,8 +25,8 @@ from tests.torch.common import (
 class Loop:
     """A training loop of Accelerate."""
 
-    def __init__(self, params, algorithm=None):
-        self.accelerator = Accelerator(cpu=True)
+    def __init__(self, params, algorithm=None, **more):
+        self.accelerator = Accelerator(cpu=True, **more)
         self.net = Net()
         self.model, self.optimizer = self.accelerator.prepare(self.net, sgd(self.net))
         arguments = (self.accelerator, self.model, self.optimizer, params, algorithm)
@@ -57,6 +57,68 @@ def trained_as_by_hand_and_resumed_bit_for_bit(folder):
         assert not lines
         for used in (loop, resumed):
             used.compression.close()
+
+
+def accumulated_gradients_are_one_step(folder):
+    loop = Loop(ONEBIT, gradient_accumulation_steps=2)
+    with logged() as lines:
+        weights = loop.train(range(4))
+    assert loop.compression.state.steps == 2
+    assert_alike(weights)
+    assert not lines
+    loop.compression.close()
+
+
+def each_node_saves_all_states(folder):
+    loop = Loop(ONEBIT, project_config=ProjectConfiguration(save_on_each_node=True))
+    workers = loop.compression.state_dict()["workers"]
+    assert [state["rank"] for state in workers] == [0, 1]
+    loop.compression.close()
+
+
+def prepared_optimizers_are_taken_where_an_optimizer_is(folder):
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    expected = train(net, optimizer, ddp, range(6))
+    state.close()
+    net, accelerator = Net(), Accelerator(cpu=True)
+    optimizer = accelerator.prepare(sgd(net))
+    state = bps.CompressionState(net.named_parameters(), ONEBIT, optimizer)
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    ddp.register_comm_hook(state, bps.compression_hook)
+    assert torch.equal(train(net, optimizer, ddp, range(6)), expected)
+    state.close()
+    net = Net()
+    prepared = accelerator.prepare(sgd(net))
+    optimizer = bps.DistributedOptimizer(
+        prepared, net.named_parameters(), compression_params=ONEBIT
+    )
+    assert optimizer is prepared
+    bps.broadcast_optimizer_state(optimizer)
+    assert torch.equal(train(net, optimizer, net, range(6)), expected)
+    optimizer.optimizer.compression_state.close()
+
+
+def mistakes_are_refused(folder):
+    net, accelerator = Net(), Accelerator(cpu=True)
+    message = "the tool has made a Net: start two or more workers, and select DDP"
+    raised(ValueError, message, lambda: compress(accelerator, net, sgd(net)))
+    model, optimizer = accelerator.prepare(net, sgd(net))
+    compression = compress(accelerator, model, optimizer)
+    raised(RuntimeError, "only be called once", lambda: compress(accelerator, model, optimizer))
+    message = "this checkpoint has no states of all workers' compression"
+    raised(ValueError, message, lambda: compression.load_state_dict({}))
+    compression.close()
+    optimizer.scaler = torch.amp.GradScaler("cpu")
+    message = "for float16 before algorithm local_steps changes its step: use bfloat16"
+    raised(
+        ValueError,
+        message,
+        lambda: compress(accelerator, model, optimizer, algorithm="local_steps"),
+    )
+
+
+def one_worker_is_refused(folder):
+    raised(ValueError, "has made a Net: start two or more workers", lambda: Loop({}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Jobs that train with Lightning; see jobs.py."""
 
+import functools
 import logging
 import warnings
 
@@ -8,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from gluon_gc.torch.integrations.lightning import CompressionCallback
 from tests.torch import by_hand
-from tests.torch.common import ONEBIT, TOPK, Net, data, do_jobs, flat, logged, raised, sgd
+from tests.torch.common import ONEBIT, Net, assert_alike, data, do_jobs, flat, logged, raised, sgd
 
 warnings.filterwarnings("ignore", module="lightning")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -71,9 +72,29 @@ def resumed_bit_for_bit(folder):
         assert not lines
 
 
-def mistakes_are_refused(folder):
+def accumulated_gradients_are_one_step(folder):
     callback = CompressionCallback(ONEBIT)
-    raised(ValueError, "has made a Module: start two or more", lambda: fit(callback, devices=1, strategy="auto"))
+    with logged() as lines:
+        module, _ = fit(callback, accumulate_grad_batches=2)
+        assert callback.compression.state.steps == by_hand.BATCHES
+        assert_alike(flat(module.net))
+        module, _ = fit(callback)  # the callback is used again
+    assert torch.equal(flat(module.net), by_hand.trained(ONEBIT))
+    assert not lines
+
+
+def several_optimizers_share_the_compression(folder):
+    topk = {"compressor": "topk", "k": 0.05, "ef": "vanilla"}
+    module, _ = fit(CompressionCallback(topk), Module(optimizers=2))
+    assert torch.equal(flat(module.net), by_hand.trained(topk))
+    message = "an algorithm needs a training loop with one optimizer"
+    callback = CompressionCallback(topk, "local_steps")
+    raised(ValueError, message, lambda: fit(callback, Module(optimizers=2)))
+
+
+def one_worker_is_refused(folder):
+    fitting = functools.partial(fit, CompressionCallback(), devices=1, strategy="auto")
+    raised(ValueError, "the tool has made a Module: start two or more workers", fitting)
 
 
 if __name__ == "__main__":

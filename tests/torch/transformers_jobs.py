@@ -154,7 +154,9 @@ def checkpoints_that_do_not_fit_are_refused(folder):
     changed(lambda: shutil.rmtree(files))
     refused("pass the folder as TrainingArguments(resume_from_checkpoint", folder / "moved")
     with logged() as lines:
-        made = trainer(folder / "run", params, max_steps=4, resume_from_checkpoint=str(folder / "moved"))
+        made = trainer(
+            folder / "run", params, max_steps=4, resume_from_checkpoint=str(folder / "moved")
+        )
         made.train(resume_from_checkpoint=str(folder / "moved"))
     assert not lines
     saved(folder / "run")
@@ -168,8 +170,10 @@ def checkpoints_that_do_not_fit_are_refused(folder):
     with logged() as lines:
         made = trainer(folder / "plain", params, max_steps=4)
         made.train(resume_from_checkpoint=True)
-    assert lines == ["the Trainer's checkpoint has no state of the compression: residuals and "
-                     "momentum start from zero"]
+    assert lines == [
+        "the Trainer's checkpoint has no state of the compression: residuals and "
+        "momentum start from zero"
+    ]
 
 
 def one_worker_is_refused(folder):

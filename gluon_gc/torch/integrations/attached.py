@@ -1,4 +1,4 @@
-"""AttachedCompression: compression of a model and an optimizer that a training tool has prepared."""
+"""AttachedCompression: compression of a model and optimizer that a training tool has prepared."""
 
 from __future__ import annotations
 
