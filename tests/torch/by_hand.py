@@ -1,7 +1,5 @@
 """The reference of the integrations' tests: loops that are written by hand, and their cases."""
 
-import torch.distributed as dist
-
 import gluon_gc.torch as bps
 from tests.torch.common import ONEBIT, TOPK, Net, flat, loss_of, sgd, wrapped
 
@@ -30,9 +28,3 @@ def trained(params, algorithm=None, epochs=2):
     weights = flat(net)
     state.close()
     return weights
-
-
-def differs_between_workers(tensor):
-    both = [None] * dist.get_world_size()
-    dist.all_gather_object(both, tensor)
-    return any(not one.equal(tensor) for one in both)

