@@ -39,6 +39,7 @@ CORE_TESTS := tests/core $(addprefix tests/test_,compression.py cutting.py env.p
 TORCH_VENV := .venv-torch
 TORCH_PY := $(TORCH_VENV)/bin/python
 TORCH_REQUIREMENTS := requirements/build.txt requirements/test.txt requirements/torch.txt
+INTEGRATIONS := requirements/integrations.txt
 FOR_TORCH := build/torch
 WITH_TORCH = PYTHONPATH="$(CURDIR)" GLUON_GC_LIBRARY="$(CURDIR)/$(FOR_TORCH)/libgluon_gc.so" $(TORCH_PY)
 # PyTorch is tested with the wheel's library, which loads without MXNet. If no Python is old enough
@@ -57,7 +58,7 @@ SECONDS ?= 60
 
 HOROVOD := requirements/horovod.txt
 TORCH := requirements/torch.txt
-REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH),$(wildcard requirements/*.txt))
+REQUIREMENTS := $(filter-out $(HOROVOD) $(TORCH) $(INTEGRATIONS),$(wildcard requirements/*.txt))
 SOURCES := setup.py pyproject.toml $(shell find operators -type f)
 
 .DELETE_ON_ERROR:
@@ -184,9 +185,10 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 $(TORCH_VENV)/.made:
 	$(call environment,$(OF_TORCH),3.10 or newer,PyTorch supports no older versions.)
 
-$(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS)
+$(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS) $(INTEGRATIONS)
 	@echo "== Installing PyTorch and the newest NumPy (very large: includes GPU packages)"
 	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
+	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(INTEGRATIONS)
 	@touch $@
 
 $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)

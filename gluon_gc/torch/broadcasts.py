@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from . import gathering
-from .optimizer_hooks import param_groups
+from .optimizer_hooks import param_groups, unwrapped
 
 _Named = Tuple[str, torch.Tensor]
 
@@ -75,6 +75,7 @@ def broadcast_optimizer_state(
         The classes or the parameters differ. Nothing was changed.
     """
     _check_root(root_rank)
+    optimizer = unwrapped(optimizer)
     groups = param_groups(optimizer)
     facts: List[Tuple[str, Mapping[str, Any]]] = [
         ("broadcast_optimizer_state", {"root_rank": root_rank, "class": type(optimizer).__name__})

@@ -24,7 +24,7 @@ from .allreduce import sums_in_place
 from .coder import Coders
 from .declared_tensor import DeclaredTensor
 from .exchanged_chunk import ExchangedChunk
-from .gathering import agree, gather, gather_numbers
+from .gathering import agree, gather, gather_numbers, gather_to_first
 from .job import Job
 from .pipeline import Pipeline
 from .sparse import SparseJob
@@ -92,6 +92,10 @@ class Exchange:
         come.
         """
         return gather(mine, doing, self._groups[0])
+
+    def gather_to_first(self, mine: Any, doing: str) -> Optional[List[Any]]:
+        """Like `gather_objects`, but only the worker with rank 0 gets a list. Others get None."""
+        return gather_to_first(mine, doing, self._groups[0])
 
     def gather_numbers(self, mine: Sequence[int], doing: str) -> List[Tuple[int, ...]]:
         """Like `gather_objects`, for integers. Each worker passes equally many."""

@@ -34,6 +34,18 @@ def gather(mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None) -> 
     return gathered
 
 
+def gather_to_first(
+    mine: Any, doing: str, group: Optional[dist.ProcessGroup] = None
+) -> Optional[List[Any]]:
+    """Like `gather`, but only the worker with rank 0 receives the objects. Others get None."""
+    first = dist.get_global_rank(group or dist.group.WORLD, 0)
+    size = dist.get_world_size(group)
+    gathered: Optional[List[Any]] = [None] * size if dist.get_rank() == first else None
+    with waiting(lambda: f"worker {dist.get_rank()} waits until all workers {doing}"):
+        dist.gather_object(mine, gathered, dst=first, group=group)
+    return gathered
+
+
 def gather_numbers(
     mine: Sequence[int], doing: str, group: Optional[dist.ProcessGroup] = None
 ) -> List[Tuple[int, ...]]:

@@ -14,6 +14,7 @@ from .algorithm import with_algorithm
 from .averager import Averager, checked_passes
 from .compression import Compression, params_of
 from .copies import Distributed, kind_of
+from .optimizer_hooks import unwrapped
 from .scaler import wait_before_unscaling
 from .state import CompressionState
 
@@ -92,7 +93,8 @@ def DistributedOptimizer(
     optimizer : Optimizer
         It is changed in place and returned. Its class gets the methods `synchronize`,
         `skip_synchronize` and `set_backward_passes_per_step`, and the attribute
-        `compression_state`.
+        `compression_state`. If Accelerate or Lightning has wrapped it, the wrapper is returned. The
+        methods and the attribute are then those of the wrapper's attribute `optimizer`.
     named_parameters : iterable of (str, Parameter), optional
         The result of `model.named_parameters()`. It must contain all parameters of the optimizer
         that need a gradient. Default: parameters are named by their number.
@@ -128,12 +130,13 @@ def DistributedOptimizer(
     ----------
     byteps.torch.DistributedOptimizer (BytePS).
     """
+    given, optimizer = optimizer, unwrapped(optimizer)
     if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     stepped = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     named = list(named_parameters or ((f"parameter.{i}", p) for i, p in enumerate(stepped)))
-    given = {parameter for _, parameter in named}
-    missing = [tuple(parameter.shape) for parameter in stepped if parameter not in given]
+    known = {parameter for _, parameter in named}
+    missing = [tuple(parameter.shape) for parameter in stepped if parameter not in known]
     if missing:
         raise ValueError(
             f"named_parameters must have all parameters of the optimizer, but parameters of shapes "
@@ -144,15 +147,27 @@ def DistributedOptimizer(
     params = params_of(compression, compression_params)
     chosen = algorithms.parse(algorithm)
     if chosen is not None:
+        _require_own_step(given, chosen.name)
         every_given = algorithms.gives(algorithm, "every")
-        return with_algorithm(optimizer, named, chosen, every_given, params, **options)
+        with_algorithm(optimizer, named, chosen, every_given, params, **options)
+        return given
     state = CompressionState(named, params, optimizer, **options)
     optimizer.__class__ = type(kind.__name__, (Averaging, kind), {})
     optimizer._averager = Averager(optimizer, passes, state)
     state.gradients.when_stepping = optimizer._averager.before_step
     if options.get("grad_scaler") is not None:
         wait_before_unscaling(options["grad_scaler"], optimizer)
-    return optimizer
+    return given
+
+
+def _require_own_step(optimizer: Optimizer, algorithm: str) -> None:
+    """Raise ValueError if Accelerate's wrapper keeps the `step` of the class that is replaced."""
+    if unwrapped(optimizer) is not optimizer and getattr(optimizer, "scaler", None) is not None:
+        raise ValueError(
+            f"Accelerate has wrapped the optimizer for float16 before algorithm {algorithm} "
+            "changes its step: use bfloat16, or call DistributedOptimizer before "
+            "accelerator.prepare"
+        )
 
 
 def _require_staleness(staleness: Any) -> None:

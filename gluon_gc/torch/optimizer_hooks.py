@@ -15,6 +15,18 @@ from torch.utils.hooks import RemovableHandle
 
 Arguments = Optional[Tuple[Tuple[Any, ...], dict]]
 
+_WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer"}  # of Accelerate and of Lightning
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer that Accelerate or Lightning has wrapped, or the argument itself.
+
+    A wrapper has the parameter groups of its optimizer, but not its hooks.
+    """
+    while any(kind.__name__ in _WRAPPERS for kind in type(optimizer).__mro__):
+        optimizer = optimizer.optimizer
+    return optimizer
+
 
 def param_groups(optimizer: Optimizer) -> List[dict]:
     """Return an optimizer's parameter groups without the side effects of reading its attribute."""

@@ -16,6 +16,7 @@ from .exchange import Exchange
 from .gradient_compression import GradientCompression
 from .gradient_steps import GradientSteps
 from .momentum import Momentum, momentum_of
+from .optimizer_hooks import unwrapped
 from .settings import chosen_params, named, require_frozen, require_optimizer
 
 _A_COPY = (
@@ -43,7 +44,8 @@ class CompressionState:
         `gluon_gc.compression.keys()` returns all keys. None: no compression. "auto" measures the
         network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional
-        The optimizer of these parameters. Three options need it:
+        The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. Three
+        options need it:
 
         - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
           is set to 0 in the parameter groups. The compressor "dgc" does so without this option.
@@ -99,6 +101,7 @@ class CompressionState:
         grad_scaler: Optional[torch.amp.GradScaler] = None,
     ) -> None:
         require_on_nonfinite(on_nonfinite)
+        optimizer = unwrapped(optimizer)
         if on_nonfinite == "skip" and optimizer is None:
             raise ValueError("on_nonfinite 'skip' needs the optimizer whose step is skipped")
         self.parameters, self._frozen = named(named_parameters)

@@ -1,0 +1,153 @@
+"""AttachedCompression: compression of a model and optimizer that a training tool has prepared."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..algorithm_state import AlgorithmState
+from ..exchange import Exchange
+from ..hook import compression_hook
+from ..optimizer import DistributedOptimizer
+from ..optimizer_hooks import unwrapped
+from ..state import CompressionState
+from ..state_dicts import StateDict, if_all_fit
+
+_SAVING = "save a checkpoint"
+
+
+class AttachedCompression:
+    """The compression of a model and an optimizer that a training tool has prepared.
+
+    All workers create it together, and call its methods together.
+
+    Parameters
+    ----------
+    model : Module
+        It is in DistributedDataParallel (DDP).
+    optimizer : Optimizer, optional
+        The optimizer, or the tool's wrapper of it. None: the tool has several optimizers.
+    compression_params : dict, optional
+        See `CompressionState`.
+    algorithm : str or dict, optional
+        See `DistributedOptimizer`. With an algorithm, DDP averages no gradients.
+    grad_scaler : torch.amp.GradScaler, optional
+        See `CompressionState`. An algorithm does not use it.
+    gathers_everywhere : bool
+        Whether each worker's `state_dict` contains all workers' states, or only that of rank 0.
+    **options
+        overrides and on_nonfinite; see `CompressionState`.
+
+    Attributes
+    ----------
+    state : CompressionState or AlgorithmState
+        The state of this worker, for statistics.
+    model : DistributedDataParallel
+
+    Raises
+    ------
+    ValueError
+        The model is not in DistributedDataParallel, or an argument is wrong.
+    RuntimeError
+        The workers have different settings or parameters.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Optional[Optimizer],
+        compression_params: Optional[Mapping[str, Any]] = None,
+        algorithm: Union[None, str, Mapping[str, Any]] = None,
+        grad_scaler: Optional[torch.amp.GradScaler] = None,
+        gathers_everywhere: bool = False,
+        **options: Any,
+    ) -> None:
+        self.model = _in_ddp(model)
+        self._everywhere, self._without_ddp = gathers_everywhere, ExitStack()
+        named = self.model.module.named_parameters()
+        self.state: Union[CompressionState, AlgorithmState]
+        if algorithm is None:
+            self.state = CompressionState(
+                named, compression_params, optimizer, grad_scaler=grad_scaler, **options
+            )
+            try:
+                self.model.register_comm_hook(self.state, compression_hook)
+            except BaseException:
+                self.state.close()
+                raise
+        else:
+            if optimizer is None:
+                raise ValueError("an algorithm needs a training loop with one optimizer")
+            DistributedOptimizer(
+                optimizer,
+                named,
+                compression_params=compression_params,
+                algorithm=algorithm,
+                **options,
+            )
+            self.state = unwrapped(optimizer).compression_state
+            self._without_ddp.enter_context(self.model.no_sync())
+
+    @property
+    def _meeting(self) -> Exchange:
+        state = self.state
+        return state.exchange if isinstance(state, CompressionState) else state.rounds.meeting
+
+    def is_of(self, model: torch.nn.Module) -> bool:
+        """Return whether this is the compression of a model that the tool has prepared."""
+        return _in_ddp(model) is self.model
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, from 0, for compressors with a warm-up such as dgc."""
+        self.state.set_epoch(epoch)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the states of all workers on the worker with rank 0, which writes the checkpoint.
+
+        Other workers get an empty dict, unless `gathers_everywhere`.
+        """
+        own, meeting = self.state.state_dict(), self._meeting
+        gather = meeting.gather_objects if self._everywhere else meeting.gather_to_first
+        workers = gather(own, _SAVING)
+        return {} if workers is None else {"workers": workers}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from the result of rank 0's `state_dict`.
+
+        Each worker takes its own state. If the number of workers has changed, residuals are divided
+        anew; see `CompressionState.load_state_dict`.
+        """
+        self.load(lambda: _workers(state_dict))
+
+    def load(self, read: Callable[[], Union[StateDict, Sequence[StateDict]]]) -> None:
+        """Continue from the state or states that `read` returns on each worker.
+
+        If `read` fails on one worker, all workers raise an error.
+        """
+        self.state.load_state_dict(if_all_fit(self._meeting.gather_objects, read))
+
+    def close(self) -> None:
+        """Stop the threads. The model cannot be trained any more."""
+        self._without_ddp.close()
+        self.state.close()
+
+
+def _in_ddp(model: torch.nn.Module) -> DistributedDataParallel:
+    """Return the DistributedDataParallel of a model, which torch.compile may have wrapped."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "compression needs a model in DistributedDataParallel, but the tool has made a "
+            f"{type(model).__name__}: start two or more workers, and select DDP"
+        )
+    return model
+
+
+def _workers(state_dict: Mapping[str, Any]) -> List[StateDict]:
+    if "workers" not in state_dict:
+        raise ValueError("this checkpoint has no states of all workers' compression")
+    return state_dict["workers"]

@@ -1,0 +1,141 @@
+"""Compression for the Trainer of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any, List, Mapping, Optional, Union
+
+import torch
+import torch.distributed as dist
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ...log import logger
+from ..broadcasts import broadcast_object
+from ..state_dicts import StateDict
+from .attached import AttachedCompression
+
+_KEY = "gluon_gc"  # in trainer_state.json
+
+
+class CompressionCallback(TrainerCallback):
+    """Compresses gradients, or steps the optimizer by an algorithm, in `Trainer.train`.
+
+    The Trainer uses DistributedDataParallel if several workers are started. Each worker writes its
+    state into the Trainer's checkpoint folders, as gluon_gc_RANK.pt.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    compression_params : dict, optional
+        See `CompressionState`.
+    algorithm : str or dict, optional
+        See `DistributedOptimizer`.
+    **options
+        overrides and on_nonfinite; see `CompressionState`.
+
+    Attributes
+    ----------
+    compression : AttachedCompression, optional
+        The compression of the last `train`, for statistics.
+
+    Examples
+    --------
+    >>> trainer.add_callback(CompressionCallback(trainer, {"compressor": "onebit"}))
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        compression_params: Optional[Mapping[str, Any]] = None,
+        algorithm: Union[None, str, Mapping[str, Any]] = None,
+        **options: Any,
+    ) -> None:
+        self._trainer, self._options = trainer, options
+        self._arguments = (compression_params, algorithm)
+        self.compression: Optional[AttachedCompression] = None
+        self._run = ""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach the compression, and load its state from the checkpoint.
+
+        If the Trainer trains the same DistributedDataParallel again, its compression continues.
+        """
+        if self.compression is None or not self.compression.is_of(self._trainer.model_wrapped):
+            self._attach()
+        saved = state.stateful_callbacks.get(_KEY)
+        if saved is not None:
+            self.compression.load(lambda: _read(args, state.global_step, saved["run"]))
+        elif state.global_step:
+            logger.warning(
+                "the Trainer's checkpoint has no state of the compression: residuals and momentum "
+                "start from zero"
+            )
+        self._run = broadcast_object(uuid.uuid4().hex)
+        state.stateful_callbacks[_KEY] = {"run": self._run}
+
+    def _attach(self) -> None:
+        if self.compression is not None:
+            self.compression.close()
+        self.compression = AttachedCompression(
+            self._trainer.model_wrapped,
+            self._trainer.optimizer,
+            *self._arguments,
+            grad_scaler=self._trainer.accelerator.scaler,
+            **self._options,
+        )
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the epoch to compressors with a warm-up."""
+        self.compression.set_epoch(int(state.epoch))
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write this worker's state into the Trainer's checkpoint."""
+        if not args.save_only_model:
+            folder = _folder(args, state.global_step)
+            folder.mkdir(parents=True, exist_ok=True)
+            saved = {"run": self._run, "state": self.compression.state.state_dict()}
+            torch.save(saved, folder / _file(dist.get_rank()))
+
+
+def _folder(args: TrainingArguments, step: int) -> Path:
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}")
+
+
+def _file(rank: Union[int, str]) -> str:
+    return f"gluon_gc_{rank}.pt"
+
+
+def _read(args: TrainingArguments, step: int, run: str) -> Union[StateDict, List[StateDict]]:
+    """Return this worker's state in a checkpoint, or all states for another number of workers.
+
+    The Trainer does not tell callbacks the folder of the checkpoint. So the files must be of the
+    run that trainer_state.json names.
+    """
+    given = args.resume_from_checkpoint
+    folders = [Path(given)] if given else []
+    for folder in (*folders, _folder(args, step)):
+        files = sorted(folder.glob(_file("*")))
+        own = folder / _file(dist.get_rank())
+        if own in files:
+            saved = _load(own)
+            if saved["run"] == run and saved["state"]["world_size"] == dist.get_world_size():
+                return saved["state"]
+        states = [saved["state"] for saved in map(_load, files) if saved["run"] == run]
+        if states:
+            return states
+    raise ValueError(
+        f"no file {_file('RANK')} of the checkpoint of step {step} is in {folder}: pass the folder "
+        "as TrainingArguments(resume_from_checkpoint=...) too"
+    )
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,0 +1,103 @@
+"""gluon_gc.torch.integrations with the real tools; the files *_jobs.py have the checks."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.torch import test_workers
+from tests.torch.test_workers import HERE, environ
+
+JOBS = {
+    "accelerate": (
+        "trained_as_by_hand_and_resumed_bit_for_bit",
+        "accumulated_gradients_are_one_step",
+        "each_node_saves_all_states",
+        "prepared_optimizers_are_taken_where_an_optimizer_is",
+        "mistakes_are_refused",
+    ),
+    "lightning": (
+        "trained_as_by_hand",
+        "resumed_bit_for_bit",
+        "accumulated_gradients_are_one_step",
+        "several_optimizers_share_the_compression",
+    ),
+    "transformers": (
+        "trained_as_by_hand",
+        "resumed_bit_for_bit",
+        "accumulated_gradients_are_one_step",
+        "trained_twice",
+        "checkpoints_that_do_not_fit_are_refused",
+        "saved",
+    ),
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def require(tool):
+    """Skip the test if a tool is not installed."""
+    if not importlib.util.find_spec(tool):
+        pytest.skip(f"{tool} is not installed: see requirements/integrations.txt")
+
+
+@pytest.fixture(params=JOBS)
+def tool(request):
+    """The name of an installed tool."""
+    require(request.param)
+    return request.param
+
+
+def run(*command):
+    """Run a command; returns its output."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=HERE.parents[1],
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def torchrun(script, *arguments):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return run(*launch, "--nproc-per-node", 2, script, *arguments)
+
+
+def test_two_workers_train_and_resume_as_in_a_loop_written_by_hand(tool, tmp_path):
+    file = HERE / f"{tool}_jobs.py"
+    torchrun(file, ",".join(JOBS[tool]), tmp_path)
+    if tool == "transformers":
+        test_workers.run("resumed_by_one_worker", tmp_path, workers=1, file=file)
+
+
+def test_one_worker_without_ddp_is_told_to_start_more():
+    for tool in JOBS:
+        require(tool)
+    run(sys.executable, HERE / "one_worker.py")
+
+
+def test_the_example_trains(tool, tmp_path):
+    script = {"transformers": "trainer"}.get(tool, tool)
+    said = torchrun(f"example/pytorch/digits_{script}.py", "--epochs", 2, "--folder", tmp_path)
+    (sent,) = re.findall(r"each worker sent (\d+) bytes in a step", said)
+    assert int(sent) == {"transformers": 1930}.get(tool, 1248)  # uncompressed: above 38,000
+    (kind, value) = re.findall(r"validation (loss|accuracy) (\d\.\d+)", said)[-1]
+    chance = {"loss": 2.30, "accuracy": 0.1}[kind]
+    assert float(value) < chance / 2 if kind == "loss" else float(value) > 2 * chance
+
+
+def test_importing_the_front_end_imports_no_tool():
+    tools = ", ".join(map(repr, JOBS))
+    said = run(
+        sys.executable,
+        "-c",
+        f"import sys, gluon_gc.torch\nprint({{{tools}}}.intersection(sys.modules))",
+    )
+    assert said.split() == ["set()"]
