@@ -2,9 +2,9 @@
 
 It runs example/pytorch/language_model.py. Each worker has its own network namespace. For each
 method and seed, the model is trained over links without a limit, which gives losses and bytes. The
-loss does not depend on the rate of the links. So a short run at each rate measures the seconds of
-a step. It needs root, iproute2, and PyTorch in the environment of --torch-python; torchft's row
-needs torchft 0.2.0 there.
+loss does not depend on the rate of the links. So another run at each rate measures the seconds of a
+step; it is short, unless the bytes of a step change during training. It needs root, iproute2, and
+PyTorch in the environment of --torch-python; torchft's row needs torchft 0.2.0 there.
 
     python benchmark/language_model.py [--workers N] [--rates 100M,20M] [--only REGEX]
         [--csv FILE] [--plot FILE]
@@ -54,7 +54,8 @@ class Method(NamedTuple):
     peer : str
         A key of language_model_worker.PEERS, or "": the example itself.
     period : int
-        The number of steps between two exchanges.
+        The number of steps between two exchanges. 0: the bytes of a step change during training, so
+        that only the time of a whole training says how long a step takes.
     """
 
     arguments: str = ""
@@ -67,6 +68,7 @@ def _local_steps(every: int, more: str = "") -> Method:
 
 
 AVERAGING = "--outer-lr 1 --outer-momentum 0"
+_ZERO_ONE = "--algorithm zero_one_adam --var-update-scaler 4"
 METHODS: Dict[str, Method] = {
     BASELINE: Method(),
     "DDP fp16": Method(peer="fp16"),
@@ -75,8 +77,13 @@ METHODS: Dict[str, Method] = {
     "onebit": Method(ONEBIT),
     "topk 0.01": Method("--compressor topk --k 0.01 --ef vanilla"),
     "blockwise 4 bits": Method("--compressor blockwise --blockwise-hadamard true --ef vanilla"),
-    "onebit_adam": Method(f"--algorithm onebit_adam --freeze-step 60 {ONEBIT}"),
-    "zero_one_adam": Method(f"--algorithm zero_one_adam --var-freeze-step 100 {ONEBIT}"),
+    "onebit_adam": Method(f"--algorithm onebit_adam --freeze-step 60 {ONEBIT}", period=0),
+    "zero_one_adam": Method(f"{_ZERO_ONE} --var-freeze-step 60 {ONEBIT}", period=0),
+    "zero_one_adam, local steps": Method(
+        f"{_ZERO_ONE} --var-freeze-step 30 --local-step-scaler 60 --local-step-clipper 4 {ONEBIT}",
+        period=0,
+    ),
+    "powersgd 4": Method("--algorithm powersgd --rank 4"),
     "local_steps 20": _local_steps(20),
     "local_steps 5, averages, onebit": _local_steps(5, f"{AVERAGING} {ONEBIT}"),
     "local_steps 10, averages, onebit": _local_steps(10, f"{AVERAGING} {ONEBIT}"),
@@ -155,14 +162,13 @@ def measure(name: str, arguments: argparse.Namespace) -> Curve:
         )
         for seed in range(arguments.seeds)
     ]
-    period = METHODS[name].period
-    steps = period * math.ceil(arguments.timed_steps / period)
     seconds = {}
     for rate in arguments.rates:
-        # The first half is not timed.
-        run = Run(name, 0, rate, 2 * steps, steps)
-        timed = train(run, arguments, folder / f"{stem}-{rate / 1e6:g}M.jsonl")
-        seconds[rate] = timed["records"][1]["seconds"] / steps
+        run = _timed_run(name, rate, arguments)
+        records = train(run, arguments, folder / f"{stem}-{rate / 1e6:g}M.jsonl")["records"]
+        untimed = 0 if METHODS[name].period == 0 else 1  # records
+        total = sum(record["seconds"] for record in records[untimed:])
+        seconds[rate] = total / (run.steps - untimed * run.eval_every)
     return Curve(
         name,
         not name.startswith(PEERS),
@@ -171,6 +177,15 @@ def measure(name: str, arguments: argparse.Namespace) -> Curve:
         [statistics.mean(count) / 1e6 for count in zip(*(run["sent_bytes"] for run in runs))],
         seconds,
     )
+
+
+def _timed_run(name: str, rate: float, arguments: argparse.Namespace) -> Run:
+    """Return the run that is timed. Only the second half of a short run counts."""
+    period = METHODS[name].period
+    if period == 0:
+        return Run(name, 0, rate, arguments.steps, arguments.eval_every)
+    steps = period * math.ceil(arguments.timed_steps / period)
+    return Run(name, 0, rate, 2 * steps, steps)
 
 
 def rows(curves: Sequence[Curve]) -> Iterator[Dict[str, object]]:
@@ -209,7 +224,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rates", type=rates, default="100M,20M", help="of the links, bit/s")
-    parser.add_argument("--steps", type=int, default=600, help="steps of each training run")
+    parser.add_argument("--steps", type=int, default=300, help="steps of each training run")
     parser.add_argument(
         "--eval-every", type=int, default=60, help="steps between evaluations, a multiple of all H"
     )
@@ -219,7 +234,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--training",
-        default="--width 256 --depth 4 --heads 4 --context 128 --batch-size 8",
+        default="--width 256 --depth 4 --heads 4 --context 128 --batch-size 4 --lr 1e-3",
         help="arguments of example/pytorch/language_model.py",
     )
     parser.add_argument("--only", default="", help="methods whose name this expression matches")

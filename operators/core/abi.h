@@ -290,9 +290,9 @@ typedef struct {
 } gluon_gc_rows;
 
 /* Computes the sizes of this array for messages whose parts have at most `bytes` in total. If `varies` is 0, all
-   messages have one length, and a message is one row. Otherwise a message is cut into rows, and only the rows that it fills are
-   sent. With `in_one`, a message whose length varies is not cut: it is one row of the largest size, which is sent
-   whole. */
+   messages have one length, and a message is one row. Otherwise a message is cut into rows, and only the rows that it
+   fills are sent. With `in_one`, a message whose length varies is not cut: it is one row of the largest size, which is
+   sent whole. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
 /* A message of a row-sparse gradient has a head, which lists the indices of at most `rows` rows of the gradient, and

@@ -27,8 +27,8 @@ GLUON_GC_HOST_DEVICE uint16 half_bits(double x, float nearest) {
   return half_bits(from_bits((bits_of(nearest) - away) | 1));
 }
 
-// The same, but a finite x beyond the largest float16 becomes the largest one. So x minus the float16 is finite too. A NaN
-// becomes one that does not depend on x, because a GPU's casts change the bits of a NaN.
+// The same, but a finite x beyond the largest float16 becomes the largest one. So x minus the float16 is finite too. A
+// NaN becomes one that does not depend on x, because a GPU's casts change the bits of a NaN.
 template <typename T>
 GLUON_GC_HOST_DEVICE uint16 finite_half_bits(T x) {
   if (!(x == x)) return half_bits(not_a_number<float>());

@@ -11,14 +11,14 @@
 //
 //   32 bits  x itself, with the bits of T. No scale.
 //   16 bits  finite_half_bits of x. No scale.
-//   8, 4     the sign of x in the highest bit, then j = round(|x| / s * L), ties to even, where L = 2^(bits - 1) - 1. It
-//            decodes to j / L * s, so s is exact. j = 0 if s = 0. One scale: s.
+//   8, 4     the sign of x in the highest bit, then j = round(|x| / s * L), ties to even, where L = 2^(bits - 1) - 1.
+//            It decodes to j / L * s, so s is exact. j = 0 if s = 0. One scale: s.
 //   2 bits   the sign of x in the highest bit; the lowest bit is set if |x| >= the mean kept magnitude. Two scales: the
 //            mean magnitude of the elements without this bit, and of those with it; 0 if there are none.
 //
-// No choice makes the squared error of a block larger than the sum of the squared elements, as error feedback needs. With
-// 2 bits and even levels up to s it could be, because a single large element would enlarge all others. SparseLoCo's
-// code decodes 2-bit values to means too, four for a tensor.
+// No choice makes the squared error of a block larger than the sum of the squared elements, as error feedback needs.
+// With 2 bits and even levels up to s it could be, because a single large element would enlarge all others.
+// SparseLoCo's code decodes 2-bit values to means too, four for a tensor.
 #pragma once
 
 #include "core/compressors/packed_list.h"

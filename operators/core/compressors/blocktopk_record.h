@@ -46,8 +46,8 @@ BlocktopkLevels<T> even_levels(const T* values, std::size_t count, int bits) {
   return {bits, from_bits(largest), 0};
 }
 
-// The levels of 2 bits, and the mean magnitude that separates them. The values are filled up with zeros, which change no
-// sum. Sums are in float64: value j is added to chain j mod 32, and the chains are added in the order of sum_tree.h.
+// The levels of 2 bits, and the mean magnitude that separates them. The values are filled up with zeros, which change
+// no sum. Sums are in float64: value j is added to chain j mod 32, and the chains are added in the order of sum_tree.h.
 template <typename T>
 BlocktopkLevels<T> two_levels(const T* values, std::size_t count, T& split) {
   double all[sum_chains] = {}, low[sum_chains] = {}, high[sum_chains] = {};
@@ -71,8 +71,8 @@ BlocktopkLevels<T> two_levels(const T* values, std::size_t count, T& split) {
   return {2, blocktopk_mean<T>(butterfly(low), count - high_count), blocktopk_mean<T>(butterfly(high), high_count)};
 }
 
-// A record in a payload, of bytes that are constant if it is only read. The arrays that its functions take have room for
-// whole groups.
+// A record in a payload, of bytes that are constant if it is only read. The arrays that its functions take have room
+// for whole groups.
 template <typename T, typename Byte = const std::uint8_t>
 struct BlocktopkRecord {
   BlocktopkRecord(const BlocktopkFormat& format, Byte* payload, std::size_t block)

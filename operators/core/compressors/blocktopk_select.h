@@ -25,8 +25,9 @@ std::size_t count_reaching(const T* values, std::size_t count, Bits<T> least) {
 }
 
 // Finds the largest elements of one block after another, exactly. The sweep over a block lists its candidates: the
-// elements that reach a guess, which is a magnitude a little below the one that the block before needed. If there are too
-// few or too many candidates, the largest elements of groups give a better guess. The guess has no influence on the choice.
+// elements that reach a guess, which is a magnitude a little below the one that the block before needed. If there are
+// too few or too many candidates, the largest elements of groups give a better guess. The guess has no influence on the
+// choice.
 template <typename T>
 class BlockSelection {
  public:

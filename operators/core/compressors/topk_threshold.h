@@ -14,8 +14,8 @@ namespace {
 using ElementBlocks = Blocks<16384>;
 
 // Finds a magnitude that at least `least` elements reach, and at most `most` if possible. count_at_least(x) returns how
-// many elements reach x. Sets the bits of the magnitude, which is below 2^bits, from the highest on, until at most `most`
-// elements reach it.
+// many elements reach x. Sets the bits of the magnitude, which is below 2^bits, from the highest on, until at most
+// `most` elements reach it.
 template <typename T, typename Count>
 Bits<T> find_bits(std::size_t least, std::size_t most, Count count_at_least, int bits = sign_shift<T>) {
   Bits<T> threshold = 0;
