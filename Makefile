@@ -53,6 +53,9 @@ BED := build/cu112
 BED_SOURCES := $(shell find operators $(wildcard tests/cuda tests/cu112) -name '*.h' -o -name '*.cpp' -o -name '*.cu*') \
   operators/CMakeLists.txt tests/cuda/emulator.py tests/cu112/build.py
 
+# The inputs that the fuzzer found, which run in programs with AddressSanitizer.
+CORPUS := tests/fuzz/test_corpus.py
+
 # Seconds of fuzzing, for all harnesses together.
 SECONDS ?= 60
 
@@ -73,7 +76,7 @@ help:
 	@echo "make test-cu112  run the tests of mxnet-cu112 (a wheel of 499 MB) on an emulated GPU"
 	@echo "make bed         build that emulated GPU; tests/cu112/bed COMMAND runs a command on it"
 	@echo "make lint        check the Python files with ruff"
-	@echo "make sanitize    run the kernels' tests under AddressSanitizer and UBSan"
+	@echo "make sanitize    run the kernels' tests and the fuzzer's inputs under sanitizers"
 	@echo "make fuzz        fuzz decoders and messages for SECONDS=n; needs clang"
 	@echo "make wheel       build the wheel for all Python versions in dist/"
 	@echo "make docs        build the site of the documentation in $(SITE)"
@@ -88,13 +91,13 @@ demo-torch: $(TORCH_VENV)/.built
 test: test-mxnet test-torch
 
 test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
-	@echo "== Running all tests but PyTorch's, four files at a time"
-	$(PY) -m pytest -q --numprocesses 4 --dist loadfile --ignore tests/torch tests
+	@echo "== Running all tests but PyTorch's, three files at a time"
+	$(PY) -m pytest -q --numprocesses 3 --dist loadfile --ignore tests/torch --ignore $(CORPUS) tests
 
 test-torch: $(TESTED)/.built $(TORCH_VENV)/.installed
-	@echo "== Running PyTorch's tests, four at a time"
+	@echo "== Running PyTorch's tests, three at a time"
 	$(if $(filter $(TESTED),$(TORCH_VENV)),$(WITH_TORCH),PYTHONPATH="$(CURDIR)" $(TORCH_PY)) \
-	  -m pytest -q --numprocesses 4 --dist loadgroup tests/torch
+	  -m pytest -q --numprocesses 3 --dist loadgroup tests/torch
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"
@@ -130,6 +133,8 @@ sanitize: $(VENV)/.built
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 GLUON_GC_LIBRARY="$(CURDIR)/$(SANITIZE)/libgluon_gc.so" \
 	  $(PY) -m pytest -q tests/core
+	@echo "== Building the fuzz harnesses with AddressSanitizer, and running the inputs that the fuzzer found"
+	$(PY) -m pytest -q $(CORPUS)
 
 fuzz: $(VENV)/.built
 	@echo "== Fuzzing the decoders and messages for $(SECONDS) s in total"

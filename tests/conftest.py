@@ -1,5 +1,6 @@
 """Fixtures that tests of several folders share; ends the standing clusters."""
 
+import locale
 import sys
 from pathlib import Path
 
@@ -15,7 +16,6 @@ sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]
 
 
 LONGEST = (
-    "fuzz/test_corpus.py",
     "test_installation.py",
     "test_docs_training.py",
     "distributed/test_kill_matrix.py",
@@ -62,6 +62,14 @@ def data(tmp_path_factory):
 def standing_clusters():
     yield
     standing.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_encoding():
+    """Restore the locale, which a library may have set to C: output would be read as ASCII then."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)
 
 
 @pytest.fixture

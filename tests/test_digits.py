@@ -49,7 +49,7 @@ def run(request, tmp_path_factory):
     launch, arguments = LAUNCHED[request.param]
     script = [sys.executable, "example/digits/train.py", *arguments]
     command = [*launch, *script, "--num-epochs", "1", "--stats", "--logging-file", str(log)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, read_log(str(log))
 
@@ -130,7 +130,7 @@ bps.shutdown()
 
 def test_the_validation_accuracy_is_that_of_all_workers_images():
     command = [*BPSLAUNCH, "-s", "1", sys.executable, "-c", VALIDATION]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     said = dict(re.findall(r"\[worker (\d)\] saw (.*)", done.stdout))
     assert said == {"0": f"{6 / 9} 5", "1": f"{6 / 9} 4"}

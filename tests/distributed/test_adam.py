@@ -6,7 +6,7 @@ import pytest
 from tests.adam_replay import corrected, onebit_replay
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.distributed.jobs import gradients_of
-from tests.distributed.standing import run, run_horovod, run_machine
+from tests.distributed.standing import run, run_machine
 from tests.distributed.test_algorithms import (
     CHUNK,
     COMPRESSIONS,
@@ -15,9 +15,8 @@ from tests.distributed.test_algorithms import (
     first_values,
     killed_and_resumed,
     mean_of,
-    on_each_engine,
-    on_machines,
     on_nodes,
+    start_cluster,
 )
 
 ADAM = {"learning_rate": 0.01, "wd": 0.1, "beta2": 0.99}
@@ -64,12 +63,12 @@ def replayed(way, workers, local_size, chunk=10**9):
 
 @pytest.mark.parametrize(
     "start, local_size",
-    [(run, 1), (run_horovod, 1), (run_machine, 2), (on_machines, 2), (on_nodes, 2)],
-    ids=["servers", "horovod", "machine", "machines", "nodes"],
+    [(run, 1), (run_machine, 2), (on_nodes, 2)],
+    ids=["servers", "machine", "nodes"],
 )
 def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(tmp_path, start, local_size):
-    chunk = CHUNK if start in (on_machines, on_nodes) else 10**9
-    if start in (run_horovod, on_nodes):
+    chunk = CHUNK if start is on_nodes else 10**9
+    if start is on_nodes:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     arguments = ways(str(tmp_path))
     results = start("algorithms", arguments)
@@ -84,22 +83,20 @@ def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(tmp_path, sta
                 np.testing.assert_array_equal(result[f"{number}m{i}"], m[f"p{i}"])
 
 
-@on_each_engine
-def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, workers, local_size):
+def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path):
     arguments = ways(str(tmp_path))[: 2 * len(COMPRESSIONS)]
-    results = killed_and_resumed(tmp_path, start, workers, arguments)
+    results = killed_and_resumed(tmp_path, start_cluster, 2, arguments)
     for number, way in enumerate(arguments):
-        expected = replayed(way, workers, local_size)
+        expected = replayed(way, 2, 1)
         for result, (x, _) in zip(results, expected):
             for i in range(len(SHAPES)):
                 np.testing.assert_array_equal(result[f"{number}w{i}"], x[f"p{i}"])
 
 
-@pytest.mark.parametrize("start", [run, run_machine])
 @pytest.mark.parametrize("bad", [2, 9])
-def test_all_workers_skip_the_step_in_which_one_has_a_nan(start, bad):
+def test_all_workers_skip_the_step_in_which_one_has_a_nan(bad):
     job = {"shapes": SHAPES, "steps": 12, "algorithm": FREEZE, "compression_params": ONEBIT}
-    for result in start("nonfinite_with_adam", {**job, "bad": bad}):
+    for result in run("nonfinite_with_adam", {**job, "bad": bad}):
         for i in range(len(SHAPES)):
             assert np.isfinite(result[f"skipped/{i}"]).all()
             np.testing.assert_array_equal(result[f"skipped/{i}"], result[f"expected/{i}"])

@@ -138,7 +138,8 @@ def test_the_language_models_losses_bytes_and_seconds_are_measured(
     assert row["method"] == method and (tmp_path / "losses.png").stat().st_size > 0
     assert 3 < float(row["loss"]) < 5.5
     payload = bytes_per_step / 1e3
-    assert payload < float(row["kB per step"]) < 1.3 * payload + 3
+    # The first steps may be over before the benchmark begins to count.
+    assert payload / 2 < float(row["kB per step"]) < 1.3 * payload + 3
     assert float(row["s per step, 200 Mbit/s"]) > 0
     # A second call reads the results, so it needs no time to train.
     (again,) = measure(*map(str, command))

@@ -5,7 +5,7 @@ import pytest
 
 from tests.algorithm_replay import PowerSGDReplay
 from tests.distributed.jobs import gradients_of
-from tests.distributed.standing import run, run_horovod, run_machine
+from tests.distributed.standing import run, run_machine
 from tests.distributed.test_algorithms import (
     CHUNK,
     RATE,
@@ -14,9 +14,8 @@ from tests.distributed.test_algorithms import (
     first_values,
     killed_and_resumed,
     mean_of,
-    on_each_engine,
-    on_machines,
     on_nodes,
+    start_forked_horovod,
 )
 
 STEPS = 8
@@ -57,12 +56,12 @@ def replayed(way, workers, local_size, chunk=10**9):
 
 @pytest.mark.parametrize(
     "start, local_size",
-    [(run, 1), (run_horovod, 1), (run_machine, 2), (on_machines, 2), (on_nodes, 2)],
-    ids=["servers", "horovod", "machine", "machines", "nodes"],
+    [(run, 1), (run_machine, 2), (on_nodes, 2)],
+    ids=["servers", "machine", "nodes"],
 )
 def test_powersgd_gives_the_replays_weights_and_goes_on_bit_for_bit(tmp_path, start, local_size):
-    chunk = CHUNK if start in (on_machines, on_nodes) else 10**9
-    if start in (run_horovod, on_nodes):
+    chunk = CHUNK if start is on_nodes else 10**9
+    if start is on_nodes:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     arguments = ways(str(tmp_path))
     results = start("algorithms", arguments)
@@ -76,12 +75,11 @@ def test_powersgd_gives_the_replays_weights_and_goes_on_bit_for_bit(tmp_path, st
                         np.testing.assert_array_equal(found, expected[f"p{i}"], err_msg=name)
 
 
-@on_each_engine
-def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path, start, workers, local_size):
+def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path):
     arguments = ways(str(tmp_path))[:3]
-    results = killed_and_resumed(tmp_path, start, workers, arguments)
+    results = killed_and_resumed(tmp_path, start_forked_horovod, 2, arguments)
     for number, way in enumerate(arguments):
-        expected = replayed(way, workers, local_size)
+        expected = replayed(way, 2, 1)
         for result in results:
             for i in range(len(SHAPES)):
                 np.testing.assert_array_equal(result[f"{number}w{i}"], expected[f"p{i}"])
