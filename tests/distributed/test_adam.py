@@ -6,16 +6,16 @@ import pytest
 from tests.adam_replay import corrected, onebit_replay
 from tests.algorithm_replay import ZERO_ONE, ZeroOneAdamReplay
 from tests.distributed.jobs import gradients_of
-from tests.distributed.standing import run, run_machine
+from tests.distributed.standing import run
 from tests.distributed.test_algorithms import (
-    CHUNK,
     COMPRESSIONS,
     ONEBIT,
     SHAPES,
+    WHOLE,
     first_values,
     killed_and_resumed,
     mean_of,
-    on_nodes,
+    on_some_engines,
     start_cluster,
 )
 
@@ -38,7 +38,7 @@ def ways(folder):
     return [{**common, **dict(zip(names, values))} for values in settings]
 
 
-def replayed(way, workers, local_size, chunk=10**9):
+def replayed(way, workers, local_size, chunk=WHOLE):
     """Return the final parameters and first moments of each worker."""
     compressed = mean_of(way["compression_params"], workers, local_size, chunk)
     plain = mean_of(None, workers, local_size)
@@ -61,15 +61,10 @@ def replayed(way, workers, local_size, chunk=10**9):
     return list(zip(expected.workers, expected.m))
 
 
-@pytest.mark.parametrize(
-    "start, local_size",
-    [(run, 1), (run_machine, 2), (on_nodes, 2)],
-    ids=["servers", "machine", "nodes"],
-)
-def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(tmp_path, start, local_size):
-    chunk = CHUNK if start is on_nodes else 10**9
-    if start is on_nodes:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+@on_some_engines
+def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(
+    tmp_path, start, local_size, chunk
+):
     arguments = ways(str(tmp_path))
     results = start("algorithms", arguments)
     for number, way in enumerate(arguments):

@@ -22,6 +22,7 @@ FULL = {"fragments": 2, "overlap": 2, "mix": 0.5, "overrides": {"p0": {"outer_lr
 ONEBIT = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
 TOPK = {"compressor": "topk", "k": 0.05, "ef": "corrected"}
 COMPRESSIONS = [None, ONEBIT, TOPK]
+WHOLE = 10**9  # elements of a chunk: no tensor is cut
 STEPS, MIDDLE = 24, 10  # three rounds: after 7, 14 and 21 steps
 
 
@@ -58,7 +59,7 @@ OF_EVERY_STEP, OF_GRADIENTS, ON_CONTEXTS, ADAM, IN_FULL = range(
 )
 
 
-def replayed(compression_params, workers, local_size, contexts=1, chunk=10**9, **options):
+def replayed(compression_params, workers, local_size, contexts=1, chunk=WHOLE, **options):
     """Return all workers' final weights; `local_size` workers of a machine share their messages.
 
     `options` are those of local_steps. Vectors are cut into chunks of at most `chunk` elements.
@@ -78,7 +79,7 @@ def first_values():
     return {f"p{i}": np.full(shape, i + 1, np.float32) for i, shape in enumerate(SHAPES)}
 
 
-def mean_of(compression_params, workers, local_size, chunk=10**9):
+def mean_of(compression_params, workers, local_size, chunk=WHOLE):
     """Return the mean of all workers' vectors in NumPy; the arguments are those of `replayed`."""
     senders = workers // local_size
     parts = {f"p{i}": replay.chunks(int(np.prod(shape)), chunk) for i, shape in enumerate(SHAPES)}
@@ -147,7 +148,16 @@ def on_machines(job, arguments):
 
 def on_nodes(job, arguments):
     """Run a job as `on_machines` does, over Horovod."""
+    pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     return run_horovod(job, arguments, 4, OF_MACHINES)
+
+
+# What differs between algorithms is above the engines, so other algorithms use these only.
+on_some_engines = pytest.mark.parametrize(
+    "start, local_size, chunk",
+    [(run, 1, WHOLE), (run_machine, 2, WHOLE), (on_nodes, 2, CHUNK)],
+    ids=["servers", "machine", "nodes"],
+)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +168,8 @@ def on_nodes(job, arguments):
 def test_an_algorithm_gives_the_replays_weights_and_goes_on_bit_for_bit(
     tmp_path, start, local_size
 ):
-    chunk = CHUNK if start in (on_machines, on_nodes) else 10**9
-    if start in (run_horovod, on_nodes):
+    chunk = CHUNK if start in (on_machines, on_nodes) else WHOLE
+    if start is run_horovod:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     results = start("algorithms", ways(str(tmp_path)))
     for number, params in [*enumerate(COMPRESSIONS), (ON_CONTEXTS, ONEBIT), (IN_FULL, ONEBIT)]:

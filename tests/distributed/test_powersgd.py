@@ -1,20 +1,18 @@
 """powersgd on the real backends: the weights of all workers match its NumPy replay."""
 
 import numpy as np
-import pytest
 
 from tests.algorithm_replay import PowerSGDReplay
 from tests.distributed.jobs import gradients_of
-from tests.distributed.standing import run, run_machine
 from tests.distributed.test_algorithms import (
-    CHUNK,
     RATE,
     SGD,
     SHAPES,
+    WHOLE,
     first_values,
     killed_and_resumed,
     mean_of,
-    on_nodes,
+    on_some_engines,
     start_forked_horovod,
 )
 
@@ -37,7 +35,7 @@ def ways(folder):
     ]
 
 
-def replayed(way, workers, local_size, chunk=10**9):
+def replayed(way, workers, local_size, chunk=WHOLE):
     """Return the final weights, which all workers share."""
     values = first_values()
     shapes = dict(zip(values, SHAPES))
@@ -54,15 +52,10 @@ def replayed(way, workers, local_size, chunk=10**9):
     return values
 
 
-@pytest.mark.parametrize(
-    "start, local_size",
-    [(run, 1), (run_machine, 2), (on_nodes, 2)],
-    ids=["servers", "machine", "nodes"],
-)
-def test_powersgd_gives_the_replays_weights_and_goes_on_bit_for_bit(tmp_path, start, local_size):
-    chunk = CHUNK if start is on_nodes else 10**9
-    if start is on_nodes:
-        pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
+@on_some_engines
+def test_powersgd_gives_the_replays_weights_and_goes_on_bit_for_bit(
+    tmp_path, start, local_size, chunk
+):
     arguments = ways(str(tmp_path))
     results = start("algorithms", arguments)
     for number, way in enumerate(arguments):
