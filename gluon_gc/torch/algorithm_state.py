@@ -20,8 +20,9 @@ from ..compression import CompressionParams
 from ..log import logger
 from ..options import checked_epoch
 from . import algorithm_saving, automatic, closing, gpu, stats
-from .adam import WrappedAdam, fill_gradients, first_nonfinite, require_adam, require_settings
+from .adam import WrappedAdam, require_adam, require_settings
 from .optimizer_hooks import require_averaged
+from .own_gradients import fill_gradients, first_nonfinite
 from .rounds import Rounds
 from .settings import chosen_params, facts_of, named
 
@@ -46,7 +47,7 @@ class AlgorithmState:
         See `CompressionState`.
     on_nonfinite : str
         "skip": all workers leave out a step in which a gradient of one has a NaN or an infinity.
-        The algorithm must need Adam. "raise": one in a round is an error.
+        The algorithm must average gradients. "raise": one in a round is an error.
 
     Attributes
     ----------

@@ -12,6 +12,7 @@ from tests.distributed.test_algorithms import (
     ONEBIT,
     SHAPES,
     WHOLE,
+    assert_weights,
     first_values,
     killed_and_resumed,
     mean_of,
@@ -70,11 +71,8 @@ def test_algorithms_give_the_replays_weights_and_go_on_bit_for_bit(
     for number, way in enumerate(arguments):
         expected = replayed(way, len(results), local_size, chunk)
         for result, (x, m) in zip(results, expected):
+            assert_weights(result, number, way["contexts"], x)
             for i in range(len(SHAPES)):
-                for name in ("w", "resumed"):
-                    for context in range(way["contexts"]):
-                        found = result[f"{number}{name}{i}/{context}"]
-                        np.testing.assert_array_equal(found, x[f"p{i}"], err_msg=name)
                 np.testing.assert_array_equal(result[f"{number}m{i}"], m[f"p{i}"])
 
 

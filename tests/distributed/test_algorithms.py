@@ -152,6 +152,15 @@ def on_nodes(job, arguments):
     return run_horovod(job, arguments, 4, OF_MACHINES)
 
 
+def assert_weights(result, number, contexts, expected):
+    """Check a job's weights on all contexts, also those of the training that was resumed."""
+    for i in range(len(SHAPES)):
+        for name in ("w", "resumed"):
+            for context in range(contexts):
+                found = result[f"{number}{name}{i}/{context}"]
+                np.testing.assert_array_equal(found, expected[f"p{i}"], err_msg=name)
+
+
 # What differs between algorithms is above the engines, so other algorithms use these only.
 on_some_engines = pytest.mark.parametrize(
     "start, local_size, chunk",

@@ -9,6 +9,7 @@ from tests.distributed.test_algorithms import (
     SGD,
     SHAPES,
     WHOLE,
+    assert_weights,
     first_values,
     killed_and_resumed,
     mean_of,
@@ -61,11 +62,7 @@ def test_powersgd_gives_the_replays_weights_and_goes_on_bit_for_bit(
     for number, way in enumerate(arguments):
         expected = replayed(way, len(results), local_size, chunk)
         for result in results:
-            for i in range(len(SHAPES)):
-                for name in ("w", "resumed"):
-                    for context in range(way["contexts"]):
-                        found = result[f"{number}{name}{i}/{context}"]
-                        np.testing.assert_array_equal(found, expected[f"p{i}"], err_msg=name)
+            assert_weights(result, number, way["contexts"], expected)
 
 
 def test_what_is_killed_goes_on_bit_for_bit_in_new_processes(tmp_path):

@@ -26,6 +26,7 @@ from tests.torch.common import (
     flat,
     logged,
     loss_of,
+    other_parameters_are_told,
     raised,
     step_with_closures,
 )
@@ -504,13 +505,7 @@ def workers_that_skip_and_raise_are_told():
 
 
 def workers_that_begin_with_other_parameters_are_told():
-    net = Net()
-    optimizer = distributed(net)
-    if dist.get_rank():
-        torch.nn.init.zeros_(net.second.bias)
-    said = "for parameter second.bias, but worker 0 has"
-    raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
-    optimizer.compression_state.close()
+    other_parameters_are_told(distributed)
 
 
 def compressed_gradients_of_adam_are_warned_of():

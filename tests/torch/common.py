@@ -113,6 +113,17 @@ def raised(kind, said, function):
     raise AssertionError(f"nothing said {said}")
 
 
+def other_parameters_are_told(distributed):
+    """Check that workers with other parameters are told. `distributed` makes the optimizer."""
+    net = Net()
+    optimizer = distributed(net)
+    if dist.get_rank():
+        torch.nn.init.zeros_(net.second.bias)
+    loss_of(net, 0).backward()
+    raised(RuntimeError, "for parameter second.bias, but worker 0 has", optimizer.step)
+    optimizer.compression_state.close()
+
+
 @contextmanager
 def logged():
     """Collect the log lines of the block, from level warning on."""

@@ -22,6 +22,7 @@ from tests.torch.common import (
     do_jobs,
     flat,
     loss_of,
+    other_parameters_are_told,
     raised,
     sgd,
     step_with_closures,
@@ -268,13 +269,7 @@ def what_is_not_finite_is_named_by_all():
 
 
 def workers_that_begin_with_other_parameters_are_told():
-    net = Net()
-    optimizer = distributed(net)
-    if dist.get_rank():
-        torch.nn.init.zeros_(net.second.bias)
-    said = "for parameter second.bias, but worker 0 has"
-    raised(RuntimeError, said, lambda: train(net, optimizer, [0]))
-    optimizer.compression_state.close()
+    other_parameters_are_told(distributed)
 
 
 if __name__ == "__main__":
