@@ -14,24 +14,23 @@ from ..compression import parse, warn_of_ignored, warn_of_plain_adam
 from ..log import logger
 from ..options import checked_epoch
 from ..plan import require_on_nonfinite
-from . import freshness, runtime, saving, stats, summary, trace
+from . import freshness, runtime, stats, summary, trace
 from .adam import require_adam
 from .algorithm import AlgorithmAveraging
 from .algorithm_arguments import checked
 from .broadcasts import broadcast_copies
 from .compressions import Compressions
-from .gluon_hooks import HookedTrainer
 from .gradient_averaging import GradientAveraging
 from .kvstore import CompressingKVStore
 from .momentum import momentum_of
-from .optimizer_states import OptimizerStates
 from .parameters import Parameters, broadcast_initial, in_order_of_backward
+from .saved_trainer import SavedTrainer
 from .trainer_arguments import as_optimizer, require_positive, require_update_on_workers
 
 _trainer_numbers = itertools.count()  # equal on all workers: they create trainers in one order
 
 
-class DistributedTrainer(HookedTrainer):
+class DistributedTrainer(SavedTrainer):
     """A gluon.Trainer that averages compressed gradients over all workers.
 
     Each worker is a process that trains on one or more contexts (devices). Without an `algorithm`,
@@ -325,54 +324,3 @@ class DistributedTrainer(HookedTrainer):
             for (i, kind), tensor in self._averaging.tensors.items()
         }
         return stats.of_step(self._averaging.exchange, tensors, reset)
-
-    # Checkpoints
-
-    def save_states(self, fname: str) -> None:
-        """Save the optimizer's state, and the residuals and momentum of compression, to a file.
-
-        Each worker saves its own file. Rank 0's file also has the residuals of the servers. With an
-        algorithm, each file also has the algorithm's state and this worker's parameters. A new file
-        replaces an old one when it is complete and on disk.
-        """
-        self._follow_cluster()
-        saving.save(self._saved("save_states"), fname)
-
-    def load_states(self, fname: Union[str, Sequence[str]], strict: bool = True) -> None:
-        """Restore the states that `save_states` saved. All workers call this.
-
-        Nothing changes until all workers have checked their files. Parameters match by name, or by
-        order if only their names differ. The number of servers and the size of chunks may differ.
-        A file that gluon.Trainer saved may be loaded too, strict or not. It has only the
-        optimizer's state, so residuals and the momentum of compression start from zero, with a
-        warning. Load only files that you trust: the optimizer's state is a pickle, which can run
-        code.
-
-        Parameters
-        ----------
-        fname : str or list of str
-            This worker's file. If the number of workers has changed: the files of all former
-            workers, the same list on every worker. Each worker gets an equal share of the sum of
-            all residuals, and of all momenta. A list needs strict=False.
-        strict : bool
-            If True, the file must have the states of exactly this trainer's parameters. If False,
-            fname may be a list, states that a file lacks start from zero, and additional ones are
-            ignored. The log names both.
-
-        Raises
-        ------
-        ValueError
-            The file is damaged, or has another format, parameters, compression, rank or number of
-            workers. Or the files of a list are of different steps.
-        RuntimeError
-            Another worker's file does not fit, or is of another step.
-        """
-        self._follow_cluster()
-        self._averaging.recall(saving.header_of(fname))
-        saving.load(self._saved("load_states"), fname, strict)
-        self._optimizer = self._updaters[0].optimizer
-
-    def _saved(self, call: str) -> saving.Saved:
-        indices = self._averaging.prepare(self._optimizer, call)
-        optimizer = OptimizerStates(self._updaters, self._params)
-        return saving.Saved(self._averaging, self._params, indices, optimizer)
