@@ -14,10 +14,10 @@ message carries one chunk, or several small ones, and some bytes besides the pay
     compressed, row-sparse           one
     uncompressed, large              several of nearly equal size
     uncompressed, up to SMALL_BYTES  one for several tensors, like a bucket of DDP
-    uncompressed, between            one
+    uncompressed, neither            one
 
-A gradient is large if it is larger than the partition size. A dense, compressed gradient is also
-large if its messages would be larger than 128 KiB.
+A gradient is large if it is larger than the partition size. A dense, compressed gradient is cut
+finer if its messages are larger than 128 KiB on average, unless that takes 1 % more bytes.
 
 `spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
@@ -174,7 +174,8 @@ class Chunk:
 def _slices(tensor: Tensor, partition_bytes: int) -> Iterator[Slice]:
     """Cut a tensor into slices of nearly equal size, each of at most `partition_bytes`.
 
-    An exchange lasts as long as its largest message, so no slice should be larger than the others.
+    Messages travel to several servers at the same time. The largest decides when all have arrived,
+    so no slice should be larger than the others.
     """
     max_elements = max(1, partition_bytes // np.dtype(tensor.dtype).itemsize)
     count = max(1, -(-tensor.size // max_elements))

@@ -39,8 +39,8 @@ class DistributedTrainer(SavedTrainer):
     1. Each worker sums a gradient over its contexts, and divides it by the batch size and the
        number of workers. If machines have several workers, the workers of a machine sum these
        gradients in shared memory first ("hierarchical" in compression_params).
-    2. The worker, or for a machine's sum one of its workers, compresses the result to a payload:
-       the bytes that are sent.
+    2. The worker compresses the result to a payload: the bytes that are sent. If the workers of a
+       machine have summed, one of them does this.
     3. An aggregator, which is a server or one of the workers, sums the payloads of all workers and
        compresses the sum again. (With dgc or "exchange": "gather", each worker sums all payloads.
        With randomk, payloads are arrays, which are summed like uncompressed gradients.)
@@ -91,8 +91,8 @@ class DistributedTrainer(SavedTrainer):
         The name of an algorithm in `gluon_gc.algorithms.registry`, or a dict with "name" and its
         options. It decides which vectors the workers average, compressed by compression_params, and
         in which steps. The optimizer applies its own momentum. None: all gradients in every step.
-        With local_steps and the compressor "auto", the trainer may choose the interval "every"
-        after the first steps, unless it is given.
+        With local_steps and the compressor "auto", the trainer may choose the option "every" (the
+        steps between two averages) after the first steps, unless the dict has it.
 
     Raises
     ------
@@ -297,9 +297,9 @@ class DistributedTrainer(SavedTrainer):
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """Return the average bytes and seconds of a step: "tensors" by parameter name, and "total".
 
-        The call waits until all steps are done. With an algorithm, the tensors are the vectors that
-        it averages, such as "difference of w", and the averages are over the exchanges of these
-        vectors. Each entry is a dict:
+        The call waits until all steps are done. With an algorithm, "tensors" has the vectors that
+        the workers average, such as "difference of w", and a step counts only if it exchanges them.
+        Each entry is a dict:
 
         - raw_bytes: the size of the uncompressed gradient.
         - pushed_bytes, pulled_bytes: the bytes that this worker sends and receives.

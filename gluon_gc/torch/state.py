@@ -44,13 +44,14 @@ class CompressionState:
         `gluon_gc.compression.keys()` returns all keys. None: no compression. "auto" measures the
         network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional
-        The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. Three
-        options need it:
+        The optimizer of these parameters, or Accelerate's or Lightning's wrapper of it. These
+        options use it:
 
         - "momentum" in compression_params: the compressor applies the optimizer's momentum, which
           is set to 0 in the parameter groups. The compressor "dgc" does so without this option.
         - "ef" (error feedback) "corrected" or "sparse": a new learning rate rescales the residual.
         - on_nonfinite="skip": the optimizer's step is skipped.
+        - the compressor "auto": it chooses other compressors for Adam.
     process_group : ProcessGroup, optional
         The workers whose gradients are averaged. Default: all workers.
     overrides : mapping of str to (dict or None), optional
@@ -134,7 +135,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, without those whose gradients no optimizer used."""
+        """The number of steps so far, without those that were undone; see `left_out`."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -243,8 +244,9 @@ class CompressionState:
         ----------
         state_dict : mapping or sequence of mapping
             The state_dict of this worker. If the number of workers has changed: the state_dicts of
-            all former workers. Residuals and momentum are then summed over the former workers and
-            divided equally among the current ones, with a warning. If this state has made no step,
+            all former workers. The workers' residuals and momentum are then summed, and each
+            current worker gets an equal share, with a warning. The residuals of chunk owners go to
+            the chunks' new owners. If this state has made no step,
             parameters with the compressor "auto" get the compressor in the state_dict.
         strict : bool
             Whether the state_dict must have exactly the parameters of this state. If not,
@@ -284,9 +286,9 @@ class CompressionState:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `bps.suspend` can keep this state for `resume`, asked before it suspends.
+        """Whether `resume` will work after `bps.suspend`.
 
-        A closed state cannot resume. Neither can one with a process_group of its own, since
+        It does not work for a closed state, nor for one with a process_group of its own, because
         `bps.suspend` destroys all process groups.
         """
         return not self.gradients.closed and self._group is None
@@ -296,11 +298,11 @@ class CompressionState:
         self.gradients.suspend(why)
 
     def resume(self) -> None:
-        """Restart the threads in a new job, for `bps.resume`. Residuals and momentum are zero."""
+        """Restart the threads in a new job. Residuals and momentum are zero; `bps.resume` loads them."""
         self.gradients.resume()
 
     def close(self) -> None:
-        """Stop the threads, and give the momentum back to the optimizer.
+        """Stop the threads, and set the optimizer's setting `momentum` again.
 
         The state cannot average gradients any more.
         """

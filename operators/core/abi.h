@@ -160,9 +160,8 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
      payload = C(p)
      e = p - D(payload)               the new residual, which `memory` stores
 
-   With "corrected" or "sparse" feedback, a payload carries `ratio` to the aggregator, unless the compressor is summable
-   and has none. DGC has its own rules
-   (compressors/dgc.cpp).
+   With "corrected" or "sparse" feedback, a payload carries `ratio` to the aggregator. Payloads of a summable compressor
+   do not, because they have no aggregator. DGC has its own rules (compressors/dgc.cpp).
 
    If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, so that every worker notices.
    Momentum and memory then become zeros. */
@@ -206,7 +205,7 @@ typedef struct {
   uint64_t* nonfinite;  /* becomes 1 if an element of `from` is NaN or infinite, else it does not change; may be NULL */
 } gluon_gc_conversion;
 
-/* Queues conversions in a CUDA stream, in the current CUDA context. One launch runs up to 71 conversions. */
+/* Queues conversions in a CUDA stream, in the current CUDA context. `count` may be any number. */
 GLUON_GC_API const char* gluon_gc_convert(const gluon_gc_conversion* conversions, size_t count, void* stream);
 
 /* A gradient on the GPU whose norm is to be clipped. */
@@ -260,7 +259,7 @@ typedef struct {
   int isa;
 } gluon_gc_low_rank;
 
-/* M = (M - transposed(P) Q) + G, and left = next transposed(M), where G is a matrix and `next` a right factor. */
+/* First M = (M - transposed(P) Q) + G, then left = N transposed(M). G is a matrix, and N, a right factor, is `next`. */
 GLUON_GC_API void gluon_gc_accumulate(const gluon_gc_low_rank* shape, const void* g, const void* p, const void* q,
                                       const void* next, void* m, void* left);
 /* right = P M. */

@@ -35,8 +35,8 @@
 //   };
 //   GLUON_GC_COMPRESSOR(file, NAME)  // file: the name of the source file without .cpp
 //
-// abi_codec.h calls these functions. CMake compiles the file once for each instruction set (isa.h), and makes the
-// registry from the files in compressors/.
+// abi_codec.h calls these functions. CMake compiles the compressor's source file once for each instruction set (isa.h),
+// and makes the registry from the files in compressors/.
 //
 // Two rules hold for every compressor. A call allocates no memory. Its results have the same bits for every instruction
 // set and every number of threads.
@@ -89,8 +89,8 @@ struct Encoding {
   T* momentum;            // n elements; null: no momentum
   T mu;
   T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
-  T ratio;                // r in abi.h: ef_decay. With ef "corrected", it is multiplied by the ratio of the call in
-                          // compress, and by the ratio of the payloads in aggregate.
+  T ratio;                // r in abi.h. With ef "corrected", it is ef_decay times a ratio of learning rates: that of
+                          // gluon_gc_call when compressing, that of the payloads when aggregating. Else it is ef_decay.
   Stream stream;          // the random stream, at the position where this call starts to draw
   std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;
