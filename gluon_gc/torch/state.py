@@ -298,7 +298,7 @@ class CompressionState:
         self.gradients.suspend(why)
 
     def resume(self) -> None:
-        """Restart the threads in a new job. Residuals and momentum are zero; `bps.resume` loads them."""
+        """Restart the threads in a new job. `bps.resume` then loads residuals and momentum."""
         self.gradients.resume()
 
     def close(self) -> None:
