@@ -235,8 +235,8 @@ def _require_for_parameters(params: CompressionParams, differences: bool) -> Non
         )
     if params.compressor is None:
         return
-    name = params.compressor.name
-    if params.codec(_ANY_SIZE, "float32").draws:
+    name, accumulates = params.compressor.name, params.compressor.traits.accumulates
+    if accumulates or params.codec(_ANY_SIZE, "float32").draws:
         raise ValueError(
             f"compress_all_gather needs a compressor that draws no random numbers, got {name!r}"
         )
