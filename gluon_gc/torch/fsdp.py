@@ -87,7 +87,7 @@ def compress_all_gather(
     """Compress the parameters that a model gathers to which fully_shard was applied.
 
     All workers compute with the decoded parameters, which are equal on all of them. The optimizer
-    updates the exact ones, of which each worker has its shard.
+    updates the exact parameters of each worker's shards.
 
     With `differences`, the compressed difference from what was gathered last travels. The first
     gather is not compressed. Each difference has the error of the one before, so 4 bits suffice.
@@ -177,13 +177,13 @@ class _Part(NamedTuple):
 
     def require_one_mesh(self) -> None:
         """Raise ValueError unless all workers of a mesh of one dimension gather all parameters."""
-        mesh = self.group.mesh_info.mesh
-        if self.group._is_hsdp:
+        info, after_forward = self.group.mesh_info, self.group.post_forward_mesh_info
+        if info.mesh.ndim > 1:
             raise ValueError(
                 "compress_all_gather needs a mesh of one dimension, got one with replicas (HSDP) "
-                f"of the shape {tuple(mesh.shape)}"
+                f"of the shape {tuple(info.mesh.shape)}"
             )
-        if self.group._use_post_forward_mesh:
+        if after_forward not in (None, info):
             raise ValueError(
                 "compress_all_gather needs reshard_after_forward True or False, got a number of "
                 "workers"
