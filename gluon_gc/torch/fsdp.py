@@ -180,13 +180,13 @@ class _Part(NamedTuple):
         info, after_forward = self.group.mesh_info, self.group.post_forward_mesh_info
         if info.mesh.ndim > 1:
             raise ValueError(
-                "compress_all_gather needs a mesh of one dimension, got one with replicas (HSDP) "
-                f"of the shape {tuple(info.mesh.shape)}"
+                "the mesh of compress_all_gather must be of one dimension, without replicas "
+                f"(HSDP), got the shape {tuple(info.mesh.shape)}"
             )
         if after_forward not in (None, info):
             raise ValueError(
-                "compress_all_gather needs reshard_after_forward True or False, got a number of "
-                "workers"
+                "reshard_after_forward must be True or False for compress_all_gather, got a number "
+                "of workers"
             )
 
 
@@ -230,17 +230,19 @@ def _require_for_parameters(params: CompressionParams, differences: bool) -> Non
     """Raise ValueError unless parameters can be compressed like this."""
     if params.ef:
         raise ValueError(
-            "compress_all_gather takes no compression_params['ef']: a difference has the error of "
-            "the last one"
+            "compression_params['ef'] must be left out for compress_all_gather, because a "
+            f"difference has the error of the last one, got {params.ef!r}"
         )
     if params.compressor is None:
         return
     name, accumulates = params.compressor.name, params.compressor.traits.accumulates
     if accumulates or params.codec(_ANY_SIZE, "float32").draws:
         raise ValueError(
-            f"compress_all_gather needs a compressor that draws no random numbers, got {name!r}"
+            "compression_params['compressor'] must be one that draws no random numbers for "
+            f"compress_all_gather, got {name!r}"
         )
     if not differences and name not in _DENSE:
         raise ValueError(
-            f"compress_all_gather without differences needs one of {_DENSE}, got {name!r}"
+            f"compression_params['compressor'] must be one of {_DENSE} without differences, got "
+            f"{name!r}"
         )

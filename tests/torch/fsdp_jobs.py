@@ -345,18 +345,30 @@ def what_cannot_work_is_refused_by_name():
     net, _ = sharded()
     gather = functools.partial(bps.compress_all_gather, net)
     for params, said in (
-        ({**FOUR_BITS, "ef": "vanilla"}, "takes no compression_params['ef']"),
+        ({**FOUR_BITS, "ef": "vanilla"}, "must be left out for compress_all_gather"),
         ({**FOUR_BITS, "momentum": "nesterov"}, "needs an optimizer with momentum"),
         ({"compressor": "auto"}, "fully_shard"),
-        ({"compressor": "dithering", "k": 4}, "draws no random numbers, got 'dithering'"),
-        ({"compressor": "randomk", "k": 0.1}, "draws no random numbers, got 'randomk'"),
-        ({"compressor": "dgc", "k": 0.1}, "draws no random numbers, got 'dgc'"),
-        ({**FOUR_BITS, "stochastic": True}, "draws no random numbers, got 'blockwise'"),
+        (
+            {"compressor": "dithering", "k": 4},
+            "draws no random numbers for compress_all_gather, got 'dithering'",
+        ),
+        (
+            {"compressor": "randomk", "k": 0.1},
+            "draws no random numbers for compress_all_gather, got 'randomk'",
+        ),
+        (
+            {"compressor": "dgc", "k": 0.1},
+            "draws no random numbers for compress_all_gather, got 'dgc'",
+        ),
+        (
+            {**FOUR_BITS, "stochastic": True},
+            "draws no random numbers for compress_all_gather, got 'blockwise'",
+        ),
     ):
         raised(ValueError, said, functools.partial(gather, params))
     for name in ("onebit", "topk"):
         params = {"compressor": name, "k": 0.1}
-        said = f"needs one of ('blockwise', 'bytegrad'), got '{name}'"
+        said = f"one of ('blockwise', 'bytegrad') without differences, got '{name}'"
         raised(ValueError, said, functools.partial(gather, params, differences=False))
     mixed = Net()
     mixed.last.requires_grad_(False).to(torch.float64)
@@ -370,8 +382,8 @@ def meshes_of_two_dimensions_are_refused():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     replicated, narrow = fully_shard(Net(), mesh=mesh), fully_shard(Net(), reshard_after_forward=2)
     for net, said in (
-        (replicated, "(HSDP) of the shape (2, 2)"),
-        (narrow, "reshard_after_forward True or False"),
+        (replicated, "(HSDP), got the shape (2, 2)"),
+        (narrow, "reshard_after_forward must be True or False"),
     ):
         raised(ValueError, said, functools.partial(bps.compress_all_gather, net, FOUR_BITS))
 
