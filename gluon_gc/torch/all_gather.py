@@ -167,6 +167,7 @@ class AllGather:
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
         """Prepare the exchange. All workers of the group call this."""
         group = self._new_group(tuple(dist.get_process_group_ranks(group)))
+        self.shards.agree(group, like, "gather parameters", differences=self._differences)
         workers = range(self.shards.workers)
         chunks = [_chunks_of(self.shards, worker, like) for worker in workers]
         header = [WireSize(len(self.shards.sizes))] if self._differences else []

@@ -153,6 +153,7 @@ class ReduceScatter:
         """Prepare the exchange. All workers of the group call this."""
         ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
         group = groups.new_group(ranks)
+        self.shards.agree(group, like, "reduce their gradients")
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from .. import env, plan
 from ..checkpoint import fitting
 from ..compression import CompressionParams
 from .declared_tensor import DeclaredTensor, declared
+from .gathering import agree, gather
 
 
 class Shard(NamedTuple):
@@ -86,6 +89,14 @@ class Shards:
             key, params = shard_key(name, worker), self.params[name]
             tensor = declared(key, like, params, index, size, name, self.on_nonfinite)
             yield Shard(name, key, index, tensor, plan.cut([tensor.plan], most, least))
+
+    def agree(self, group: dist.ProcessGroup, like: torch.Tensor, doing: str, **more: Any) -> None:
+        """Raise a RuntimeError unless all workers of a group have the same shards and values.
+
+        `like`: see `cut`. `doing`: see `gather`.
+        """
+        facts = plan.facts([shard.tensor.plan for shard in self.cut(0, like)])
+        agree(partial(gather, group=group), [("", more), *facts], doing)
 
     def describe(self) -> List[Dict[str, Any]]:
         """Return the values that a checkpoint and the loading module must share."""

@@ -239,6 +239,17 @@ def every_change_of_a_parameter_is_gathered():
     raised(RuntimeError, said, lambda: loss_of(net, 0))
 
 
+def workers_with_other_arguments_are_told():
+    net, _ = sharded()
+    bps.compress_all_gather(net, FOUR_BITS if dist.get_rank() else EIGHT_BITS)
+    said = "worker 1 has bits 4 for first.weight, but worker 0 has 8"
+    raised(RuntimeError, said, lambda: loss_of(net, 0))
+    net, _ = sharded()
+    bps.compress_reduce_scatter(net, FOUR_BITS if dist.get_rank() else EIGHT_BITS)
+    loss = loss_of(net, 0)
+    raised(RuntimeError, "worker 1 has bits 4 for last.weight, but worker 0 has 8", loss.backward)
+
+
 # Checkpoints
 
 

@@ -16,12 +16,18 @@ OTHERS = (
     "accumulated_gradients_go_both_ways",
     "state_dicts_that_do_not_fit_are_refused",
     "what_cannot_work_is_refused_by_name",
+    "workers_with_other_arguments_are_told",
 )
 JOBS = test_workers.HERE / "fsdp_jobs.py"
 
 
 def test_two_workers():
     test_workers.run(",".join((*NUMBERS, *OTHERS)), file=JOBS)
+
+
+def test_shards_of_several_chunks():
+    jobs = "losses_are_those_of_plain_fully_shard,every_change_of_a_parameter_is_gathered"
+    test_workers.run(jobs, file=JOBS, BYTEPS_PARTITION_BYTES="4000")
 
 
 def test_four_workers_of_which_one_has_only_padding():
