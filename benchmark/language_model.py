@@ -52,15 +52,18 @@ class Method(NamedTuple):
     arguments : str
         Arguments of the example.
     peer : str
-        A key of language_model_worker.PEERS, or "": the example itself.
+        A key of PEERS in `script`, or "": the example itself.
     period : int
         The number of steps between two exchanges. 0: the bytes of a step change during training, so
         that only the time of a whole training says how long a step takes.
+    script : Path
+        The worker of the peer.
     """
 
     arguments: str = ""
     peer: str = ""
     period: int = 1
+    script: Path = PEER
 
 
 def _local_steps(every: int, more: str = "") -> Method:
@@ -102,14 +105,14 @@ class Run(NamedTuple):
 
     Attributes
     ----------
-    method : str
+    method : Method
     seed : int
     rate : float
         The rate of the links in bits per second.
     steps, eval_every : int
     """
 
-    method: str
+    method: Method
     seed: int
     rate: float
     steps: int
@@ -118,8 +121,8 @@ class Run(NamedTuple):
 
 def train(run: Run, arguments: argparse.Namespace, log: Path) -> Dict[str, Any]:
     """Train; returns the records of the log, and the bytes that a worker had sent by then."""
-    method, workers = METHODS[run.method], arguments.workers
-    script = [str(PEER), method.peer] if method.peer else [str(EXAMPLE)]
+    method, workers = run.method, arguments.workers
+    script = [str(method.script), method.peer] if method.peer else [str(EXAMPLE)]
     numbers = {"steps": run.steps, "eval-every": run.eval_every, "seed": run.seed, "sample": 0}
     options = [f"--{name}={number}" for name, number in numbers.items()]
     words = [*script, *options, *shlex.split(f"{arguments.training} {method.arguments}")]
@@ -153,39 +156,37 @@ def measure(name: str, arguments: argparse.Namespace) -> Curve:
     """Train with one method and all seeds, and measure its seconds per step at each rate."""
     folder = Path(arguments.results)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = re.sub(r"\W+", "-", name)
+    stem, method = re.sub(r"\W+", "-", name), METHODS[name]
     runs = [
         train(
-            Run(name, seed, math.inf, arguments.steps, arguments.eval_every),
+            Run(method, seed, math.inf, arguments.steps, arguments.eval_every),
             arguments,
             folder / f"{stem}-{seed}.jsonl",
         )
         for seed in range(arguments.seeds)
     ]
-    seconds = {}
-    for rate in arguments.rates:
-        run = _timed_run(name, rate, arguments)
-        records = train(run, arguments, folder / f"{stem}-{rate / 1e6:g}M.jsonl")["records"]
-        untimed = 0 if METHODS[name].period == 0 else 1  # records
-        total = sum(record["seconds"] for record in records[untimed:])
-        seconds[rate] = total / (run.steps - untimed * run.eval_every)
     return Curve(
         name,
         not name.startswith(PEERS),
         [record["step"] for record in runs[0]["records"]],
         [[record["validation_loss"] for record in run["records"]] for run in runs],
         [statistics.mean(count) / 1e6 for count in zip(*(run["sent_bytes"] for run in runs))],
-        seconds,
+        {
+            rate: seconds(method, rate, arguments, folder / f"{stem}-{rate / 1e6:g}M.jsonl")
+            for rate in arguments.rates
+        },
     )
 
 
-def _timed_run(name: str, rate: float, arguments: argparse.Namespace) -> Run:
-    """Return the run that is timed. Only the second half of a short run counts."""
-    period = METHODS[name].period
-    if period == 0:
-        return Run(name, 0, rate, arguments.steps, arguments.eval_every)
-    steps = period * math.ceil(arguments.timed_steps / period)
-    return Run(name, 0, rate, 2 * steps, steps)
+def seconds(method: Method, rate: float, arguments: argparse.Namespace, log: Path) -> float:
+    """Measure the seconds per step at a rate. Only the second half of a short run counts."""
+    if method.period == 0:
+        run, untimed = Run(method, 0, rate, arguments.steps, arguments.eval_every), 0
+    else:
+        steps = method.period * math.ceil(arguments.timed_steps / method.period)
+        run, untimed = Run(method, 0, rate, 2 * steps, steps), 1
+    records = train(run, arguments, log)["records"][untimed:]
+    return sum(record["seconds"] for record in records) / (run.steps - untimed * run.eval_every)
 
 
 def rows(curves: Sequence[Curve]) -> Iterator[Dict[str, object]]:
@@ -219,9 +220,9 @@ def _loss_at(curve: Curve, step: float) -> str:
     return f"{np.interp(step, curve.steps, means):.4f}"
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
+    """Parse the command line. `defaults` replace those of some options."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rates", type=rates, default="100M,20M", help="of the links, bit/s")
     parser.add_argument("--steps", type=int, default=300, help="steps of each training run")
@@ -245,11 +246,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--results", default="build/language_model", help="folder of the results")
     parser.add_argument("--csv", help="also write the table here")
     parser.add_argument("--plot", help="also draw the losses here")
+    parser.set_defaults(**defaults)
     return parser.parse_args()
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse_arguments(__doc__)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     curves: List[Curve] = []
     names = [name for name in METHODS if re.search(arguments.only, name)]

@@ -90,7 +90,8 @@ def print_checksum(model: torch.nn.Module) -> None:
     """Print 16 hexadecimal digits that depend on every bit of the model's parameters."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
+        values = parameter.detach().cpu().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().tobytes())
     who = f"rank {bps.rank()} of {bps.size()}"
     # One write call. Without buffers, as under torchrun, print writes the newline separately.
     sys.stdout.write(f"{who}: checksum of the parameters {digest.hexdigest()[:16]}\n")

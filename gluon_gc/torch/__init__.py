@@ -7,7 +7,7 @@ torch.distributed sends the data between the workers. torchrun or another launch
 
 from .broadcasts import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .compression import Compression
-from .fsdp import compress_reduce_scatter
+from .fsdp import compress_all_gather, compress_reduce_scatter
 from .functions import (
     byteps_push_pull,
     declare,
@@ -34,6 +34,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "byteps_push_pull",
+    "compress_all_gather",
     "compress_reduce_scatter",
     "compression_hook",
     "declare",

@@ -36,17 +36,17 @@ class OnHost:
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._chunks, self.delivered = chunks, buffers.delivered(chunks)
+        self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
         self._compress = kernels.Batch(
             "compress",
-            [chunk.coder.codec for chunk in chunks],
-            [chunk.coder.carried for chunk in chunks],
-            [buffers.sent[chunk] for chunk in chunks],
+            [chunk.coder.codec for chunk in self._outgoing],
+            [chunk.coder.carried for chunk in self._outgoing],
+            [buffers.sent[chunk] for chunk in self._outgoing],
         )
         self._decompress = _batch_of_answers("decompress", self.delivered, buffers)
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
-        addresses = [job.address(chunk.piece) for chunk in self._chunks]
+        addresses = [job.address(chunk.piece) for chunk in self._outgoing]
         self._compress(addresses, positions, job.scale, ratios)
 
     def decompress(self, job: Job, positions: Positions) -> Sequence[Status]:
@@ -65,9 +65,9 @@ class ByHost(OnHost):
         }
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
-        copies = [self._copies[chunk] for chunk in self._chunks]
+        copies = [self._copies[chunk] for chunk in self._outgoing]
         with job.staged.queue():
-            for chunk, copy in zip(self._chunks, copies):
+            for chunk, copy in zip(self._outgoing, copies):
                 gpu.copy(job.of(chunk.piece), copy)
         self._compress([copy.data_ptr() for copy in copies], positions, job.scale, ratios)
 
@@ -87,25 +87,25 @@ class OnGpu:
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._chunks, self.delivered = chunks, buffers.delivered(chunks)
+        self._outgoing, self.delivered = buffers.outgoing(chunks), buffers.delivered(chunks)
         device = chunks[0].device
         with gpu.queue(device):
             self._sent = [
                 (_like(buffers.sent[chunk], device), torch.from_numpy(buffers.sent[chunk]))
-                for chunk in chunks
+                for chunk in self._outgoing
             ]
             self._received = [
                 (torch.from_numpy(buffers.answers[c]), _like(buffers.answers[c], device))
                 for c in self.delivered
             ]
-            self._compress = _GpuBatch("compress", [c.coder for c in chunks], device)
+            self._compress = _GpuBatch("compress", [c.coder for c in self._outgoing], device)
             self._compress.write([payload for payload, _ in self._sent])
             self._decompress = _GpuBatch("decompress", [c.coder for c in self.delivered], device)
             self._decompress.read([payloads for _, payloads in self._received])
         self._inspect = _batch_of_answers("inspect", self.delivered, buffers)
 
     def compress(self, job: Job, positions: Positions, ratios: Ratios) -> None:
-        addresses = [job.address(chunk.piece) for chunk in self._chunks]
+        addresses = [job.address(chunk.piece) for chunk in self._outgoing]
         with job.staged.queue() as stream:
             self._compress.queue(stream)
             self._compress(addresses, positions, job.scale, ratios)

@@ -191,6 +191,13 @@ class GpuCoder(Coder):
         return momentum, (ctypes.c_void_p * 2)(*memory)
 
 
+def coder_on(device: torch.device, chunk: Chunk, start: Optional[streams.State] = None) -> Coder:
+    """Return the coder of a chunk with values on a device; `start` is that of `Coder`."""
+    if gpu.has_kernels(device, chunk.params.compressor):
+        return GpuCoder(device, chunk.params, chunk.size, chunk.dtype, start)
+    return Coder(chunk.params, chunk.size, chunk.dtype, start)
+
+
 class Coders:
     """Creates coders whose random streams are consistent on all workers of a group.
 
@@ -218,10 +225,7 @@ class Coders:
 
         `StreamStarts.start` explains the other parameters.
         """
-        start = self._starts.start(chunk, node, index, begin)
-        if gpu.has_kernels(device, chunk.params.compressor):
-            return GpuCoder(device, chunk.params, chunk.size, chunk.dtype, start)
-        return Coder(chunk.params, chunk.size, chunk.dtype, start)
+        return coder_on(device, chunk, self._starts.start(chunk, node, index, begin))
 
     def of_aggregator(self, chunk: Chunk, index: int, begin: int) -> Coder:
         """Return the coder with which a chunk's owner aggregates, in host memory."""

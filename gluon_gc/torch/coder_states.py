@@ -30,6 +30,7 @@ import torch
 
 from ..checkpoint import STREAM, Layout, Place, cutting
 from ..checkpoint.cutting import Arrays, Saved
+from ..plan import Chunk
 from .coder import Coder
 from .exchanged_chunk import ExchangedChunk
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 Tensors = Dict[str, Dict[str, torch.Tensor]]
 """The keys are NAME, and then NODE.KIND.BEGIN."""
+
+
+_row = torch.zeros(1, 4, dtype=torch.int64)  # of a tensor of the kind "stream"
 
 
 class NodeCoder(NamedTuple):
@@ -72,6 +76,24 @@ def packed(chunks: Iterable[ExchangedChunk]) -> Tensors:
                 tensor_states[f"{node}.{kind}.{piece.begin}"] = torch.from_numpy(values)
     for (name, key), rows in streams.items():
         tensors[name][key] = torch.from_numpy(np.array(rows, np.uint64).view(np.int64))
+    return tensors
+
+
+def zeros(chunks: Iterable[Chunk]) -> Tensors:
+    """Return zeros in the shapes and dtypes that `packed` returns for a worker's coders."""
+    tensors: Tensors = {}
+    for chunk in chunks:
+        if chunk.params is None:
+            continue
+        (piece,) = chunk.slices
+        tensor_states = tensors.setdefault(piece.tensor, {})
+        for kind, (shape, dtype) in chunk.params.state_layout(chunk.size, chunk.dtype).items():
+            if kind == STREAM:
+                rows = tensor_states.get(f"worker.{STREAM}.0", _row[:0])
+                tensor_states[f"worker.{STREAM}.0"] = torch.cat([rows, _row])
+            else:
+                array = torch.zeros(shape, dtype=getattr(torch, dtype))
+                tensor_states[f"worker.{kind}.{piece.begin}"] = array
     return tensors
 
 

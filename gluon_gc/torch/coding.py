@@ -6,7 +6,7 @@ One `Coding` handles all chunks that a single call of the library can compress.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Protocol, Sequence, Tuple
+from typing import Dict, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ class Buffers:
     Parameters
     ----------
     sent : dict
-        The payloads or values of this worker: uint8, shape (bytes,).
+        The payloads or values of this worker: uint8, shape (bytes,). Chunks that this worker does
+        not send are missing.
     received : dict
         The payloads or values of all workers, for the chunks that this worker owns: uint8, shape
         (workers, bytes).
@@ -41,6 +42,10 @@ class Buffers:
     received: Dict[ExchangedChunk, np.ndarray]
     answer: Dict[ExchangedChunk, np.ndarray]
     answers: Dict[ExchangedChunk, np.ndarray]
+
+    def outgoing(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
+        """Return the chunks that this worker sends."""
+        return [chunk for chunk in chunks if chunk in self.sent]
 
     def delivered(self, chunks: Sequence[ExchangedChunk]) -> List[ExchangedChunk]:
         """Return the chunks whose sum this worker gets."""
@@ -73,7 +78,7 @@ class PlainCoding(Coding):
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._sent = [(chunk, as_tensor(buffers.sent[chunk], chunk.wire)) for chunk in chunks]
+        self._sent = [(c, as_tensor(buffers.sent[c], c.wire)) for c in buffers.outgoing(chunks)]
         self._owned = [
             (as_tensor(buffers.received[c], c.wire), as_tensor(buffers.answer[c], c.wire))
             for c in chunks
@@ -119,9 +124,10 @@ class PayloadCoding(Coding):
     """
 
     def __init__(self, chunks: Sequence[ExchangedChunk], buffers: Buffers) -> None:
-        self._chunks, self._coders = chunks, [chunk.coder for chunk in chunks]
-        self._draws = self._coders[0].codec.traits.draws
-        self._draws_alike = self._coders[0].codec.traits.draws_alike
+        self._chunks, traits = chunks, chunks[0].coder.codec.traits
+        self._draws, self._draws_alike = traits.draws, traits.draws_alike
+        self._outgoing = buffers.outgoing(chunks)
+        self._drawn: Optional[List[kernels.Position]] = None  # the positions that decoding needs
         self._calls = calls_of(chunks)(chunks, buffers)
         self._prepare_answers(buffers)
 
@@ -138,13 +144,12 @@ class PayloadCoding(Coding):
             )
 
     def encode(self, job: Job) -> None:
-        pieces = [chunk.piece for chunk in self._chunks]
+        pieces = [chunk.piece for chunk in self._outgoing]
         ratios = [job.ratios.get(piece.tensor, 1.0) for piece in pieces] if job.ratios else None
-        drawn = [coder.take_draws() for coder in self._coders] if self._draws else None
+        drawn = [c.coder.take_draws() for c in self._outgoing] if self._draws else None
         self._calls.compress(job, drawn, ratios)
-        self._drawn = None
         if self._draws_alike:
-            positions = dict(zip(self._chunks, drawn))
+            positions = dict(zip(self._outgoing, drawn))
             self._drawn = [positions[chunk] for chunk in self._calls.delivered]
 
     def answer(self) -> None:

@@ -1,76 +1,32 @@
-"""Compressed reduce-scatter for fully_shard (FSDP2)."""
+"""Compressed reduce-scatter and all-gather for fully_shard (FSDP2)."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
+from functools import lru_cache
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
 from torch.distributed import fsdp
 
-from ..checkpoint import fitting
-from . import state_dicts
-from .gathering import gather
+from ..compression import CompressionParams
+from . import groups
+from .all_gather import AllGather
 from .reduce_scatter import ReduceScatter
 from .settings import chosen_params, named, require_optimizer
+from .sharded_compression import ShardedCompression
+from .shards import Shards
 
+_DENSE = ("blockwise", "bytegrad")  # the compressors whose payloads have every element
+_ANY_SIZE = 64  # elements of a codec that only tells its properties
 
-class ShardedCompression:
-    """The state that `compress_reduce_scatter` keeps from step to step, for checkpoints.
-
-    Parameters
-    ----------
-    sums : sequence of ReduceScatter
-    """
-
-    def __init__(self, sums: Sequence[ReduceScatter]) -> None:
-        self._sums = list(sums)
-
-    def state_dict(self) -> Dict[str, Any]:
-        """Return this worker's residuals and random streams, as plain values and tensors.
-
-        No backward may be running.
-        """
-        arrays = {k: v for scatter in self._sums for k, v in scatter.carried().items()}
-        return {"format": state_dicts.FORMAT, **self._described(), "arrays": arrays}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict` on this worker. All workers call this.
-
-        Raises
-        ------
-        ValueError
-            The state_dict is of another worker, model, compression or number of workers. Nothing
-            was changed.
-        RuntimeError
-            The state_dict of another worker does not fit. Nothing was changed.
-        """
-        state_dicts.if_all_fit(gather, lambda: self._check(state))
-        for scatter in self._sums:
-            scatter.load(state["arrays"])
-
-    def _check(self, state: Mapping[str, Any]) -> None:
-        state_dicts.require_format(state, "shards", "compress_reduce_scatter")
-        here = self._described()
-        for key in ("rank", "world_size"):
-            fitting.check(state_dicts.NOUN, key, state[key], here[key])
-        state_dicts.check_parameters(state["shards"], here["shards"], strict=True)
-        for scatter in self._sums:
-            scatter.check(state["arrays"])
-
-    def _described(self) -> Dict[str, Any]:
-        """Return the values that a state_dict and the loading state must share."""
-        return {
-            "rank": dist.get_rank(),
-            "world_size": dist.get_world_size(),
-            "shards": [shard for scatter in self._sums for shard in scatter.describe()],
-        }
+Overrides = Optional[Mapping[str, Optional[Mapping[str, Any]]]]
 
 
 def compress_reduce_scatter(
     model: torch.nn.Module,
     compression_params: Optional[Mapping[str, Any]] = None,
-    overrides: Optional[Mapping[str, Optional[Mapping[str, Any]]]] = None,
+    overrides: Overrides = None,
     on_nonfinite: str = "raise",
 ) -> ShardedCompression:
     """Compress the gradients of a model to which fully_shard was applied.
@@ -106,34 +62,187 @@ def compress_reduce_scatter(
     RuntimeError
         PyTorch is older than 2.9.
     """
-    if not hasattr(getattr(fsdp, "FSDPModule", None), "set_custom_reduce_scatter"):
-        raise RuntimeError(f"compress_reduce_scatter needs PyTorch 2.9, got {torch.__version__}")
+    function = "compress_reduce_scatter"
+    _require_hook("set_custom_reduce_scatter", function)
     if on_nonfinite not in ("raise", "propagate"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
     parameters, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
     require_optimizer((p.require_chosen() for p in params.values()), None)
+    units = []
+    for part in _parts(model, parameters):
+        policy, sharded = part.group.mp_policy, part.parameters
+        dtype = policy.reduce_dtype or policy.param_dtype or next(iter(sharded.values())).dtype
+        units.append(ReduceScatter(sharded, part.shards(params, on_nonfinite), dtype))
+        part.module.set_custom_reduce_scatter(units[-1])
+    return ShardedCompression(function, units)
+
+
+def compress_all_gather(
+    model: torch.nn.Module,
+    compression_params: Optional[Mapping[str, Any]] = None,
+    overrides: Overrides = None,
+    differences: bool = True,
+) -> ShardedCompression:
+    """Compress the parameters that a model gathers to which fully_shard was applied.
+
+    All workers compute with the decoded parameters, which are equal on all of them. The optimizer
+    updates the exact parameters of each worker's shards.
+
+    With `differences`, the compressed difference from what was gathered last travels. The first
+    gather is not compressed. Each difference has the error of the one before, so 4 bits suffice.
+    Shards that did not change since the last gather are not sent: the gathers of backward and of
+    gradient accumulation send no parameters, nor do those of frozen parameters. Each worker keeps a
+    copy of all gathered parameters, of 4 bytes a parameter or of 2 bytes if they are gathered in
+    16 bits, and a copy of its own shards.
+
+    Without `differences`, every gather sends the compressed parameters, and no copy is kept. Use 8
+    bits.
+
+    All workers call this with the same arguments before the first step.
+
+    Parameters
+    ----------
+    model : Module
+        A module that fully_shard has processed, or with submodules that it has processed.
+    compression_params : dict, optional
+        See `CompressionState`, without "ef" and "momentum". The compressor must not draw random
+        numbers. Without differences it is "blockwise" or "bytegrad".
+    overrides : mapping of str to (dict or None), optional
+        See `CompressionState`.
+    differences : bool
+        Whether differences travel.
+
+    Returns
+    -------
+    ShardedCompression
+        It has `state_dict` and `load_state_dict`. Without differences, it has no tensors.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        An argument is wrong, the model has no FSDPModule, its mesh has replicas (HSDP), or
+        `reshard_after_forward` is a number of workers.
+    RuntimeError
+        PyTorch is older than 2.9. During training: a parameter has a NaN or an infinity.
+
+    References
+    ----------
+    Jia et al., "SDP4Bit: Toward 4-bit Communication Quantization in Sharded Data Parallelism for
+    LLM Training", NeurIPS 2024: 4-bit differences.
+    Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training",
+    2023: gathers of 8-bit parameters.
+    """
+    function = "compress_all_gather"
+    _require_hook("set_custom_all_gather", function)
+    trained, frozen = named(model.named_parameters())
+    parameters = {**trained, **frozen}
+    params = chosen_params(parameters, compression_params, overrides).params
+    for parameter_params in params.values():
+        _require_for_parameters(parameter_params.require_chosen(), differences)
+    new_group = lru_cache(maxsize=None)(groups.new_group)  # all modules share a group
+    units = []
+    for tag, part in enumerate(_parts(model, parameters)):
+        part.require_one_mesh()
+        dtype = part.group.mp_policy.param_dtype or next(iter(part.parameters.values())).dtype
+        shards = part.shards(params, "raise")
+        units.append(AllGather(shards, dtype, differences, new_group, tag))
+        part.module.set_custom_all_gather(units[-1])
+    return ShardedCompression(function, units)
+
+
+class _Part(NamedTuple):
+    """An FSDP module with some of its parameters.
+
+    Attributes
+    ----------
+    module : FSDPModule
+    group : FSDPParamGroup
+        fully_shard's private record of the module's parameters: no public API has it.
+    parameters : dict of str to Tensor
+    sizes : dict of str to int
+        The number of elements in a shard of each parameter, with its padding.
+    """
+
+    module: fsdp.FSDPModule
+    group: Any
+    parameters: Dict[str, torch.Tensor]
+    sizes: Dict[str, int]
+
+    def shards(self, params: Mapping[str, CompressionParams], on_nonfinite: str) -> Shards:
+        """Return the module's shards."""
+        workers = self.group.mesh_info.shard_process_group
+        size, rank = dist.get_world_size(workers), dist.get_rank(workers)
+        return Shards(self.sizes, params, on_nonfinite, size, rank)
+
+    def require_one_mesh(self) -> None:
+        """Raise ValueError unless all workers of a mesh of one dimension gather all parameters."""
+        info, after_forward = self.group.mesh_info, self.group.post_forward_mesh_info
+        if info.mesh.ndim > 1:
+            raise ValueError(
+                "the mesh of compress_all_gather must be of one dimension, without replicas "
+                f"(HSDP), got the shape {tuple(info.mesh.shape)}"
+            )
+        if after_forward not in (None, info):
+            raise ValueError(
+                "reshard_after_forward must be True or False for compress_all_gather, got a number "
+                "of workers"
+            )
+
+
+def _parts(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> Iterator[_Part]:
+    """Yield the FSDP modules of a model that have some of these parameters.
+
+    Raises
+    ------
+    ValueError
+        The model has no FSDPModule.
+    """
     names = {parameter: name for name, parameter in parameters.items()}
     modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
     if not modules:
         raise ValueError("the model has no FSDPModule: call fully_shard first")
-    sums = []
     for module in modules:
-        for sharded in _sharded(module):
-            trained = [p for p in sharded if p.sharded_param in names]
-            sizes = [p.padded_sharded_param_size.numel() for p in trained]
-            module_params = {names[p.sharded_param]: p.sharded_param for p in trained}
-            if module_params:
-                checked = on_nonfinite == "raise"
-                sums.append(ReduceScatter(module_params, sizes, params, checked))
-                module.set_custom_reduce_scatter(sums[-1])
-    return ShardedCompression(sums)
+        for group in _groups(module):
+            chosen = [p for p in group.fsdp_params if p.sharded_param in names]
+            sharded = {names[p.sharded_param]: p.sharded_param for p in chosen}
+            sizes = {
+                name: p.padded_sharded_param_size.numel() * (2 if parameter.is_complex() else 1)
+                for (name, parameter), p in zip(sharded.items(), chosen)
+            }
+            if sharded:
+                yield _Part(module, group, sharded, sizes)
 
 
-def _sharded(module: fsdp.FSDPModule) -> Iterator[Sequence[Any]]:
-    """Yield fully_shard's private records of a module's parameters: no public API has them."""
+def _groups(module: fsdp.FSDPModule) -> List[Any]:
+    """Return fully_shard's records of a module's parameters."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
-    for group in [state._fsdp_param_group] if groups is None else groups:
-        if group is not None:
-            yield group.fsdp_params
+    return [g for g in ([state._fsdp_param_group] if groups is None else groups) if g is not None]
+
+
+def _require_hook(method: str, function: str) -> None:
+    if not hasattr(getattr(fsdp, "FSDPModule", None), method):
+        raise RuntimeError(f"{function} needs PyTorch 2.9, got {torch.__version__}")
+
+
+def _require_for_parameters(params: CompressionParams, differences: bool) -> None:
+    """Raise ValueError unless parameters can be compressed like this."""
+    if params.ef:
+        raise ValueError(
+            "compression_params['ef'] must be left out for compress_all_gather, because a "
+            f"difference has the error of the last one, got {params.ef!r}"
+        )
+    if params.compressor is None:
+        return
+    name, accumulates = params.compressor.name, params.compressor.traits.accumulates
+    if accumulates or params.codec(_ANY_SIZE, "float32").draws:
+        raise ValueError(
+            "compression_params['compressor'] must be one that draws no random numbers for "
+            f"compress_all_gather, got {name!r}"
+        )
+    if not differences and name not in _DENSE:
+        raise ValueError(
+            f"compression_params['compressor'] must be one of {_DENSE} without differences, got "
+            f"{name!r}"
+        )

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Iterator, List, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
-from .. import env, plan
+from .. import plan
 from ..checkpoint import fitting
-from ..compression import CompressionParams
 from . import coder_states, groups, staging, state_dicts
 from .coder import Coders
 from .coder_states import Tensors
 from .coding import Buffers, codings
 from .collectives import ToOwners
-from .declared_tensor import declared
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
 from .job import Job
 from .left_out import LeftOut
+from .shards import Shards
 
 
 class ReduceScatter:
@@ -31,27 +30,17 @@ class ReduceScatter:
     ----------
     parameters : mapping of str to Tensor
         The sharded parameters, by name.
-    sizes : sequence of int
-        The number of elements in a shard of each parameter.
-    params : mapping of str to CompressionParams
-        The compression of each parameter.
-    checked : bool
-        Whether a NaN or an infinity is an error.
+    shards : Shards
+        If its `on_nonfinite` is "raise", a NaN or an infinity is an error.
+    dtype : torch.dtype
+        The dtype of the gradients that FSDP will pass, for `empty_state`.
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        sizes: Sequence[int],
-        params: Mapping[str, CompressionParams],
-        checked: bool,
+        self, parameters: Mapping[str, torch.Tensor], shards: Shards, dtype: torch.dtype
     ) -> None:
-        self._parameters, self._names, self._params = parameters, list(parameters), params
-        self._sizes = [  # a complex element counts as two
-            size * (2 if parameter.is_complex() else 1)
-            for size, parameter in zip(sizes, parameters.values())
-        ]
-        self._checked, self._steps = checked, 0
+        self._parameters, self.shards, self._dtype = parameters, shards, dtype
+        self._steps = 0
         self._left_out = LeftOut(parameters.values(), self._take_back)
         self.chunks: List[ExchangedChunk] = []
         self._loaded: Tensors = {}
@@ -77,26 +66,19 @@ class ReduceScatter:
         RuntimeError
             A parameter has no gradient, or a sum has a NaN or an infinity.
         """
-        workers, rank = dist.get_world_size(group), dist.get_rank(group)
+        workers, rank = self.shards.workers, self.shards.rank
         input_tensor = staging.as_real(input_tensor).view(-1)
         output_tensor = staging.as_real(output_tensor).view(-1)
-        if input_tensor.numel() != workers * sum(self._sizes):
+        if input_tensor.numel() != workers * self.shards.size:
             raise RuntimeError(
-                f"a parameter of {', '.join(self._names)} got no gradient: with "
+                f"a parameter of {', '.join(self._parameters)} got no gradient: with "
                 "compress_reduce_scatter, every parameter must get one in every step"
             )
         if not self.chunks:
             self._open(group, input_tensor)
         self._begin()
-        rows = staging.Staged(
-            {
-                _key(name, worker): shard
-                for worker, row in enumerate(input_tensor.view(workers, -1))
-                for name, shard in zip(self._names, row.split(self._sizes))
-            }
-        )
-        mine = [_key(name, rank) for name in self._names]
-        shards = staging.Staged(dict(zip(mine, output_tensor.split(self._sizes))))
+        rows = staging.Staged(self.shards.split_all(input_tensor))
+        shards = staging.Staged(self.shards.split(rank, output_tensor))
         self._run(Job(rows, _scale(op, workers), {}), Job(shards, 1.0, {}))
         shards.finish(1.0)
 
@@ -107,7 +89,7 @@ class ReduceScatter:
         if self._left_out.keeps and not adds:
             for chunk in self._compressed():
                 chunk.coder.keep()
-        self._left_out.exchange(self._names)
+        self._left_out.exchange(self._parameters)
         self._steps += 1
 
     def _take_back(self, names: Sequence[str]) -> None:
@@ -117,32 +99,28 @@ class ReduceScatter:
 
     # Checkpoints
 
-    def describe(self) -> List[Dict[str, Any]]:
-        """Return the values that a checkpoint and the loading module must share."""
-        return [
-            {
-                "name": name,
-                "shard_size": size,
-                "compression": fitting.as_read(self._params[name].identity()),
-            }
-            for name, size in zip(self._names, self._sizes)
-        ]
-
     def carried(self) -> Tensors:
-        """Return this worker's residuals and random streams."""
+        """Return this worker's residuals and random streams; nothing before the first step."""
         return coder_states.packed(self.chunks) if self.chunks else self._loaded
+
+    def empty_state(self) -> Tensors:
+        """Return zeros in the shapes and dtypes of `carried`."""
+        like = torch.empty(0, dtype=self._dtype, device="meta")
+        workers = range(self.shards.workers)
+        cut = (shard for worker in workers for shard in self.shards.cut(worker, like))
+        return coder_states.zeros(chunk for shard in cut for chunk in shard.chunks)
 
     def check(self, tensors: Tensors) -> None:
         """Raise ValueError if these tensors do not fit. Before the first step, any tensors fit."""
         if self.chunks:
             layout = coder_states.worker_layout(self.chunks)
-            arrays = coder_states.unpacked(self._own(tensors))
+            arrays = coder_states.unpacked(tensors)
             names = {place.tensor: place.tensor for place in (*layout, *arrays)}
             fitting.check_arrays(state_dicts.NOUN, arrays, layout, names, strict=True)
 
     def load(self, tensors: Tensors) -> None:
-        """Continue from the result of `carried`, which may be mixed with other modules' tensors."""
-        self._loaded = self._own(tensors)
+        """Continue from the result of `carried`."""
+        self._loaded = dict(tensors)
         self._left_out.loaded()
         if self.chunks:
             self._apply()
@@ -151,14 +129,6 @@ class ReduceScatter:
         """Give the loaded tensors to the coders."""
         coder_states.restore(self.chunks, coder_states.unpacked(self._loaded))
         self._loaded = {}
-
-    def _own(self, tensors: Tensors) -> Tensors:
-        """Return the tensors of these parameters."""
-        return {
-            key: shard_tensors
-            for key, shard_tensors in tensors.items()
-            if key.rpartition("/")[0] in self._names
-        }
 
     def _compressed(self) -> List[ExchangedChunk]:
         return [chunk for chunk in self.chunks if chunk.coder is not None]
@@ -173,7 +143,7 @@ class ReduceScatter:
             coding.answer()
             nonfinite += coding.deliver(shards)
         self._to_owners.expect()
-        if nonfinite and self._checked:
+        if nonfinite and self.shards.on_nonfinite == "raise":
             name = nonfinite[0].rpartition("/")[0]
             raise RuntimeError(
                 f"the gradient of parameter {name} has a NaN or an infinity in step {self._steps}"
@@ -183,6 +153,7 @@ class ReduceScatter:
         """Prepare the exchange. All workers of the group call this."""
         ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
         group = groups.new_group(ranks)
+        self.shards.agree(group, like, "reduce their gradients")
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
@@ -202,18 +173,14 @@ class ReduceScatter:
         self, owner: int, rank: int, coders: Coders, like: torch.Tensor
     ) -> Iterator[ExchangedChunk]:
         """Yield the chunks of an owner's shards, with this worker's coders."""
-        most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
-        on_nonfinite = "raise" if self._checked else "propagate"
-        for index, (name, size) in enumerate(zip(self._names, self._sizes)):
-            params, key = self._params[name], _key(name, owner)
-            tensor = declared(key, like, params, index, size, name, on_nonfinite)
-            chunks = plan.cut([tensor.plan], most, least)
-            coders.draw(chunks)
-            for chunk in chunks:
+        for shard in self.shards.cut(owner, like):
+            coders.draw(shard.chunks)
+            tensor = shard.tensor
+            for chunk in shard.chunks:
                 coder = None
                 if chunk.params is not None:
-                    begin = owner * size + chunk.slices[0].begin
-                    coder = coders.of_worker(chunk, rank, index, begin, tensor.device)
+                    begin = owner * tensor.plan.size + chunk.slices[0].begin
+                    coder = coders.of_worker(chunk, rank, shard.index, begin, tensor.device)
                 yield ExchangedChunk(
                     chunk,
                     owner,
@@ -223,11 +190,6 @@ class ReduceScatter:
                     tensor.plan.checked,
                     coder,
                 )
-
-
-def _key(name: str, worker: int) -> str:
-    """Return the name of a worker's shard of a parameter."""
-    return f"{name}/{worker}"
 
 
 def _has_gradient(sharded: torch.Tensor) -> bool:

@@ -24,6 +24,11 @@ def test_two_workers_with_gpus(emulated_gpu):
     run(jobs, EMULATED_GPU=str(emulated_gpu))
 
 
+def test_gathers_of_parameters_give_the_bits_of_the_cpu(emulated_gpu):
+    jobs = "differences_are_their_replay_on_all_workers,every_change_of_a_parameter_is_gathered"
+    run(jobs, file=HERE / "fsdp_jobs.py", EMULATED_GPU=str(emulated_gpu))
+
+
 def test_rounds_of_an_algorithm_give_the_bits_of_the_cpu(emulated_gpu):
     jobs = "local_steps_is_its_replay_bit_for_bit,what_is_resumed_goes_on_bit_for_bit"
     run(jobs, file=HERE / "algorithm_jobs.py", EMULATED_GPU=str(emulated_gpu))
