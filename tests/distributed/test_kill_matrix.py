@@ -1,14 +1,8 @@
-"""Some cells of the kill matrix and a short soak; docs/benchmarks/faults.md has all."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""Some cells of the kill matrix; docs/benchmarks/faults.md has all."""
 
 import pytest
 
 from tests.distributed.kill_matrix import HEARTBEAT, Cell, run, undisturbed
-
-SOAK = Path(__file__).resolve().parents[2] / "benchmark" / "soak.py"
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +34,3 @@ def test_local_steps_survive_the_loss_of_a_worker_before_a_round(tmp_path):
     outcome = run(tmp_path / "killed", Cell("step", "worker 1", "KILL"), local_steps=2)
     assert outcome.faults(sums, soon=2 * HEARTBEAT) == []
     assert max(outcome.restarts.values()) == 1
-
-
-@pytest.mark.timeout(420)
-def test_nothing_comes_of_some_faults():
-    command = [sys.executable, str(SOAK), "--minutes", "0.15", "--seed", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the weights are equal and no process has grown" in done.stdout
