@@ -1,4 +1,4 @@
-"""The kernels' tests find faults: a mutant of each compressor is caught."""
+"""The kernels' tests find faults. `python -m tests.cuda.mutants` tries all mutants."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from . import emulator
 from .mutants import MUTANTS, NOTHING, is_caught, said_of, verdict_of
 
-ONE_OF_EACH = {mutant.of: name for name, mutant in MUTANTS.items()}
+SOME = ("a symbol of zero has a sign", "no barrier before that is forgotten")
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def operators(tmp_path_factory):
     return Path(shutil.copytree(emulator.OPERATORS, tmp_path_factory.mktemp("copy") / "operators"))
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+@pytest.mark.parametrize("name", SOME)
 def test_a_mutant_is_caught(operators, tmp_path, name):
     said = said_of(MUTANTS[name], operators, tmp_path)
     assert is_caught(MUTANTS[name], said), said
