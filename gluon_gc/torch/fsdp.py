@@ -110,12 +110,13 @@ def compress_all_gather(
     Shards that did not change since the last gather are not sent: the gathers of backward and of
     gradient accumulation send no parameters, nor do those of frozen parameters. Each worker keeps a
     copy of all gathered parameters, of 4 bytes a parameter or of 2 bytes if they are gathered in
-    16 bits, and a copy of its own shards.
+    16 bits, a copy of its own shards, and b/4 bytes a parameter for payloads of b bits.
 
-    Without `differences`, every gather sends the compressed parameters, and no copy is kept. Use 8
-    bits.
+    Without `differences`, every gather sends the compressed parameters, and no copy is kept: use 8
+    bits. Payloads take b/8 bytes a parameter.
 
-    All workers call this with the same arguments before the first step.
+    Parameters may have any shape, and any real or complex floating-point dtype, the same in a
+    module. All workers call this with the same arguments before the first step.
 
     Parameters
     ----------

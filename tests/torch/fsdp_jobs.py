@@ -242,6 +242,36 @@ def every_change_of_a_parameter_is_gathered():
     raised(RuntimeError, said, lambda: loss_of(net, 0))
 
 
+class OneParameter(torch.nn.Module):
+    """A parameter of 7 x 40 elements; the attribute `seen` is the one that forward got."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(7, 40, dtype=dtype))
+
+    def forward(self):
+        self.seen = self.weight.detach().clone()
+
+
+def every_dtype_is_gathered():
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64):
+        for params, differences in ((FOUR_BITS, True), (EIGHT_BITS, False), ({"fp16": True}, True)):
+            net = OneParameter(dtype)
+            fully_shard(net, reshard_after_forward=True)
+            bps.compress_all_gather(net, params, differences=differences)
+            random = torch.Generator().manual_seed(dist.get_rank())
+            with torch.no_grad():
+                for _ in range(3):
+                    own = net.weight.to_local()
+                    own += 0.01 * torch.randn(own.shape, dtype=dtype, generator=random)
+                    net()
+                    exact = net.weight.full_tensor()
+                    assert (net.seen - exact).abs().max() < 0.01, (dtype, params)
+            real = torch.view_as_real(net.seen) if net.seen.is_complex() else net.seen
+            assert_alike(real.contiguous())
+            assert not torch.equal(net.seen, exact) or (params.get("fp16") and dtype.itemsize == 2)
+
+
 def workers_with_other_arguments_are_told():
     net, _ = sharded()
     bps.compress_all_gather(net, FOUR_BITS if dist.get_rank() else EIGHT_BITS)
