@@ -109,8 +109,8 @@ def compress_all_gather(
     gather is not compressed. Each difference has the error of the one before, so 4 bits suffice.
     Shards that did not change since the last gather are not sent: the gathers of backward and of
     gradient accumulation send no parameters, nor do those of frozen parameters. Each worker keeps a
-    copy of all gathered parameters, of 4 bytes a parameter or of 2 bytes if they are gathered in
-    16 bits, a copy of its own shards, and b/4 bytes a parameter for payloads of b bits.
+    copy of all gathered parameters: 4 bytes a parameter, or 2 bytes if they are gathered in 16
+    bits. It also keeps a copy of its own shards. Payloads of b bits take b/4 bytes a parameter.
 
     Without `differences`, every gather sends the compressed parameters, and no copy is kept: use 8
     bits. Payloads take b/8 bytes a parameter.
