@@ -34,6 +34,7 @@ METHODS: Dict[str, Method] = {
         "bfloat16": "bf16",
         "gradients 4 bits": "scatter",
         "gradients 4 bits, differences 4 bits": "both",
+        "gradients 4 bits, differences 4 bits, residuals 8 bits": "both-small",
         "gradients 4 bits, parameters 8 bits": "both-bytes",
         "bfloat16, gradients 4 bits, differences 4 bits": "both-bf16",
     }.items()

@@ -39,12 +39,15 @@ class Peer(NamedTuple):
         The compression of gradients and of parameters. None: fully_shard's own collective.
     differences : bool
         See `compress_all_gather`.
+    residual_bits : int
+        See `compress_reduce_scatter`.
     """
 
     dtype: Optional[torch.dtype] = None
     scatter: Params = None
     gather: Params = None
     differences: bool = True
+    residual_bits: int = 32
 
 
 PEERS: Dict[str, Peer] = {
@@ -52,6 +55,7 @@ PEERS: Dict[str, Peer] = {
     "bf16": Peer(torch.bfloat16),
     "scatter": Peer(scatter=GRADIENTS),
     "both": Peer(scatter=GRADIENTS, gather=BLOCKS),
+    "both-small": Peer(scatter=GRADIENTS, gather=BLOCKS, residual_bits=8),
     "both-bytes": Peer(scatter=GRADIENTS, gather=BYTES, differences=False),
     "both-bf16": Peer(torch.bfloat16, GRADIENTS, BLOCKS),
 }
@@ -75,16 +79,18 @@ class Sharded(Training):
     peer: Peer
 
     def connect(self) -> None:
-        policy = fsdp.MixedPrecisionPolicy(param_dtype=self.peer.dtype)
+        peer = self.peer
+        policy = fsdp.MixedPrecisionPolicy(param_dtype=peer.dtype)
         for block in self.net.blocks:
             fsdp.fully_shard(block, mp_policy=policy)
         fsdp.fully_shard(self.net, mp_policy=policy)
         self.model, self.compression = self.net, LinkTraffic()
         self.optimizer = adamw(self.net, self.args)
-        if self.peer.scatter is not None:
-            bps.compress_reduce_scatter(self.net, self.peer.scatter)
-        if self.peer.gather is not None:
-            bps.compress_all_gather(self.net, self.peer.gather, differences=self.peer.differences)
+        if peer.scatter is not None:
+            bits = peer.residual_bits
+            bps.compress_reduce_scatter(self.net, peer.scatter, residual_bits=bits)
+        if peer.gather is not None:
+            bps.compress_all_gather(self.net, peer.gather, differences=peer.differences)
 
     def train_step(self, step: int) -> None:
         before = int(_SENT.read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from .reduce_scatter import ReduceScatter
 from .settings import chosen_params, named, require_optimizer
 from .sharded_compression import ShardedCompression
 from .shards import Shards
+from .small_residuals import Scratch
 
 _DENSE = ("blockwise", "bytegrad")  # the compressors whose payloads have every element
 _ANY_SIZE = 64  # elements of a codec that only tells its properties
@@ -28,12 +29,13 @@ def compress_reduce_scatter(
     compression_params: Optional[Mapping[str, Any]] = None,
     overrides: Overrides = None,
     on_nonfinite: str = "raise",
+    residual_bits: int = 32,
 ) -> ShardedCompression:
     """Compress the gradients of a model to which fully_shard was applied.
 
     Each worker compresses its gradients of every shard, and the owner of a shard adds up the
     payloads. The all-gather of parameters does not change. On each worker, error feedback needs as
-    much memory as all gradients of the model.
+    much memory as all gradients of the model, or a quarter with `residual_bits=8`.
 
     All workers call this with the same arguments before the first step. Every parameter must get a
     gradient in every step.
@@ -49,6 +51,9 @@ def compress_reduce_scatter(
         See `CompressionState`.
     on_nonfinite : "raise" or "propagate"
         "raise": a NaN or an infinity in a sum is a RuntimeError on the worker that owns the shard.
+    residual_bits : 32 or 8
+        The bits of an element of a residual between two steps. 8: each block of 128 residuals is
+        rounded. Not for gradients that a GPU compresses, and not for onebit or dgc.
 
     Returns
     -------
@@ -61,6 +66,11 @@ def compress_reduce_scatter(
         An argument is wrong, or the model has no FSDPModule.
     RuntimeError
         PyTorch is older than 2.9.
+
+    References
+    ----------
+    Xie et al., "LoCo: Low-Bit Communication Adaptor for Large-scale Model Training", 2024:
+    residuals of 8 bits.
     """
     function = "compress_reduce_scatter"
     _require_hook("set_custom_reduce_scatter", function)
@@ -69,11 +79,17 @@ def compress_reduce_scatter(
     parameters, _ = named(model.named_parameters())
     params = chosen_params(parameters, compression_params, overrides).params
     require_optimizer((p.require_chosen() for p in params.values()), None)
+    if residual_bits not in (8, 32):
+        raise ValueError(f"residual_bits must be 8 or 32, got {residual_bits!r}")
+    parts, scratch = list(_parts(model, parameters)), None
+    if residual_bits == 8:
+        _require_single_residuals(params.values())
+        scratch = Scratch(max(sum(part.sizes.values()) * part.workers for part in parts))
     units = []
-    for part in _parts(model, parameters):
+    for part in parts:
         policy, sharded = part.group.mp_policy, part.parameters
         dtype = policy.reduce_dtype or policy.param_dtype or next(iter(sharded.values())).dtype
-        units.append(ReduceScatter(sharded, part.shards(params, on_nonfinite), dtype))
+        units.append(ReduceScatter(sharded, part.shards(params, on_nonfinite), dtype, scratch))
         part.module.set_custom_reduce_scatter(units[-1])
     return ShardedCompression(function, units)
 
@@ -93,13 +109,14 @@ def compress_all_gather(
     gather is not compressed. Each difference has the error of the one before, so 4 bits suffice.
     Shards that did not change since the last gather are not sent: the gathers of backward and of
     gradient accumulation send no parameters, nor do those of frozen parameters. Each worker keeps a
-    copy of all gathered parameters, of 4 bytes a parameter or of 2 bytes if they are gathered in
-    16 bits, and a copy of its own shards.
+    copy of all gathered parameters: 4 bytes a parameter, or 2 bytes if they are gathered in 16
+    bits. It also keeps a copy of its own shards. Payloads of b bits take b/4 bytes a parameter.
 
-    Without `differences`, every gather sends the compressed parameters, and no copy is kept. Use 8
-    bits.
+    Without `differences`, every gather sends the compressed parameters, and no copy is kept: use 8
+    bits. Payloads take b/8 bytes a parameter.
 
-    All workers call this with the same arguments before the first step.
+    Parameters may have any shape, and any real or complex floating-point dtype, the same in a
+    module. All workers call this with the same arguments before the first step.
 
     Parameters
     ----------
@@ -169,11 +186,15 @@ class _Part(NamedTuple):
     parameters: Dict[str, torch.Tensor]
     sizes: Dict[str, int]
 
+    @property
+    def workers(self) -> int:
+        """The number of workers that have shards."""
+        return dist.get_world_size(self.group.mesh_info.shard_process_group)
+
     def shards(self, params: Mapping[str, CompressionParams], on_nonfinite: str) -> Shards:
         """Return the module's shards."""
-        workers = self.group.mesh_info.shard_process_group
-        size, rank = dist.get_world_size(workers), dist.get_rank(workers)
-        return Shards(self.sizes, params, on_nonfinite, size, rank)
+        rank = dist.get_rank(self.group.mesh_info.shard_process_group)
+        return Shards(self.sizes, params, on_nonfinite, self.workers, rank)
 
     def require_one_mesh(self) -> None:
         """Raise ValueError unless all workers of a mesh of one dimension gather all parameters."""
@@ -224,6 +245,16 @@ def _groups(module: fsdp.FSDPModule) -> List[Any]:
 def _require_hook(method: str, function: str) -> None:
     if not hasattr(getattr(fsdp, "FSDPModule", None), method):
         raise RuntimeError(f"{function} needs PyTorch 2.9, got {torch.__version__}")
+
+
+def _require_single_residuals(several: Iterable[CompressionParams]) -> None:
+    """Raise ValueError unless each residual is one array of a codec."""
+    for params in several:
+        if not params.keeps_state:
+            continue
+        accumulates = params.compressor.traits.accumulates
+        if accumulates or len(params.codec(_ANY_SIZE, "float32").memory) > 1:
+            raise ValueError(f"residual_bits must be 32 for {params.compressor.name}, got 8")
 
 
 def _require_for_parameters(params: CompressionParams, differences: bool) -> None:

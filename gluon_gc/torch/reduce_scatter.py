@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Mapping, Sequence
+from typing import Any, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
 from .job import Job
 from .left_out import LeftOut
 from .shards import Shards
+from .small_residuals import Scratch, SmallResiduals
 
 
 class ReduceScatter:
@@ -34,12 +35,19 @@ class ReduceScatter:
         If its `on_nonfinite` is "raise", a NaN or an infinity is an error.
     dtype : torch.dtype
         The dtype of the gradients that FSDP will pass, for `empty_state`.
+    scratch : Scratch, optional
+        If given, residuals are kept in 8 bits.
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], shards: Shards, dtype: torch.dtype
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        shards: Shards,
+        dtype: torch.dtype,
+        scratch: Optional[Scratch] = None,
     ) -> None:
         self._parameters, self.shards, self._dtype = parameters, shards, dtype
+        self._scratch, self._residuals = scratch, None
         self._steps = 0
         self._left_out = LeftOut(parameters.values(), self._take_back)
         self.chunks: List[ExchangedChunk] = []
@@ -76,6 +84,7 @@ class ReduceScatter:
             )
         if not self.chunks:
             self._open(group, input_tensor)
+        self._expand()
         self._begin()
         rows = staging.Staged(self.shards.split_all(input_tensor))
         shards = staging.Staged(self.shards.split(rank, output_tensor))
@@ -101,7 +110,10 @@ class ReduceScatter:
 
     def carried(self) -> Tensors:
         """Return this worker's residuals and random streams; nothing before the first step."""
-        return coder_states.packed(self.chunks) if self.chunks else self._loaded
+        if not self.chunks:
+            return self._loaded
+        self._expand()
+        return coder_states.packed(self.chunks)
 
     def empty_state(self) -> Tensors:
         """Return zeros in the shapes and dtypes of `carried`."""
@@ -127,8 +139,20 @@ class ReduceScatter:
 
     def _apply(self) -> None:
         """Give the loaded tensors to the coders."""
+        self._expand()  # other modules have used the scratch memory
         coder_states.restore(self.chunks, coder_states.unpacked(self._loaded))
+        self._compact()
         self._loaded = {}
+
+    # Residuals in 8 bits
+
+    def _expand(self) -> None:
+        if self._residuals is not None:
+            self._residuals.expand()
+
+    def _compact(self) -> None:
+        if self._residuals is not None:
+            self._residuals.compact()
 
     def _compressed(self) -> List[ExchangedChunk]:
         return [chunk for chunk in self.chunks if chunk.coder is not None]
@@ -136,6 +160,7 @@ class ReduceScatter:
     def _run(self, rows: Job, shards: Job) -> None:
         for coding in self._codings:
             coding.encode(rows)
+        self._compact()
         self._to_owners.start()
         self._to_owners.wait()
         nonfinite: List[str] = []
@@ -157,6 +182,9 @@ class ReduceScatter:
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
+        coders = [chunk.coder for chunk in self._compressed() if chunk.coder.codec.memory]
+        if self._scratch is not None and coders:
+            self._residuals = SmallResiduals(coders, self._scratch)
         sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]
         self._to_owners = ToOwners(group, 0, sizes)
         received = dict(zip(owned[rank], self._to_owners.rows))

@@ -14,6 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import gluon_gc.torch as bps
 from gluon_gc.compression import parse
 from gluon_gc.torch import groups
+from gluon_gc.torch.coder import Coder
+from gluon_gc.torch.small_residuals import Scratch, SmallResiduals
 from tests.torch.common import Net, assert_alike, do_jobs, loss_of, raised
 from tests.torch.jobs import CountingTransport
 
@@ -144,12 +146,12 @@ def differences_are_their_replay_on_all_workers():
 
 
 def losses_are_those_of_plain_fully_shard():
-    def losses(gather=None, differences=True, scatter=None, **options):
+    def losses(gather=None, differences=True, scatter=None, bits=32, **options):
         net, optimizer = sharded(**options)
         if gather is not None:
             bps.compress_all_gather(net, gather, differences=differences)
         if scatter is not None:
-            bps.compress_reduce_scatter(net, scatter)
+            bps.compress_reduce_scatter(net, scatter, residual_bits=bits)
         return np.array(train(net, optimizer, range(24)))
 
     plain, half = losses(), losses(policy=BFLOAT16)
@@ -161,6 +163,7 @@ def losses_are_those_of_plain_fully_shard():
         (plain, 0.03, {"gather": {"compressor": "bytegrad"}, "differences": False}),
         (plain, 0.15, {"gather": {"compressor": "blocktopk", "k": 512}}),
         (plain, 0.06, {"gather": FOUR_BITS, "scatter": GRADIENTS}),
+        (losses(scatter=GRADIENTS), 0.03, {"scatter": GRADIENTS, "bits": 8}),
         (half, 0.06, {"gather": FOUR_BITS, "scatter": GRADIENTS, "policy": BFLOAT16}),
         (half, 0.03, {"gather": EIGHT_BITS, "differences": False, "policy": BFLOAT16}),
     ):
@@ -239,6 +242,36 @@ def every_change_of_a_parameter_is_gathered():
     raised(RuntimeError, said, lambda: loss_of(net, 0))
 
 
+class OneParameter(torch.nn.Module):
+    """A parameter of 7 x 40 elements; the attribute `seen` is the one that forward got."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(7, 40, dtype=dtype))
+
+    def forward(self):
+        self.seen = self.weight.detach().clone()
+
+
+def every_dtype_is_gathered():
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64):
+        for params, differences in ((FOUR_BITS, True), (EIGHT_BITS, False), ({"fp16": True}, True)):
+            net = OneParameter(dtype)
+            fully_shard(net, reshard_after_forward=True)
+            bps.compress_all_gather(net, params, differences=differences)
+            random = torch.Generator().manual_seed(dist.get_rank())
+            with torch.no_grad():
+                for _ in range(3):
+                    own = net.weight.to_local()
+                    own += 0.01 * torch.randn(own.shape, dtype=dtype, generator=random)
+                    net()
+                    exact = net.weight.full_tensor()
+                    assert (net.seen - exact).abs().max() < 0.01, (dtype, params)
+            real = torch.view_as_real(net.seen) if net.seen.is_complex() else net.seen
+            assert_alike(real.contiguous())
+            assert not torch.equal(net.seen, exact) or (params.get("fp16") and dtype.itemsize == 2)
+
+
 def workers_with_other_arguments_are_told():
     net, _ = sharded()
     bps.compress_all_gather(net, FOUR_BITS if dist.get_rank() else EIGHT_BITS)
@@ -254,6 +287,7 @@ def workers_with_other_arguments_are_told():
 
 
 def both_ways(policy=None):
+    """With the policy, residuals are kept in 8 bits."""
     net, optimizer = sharded(policy=policy)
     states = {
         "gather": bps.compress_all_gather(net, FOUR_BITS),
@@ -261,6 +295,7 @@ def both_ways(policy=None):
             net,
             {"compressor": "dithering", "k": 4, "seed": 3, "ef": "vanilla"},
             overrides={"first.*": GRADIENTS},
+            residual_bits=32 if policy is None else 8,
         ),
     }
     return net, optimizer, states
@@ -348,6 +383,29 @@ def state_dicts_that_do_not_fit_are_refused():
     assert values.state_dict()["workers"][str(dist.get_rank())]["arrays"] == {}
 
 
+def residuals_take_one_byte():
+    coders = [Coder(parse(GRADIENTS), n, "float32", None) for n in (1000, 130)]
+    scratch = Scratch(5000)
+    residuals = SmallResiduals(coders, scratch)
+    random = np.random.default_rng(0)
+    for scale in (1.0, 1e-30, 1e30, 0.0):
+        values = [scale * random.standard_normal(n).astype(np.float32) for n in (1000, 130)]
+        for coder, array in zip(coders, values):
+            coder.carried.memory[0][:] = array
+        residuals.compact()
+        decoded = []
+        for _ in range(2):  # a second rounding changes nothing
+            scratch.take(5000, torch.float32).fill_(7)
+            residuals.expand()
+            decoded.append(np.concatenate([coder.carried.memory[0] for coder in coders]))
+            residuals.compact()
+        exact = np.concatenate(values)
+        largest = np.abs(np.append(exact, np.zeros(-exact.size % 128)).reshape(-1, 128)).max(1)
+        assert (np.abs(decoded[0] - exact) <= largest.repeat(128)[: exact.size] / 127).all()
+        assert np.array_equal(*decoded)
+    assert residuals.nbytes == 1152 + 9
+
+
 # Errors
 
 
@@ -381,6 +439,13 @@ def what_cannot_work_is_refused_by_name():
         params = {"compressor": name, "k": 0.1}
         said = f"one of ('blockwise', 'bytegrad') without differences, got '{name}'"
         raised(ValueError, said, functools.partial(gather, params, differences=False))
+    scatter = functools.partial(bps.compress_reduce_scatter, net, residual_bits=8)
+    onebit = {"compressor": "onebit", "ef": "vanilla"}
+    for params, name in ((onebit, "onebit"), ({"compressor": "dgc", "k": 0.1}, "dgc")):
+        said = f"residual_bits must be 32 for {name}, got 8"
+        raised(ValueError, said, functools.partial(scatter, params))
+    said = "residual_bits must be 8 or 32, got 16"
+    raised(ValueError, said, functools.partial(scatter, GRADIENTS, residual_bits=16))
     mixed = Net()
     mixed.last.requires_grad_(False).to(torch.float64)
     mixed = fully_shard(mixed)

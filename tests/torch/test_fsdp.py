@@ -14,6 +14,8 @@ NUMBERS = (
 OTHERS = (
     "losses_are_those_of_plain_fully_shard",
     "accumulated_gradients_go_both_ways",
+    "residuals_take_one_byte",
+    "every_dtype_is_gathered",
     "state_dicts_that_do_not_fit_are_refused",
     "what_cannot_work_is_refused_by_name",
     "workers_with_other_arguments_are_told",
