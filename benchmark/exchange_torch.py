@@ -83,24 +83,32 @@ class DDP:
         dist.all_reduce(self._flag)
 
 
-class GluonGC(DDP):
-    """gluon_gc's communication hook."""
-
-    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
-        import gluon_gc.torch as bps
-
-        super().__init__(shapes, {})
-        optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
-        params = options["compression_params"]
-        state = bps.CompressionState(self.model.named_parameters(), params, optimizer)
-        self.ddp.register_comm_hook(state, bps.compression_hook)
-
-
 class _NoUpdate(torch.optim.SGD):
     """An optimizer that leaves the parameters as they are."""
 
     def step(self, closure: Any = None) -> None:
         return
+
+
+class GluonGC(DDP):
+    """gluon_gc's communication hook.
+
+    Without an optimizer's step, the hook would undo each exchange.
+    """
+
+    def __init__(self, shapes: Shapes, options: Mapping[str, Any]) -> None:
+        import gluon_gc.torch as bps
+
+        super().__init__(shapes, {})
+        self._optimizer = _NoUpdate(self.model.parameters(), 0.1, momentum=0.9)
+        params = options["compression_params"]
+        state = bps.CompressionState(self.model.named_parameters(), params, self._optimizer)
+        self.ddp.register_comm_hook(state, bps.compression_hook)
+
+    def exchange(self) -> None:
+        """Average the gradients."""
+        super().exchange()
+        self._optimizer.step()
 
 
 class Algorithm:
