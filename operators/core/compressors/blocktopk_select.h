@@ -3,24 +3,13 @@
 
 #include "core/compressors/blocktopk_format.h"
 #include "core/compressors/topk_threshold.h"
+#include "core/set_bits.h"
 #include "core/vec_gather.h"
 
 namespace gluon_gc {
 namespace {
 
 constexpr std::size_t group_elements = 64;
-
-// Calls step(place) for the place of each set bit, in ascending order, and then up to four times with other places. It
-// takes four bits at a time, because a branch for each bit would be unpredictable.
-template <typename Step>
-void for_each_bit(std::uint64_t bits, Step step) {
-  do {
-    for (int j = 0; j < 4; ++j, bits &= bits - 1) {
-      step(__builtin_ctzll(bits | std::uint64_t{1} << (group_elements - 1)));
-    }
-  } while (bits != 0);
-}
-constexpr std::size_t surplus_bits = 4;
 
 // One bit for each of the elements of a group: whether it reaches a magnitude.
 template <typename T>
@@ -52,23 +41,29 @@ class BlockSelection {
   // Lists the elements of a block that reach the guess. p_at(i, present) returns the sixteen elements from i.
   template <typename At>
   void list_candidates(std::size_t size, At p_at) {
+    const Bits<T> guess = guess_;
+    std::uint16_t* const indices = indices_;
     std::size_t count = 0;
-    sweep<group_elements>(0, size, [&](std::size_t begin, auto present) {
+    sweep<group_elements>(0, size, [=, &count](std::size_t begin, auto present) {
       std::uint64_t bits = 0;
       for (std::size_t part = 0; part < group_elements / lanes; ++part) {
         const auto here = present.part(part);
         const Vec<T> x = p_at(begin + part * lanes, here);
-        bits |= std::uint64_t{magnitude_at_least(x, guess_) & all_bits(here)} << part * lanes;
+        bits |= std::uint64_t{magnitude_at_least(x, guess) & all_bits(here)} << part * lanes;
       }
-      std::uint16_t* to = indices_ + count;  // the next group overwrites the surplus
-      for_each_bit(bits, [&](int place) { *to++ = static_cast<std::uint16_t>(begin + place); });
-      count += __builtin_popcountll(bits);
+      std::uint16_t* to = indices + count;
+      count += for_each_four(bits, [&](const int* places) {  // the next group overwrites the surplus
+        std::uint64_t four = begin * 0x0001000100010001;
+        for (int j = 0; j < 4; ++j) four += static_cast<std::uint64_t>(places[j]) << 16 * j;
+        std::memcpy(to, &four, sizeof(four));
+        to += 4;
+      });
     });
     count_ = count;
   }
 
   // Lists the `kept` largest elements of the block: their indices, which ascend, and their values. All NaNs are equal.
-  // Writes up to surplus_bits elements more.
+  // Writes up to surplus_places elements more.
   void choose(const T* p, std::size_t size, std::size_t kept, std::uint16_t* indices, T* values) {
     const bool too_few = count_ < kept, too_many = count_ > 4 * kept + 256;
     if (too_few || too_many) guess_better(p, size, kept);
@@ -116,13 +111,13 @@ class BlockSelection {
       return;
     }
     for (std::size_t i = 0, chosen = 0; i < count_; i += group_elements) {
-      const std::uint64_t bits = bits_reaching(values_ + i, limit);
-      std::size_t to = chosen;  // the next group overwrites the surplus
-      for_each_bit(bits, [&](int place) {
-        indices[to] = indices_[i + place];
-        values[to++] = values_[i + place];
+      std::size_t to = chosen;
+      chosen += for_each_four(bits_reaching(values_ + i, limit), [&](const int* places) {
+        for (int j = 0; j < 4; ++j, ++to) {
+          indices[to] = indices_[i + places[j]];
+          values[to] = values_[i + places[j]];
+        }
       });
-      chosen += __builtin_popcountll(bits);
     }
   }
 
