@@ -123,10 +123,7 @@ struct Blockwise : KeepsResidual {
 
   template <typename T>
   void rotate(const Rotation& rotation, const T* p, std::size_t size, T* rotated) const {
-    for (std::size_t i = 0; i < size; i += format.block) {
-      std::memcpy(rotated + i, p + i, format.block * sizeof(T));
-      rotation.forward(rotated + i);
-    }
+    for (std::size_t i = 0; i < size; i += format.block) rotation.forward(p + i, rotated + i);
   }
 
   template <typename T, typename At>
@@ -182,6 +179,7 @@ struct Blockwise : KeepsResidual {
       }
     };
     if (format.stochastic) return run(std::integral_constant<Mode, Mode::stochastic>());
+    if (scales.bounded && format.symmetric) return run(std::integral_constant<Mode, Mode::centred>());
     if (scales.bounded) return run(std::integral_constant<Mode, Mode::inside>());
     run(std::integral_constant<Mode, Mode::nearest>());
   }
@@ -197,10 +195,11 @@ struct Blockwise : KeepsResidual {
       const auto round_at = [&](std::size_t i) {
         __builtin_prefetch(next + i);
         const Vec<T> here = load(x + i, All{});
-        Vec<T> place = (here - low) * inverse;
+        Vec<T> place = (mode == Mode::centred ? here : here - low) * inverse;
         if constexpr (mode == Mode::stochastic) place = place + load(offsets + i, All{});
         const Vec<T> rounded = round(place);
-        const Vec<T> value = (rounded - round.whole) * step + low;
+        const Vec<T> product = (rounded - round.whole) * step;
+        const Vec<T> value = mode == Mode::centred ? product : product + low;
         if constexpr (result == Result::values) store(value, x + i, All{});
         if constexpr (result == Result::losses) store(here - value, x + i, All{});
         return rounded;
