@@ -164,8 +164,8 @@ inline Vec<float> magnitude(Vec<float> a) {
   return {_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};
 }
 inline Vec<float> negate(std::uint32_t bits, Vec<float> a) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  return choose(bits, Vec<float>{_mm256_xor_ps(a.low, sign), _mm256_xor_ps(a.high, sign)}, a);
+  const Vec<float> signs = choose(bits, broadcast(-0.0f), broadcast(0.0f));
+  return {_mm256_xor_ps(a.low, signs.low), _mm256_xor_ps(a.high, signs.high)};
 }
 inline Ints join(__m256i low, __m256i high) {
   Ints result;

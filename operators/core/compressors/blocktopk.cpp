@@ -39,12 +39,12 @@ struct Blocktopk : KeepsResidual {
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
         BlockSelection<T> selection;
-        T buffer[blocktopk_most_block], values[blocktopk_most_block];
-        std::uint16_t indices[blocktopk_most_block];
+        T buffer[blocktopk_most_block], values[blocktopk_most_block + surplus_places];
+        std::uint16_t indices[blocktopk_most_block + surplus_places];
         for (std::size_t at = begin; at < end; at += format.block) {
           const std::size_t block = at / format.block, size = format.size_of(block), kept = format.kept_of(block);
           T* const p = call.memory[0] != nullptr ? call.memory[0] + at : buffer;
-          selection.list_candidates(size, [&](std::size_t i, auto present) {
+          selection.list_candidates(size, [=](std::size_t i, auto present) {
             const Vec<T> x = correct(at + i, present);
             store(x, p + i, present);
             return x;

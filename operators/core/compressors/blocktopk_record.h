@@ -5,6 +5,8 @@
 #include "core/compressors/blocktopk_format.h"
 #include "core/compressors/packed_eights.h"
 #include "core/sums.h"
+#include "core/vec_bytes.h"
+#include "core/vec_int.h"
 
 namespace gluon_gc {
 namespace {
@@ -35,7 +37,7 @@ void read_list(const std::uint8_t* from, std::size_t count, int bits, Number* nu
   unpack(packed, count, bits, numbers);
 }
 
-// The levels of 8 or 4 bits.
+// The levels of 8 or 4 bits. The values are filled up with zeros.
 template <typename T>
 BlocktopkLevels<T> even_levels(const T* values, std::size_t count, int bits) {
   Bits<T> largest = 0;
@@ -45,6 +47,35 @@ BlocktopkLevels<T> even_levels(const T* values, std::size_t count, int bits) {
   }
   return {bits, from_bits(largest), 0};
 }
+
+// Vectors of what BlocktopkLevels computes for each element, with the same bits.
+template <typename T, int bits>
+struct LevelVectors {
+  static constexpr T level_count = static_cast<T>((1 << (bits - 1)) - 1), sign = static_cast<T>(1 << (bits - 1));
+
+  explicit LevelVectors(const BlocktopkLevels<T>& levels)
+      : scale(broadcast(levels.scale)), high(broadcast(levels.high)), most(broadcast(level_count)) {}
+
+  // The numbers of even levels. Replaces x by their values. Floats of the size of `whole` have no fraction.
+  Vec<std::uint8_t> round(Vec<T>& x) const {
+    const Vec<T> whole = broadcast(static_cast<T>(sizeof(T) == 4 ? 0x1p23 : 0x1p52)), half = broadcast(sign / 2);
+    const Vec<T> place = magnitude(x) / scale * most;
+    const Vec<T> rounded = greater(place, broadcast(T{0})) + whole;  // 0 / 0 is a NaN, and becomes 0
+    const Vec<T> sign_or_zero = half - with_sign_of(x, half);
+    x = with_sign_of(x, (rounded - whole) / most * scale);
+    return lowest_bytes(rounded + sign_or_zero);
+  }
+
+  Vec<T> values(const Vec<std::uint8_t>& numbers) const {
+    const Vec<T> number = widen<T>(numbers), sign_bit = broadcast(sign);
+    const std::uint32_t positive = less(number, sign_bit);
+    const Vec<T> level = choose(positive, number, number - sign_bit);
+    const Vec<T> magnitude = bits == 2 ? choose(less(level, broadcast(T{1})), scale, high) : level / most * scale;
+    return negate(positive ^ all_bits(All{}), magnitude);
+  }
+
+  const Vec<T> scale, high, most;
+};
 
 // The levels of 2 bits, and the mean magnitude that separates them. The values are filled up with zeros, which change
 // no sum. Sums are in float64: value j is added to chain j mod 32, and the chains are added in the order of sum_tree.h.
@@ -135,6 +166,12 @@ struct BlocktopkRecord {
     write(scales, levels.scale);
     if (bits == 2) write(scales + sizeof(T), levels.high);
     std::uint8_t numbers[blocktopk_most_block];
+    bits == 2 ? round_to_two(levels, split, x, numbers) : round_evenly<bits>(levels, x, numbers);
+    fill_up(numbers, count);
+    write_list(numbers, count, bits, value_list);
+  }
+
+  void round_to_two(const BlocktopkLevels<T>& levels, T split, T* x, std::uint8_t* numbers) const {
     for (std::size_t j = 0; j < count; j += record_group) {
 #pragma omp simd
       for (std::size_t i = j; i < j + record_group; ++i) {
@@ -142,16 +179,24 @@ struct BlocktopkRecord {
         x[i] = levels.value(numbers[i]);
       }
     }
-    fill_up(numbers, count);
-    write_list(numbers, count, bits, value_list);
+  }
+
+  template <int bits>
+  void round_evenly(const BlocktopkLevels<T>& levels, T* x, std::uint8_t* numbers) const {
+    const LevelVectors<T, bits> vectors(levels);
+    for (std::size_t j = 0; j < count; j += lanes) {
+      Vec<T> here = load(x + j, All{});
+      store(vectors.round(here), numbers + j, All{});
+      store(here, x + j, All{});
+    }
   }
 
   template <int bits>
   void read_levels(T* x) const {
-    const BlocktopkLevels<T> levels{bits, read<T>(scales), bits == 2 ? read<T>(scales + sizeof(T)) : T{0}};
+    const LevelVectors<T, bits> vectors({bits, read<T>(scales), bits == 2 ? read<T>(scales + sizeof(T)) : T{0}});
     std::uint8_t numbers[blocktopk_most_block];
     read_list(value_list, count, bits, numbers);
-    for (std::size_t j = 0; j < count; ++j) x[j] = levels.value(numbers[j]);
+    for (std::size_t j = 0; j < count; j += lanes) store(vectors.values(load(numbers + j, All{})), x + j, All{});
   }
 
   const BlocktopkFormat& format;

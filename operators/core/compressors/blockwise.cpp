@@ -56,6 +56,12 @@ void for_each_tile(std::size_t begin, std::size_t end, Body body) {
   }
 }
 
+// A residual whose elements `quantise` prefetches for the next tile. So memory is busy in both loops over a tile.
+template <typename T>
+struct TileResidual : StoredResidual<T> {
+  void prefetch(std::size_t) const {}
+};
+
 // What replaces the elements that are rounded: nothing, their decoded values, or what the decoded values lack.
 enum class Result { none, values, losses };
 
@@ -74,7 +80,7 @@ struct Blockwise : KeepsResidual {
     const Rotation rotation(format.block);
     bool finite = true;
     T* const memory = call.memory[0];
-    const StoredResidual<T> residual{memory};
+    const TileResidual<T> residual{{memory}};
     with_correction(call.gradient, call.gradient_scale, call.feedback(), residual, [&](const auto& correct) {
       ElementBlocks(n).run_parts(call.threads, [&](std::size_t, std::size_t begin, std::size_t end) {
         Stream stream = call.stream;
@@ -84,7 +90,7 @@ struct Blockwise : KeepsResidual {
           const bool whole = size == tile_elements;
           T* const p = memory && whole ? memory + at : buffer;  // in place, for room in the first-level cache
           T* const x = format.hadamard ? rotated : p;
-          const auto corrected = [&](std::size_t i, auto present) {
+          const auto corrected = [=](std::size_t i, auto present) {
             const Vec<T> here = correct(at + i, present);
             store(here, p + i, All{});
             return here;
@@ -117,10 +123,7 @@ struct Blockwise : KeepsResidual {
 
   template <typename T>
   void rotate(const Rotation& rotation, const T* p, std::size_t size, T* rotated) const {
-    for (std::size_t i = 0; i < size; i += format.block) {
-      std::memcpy(rotated + i, p + i, format.block * sizeof(T));
-      rotation.forward(rotated + i);
-    }
+    for (std::size_t i = 0; i < size; i += format.block) rotation.forward(p + i, rotated + i);
   }
 
   template <typename T, typename At>
@@ -141,7 +144,8 @@ struct Blockwise : KeepsResidual {
     for (std::size_t i = 0; format.stochastic && i < padded; i += 64) draw_offsets(stream, offsets + i);
     std::uint8_t codes[tile_elements];
     const Result result = !call.memory[0] ? Result::none : format.hadamard ? Result::values : Result::losses;
-    quantise(result, x, offsets, scales, blocks, codes);
+    const T* const next = (call.memory[0] ? call.memory[0] : call.gradient) + at + tile_elements;
+    quantise(result, x, offsets, scales, blocks, codes, next);
     const std::size_t groups = groups_of(size);
     if (padded < groups * blockwise_group) std::memset(codes + padded, 0, groups * blockwise_group - padded);
     pack(codes, groups, format.bits, call.payload + at / blockwise_group * format.group_bytes());
@@ -162,39 +166,47 @@ struct Blockwise : KeepsResidual {
     return finite;
   }
 
-  // Rounds a tile's blocks x to codes, and replaces x by the result.
+  // Rounds a tile's blocks x to codes, and replaces x by the result. Prefetches the next tile.
   template <typename T>
   void quantise(Result result, T* x, const T* offsets, const Scales<T>& scales, std::size_t blocks,
-                std::uint8_t* codes) const {
+                std::uint8_t* codes, const T* next) const {
     const auto run = [&](auto mode) {
       constexpr Mode known = decltype(mode)::value;
       switch (result) {
-        case Result::none: return quantise<known, Result::none>(x, offsets, scales, blocks, codes);
-        case Result::values: return quantise<known, Result::values>(x, offsets, scales, blocks, codes);
-        default: return quantise<known, Result::losses>(x, offsets, scales, blocks, codes);
+        case Result::none: return quantise<known, Result::none>(x, offsets, scales, blocks, codes, next);
+        case Result::values: return quantise<known, Result::values>(x, offsets, scales, blocks, codes, next);
+        default: return quantise<known, Result::losses>(x, offsets, scales, blocks, codes, next);
       }
     };
     if (format.stochastic) return run(std::integral_constant<Mode, Mode::stochastic>());
+    if (scales.bounded && format.symmetric) return run(std::integral_constant<Mode, Mode::centred>());
     if (scales.bounded) return run(std::integral_constant<Mode, Mode::inside>());
     run(std::integral_constant<Mode, Mode::nearest>());
   }
 
   template <Mode mode, Result result, typename T>
-  void quantise(T* x, const T* offsets, const Scales<T>& scales, std::size_t blocks, std::uint8_t* codes) const {
+  void quantise(T* x, const T* offsets, const Scales<T>& scales, std::size_t blocks, std::uint8_t* codes,
+                const T* next) const {
     const Rounding<T, mode> round(format);
     const std::size_t block = format.block;
     for (std::size_t index = 0; index < blocks; ++index) {
       const Vec<T> step = broadcast(scales.step[index]), low = broadcast(scales.low[index]),
                    inverse = broadcast(scales.inverse[index]);
-      for (std::size_t i = index * block; i < (index + 1) * block; i += lanes) {
+      const auto round_at = [&](std::size_t i) {
+        __builtin_prefetch(next + i);
         const Vec<T> here = load(x + i, All{});
-        Vec<T> place = (here - low) * inverse;
+        Vec<T> place = (mode == Mode::centred ? here : here - low) * inverse;
         if constexpr (mode == Mode::stochastic) place = place + load(offsets + i, All{});
         const Vec<T> rounded = round(place);
-        store(lowest_bytes(rounded), codes + i, All{});
-        const Vec<T> value = (rounded - round.whole) * step + low;
+        const Vec<T> product = (rounded - round.whole) * step;
+        const Vec<T> value = mode == Mode::centred ? product : product + low;
         if constexpr (result == Result::values) store(value, x + i, All{});
         if constexpr (result == Result::losses) store(here - value, x + i, All{});
+        return rounded;
+      };
+      for (std::size_t i = index * block; i < (index + 1) * block; i += 2 * lanes) {
+        const Vec<T> first = round_at(i), second = round_at(i + lanes);
+        store_lowest_bytes(first, second, codes + i);
       }
     }
   }

@@ -63,8 +63,8 @@ void measure(At at, std::size_t block, std::size_t blocks, T levels, Scales<T>& 
 }
 
 // How an element is rounded: to the nearest level, or at random to one of two. `inside` is `nearest` without comparing
-// places with the levels at the ends, for elements that are between them.
-enum class Mode { inside, nearest, stochastic };
+// places with the levels at the ends, for elements that are between them. `centred` is `inside` with low = 0.
+enum class Mode { inside, centred, nearest, stochastic };
 
 // Rounds elements to codes.
 template <typename T, Mode mode>
@@ -77,7 +77,8 @@ struct Rounding {
   // Rounds the place of an element between the levels, ties to even. The lowest byte of the result is the code.
   // Floats of the size of `whole` have no fraction.
   Vec<T> operator()(const Vec<T>& place) const {
-    return (mode == Mode::inside ? place : lesser(greater(place, least), most)) + whole;
+    constexpr bool is_inside = mode == Mode::inside || mode == Mode::centred;
+    return (is_inside ? place : lesser(greater(place, least), most)) + whole;
   }
 
   const Vec<T> least, most, whole;

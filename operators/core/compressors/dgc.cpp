@@ -104,8 +104,7 @@ struct Dgc : KeepsResidual {
 
   template <typename T>
   void decompress(const Decoding<T>& call) const {
-    if (!call.add) fill_with_zeros(call.out, n, call.threads);
-    for (std::size_t i = 0; i < call.count; ++i) read_from<T>(call.payload(i)).add_to(call.out);
+    decode_sparse(call, n, [this](const std::uint8_t* payload) { return read_from<T>(payload); });
   }
 
   // Writes the length of a payload of `count` elements. Returns a writer of these elements.

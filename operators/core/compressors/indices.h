@@ -2,9 +2,11 @@
 #pragma once
 
 #include "core/bytes.h"
+#include "core/compressors/low_parts.h"
 #include "core/compressors/packed_writer.h"
 #include "core/compressors/sparse_format.h"
 #include "core/parallel.h"
+#include "core/set_bits.h"
 
 namespace gluon_gc {
 namespace {
@@ -46,43 +48,53 @@ struct Indices {
   // `end` is where the payload ends. No byte from there on is read.
   Indices(const SparseFormat& format, const std::uint8_t* payload, std::size_t count, const std::uint8_t* end)
       : high(payload + format.begin),
-        low(payload + format.low_at(count)),
         end(end),
         count(count),
         high_bits(format.high_bits(count)),
-        low_bits(format.low_bits) {}
+        low_bits(format.low_bits),
+        low_parts(payload + format.low_at(count), end, format.low_bits) {}
 
   // Whether there are `count` indices, which ascend and are below n.
   bool valid(std::size_t n) const {
     std::size_t ones = 0;
     for (std::size_t bit = 0; bit < high_bits; bit += 64) ones += __builtin_popcountll(high_word(bit));
     if (ones != count) return false;
-    std::size_t least = 0;
-    bool valid = true;
+    std::size_t least = 0;  // of the next index
+    std::uint32_t wrong = 0;
     for_each_group([&](std::size_t, const std::uint32_t* indices, std::size_t size) {
-      for (std::size_t j = 0; j < size; ++j) {
-        valid &= indices[j] >= least;
-        least = std::size_t{indices[j]} + 1;
-      }
+      wrong |= indices[0] < least;
+      for (std::size_t j = 1; j < size; ++j) wrong |= indices[j] <= indices[j - 1];
+      least = std::size_t{indices[size - 1]} + 1;
     });
-    return valid && least <= n;
+    return wrong == 0 && least <= n;
   }
 
-  // Calls step(first, indices, size) for groups of indices: the indices of elements first, ..., first + size - 1.
+  // Calls step(first, indices, size) for groups of indices: the indices of elements first, ..., first + size - 1. No
+  // group is empty, and `first` is a multiple of eight.
   template <typename Step>
   void for_each_group(Step step) const {
-    constexpr std::size_t bits = 64;
-    std::uint32_t indices[2 * bits];
+    std::uint32_t places[group_room + 8];  // of set bits in the list `high`
+    std::uint32_t indices[group_room];
     std::size_t first = 0, size = 0;
-    for (std::size_t bit = 0; bit < high_bits; bit += bits) {
-      for (std::uint64_t ones = high_word(bit); ones != 0; ones &= ones - 1, ++size) {
-        const std::size_t i = first + size, upper = bit + __builtin_ctzll(ones) - i;
-        indices[size] = static_cast<std::uint32_t>(upper << low_bits) | low_part(i);
-      }
-      if (size < bits && bit + bits < high_bits) continue;
-      step(first, indices, size);
-      first += size;
-      size = 0;
+    for (std::size_t bit = 0; bit < high_bits; bit += word_bits) {
+      size += list_places(high_word(bit), static_cast<std::uint32_t>(bit), places + size);
+      const bool last = bit + word_bits >= high_bits;
+      if (size == 0 || (size < group_least && !last)) continue;
+      const std::size_t ready = last ? size : size / 8 * 8;
+      join(places, first, ready, indices);
+      step(first, indices, ready);
+      first += ready;
+      size -= ready;
+      for (std::size_t j = 0; j < size; ++j) places[j] = places[ready + j];
+    }
+  }
+
+  // Writes the indices of elements first, ..., first + size - 1, given the places of their bits in the list `high`.
+  void join(const std::uint32_t* places, std::size_t first, std::size_t size, std::uint32_t* indices) const {
+    low_parts.read_from(first, size, indices);
+#pragma omp simd
+    for (std::size_t j = 0; j < size; ++j) {
+      indices[j] |= (places[j] - static_cast<std::uint32_t>(first + j)) << low_bits;
     }
   }
 
@@ -102,26 +114,16 @@ struct Indices {
 
   // 64 bits of the list `high`, from this one on. Bits past the end are clear.
   std::uint64_t high_word(std::size_t bit) const {
-    const std::uint64_t word = word_at(high + bit / 8);
-    return high_bits - bit < 64 ? word & ((std::uint64_t{1} << (high_bits - bit)) - 1) : word;
+    const std::uint64_t word = read_until<std::uint64_t>(high + bit / 8, end);
+    return high_bits - bit < word_bits ? word & ((std::uint64_t{1} << (high_bits - bit)) - 1) : word;
   }
 
-  std::uint32_t low_part(std::size_t i) const {
-    const std::size_t bit = i * low_bits;
-    return static_cast<std::uint32_t>(word_at(low + bit / 8) >> bit % 8) & ((1u << low_bits) - 1);
-  }
+  static constexpr std::size_t word_bits = 64, group_least = 128, group_room = group_least + word_bits;
 
-  // The eight bytes from `at`. Bytes past the end are 0.
-  std::uint64_t word_at(const std::uint8_t* at) const {
-    if (end - at >= 8) return read<std::uint64_t>(at);
-    std::uint64_t word = 0;
-    std::memcpy(&word, at, end - at);
-    return word;
-  }
-
-  const std::uint8_t *const high, *const low, *const end;
+  const std::uint8_t *const high, *const end;
   const std::size_t count, high_bits;
   const int low_bits;
+  const LowParts low_parts;
 };
 
 }  // namespace

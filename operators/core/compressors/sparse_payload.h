@@ -1,6 +1,7 @@
 // Writes and reads the payloads of topk and dgc (sparse_format.h). For kernel sources only (see isa.h).
 #pragma once
 
+#include "core/codec.h"
 #include "core/compressors/indices.h"
 #include "core/compressors/topk_candidates.h"
 
@@ -56,8 +57,37 @@ struct SparsePayload {
 
   void add_to(T* out) const {
     indices.for_each_group([=](std::size_t first, const std::uint32_t* group, std::size_t size) {
-      for (std::size_t j = 0; j < size; ++j) out[group[j]] = out[group[j]] + value(first + j);
+      add_group(first, group, size, out);
     });
+  }
+
+  // Sets n elements to what the payload decodes to. One thread clears each part of them when it adds to it, because the
+  // part is then in the cache.
+  void write_to(T* out, std::size_t n, int threads) const {
+    if (threads > 1) {
+      fill_with_zeros(out, n, threads);
+      return add_to(out);
+    }
+    std::size_t clear = 0;  // elements that are cleared
+    indices.for_each_group([=, &clear](std::size_t first, const std::uint32_t* group, std::size_t size) {
+      const std::size_t end = std::size_t{group[size - 1]} + 1;
+      std::memset(out + clear, 0, (end - clear) * sizeof(T));
+      clear = end;
+      add_group(first, group, size, out);
+    });
+    if (clear < n) std::memset(out + clear, 0, (n - clear) * sizeof(T));
+  }
+
+  void add_group(std::size_t first, const std::uint32_t* group, std::size_t size, T* out) const {
+    T here[Indices::group_room];
+    read_values(first, size, here);
+    for (std::size_t j = 0; j < size; ++j) out[group[j]] = out[group[j]] + here[j];
+  }
+
+  // Reads the values of elements first, ..., first + size - 1.
+  void read_values(std::size_t first, std::size_t size, T* to) const {
+    if (!half_values) return void(std::memcpy(to, values + first * sizeof(T), size * sizeof(T)));
+    for (std::size_t j = 0; j < size; ++j) to[j] = value(first + j);
   }
 
   // Replaces the elements of an array with these indices: by what the values have lost if `subtract`, else by 0.
@@ -75,6 +105,16 @@ struct SparsePayload {
   const std::uint8_t* const values;
   const bool half_values;
 };
+
+// decompress of topk and dgc. read(payload) returns a SparsePayload.
+template <typename T, typename Read>
+void decode_sparse(const Decoding<T>& call, std::size_t n, Read read) {
+  if (call.count == 0 && !call.add) fill_with_zeros(call.out, n, call.threads);
+  for (std::size_t i = 0; i < call.count; ++i) {
+    const auto payload = read(call.payload(i));
+    call.add || i > 0 ? payload.add_to(call.out) : payload.write_to(call.out, n, call.threads);
+  }
+}
 
 }  // namespace
 }  // namespace gluon_gc

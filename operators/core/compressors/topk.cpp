@@ -74,8 +74,7 @@ struct Topk : KeepsResidual {
 
   template <typename T>
   void decompress(const Decoding<T>& call) const {
-    if (!call.add) fill_with_zeros(call.out, n, call.threads);
-    for (std::size_t i = 0; i < call.count; ++i) SparsePayload<T>(format, call.payload(i), k).add_to(call.out);
+    decode_sparse(call, n, [&](const std::uint8_t* payload) { return SparsePayload<T>(format, payload, k); });
   }
 
   std::size_t k;
