@@ -9,15 +9,15 @@ compressed as a unit and summed by one server. The compressed bytes of a chunk a
 message carries one chunk, or several small ones, and some bytes besides the payloads.
 
     gradient                         chunks
-    compressed, large                several of nearly equal size
-    compressed, small                one
+    compressed, large                several, nearly equal
+    compressed, small                one, or several: see below
     compressed, row-sparse           one
-    uncompressed, large              several of nearly equal size
+    uncompressed, large              several, nearly equal
     uncompressed, up to SMALL_BYTES  one for several tensors, like a bucket of DDP
     uncompressed, neither            one
 
-A gradient is large if it is larger than the partition size. A dense, compressed gradient is cut
-finer if its messages are larger than 128 KiB on average, unless that takes 1 % more bytes.
+A gradient is large if it is larger than the partition size. If the messages of a dense, compressed
+gradient are larger than 128 KiB on average, it is cut finer, unless that takes 1 % more bytes.
 
 `spread` assigns messages to servers, so that each server gets about the same number of bytes.
 

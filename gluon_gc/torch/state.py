@@ -135,7 +135,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, without those that were undone; see `left_out`."""
+        """The number of steps so far. A step is not counted if left_out.py has undone it."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -302,7 +302,7 @@ class CompressionState:
         self.gradients.resume()
 
     def close(self) -> None:
-        """Stop the threads, and set the optimizer's setting `momentum` again.
+        """Stop the threads, and give the optimizer's groups their value of `momentum` back.
 
         The state cannot average gradients any more.
         """

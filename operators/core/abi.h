@@ -114,7 +114,8 @@ typedef struct {
    `options` are lines of the form "name=value": the options of the compressor, and
      ef   error feedback: "vanilla", or "corrected" ("sparse" is another name for it). Missing: no error feedback.
      ef_decay   a factor of the residual, above 0 and at most 1. Missing: 1.
-     mu   the coefficient of momentum: Nesterov's, or what the options of "dgc" say. Missing: no momentum.
+     mu   the coefficient of momentum. Missing: no momentum. It is Nesterov momentum, except with "dgc", which has its
+          own options.
    `isa` selects the instruction set: 0 is scalar, 1 AVX2, 2 AVX-512; it must not exceed gluon_gc_best_isa(). -1
    selects the best one, gluon_gc_cuda the GPU.
 

@@ -89,8 +89,8 @@ struct Encoding {
   T* momentum;            // n elements; null: no momentum
   T mu;
   T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
-  T ratio;                // r in abi.h. With ef "corrected", it is ef_decay times a ratio of learning rates: that of
-                          // gluon_gc_call when compressing, that of the payloads when aggregating. Else it is ef_decay.
+  T ratio;                // r in abi.h, the factor of the residual. With ef "corrected" it includes a ratio of learning
+                          // rates: gluon_gc_call.ratio in compress, and the ratio in the payloads in aggregate.
   Stream stream;          // the random stream, at the position where this call starts to draw
   std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;
