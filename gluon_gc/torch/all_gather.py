@@ -8,13 +8,12 @@ next difference has the error of the last one. A shard whose bits have not chang
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from .. import plan
 from ..checkpoint import fitting
 from . import staging, state_dicts
 from .coder import coder_on
@@ -23,10 +22,11 @@ from .coding import Buffers, Coding, codings
 from .collectives import ToAll, WireSize
 from .exchanged_chunk import PLAIN, ExchangedChunk
 from .job import Job
+from .sharded_compression import Unit
 from .shards import Shards
 
 
-class AllGather:
+class AllGather(Unit):
     """Gathers the parameters of one FSDP module.
 
     Parameters
@@ -55,12 +55,6 @@ class AllGather:
         self._to_all: Optional[ToAll] = None
         self._copy: Optional[torch.Tensor] = None  # shape (workers, elements of a worker)
         self._loaded: Tensors = {}
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Allocate memory for parameters. FSDP calls this."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -98,8 +92,7 @@ class AllGather:
         """Bring the copy up to date with the parameters of all workers."""
         if self._copy is None:
             self._begin(own, group)
-        copies = self.shards.split_all(self._copy)
-        sent = self.shards.split(self.shards.rank, self._sent)
+        copies, sent = self._copies, self._sent
         changed: Dict[str, torch.Tensor] = {}
         for key, values in self.shards.split(self.shards.rank, own).items():
             if not _same_bits(values, sent[key]):
@@ -120,9 +113,9 @@ class AllGather:
     def _begin(self, own: torch.Tensor, group: dist.ProcessGroup) -> None:
         """Gather the first copy uncompressed: the parameters, or the loaded copy."""
         keys = self.shards.keys(self.shards.rank)
-        start, self._sent = own, own.clone()
+        start, sent = own, own.clone()
         if self._loaded:
-            start, self._sent = (
+            start, sent = (
                 torch.cat([self._loaded[key][kind] for key in keys]).to(own)
                 for kind in ("copy", "sent")
             )
@@ -130,6 +123,8 @@ class AllGather:
         self._copy = own.new_empty(self.shards.workers, own.numel())
         received = [row.view(torch.uint8) for row in self._copy]
         dist.all_gather(received, start.view(torch.uint8), group=group)
+        self._copies = self.shards.split_all(self._copy)
+        self._sent = self.shards.split(self.shards.rank, sent)
 
     # Messages
 
@@ -214,20 +209,15 @@ class AllGather:
         """Return the copies of this worker's shards, and the values that were sent last."""
         if self._copy is None:
             return self._loaded
-        return self._named(self._copy[self.shards.rank], self._sent)
+        return _cloned(self._copies, self._sent)
 
     def empty_state(self) -> Tensors:
         """Return zeros in the shapes and dtypes of `carried`."""
+        if not self._differences:
+            return {}
         zeros = torch.zeros(self.shards.size, dtype=self._dtype)
-        return self._named(zeros, zeros) if self._differences else {}
-
-    def _named(self, copy: torch.Tensor, sent: torch.Tensor) -> Tensors:
-        """Return copies of tensors of this worker in host memory, by the names of shards."""
-        copies, last = (self.shards.split(self.shards.rank, tensor) for tensor in (copy, sent))
-        return {
-            key: {"copy": copies[key].cpu().clone(), "sent": last[key].cpu().clone()}
-            for key in copies
-        }
+        shards = self.shards.split(self.shards.rank, zeros)
+        return _cloned(shards, shards)
 
     def check(self, tensors: Tensors) -> None:
         """Raise ValueError if these tensors do not fit."""
@@ -245,18 +235,20 @@ class AllGather:
 def _chunks_of(shards: Shards, worker: int, like: torch.Tensor) -> List[ExchangedChunk]:
     """Return the chunks of a worker's shards."""
     return [
-        ExchangedChunk(
-            chunk,
-            worker,
-            shard.tensor.wire,
-            plan.working_dtype(shard.tensor.plan.dtype),
-            like.device,
-            shard.tensor.plan.checked,
-            None if chunk.params is None else coder_on(like.device, chunk),
+        shard.exchanged(
+            chunk, worker, None if chunk.params is None else coder_on(like.device, chunk)
         )
         for shard in shards.cut(worker, like)
         for chunk in shard.chunks
     ]
+
+
+def _cloned(copies: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return copies of the tensors of the shards in `sent`, in host memory."""
+    return {
+        key: {"copy": copies[key].cpu().clone(), "sent": values.cpu().clone()}
+        for key, values in sent.items()
+    }
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

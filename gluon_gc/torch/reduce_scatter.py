@@ -7,7 +7,6 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from .. import plan
 from ..checkpoint import fitting
 from . import coder_states, groups, staging, state_dicts
 from .coder import Coders
@@ -17,11 +16,12 @@ from .collectives import ToOwners
 from .exchanged_chunk import PLAIN, SUMMED, ExchangedChunk
 from .job import Job
 from .left_out import LeftOut
+from .sharded_compression import Unit
 from .shards import Shards
 from .small_residuals import Scratch, SmallResiduals
 
 
-class ReduceScatter:
+class ReduceScatter(Unit):
     """Sums the gradients of one FSDP module. Each worker gets the sums of its own shards.
 
     Every worker compresses its gradients of all shards, with its own error feedback if requested.
@@ -52,12 +52,6 @@ class ReduceScatter:
         self._left_out = LeftOut(parameters.values(), self._take_back)
         self.chunks: List[ExchangedChunk] = []
         self._loaded: Tensors = {}
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Allocate memory for gradients. FSDP calls this."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -182,9 +176,9 @@ class ReduceScatter:
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
-        coders = [chunk.coder for chunk in self._compressed() if chunk.coder.codec.memory]
-        if self._scratch is not None and coders:
-            self._residuals = SmallResiduals(coders, self._scratch)
+        with_feedback = [c.coder for c in self._compressed() if c.coder.codec.memory]
+        if self._scratch is not None and with_feedback:
+            self._residuals = SmallResiduals(with_feedback, self._scratch)
         sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]
         self._to_owners = ToOwners(group, 0, sizes)
         received = dict(zip(owned[rank], self._to_owners.rows))
@@ -209,15 +203,7 @@ class ReduceScatter:
                 if chunk.params is not None:
                     begin = owner * tensor.plan.size + chunk.slices[0].begin
                     coder = coders.of_worker(chunk, rank, shard.index, begin, tensor.device)
-                yield ExchangedChunk(
-                    chunk,
-                    owner,
-                    tensor.wire,
-                    plan.working_dtype(tensor.plan.dtype),
-                    tensor.device,
-                    tensor.plan.checked,
-                    coder,
-                )
+                yield shard.exchanged(chunk, owner, coder)
 
 
 def _has_gradient(sharded: torch.Tensor) -> bool:

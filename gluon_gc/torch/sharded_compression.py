@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Protocol, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 
 from ..checkpoint import fitting
@@ -13,7 +14,7 @@ from .gathering import gather
 from .shards import Shards
 
 
-class Unit(Protocol):
+class Unit:
     """The compression of one FSDP module in one direction.
 
     Attributes
@@ -23,17 +24,27 @@ class Unit(Protocol):
 
     shards: Shards
 
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate memory for parameters or gradients. FSDP calls this."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
     def carried(self) -> Tensors:
         """Return this worker's state by the names of shards; nothing before the first step."""
+        raise NotImplementedError
 
     def empty_state(self) -> Tensors:
         """Return zeros in the shapes and dtypes of `carried`."""
+        raise NotImplementedError
 
     def check(self, tensors: Tensors) -> None:
         """Raise ValueError if these tensors do not fit."""
+        raise NotImplementedError
 
     def load(self, tensors: Tensors) -> None:
         """Continue from the result of `carried`. If it is empty, start from zero."""
+        raise NotImplementedError
 
 
 class ShardedCompression:

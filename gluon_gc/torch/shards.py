@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,9 @@ import torch.distributed as dist
 from .. import env, plan
 from ..checkpoint import fitting
 from ..compression import CompressionParams
+from .coder import Coder
 from .declared_tensor import DeclaredTensor, declared
+from .exchanged_chunk import ExchangedChunk
 from .gathering import agree, gather
 
 
@@ -21,21 +23,22 @@ class Shard(NamedTuple):
 
     Attributes
     ----------
-    name : str
-        The name of the parameter.
-    key : str
-        The name of the shard.
     index : int
         The position of the parameter in the module.
     tensor : DeclaredTensor
     chunks : list of Chunk
     """
 
-    name: str
-    key: str
     index: int
     tensor: DeclaredTensor
     chunks: List[plan.Chunk]
+
+    def exchanged(self, chunk: plan.Chunk, owner: int, coder: Optional[Coder]) -> ExchangedChunk:
+        """Return one of the chunks with the owner of the shard and this worker's coder."""
+        tensor = self.tensor
+        dtype = plan.working_dtype(tensor.plan.dtype)
+        checked = tensor.plan.checked
+        return ExchangedChunk(chunk, owner, tensor.wire, dtype, tensor.device, checked, coder)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Shards:
 
     def keys(self, worker: int) -> List[str]:
         """Return the names of a worker's shards."""
-        return [shard_key(name, worker) for name in self.sizes]
+        return [_key(name, worker) for name in self.sizes]
 
     def split_all(self, rows: torch.Tensor) -> Dict[str, torch.Tensor]:
         """Like `split`, for the shards of all workers: a tensor with a row for each worker."""
@@ -86,9 +89,9 @@ class Shards:
         """Yield a worker's shards, with the dtype and the device of a tensor."""
         most, least = env.get("BYTEPS_PARTITION_BYTES"), env.get("BYTEPS_MIN_COMPRESS_BYTES")
         for index, (name, size) in enumerate(self.sizes.items()):
-            key, params = shard_key(name, worker), self.params[name]
+            key, params = _key(name, worker), self.params[name]
             tensor = declared(key, like, params, index, size, name, self.on_nonfinite)
-            yield Shard(name, key, index, tensor, plan.cut([tensor.plan], most, least))
+            yield Shard(index, tensor, plan.cut([tensor.plan], most, least))
 
     def agree(self, group: dist.ProcessGroup, like: torch.Tensor, doing: str, **more: Any) -> None:
         """Raise a RuntimeError unless all workers of a group have the same shards and values.
@@ -110,6 +113,6 @@ class Shards:
         ]
 
 
-def shard_key(name: str, worker: int) -> str:
+def _key(name: str, worker: int) -> str:
     """Return the name of a worker's shard of a parameter."""
     return f"{name}/{worker}"
