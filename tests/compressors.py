@@ -2,6 +2,8 @@
 
 They are PARAMS of tests/core/test_NAME.py, or made from the first of its OPTIONS. COMPRESSORS
 leaves out compressors that accumulate (dgc): these have their own feedback, momentum and tests.
+ONE_OF_EACH has the example with a compressor's name, for tests of what does not depend on the
+compressor's options.
 """
 
 from typing import Any, Dict
@@ -26,3 +28,4 @@ COMPRESSORS = {
     if not kind.traits.accumulates
     for example, params in params_of(name).items()
 }
+ONE_OF_EACH = {name: params for name, params in COMPRESSORS.items() if name in registry}

@@ -49,7 +49,7 @@ def run(tmp_path_factory):
 
     def run(*arguments):
         command = [sys.executable, *map(str, arguments)]
-        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, encoding="utf-8")
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -28,7 +28,9 @@ def test_the_shared_tests_find_it_and_its_own_pass(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     tests = ("tests/test_algorithms.py", f"tests/test_{NAME}.py")
     words = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--noconftest"]
-    done = subprocess.run([*words, *tests], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [*words, *tests], cwd=tmp_path, env=env, capture_output=True, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"help[{NAME}] PASSED" in done.stdout
     assert f"test_{NAME}.py::test_{NAME}_is_its_replay_bit_for_bit PASSED" in done.stdout

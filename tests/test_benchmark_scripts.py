@@ -17,7 +17,7 @@ def test_a_benchmark_has_a_row_for_each_method(script, tmp_path):
     shapes.write_text(json.dumps([[50, 20], [33]]))
     options = {"queueing": ["--model", shapes], "tiny": ["--tensors", "3"]}[script]
     command = [sys.executable, SCRIPTS / f"{script}.py", "--steps", "1", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     for method in ("fp32", "onebit", "topk 0.001", "dithering 2"):
         assert f"| {method} |" in done.stdout + done.stderr

@@ -43,7 +43,7 @@ def test_kernels_for_gpus_are_built_where_something_runs_on_gpus(tmp_path, asked
         environ["GLUON_GC_WITH_CUDA"] = asked
     folders = ["--build-temp", tmp_path / "temporary", "--build-lib", tmp_path / "library"]
     command = [sys.executable, "setup.py", "build_ext", *folders]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert f"-DGLUON_GC_WITH_CUDA={built} " in done.stdout
     assert (MISSING in done.stdout) == (installed == MXNET)
@@ -61,7 +61,7 @@ def test_without_mxnet_its_operators_are_left_out(tmp_path):
     folders = ["--build-temp", tmp_path / "temporary", "--build-lib", tmp_path / "library"]
     command = [sys.executable, "-c", WITHOUT_MXNET, "build_ext", *folders]
     environ = {**clean_environ(), "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert "MXNet is not installed" in done.stdout and "-DMXNET_DIR= " in done.stdout
 
@@ -71,5 +71,5 @@ def test_pip_fetches_what_compiles_kernels_for_gpus_where_they_are_asked_for(ask
     code = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"
     environ = {**clean_environ(), "GLUON_GC_WITH_CUDA": asked}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, encoding="utf-8")
     assert done.stdout.splitlines()[-1] == str(fetched), done.stderr

@@ -117,7 +117,7 @@ def broken_python(page):
             continue
         if not file and not unbound(code) and not needs_torch(code):
             run = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, timeout=100
+                [sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=100
             )
             if run.returncode:
                 yield f"{run.stderr[-500:]}: {code}"
@@ -206,7 +206,10 @@ def commands(page):
 def arguments_of(script):
     """The options that its --help lists."""
     run = subprocess.run(
-        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, timeout=100
+        [sys.executable, ROOT / script, "--help"],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=100,
     )
     return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", run.stdout))
 
@@ -234,7 +237,7 @@ def wrong_command(words):
         unknown = extras - EXTRAS
         return f"no extra {unknown}" if unknown else None
     if program == "make":
-        dry = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
+        dry = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, encoding="utf-8")
         return dry.stderr if dry.returncode else None
     if program == "python" and rest[:1] == ["-m"]:
         return None if importlib.util.find_spec(rest[1]) else f"no module {rest[1]}"
@@ -251,7 +254,7 @@ def wrong_command(words):
 
 def wrong_commands(page):
     for code in page.code("sh"):
-        run = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True)
+        run = subprocess.run(["bash", "-n"], input=code, capture_output=True, encoding="utf-8")
         if run.returncode:
             yield f"{run.stderr}: {code}"
             return

@@ -49,7 +49,7 @@ def steps():
     run = subprocess.run(
         [sys.executable, "-c", f"{BEFORE}\n{CODE}\nbps.shutdown()"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=100,
     )
     assert run.returncode == 0, run.stderr

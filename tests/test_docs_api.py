@@ -18,7 +18,7 @@ def site(tmp_path_factory):
     """The folder of the site."""
     folder, venv = tmp_path_factory.mktemp("site"), Path(sys.prefix)
     make = ["make", "-o", venv / ".installed", f"VENV={venv}", f"SITE={folder}", "docs"]
-    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

@@ -73,7 +73,7 @@ def checkout(tmp_path_factory):
             cwd=folder,
             env={**os.environ, "PATH": path},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=500,
         )
         assert done.returncode == 0, done.stdout + done.stderr

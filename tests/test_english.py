@@ -16,7 +16,7 @@ BUDGET = {}
 
 
 def sources():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, encoding="utf-8")
     if listed.returncode:
         pytest.skip("the tree is no clone of git, which lists its files")
     return [ROOT / name for name in listed.stdout.splitlines() if Path(name).suffix in SUFFIXES]

@@ -353,7 +353,7 @@ def train(script, folder, arguments):
     launch = [sys.executable, "-m", "bpslaunch", "--local", "-n", "2", "-s", "1", sys.executable]
     common = f"{ONEBIT} --num-epochs 2 --log-interval 1 --logging-file {log} --save-dir {folder}"
     command = [*launch, f"example/{script}", *shlex.split(f"{common} {arguments}")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "said").write_text(done.stdout + done.stderr)
     return dict(CHECKSUM.findall(done.stdout)), read_log(str(log))
@@ -465,7 +465,7 @@ def test_a_run_that_is_killed_and_restarted_ends_as_if_it_had_never_stopped(data
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
     ) as launcher:
         said = []
         for line in launcher.stdout:
@@ -531,7 +531,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
         checkpoints.save(net, trainer, 1, last=False)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
     assert process.returncode == 1 and "Invalid NDArray file format" in process.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"net-1.params", "net-1.states.0"}
     (weights,) = (w for w in mx.nd.load(str(tmp_path / "net-1.params")).values() if w.ndim == 2)

@@ -134,7 +134,7 @@ def python(code):
         cwd=ROOT,
         env={**clean_environ(), **library()},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=100,
     )
     assert process.returncode == 0, process.stderr

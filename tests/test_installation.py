@@ -119,7 +119,9 @@ def environment(tmp_path_factory, checkout, built):
     build = {**clean_environ(), "PYTHONPATH": str(built)}
     subprocess.run([*pip, *options, str(checkout)], check=True, env=build)
     where = "import importlib.util as util; print(util.find_spec('gluon_gc').origin)"
-    found = subprocess.run([str(python), "-c", where], cwd=folder, capture_output=True, text=True)
+    found = subprocess.run(
+        [str(python), "-c", where], cwd=folder, capture_output=True, encoding="utf-8"
+    )
     assert Path(found.stdout.strip()) == site_packages / "gluon_gc" / "__init__.py"
     return folder
 
@@ -152,7 +154,7 @@ def finish(command, cwd, timeout=TIMEOUT, **environ):
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     ) as process:
         try:
             out, err = process.communicate(timeout=timeout)

@@ -114,7 +114,7 @@ def test_the_gluon_model_learns_on_two_workers(method, exchanges, tmp_path):
     options = "--width 32 --context 32 --batch-size 4 --steps 24 --eval-every 12 --eval-windows 16"
     command = f"example/language_model/train.py {options} {method} --logging-file {log}"
     done = subprocess.run(
-        [*launch, *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [*launch, *command.split()], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
     sums = dict(re.findall(r"rank (\d) of 2: checksum of the parameters (\w+)", done.stdout))

@@ -50,7 +50,7 @@ def launch(tmp_path):
             env={**clean_environ(), "PYTHONPATH": f"{tmp_path}:{ROOT}", **environ},
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
+            encoding="utf-8",
             preexec_fn=heed_interrupts,
         )
         started.append(process)

@@ -22,7 +22,7 @@ def run(redirections, *arguments, before="", **environ):
         ["bash", "-c", f"{before}{command} {redirections}"],
         env={**clean_environ(), "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=60,
     )
     return done.returncode, done.stdout, done.stderr

@@ -34,5 +34,5 @@ def test_they_share_the_memory_and_give_it_back():
 
 
 def test_one_may_outlive_what_python_has_of_mxnet():
-    done = subprocess.run([sys.executable, "-c", OUTLIVES], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", OUTLIVES], capture_output=True, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")

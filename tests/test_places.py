@@ -294,7 +294,7 @@ def test_a_horovod_without_mpi_is_refused_under_mpirun(variables):
         [sys.executable, "-c", "import gluon_gc as bps; bps.init()"],
         env={**clean_environ(), **variables},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=60,
     )
     assert done.returncode == 1

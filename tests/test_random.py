@@ -32,7 +32,7 @@ def said(script, **variables):
         [sys.executable, "-c", script],
         env={**clean_environ(), **variables},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     return done.stdout

@@ -268,7 +268,7 @@ def run(code, file):
     code = textwrap.dedent(SAVE) + textwrap.dedent(code)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, str(file)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environ, capture_output=True, encoding="utf-8", timeout=120)
 
 
 def assert_whole(file, value):

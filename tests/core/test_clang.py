@@ -24,7 +24,7 @@ def cmake_commands(folder):
         options.append(f"-DMXNET_DIR={Path(MXNET.origin).parent}")
     configure = [sys.executable, "-m", "cmake", "-S", OPERATORS, "-B", folder, *options]
     command = [*configure, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
     if "Could NOT find OpenMP_CXX" in done.stderr:
         pytest.skip("clang++ has no OpenMP here: libomp-dev is not installed")
     assert done.returncode == 0, done.stderr
@@ -34,7 +34,7 @@ def cmake_commands(folder):
 def complaints(command):
     """Return clang's errors and warnings for a source, without generating code."""
     words = [*shlex.split(command["command"]), "-fsyntax-only"]
-    done = subprocess.run(words, cwd=command["directory"], capture_output=True, text=True)
+    done = subprocess.run(words, cwd=command["directory"], capture_output=True, encoding="utf-8")
     return done.stderr
 
 

@@ -27,7 +27,7 @@ def imported_with(path):
         cwd=ROOT,
         env={**clean_environ(), "GLUON_GC_LIBRARY": str(path)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=60,
     )
     return process.stderr.strip().rpartition("\n")[2]
@@ -40,7 +40,7 @@ def stand_in(tmp_path):
     def make(source):
         path = tmp_path / "libstandin.so"
         command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
-        subprocess.run(command, input=source, text=True, check=True, timeout=60)
+        subprocess.run(command, input=source, encoding="utf-8", check=True, timeout=60)
         return path
 
     return make

@@ -31,7 +31,7 @@ _function = re.compile(r"(\w+)(?:@(lib\S+))?$")
 
 
 def run(*command: Any) -> str:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
 def linked(libmxnet: Path) -> Dict[str, List[str]]:

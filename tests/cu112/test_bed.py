@@ -17,7 +17,7 @@ each_gpu = pytest.mark.parametrize("gpu", [mx.gpu(0), mx.gpu(1)], ids=str)
 def said_of(code, **variables):
     """Run code in a new Python; returns its output and errors."""
     command, environment = [sys.executable, "-c", code], {**os.environ, **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
     return done.stdout, done.stderr
 
 

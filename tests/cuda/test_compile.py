@@ -77,7 +77,9 @@ def test_nvcc_compiles_the_same_source_without_spills(tmp_path, name, capability
     ]
     source = emulator.SOURCES[name]
     done = subprocess.run(
-        [*command, "-cubin", "-o", tmp_path / "cubin", source], capture_output=True, text=True
+        [*command, "-cubin", "-o", tmp_path / "cubin", source],
+        capture_output=True,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     check_log(done.stderr, source)

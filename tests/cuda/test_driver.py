@@ -18,7 +18,9 @@ PARTS = ("cuda/driver.cpp", "cuda/queue.cpp", "core/options.cpp")
 
 def said_of(code):
     """Run code in a new Python without the emulator; returns its output."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

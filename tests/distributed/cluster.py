@@ -138,7 +138,7 @@ class Cluster:
         return self.folder / f"result{rank}.npz"
 
     def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
 
     def logs(self) -> str:
         """Return the output of all processes."""
@@ -256,7 +256,7 @@ def launch(script: str, *options: str, **variables: Any) -> List[str]:
         env={**clean_environ(), **{name: str(value) for name, value in variables.items()}},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         timeout=TIMEOUT,
     )
     assert process.returncode == 0, process.stdout

@@ -9,7 +9,7 @@ import pytest
 
 def namespaces():
     """Return the list of existing namespaces."""
-    return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(["ip", "netns"], capture_output=True, encoding="utf-8", check=True).stdout
 
 
 def _allowed():

@@ -7,6 +7,7 @@ that the two packages read when they are imported must be the same in all childr
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -21,8 +22,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 _READ_AT_IMPORT = (
-    ("MXNET_", "OMP_", "PYTHON", "LD_"),
-    ("BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY"),
+    ("MXNET_", "OMP_", "PYTHON"),
+    ("BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY", "LD_PRELOAD"),
 )
 _SCRIPTS = ("jobs.py", "service.py")  # of a worker, and of a server
 _MOST_BYTES = 1 << 17  # size limit of a request
@@ -38,7 +39,7 @@ def _read_at_import(environment: Mapping[str, str]) -> Dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name in names or name.startswith(prefixes)
+        if name in names or name.startswith(prefixes) and not name.startswith("MXNET_KVSTORE_")
     }
 
 
@@ -159,4 +160,5 @@ def _become(about: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     for name in ("kvstore", "server", "trainer"):
         import_module(f"gluon_gc.mxnet.{name}")
+    gc.freeze()  # a child need not look at MXNet's objects, and copy their pages, when it ends
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -23,7 +23,7 @@ pytestmark = needs_namespaces
 
 
 def output(*command):
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def started(*command):
         [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        encoding="utf-8",  # for progress bars; an earlier test may have changed the locale
+        encoding="utf-8",
         preexec_fn=heed_interrupts,
     )
     try:

@@ -32,7 +32,7 @@ def alone(source):
         [sys.executable, "-c", source],
         env=clean_environ(),
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=TIMEOUT,
     )
     assert process.returncode == 0, process.stderr

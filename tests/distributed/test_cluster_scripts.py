@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said_in_a_line(words, environ, message):
         [str(SCRIPTS / script), *arguments],
         env={**CLEAN, **environ},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=30,
     )
     assert done.returncode == 2 and done.stdout == ""
@@ -194,7 +194,7 @@ def run_here(tmp_path):
         }
         command = [str(SCRIPTS / "run.sh"), *arguments]
         environ = {**CLEAN, **own, **environ}
-        said = subprocess.check_output(command, env=environ, text=True, timeout=60)
+        said = subprocess.check_output(command, env=environ, encoding="utf-8", timeout=60)
         return [line.split("] ") for line in said.splitlines()]
 
     return run
@@ -272,7 +272,7 @@ class Cluster:
             env={**CLEAN, **self._environ, **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
             preexec_fn=heed_interrupts,
         )
         self.started.append(process)
@@ -281,7 +281,7 @@ class Cluster:
     def processes(self, host):
         """Return the processes on a machine: their ids and commands."""
         name = self._network._namespace(host)
-        done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+        done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, encoding="utf-8")
         commands = {}
         for pid in map(int, done.stdout.split()):
             try:

@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import start_cluster, start_horovod
+from tests.distributed.cluster import start_cluster
+from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.standing import run, run_horovod, run_local
 
 SERVERS = "parameter server"
@@ -51,7 +52,7 @@ def test_a_worker_alone_has_its_own_metrics_and_waits_for_nobody(tmp_path):
 
 
 def test_nobody_passes_a_barrier_before_all_have_come(backend, tmp_path):
-    start = start_horovod if backend == "horovod" else start_cluster
+    start = start_forked_horovod if backend == "horovod" else start_cluster
     with start(tmp_path, "barrier", {"folder": str(tmp_path)}) as cluster:
         for path in ("came0", "waits1"):
             cluster.wait_for(tmp_path / path)

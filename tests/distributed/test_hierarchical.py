@@ -1,12 +1,8 @@
 """The workers of a node sum gradients in shared memory before they use Horovod."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import start_horovod
 from tests.distributed.forked_horovod import start_forked_horovod
 from tests.distributed.jobs import gradients_of
 from tests.distributed.standing import run, run_horovod
@@ -91,21 +87,18 @@ def test_gradients_may_become_ready_in_another_order_on_each_worker(tmp_path):
 @pytest.mark.parametrize("killed", [0, 3])
 def test_when_a_worker_dies_the_others_end_with_a_message(tmp_path, killed):
     job = {"folder": str(tmp_path), "compression_params": {"compressor": "onebit"}}
-    cluster = start_horovod(tmp_path, "forever", job, 2 * LOCAL_SIZE, NODES)
-    try:
-        running = [tmp_path / f"running{rank}" for rank in range(2 * LOCAL_SIZE)]
-        for file in running:
-            cluster.wait_for(file)
-        os.kill(int(running[killed].read_text()), signal.SIGKILL)
-        assert cluster.wait("horovodrun", timeout=60) != 0
-        assert "exited with" in cluster.log("horovodrun")
-    finally:
-        cluster.stop()
+    with start_forked_horovod(tmp_path, "forever", job, 2 * LOCAL_SIZE, NODES) as cluster:
+        for rank in range(2 * LOCAL_SIZE):
+            cluster.wait_for(tmp_path / f"running{rank}")
+        cluster.processes[f"worker{killed}"].kill()
+        for rank in set(range(2 * LOCAL_SIZE)) - {killed}:
+            assert cluster.wait(f"worker{rank}", timeout=60) != 0
+            assert "Horovod background loop uncaught exception" in cluster.log(f"worker{rank}")
 
 
 def test_horovods_list_of_hosts_says_which_workers_are_on_a_node(tmp_path):
     hosts = "localhost:2,127.0.0.1:2"
-    with start_horovod(tmp_path, "place", None, 4, hosts=hosts) as cluster:
+    with start_forked_horovod(tmp_path, "place", None, 4, hosts=hosts) as cluster:
         results = cluster.results()
     places = [(int(r["rank"]), int(r["local_rank"]), int(r["local_size"])) for r in results]
     assert places == [(0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2)]

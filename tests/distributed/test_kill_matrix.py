@@ -13,11 +13,9 @@ def sums(tmp_path_factory):
 @pytest.mark.parametrize(
     "cell",
     [
-        Cell("rendezvous", "scheduler", "KILL"),
         Cell("broadcast", "worker 1", "STOP 5 s"),
         Cell("step", "server 0", "KILL"),
         Cell("saving", "worker 0", "TERM"),
-        Cell("shutdown", "scheduler", "KILL"),
     ],
     ids=lambda cell: "-".join(cell),
 )

@@ -34,7 +34,7 @@ def traced(folder, **variables_):
             **variables_,
         },
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=TIMEOUT,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -37,7 +37,10 @@ def fuzz(folder: Path, name: str, seconds: int) -> List[str]:
     options = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", "-print_final_stats=1"]
     options += ["-timeout=300", "-report_slow_units=300", f"-artifact_prefix={crashes}/{name}-"]
     done = subprocess.run(
-        [folder / name, *options, inputs], stderr=subprocess.PIPE, text=True, errors="replace"
+        [folder / name, *options, inputs],
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
     )
     took = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     executions = _EXECUTIONS.search(done.stderr)

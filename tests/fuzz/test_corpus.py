@@ -23,7 +23,7 @@ def complaint(harness, inputs):
     """Run a harness on some inputs; returns its error, or "" if there is none."""
     options = {"ASAN_OPTIONS": "detect_leaks=0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [harness, *inputs], env={**os.environ, **options}, capture_output=True, text=True
+        [harness, *inputs], env={**os.environ, **options}, capture_output=True, encoding="utf-8"
     )
     if done.returncode == 0:
         return ""

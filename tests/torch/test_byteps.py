@@ -52,7 +52,7 @@ def test_scripts_of_byteps_run_under_bpslaunch(tmp_path):
         env=test_workers.environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         timeout=100,
     )
     assert done.returncode == 0, done.stdout

@@ -46,7 +46,7 @@ def finish(command, folder, **variables):
         env={**clean_environ(), **own},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         timeout=110,
     )
     assert done.returncode == 0, done.stdout

@@ -58,7 +58,7 @@ def run(*command):
         env=environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         timeout=200,
     )
     assert done.returncode == 0, done.stdout

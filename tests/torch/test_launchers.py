@@ -50,7 +50,7 @@ class Processes:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
         )
         self.started.append(process)
         return process

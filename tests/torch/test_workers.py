@@ -95,7 +95,7 @@ def run_torchrun(job, *arguments, file=HERE / "jobs.py", **variables):
         env=environ(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         timeout=100,
     )
     assert done.returncode == 0, done.stdout
@@ -152,7 +152,9 @@ def test_two_machines_of_two_workers_each_train_alike(tmp_path):
     )
     with subprocess.Popen(there, env=environ()) as other:
         try:
-            done = subprocess.run(here, env=environ(), timeout=100, capture_output=True, text=True)
+            done = subprocess.run(
+                here, env=environ(), timeout=100, capture_output=True, encoding="utf-8"
+            )
             assert done.returncode == 0, done.stdout + done.stderr
             assert other.wait(30) == 0
         finally:
@@ -165,7 +167,7 @@ def test_a_killed_worker_ends_all_and_is_named():
         env=environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,
     ) as launcher:
         try:
