@@ -88,6 +88,9 @@ demo: $(VENV)/.built
 demo-torch: $(TORCH_VENV)/.built
 	$(WITH_TORCH) example/pytorch/demo.py
 
+# Tests run side by side, so a waiting OpenMP thread must not keep a core busy.
+test test-mxnet test-torch: export OMP_WAIT_POLICY = passive
+
 test: test-mxnet test-torch
 
 test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
