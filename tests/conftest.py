@@ -58,8 +58,9 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def standing_clusters():
+    """End the standing cluster after each file, because idle workers of Horovod keep cores busy."""
     yield
     standing.end()
 

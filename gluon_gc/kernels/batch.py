@@ -95,7 +95,7 @@ class Batch:
         scale : float
             See `Codec.compress`.
         ratios : sequence of float, optional
-            The ratio of each codec. See `Codec.compress`.
+            The ratio of each codec, 1 if omitted. See `Codec.compress`.
 
         Raises
         ------
@@ -104,12 +104,11 @@ class Batch:
         """
         for i, call in enumerate(self._calls):
             call.scale = scale
+            call.ratio = 1.0 if ratios is None else ratios[i]
             if values is not None:
                 call.values = values[i]
             if positions is not None:
                 call.position = positions[i]
-            if ratios is not None:
-                call.ratio = ratios[i]
         if len(self._calls):
             check(self._function(self._calls, len(self._calls)))
 

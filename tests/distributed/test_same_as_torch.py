@@ -54,7 +54,7 @@ def run_torch(folder, ways, workers=2, **variables):
 
 def test_every_compressor_has_the_same_bits_over_horovod_and_with_pytorch(tmp_path):
     ways = [
-        arguments(name, ef, momentum, steps=4)
+        arguments(name, ef, momentum, steps=4, learning_rates=[0.1, 0.1, 0.05, 0.05])
         for name, ef, momentum in itertools.product(
             ONE_OF_EACH, [None, "corrected"], [None, "nesterov"]
         )
