@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.cuda import emulator  # noqa: E402
 
-settings.register_profile("kernels", deadline=None, max_examples=60)
+settings.register_profile("kernels", deadline=None, max_examples=30)
 settings.load_profile("kernels")
 
 

@@ -57,7 +57,6 @@ def alone(job, arguments):
 
 
 LOCAL_SIZES = {on_machines: 2, run_machine: 2, on_nodes: 2}
-ON_HOROVOD = run_horovod, on_nodes
 
 
 def assert_equal(results, expected):
@@ -117,9 +116,9 @@ def expected_of_new_chunks(params, rows, local_size):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("start", [on_servers, on_machines, run_machine, *ON_HOROVOD, alone])
+@pytest.mark.parametrize("start", [on_servers, on_machines, run_machine, on_nodes, alone])
 def test_training_on_from_a_checkpoint_is_training_that_never_stopped(tmp_path, start):
-    if start in ON_HOROVOD:
+    if start is on_nodes:
         pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
     standing.end()
     whole = [start("checkpoint", job) for job in jobs(tmp_path)]
