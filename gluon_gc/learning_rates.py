@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, Mapping
+from typing import Dict, Hashable, Iterable, Mapping
 
 
 class LearningRates:
@@ -36,6 +36,14 @@ class LearningRates:
         before = {key: self.last[key] for key in nonzero.keys() & self.last.keys()}
         self._before, self.last = self.last, {**self.last, **nonzero}
         return {key: old / nonzero[key] for key, old in before.items() if old != nonzero[key]}
+
+    def keep(self, keys: Iterable[Hashable]) -> None:
+        """Undo the last `advance` for these parameters, because no worker has their gradients."""
+        for key in keys:
+            if key in self._before:
+                self.last[key] = self._before[key]
+            else:
+                self.last.pop(key, None)
 
     def take_back(self) -> None:
         """Undo the last `advance`."""

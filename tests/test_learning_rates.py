@@ -22,6 +22,13 @@ def test_a_parameter_that_is_left_out_of_a_step_keeps_its_rate(rates):
     assert rates.advance({"a": 0.125, "b": 0.125}) == {"a": 4.0}
 
 
+def test_a_parameter_without_a_gradient_keeps_the_rate_of_the_step_before(rates):
+    assert rates.advance({"a": 0.25, "b": 0.125, "new": 1.0}) == {"a": 2.0, "b": 2.0}
+    rates.keep(["a", "new"])
+    assert rates.last == {"a": 0.5, "b": 0.125}
+    assert rates.advance({"a": 0.125, "b": 0.125, "new": 2.0}) == {"a": 4.0}
+
+
 def test_a_rate_of_zero_is_passed_over(rates):
     assert rates.advance({"a": 0.0, "b": 0.25}) == {}
     assert rates.advance({"a": 1.0, "b": 0.25}) == {"a": 0.5}

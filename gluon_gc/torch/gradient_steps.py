@@ -130,6 +130,7 @@ class GradientSteps:
         def result(job: Job) -> Collection[str]:
             self._check(job, step)
             staged.finish(loss_scale)
+            self.rates.keep(job.unused)
             return job.unused
 
         future: Future[Collection[str]] = future_on(staged.device)

@@ -87,6 +87,28 @@ def _train_with_unused(net, optimizer, state, model):
             assert same(arrays_of(state, "second"), before[0]) == unused, step
 
 
+def a_gradient_that_nobody_has_keeps_its_learning_rate():
+    def last_average_of_b(rates, without_b=None):
+        parameters = {name: torch.nn.Parameter(torch.zeros(50)) for name in "ab"}
+        optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
+        state = bps.CompressionState(parameters.items(), {**TOPK, "ef": "corrected"}, optimizer)
+        generator = torch.Generator().manual_seed(bps.rank())
+        for step, rate in enumerate(rates):
+            optimizer.param_groups[0]["lr"] = rate
+            absent = ["b"] if step == without_b else []
+            of_b = torch.zeros(50) if absent else torch.randn(50, generator=generator)
+            averages = {"a": torch.ones(50), "b": of_b}
+            assert state.average(averages, absent=absent).wait() == set(absent)
+            for name, parameter in parameters.items():
+                parameter.grad = None if name in absent else averages[name].clone()
+            optimizer.step()
+        state.close()
+        return averages["b"]
+
+    expected = last_average_of_b([0.5, 0.125])
+    assert torch.equal(last_average_of_b([0.5, 0.25, 0.125], without_b=1), expected)
+
+
 def unused_layers_are_stepped_as_ddp_steps_them():
     """If no worker uses a layer in a step, its momentum and weight decay are not applied either."""
     nets = []

@@ -40,6 +40,7 @@ LOOPS = (
     "unused_layers_under_ddp",
     "unused_layers_with_the_distributed_optimizer",
     "unused_layers_are_stepped_as_ddp_steps_them",
+    "a_gradient_that_nobody_has_keeps_its_learning_rate",
     "a_scaler_unscales_averages",
     "gradients_that_are_changed_before_they_are_averaged_are_refused",
     "everything_is_averaged_once",
