@@ -19,9 +19,6 @@ first_python = $(shell for python in $(PYTHON); do \
   $$python -c 'import sys, venv, ensurepip; sys.exit(not $(1))' 2>/dev/null && echo $$python && break; done)
 SANITIZE := build/sanitize
 
-# Python compiles a module when it is first imported, and most are never imported.
-INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
-
 # The wheel runs on systems with glibc 2.24 or newer.
 PLATFORM := manylinux_2_24_x86_64
 UNAUDITED := build/wheel
@@ -115,7 +112,7 @@ test-core: $(CORE_VENV)/.installed
 # A machine with a GPU may have no network and no make; docs/guides/gpu.md lists the files to copy there.
 test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
 	@echo "== Building the library with GPU code, without MXNet's operators"
-	$(CORE_PY) $(INSTALL) --no-deps -r requirements/cuda.txt
+	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda.txt
 	$(CORE_PY) -m cmake -S operators -B $(GPU) -DGLUON_GC_WITH_CUDA=ON -DPYTHON="$(abspath $(CORE_PY))"
 	$(CORE_PY) -m cmake --build $(GPU) --parallel
 	PYTHON="$(abspath $(CORE_PY))" GLUON_GC_LIBRARY="$(CURDIR)/$(GPU)/libgluon_gc.so" tests/cuda/on_gpu.sh
@@ -177,7 +174,7 @@ $(VENV)/.made $(CU112_VENV)/.made:
 
 $(VENV)/.installed: $(VENV)/.made $(REQUIREMENTS)
 	@echo "== Installing the pinned requirements (MXNet is large)"
-	$(PY) $(INSTALL) --no-deps $(REQUIREMENTS:%=-r %)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps $(REQUIREMENTS:%=-r %)
 	@touch $@
 
 $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
@@ -185,12 +182,12 @@ $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
 	HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
 	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 \
 	  HOROVOD_CMAKE="$(CURDIR)/$(VENV)/bin/cmake" \
-	  $(PY) $(INSTALL) --no-build-isolation --no-cache-dir -r $(HOROVOD)
+	  $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-cache-dir -r $(HOROVOD)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@echo "== Compiling the operators and installing gluon_gc into $(VENV)"
-	$(PY) $(INSTALL) --no-build-isolation --no-deps -e .
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(TORCH_VENV)/.made:
@@ -198,8 +195,8 @@ $(TORCH_VENV)/.made:
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS) $(INTEGRATIONS)
 	@echo "== Installing PyTorch and the newest NumPy (very large: includes GPU packages)"
-	$(TORCH_PY) $(INSTALL) $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
-	$(TORCH_PY) $(INSTALL) --no-deps -r $(INTEGRATIONS)
+	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
+	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(INTEGRATIONS)
 	@touch $@
 
 $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)
@@ -213,14 +210,14 @@ $(CORE_VENV)/.made:
 
 $(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
 	@echo "== Installing $(DEPENDENCIES) and the pinned requirements of the build and the tests"
-	$(CORE_PY) $(INSTALL) --no-deps $(DEPENDENCIES) $(CORE_REQUIREMENTS:%=-r %)
+	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps $(DEPENDENCIES) $(CORE_REQUIREMENTS:%=-r %)
 	@touch $@
 
 # This environment has mxnet-cu112 instead of mxnet.
 $(CU112_VENV)/.installed: $(CU112_VENV)/.made $(CU112_REQUIREMENTS)
 	@echo "== Installing the pinned requirements, with MXNet for CUDA (very large)"
 	sed 's/^mxnet==/mxnet-cu112==/' $(CU112_REQUIREMENTS) > $(CU112_VENV)/requirements.txt
-	$(CU112_PY) $(INSTALL) --no-deps -r $(CU112_VENV)/requirements.txt
+	$(CU112_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(CU112_VENV)/requirements.txt
 	@touch $@
 
 $(BED)/.built: $(CU112_VENV)/.installed $(BED_SOURCES)
