@@ -67,7 +67,7 @@ def standing_clusters():
 
 @pytest.fixture(scope="module", autouse=True)
 def same_encoding():
-    """Restore the locale, which a library may have set to C: output would be read as ASCII then."""
+    """Restore the locale, which a library may have set to C: files would be read as ASCII then."""
     before = locale.setlocale(locale.LC_CTYPE)
     yield
     locale.setlocale(locale.LC_CTYPE, before)

@@ -65,7 +65,7 @@ class Batch:
             workspace,
         ]  # the calls hold their addresses
         for i, (call, codec) in enumerate(zip(self._calls, codecs)):
-            call.codec, call.scale, call.ratio, call.threads = codec.handle, 1.0, 1.0, 1
+            call.codec, call.threads = codec.handle, 1
             call.workspace = workspaces[i]
             call.status = ctypes.pointer(self.statuses[i])
             if states is not None:

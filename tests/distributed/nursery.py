@@ -25,6 +25,7 @@ _READ_AT_IMPORT = (
     ("MXNET_", "OMP_", "PYTHON"),
     ("BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY", "LD_PRELOAD"),
 )
+_READ_LATER = "MXNET_KVSTORE_"  # when a key-value store is created
 _SCRIPTS = ("jobs.py", "service.py")  # of a worker, and of a server
 _MOST_BYTES = 1 << 17  # size limit of a request
 
@@ -39,7 +40,7 @@ def _read_at_import(environment: Mapping[str, str]) -> Dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name in names or name.startswith(prefixes) and not name.startswith("MXNET_KVSTORE_")
+        if name in names or name.startswith(prefixes) and not name.startswith(_READ_LATER)
     }
 
 
