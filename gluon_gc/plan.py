@@ -10,7 +10,7 @@ message carries one chunk, or several small ones, and some bytes besides the pay
 
     gradient                         chunks
     compressed, large                several, nearly equal
-    compressed, small                one, or several: see below
+    compressed, not large            one, or several: see below
     compressed, row-sparse           one
     uncompressed, large              several, nearly equal
     uncompressed, up to SMALL_BYTES  one for several tensors, like a bucket of DDP

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
 
 FIELDS = ("pushed_bytes", "pulled_bytes", "compress_seconds", "wait_seconds", "decompress_seconds")
-"""The measurements of a message: bytes and seconds of a step, averaged over steps."""
+"""The measurements of a message: the bytes that this worker sends and receives in a step, and
+seconds, averaged over steps. Chunks overlap, so the seconds may exceed those of the step."""
 
 Fields = Mapping[str, float]
 
@@ -45,7 +46,7 @@ def by_tensor(
 def report(
     sizes: Mapping[str, Size], measured: Mapping[str, Fields], **of_total: float
 ) -> Dict[str, Any]:
-    """The result of compression_stats: a dict with "tensors" and "total".
+    """Return the result of compression_stats: a dict with "tensors" and "total".
 
     Parameters
     ----------
@@ -55,6 +56,12 @@ def report(
         The result of `by_tensor`. A tensor that is missing has not been sent yet.
     **of_total
         Further entries of "total".
+
+    Returns
+    -------
+    dict
+        "total", and the "tensors" by name, have `FIELDS`, raw_bytes (of the uncompressed tensor),
+        ratio (raw_bytes / pushed_bytes, or None if nothing was sent) and bits_per_element.
     """
     zeros = dict.fromkeys(FIELDS, 0.0)
     fields = {name: measured.get(name, zeros) for name in sizes}

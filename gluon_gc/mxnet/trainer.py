@@ -70,10 +70,11 @@ class DistributedTrainer(SavedTrainer):
     root_rank : int
         The worker whose initial parameters are broadcast to all workers.
     compression_params : dict, optional
-        The compressor and its options, such as ``{"compressor": "onebit", "ef": "vanilla"}``.
+        The compressor and its options, such as ``{"compressor": "bytegrad", "ef": "vanilla"}``.
         `gluon_gc.compression.keys()` returns all keys. None: no compression.
     kvstore : None, "local", "dist_sync", "horovod" or a CompressingKVStore
-        The backend that moves payloads between workers. None: chosen from the environment.
+        The backend that moves payloads between workers. "local": this process is the only worker.
+        None: chosen from the environment, which may also start shared memory on one machine.
     on_nonfinite : str
         The reaction to a NaN or an infinity in a gradient of any worker, or in the sum of
         uncompressed gradients (float16 may overflow). "raise": all workers raise an MXNetError when

@@ -252,10 +252,10 @@ class AlgorithmState:
         Raises
         ------
         ValueError
-            The state_dict does not fit. Nothing was changed.
+            The state_dict does not fit. Nothing was changed, except that "auto" may have taken the
+            state_dict's choice.
         RuntimeError
-            The state_dict of another worker does not fit, or is of another step. Nothing was
-            changed.
+            The state_dict of another worker does not fit, or is of another step. The same holds.
         """
         self.rounds.require_open()
         self.driver.finish()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -69,9 +70,22 @@ class GradientCompression:
             tensor.plan.name for tensor in tensors if not applies_momentum(tensor.plan, minimum)
         }
 
-    def recall(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Repeat the choices of "auto" in a checkpoint, given its descriptions of parameters."""
-        chosen = {**self._chosen, **automatic.recalled(self._undecided(), saved)}
+    @contextmanager
+    def recalling(self, saved: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """Repeat the choices of "auto" in a checkpoint; undo this if the block raises an error.
+
+        `saved` has the checkpoint's descriptions of parameters. All workers call this, and the
+        block must raise on all of them or on none.
+        """
+        before = self._chosen
+        self._choose({**before, **automatic.recalled(self._undecided(), saved)})
+        try:
+            yield
+        except Exception:
+            self._choose(before)
+            raise
+
+    def _choose(self, chosen: Dict[str, str]) -> None:
         if chosen != self._chosen:
             self._chosen = chosen
             self.exchange.close()

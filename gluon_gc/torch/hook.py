@@ -29,7 +29,8 @@ def compression_hook(
 
     Examples
     --------
-    >>> state = bps.CompressionState(model.named_parameters(), {"compressor": "onebit"})
+    >>> params = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+    >>> state = bps.CompressionState(model.named_parameters(), params, optimizer)
     >>> ddp.register_comm_hook(state, bps.compression_hook)
     """
     buffer, begins = bucket.buffer(), bucket.index() == 0

@@ -54,12 +54,12 @@ def load(
     several, steps = not isinstance(given, Mapping), state.gradients
     gather = state.exchange.gather_objects
     workers = state_dicts.if_all_fit(gather, lambda: _read_all(given), _facts)
-    if not steps.count:
-        steps.compression.recall(workers[0].header["parameters"])
+    recalled = [] if steps.count else workers[0].header["parameters"]
+    with steps.compression.recalling(recalled):
+        arrays = state_dicts.if_all_fit(
+            state.exchange.gather_objects, lambda: _fitting(state, workers, several, strict)
+        )
     exchange = state.exchange
-    arrays = state_dicts.if_all_fit(
-        exchange.gather_objects, lambda: _fitting(state, workers, several, strict)
-    )
     resharding.warn(len(workers) if several else exchange.workers, exchange.workers)
     params = state.gradients.compression.params
     chosen = resharding.of_this_worker(exchange, params, arrays, several)

@@ -40,7 +40,7 @@ class CompressionState:
     named_parameters : iterable of (str, Parameter)
         `model.named_parameters()`. Parameters with ``requires_grad=False`` are left out.
     compression_params : dict, optional
-        The compressor and its options, such as ``{"compressor": "onebit", "ef": "vanilla"}``.
+        The compressor and its options, such as ``{"compressor": "bytegrad", "ef": "vanilla"}``.
         `gluon_gc.compression.keys()` returns all keys. None: no compression. "auto" measures the
         network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional
@@ -87,7 +87,8 @@ class CompressionState:
 
     Examples
     --------
-    >>> state = bps.CompressionState(model.named_parameters(), {"compressor": "onebit"})
+    >>> params = {"compressor": "onebit", "scaling": True, "ef": "vanilla"}
+    >>> state = bps.CompressionState(model.named_parameters(), params, optimizer)
     >>> ddp.register_comm_hook(state, bps.compression_hook)
     """
 
@@ -135,7 +136,7 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far. A step is not counted if left_out.py has undone it."""
+        """The number of steps so far, without those that were undone because no step followed."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -279,8 +280,9 @@ class CompressionState:
     def compression_stats(self, reset: bool = False) -> Dict[str, Any]:
         """Return the average bytes and seconds of a step, for each parameter and in total.
 
-        The result is a dict of "tensors" (by name) and "total". `gluon_gc.stats.FIELDS` lists the
-        measurements. With `reset`, the next call averages over later steps only.
+        The result is a dict of "tensors" (by name) and "total". Each has raw_bytes, ratio
+        (raw_bytes / pushed_bytes), bits_per_element, and the measurements in
+        `gluon_gc.stats.FIELDS`. With `reset`, the next call averages over later steps only.
         """
         return stats.of_step([self.exchange], self.parameters, reset)
 
@@ -294,15 +296,21 @@ class CompressionState:
         return not self.gradients.closed and self._group is None
 
     def suspend(self, why: str) -> None:
-        """Stop the threads, for `bps.suspend`. A step before `resume` raises RuntimeError(why)."""
+        """Stop the exchange's threads, for `bps.suspend`.
+
+        A step before `resume` raises RuntimeError(why).
+        """
         self.gradients.suspend(why)
 
     def resume(self) -> None:
-        """Restart the threads in a new job. `bps.resume` then loads residuals and momentum."""
+        """Restart the exchange's threads in a new job.
+
+        `bps.resume` then loads residuals and momentum.
+        """
         self.gradients.resume()
 
     def close(self) -> None:
-        """Stop the threads, and give the optimizer's groups their value of `momentum` back.
+        """Stop the exchange's threads, and give the optimizer's groups their `momentum` back.
 
         The state cannot average gradients any more.
         """

@@ -77,7 +77,7 @@ struct Needs {
 // The arguments of compress. The elements to encode are p:
 //   g = gradient * gradient_scale
 //   m = mu m + g,  g = g + mu m      if `momentum` is not null
-//   p = g + ratio e                  if `memory` is not null; e is the residual
+//   p = g + r e                      if `memory` is not null; e is the residual, r the field `ratio` below
 // Afterwards e = p - D(payload). correction.h computes p inside the compressor's loop over the elements (the sweep). A
 // compressor with Traits::accumulates has its own formulas instead.
 template <typename T>

@@ -547,6 +547,11 @@ def chosen_automatically():
         fast = wrapped(AUTO)
         resumed = wrapped(AUTO)
     assert all(params.compressor is None for params in fast[3].params.values())
+    other_momentum = {**halfway[2], "momentum": 0.5}
+    raised(ValueError, "momentum", lambda: fast[3].load_state_dict(other_momentum))
+    assert all(
+        params.compressor is None for params in fast[3].gradients.compression.params.values()
+    )
     for one, states in zip((*resumed[:2], resumed[3]), halfway):
         one.load_state_dict(states)
     assert torch.equal(train(*resumed[:3], range(4, 8)), weights)

@@ -44,7 +44,7 @@ def compress(
     Examples
     --------
     >>> model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
-    >>> compression = compress(accelerator, model, optimizer, {"compressor": "onebit"})
+    >>> compression = compress(accelerator, model, optimizer, {"compressor": "bytegrad"})
     """
     attached = AttachedCompression(
         model,

@@ -31,7 +31,7 @@ class CompressionCallback(Callback):
 
     Examples
     --------
-    >>> callback = CompressionCallback({"compressor": "onebit", "ef": "vanilla"})
+    >>> callback = CompressionCallback({"compressor": "bytegrad", "ef": "vanilla"})
     >>> trainer = Trainer(devices=2, strategy="ddp", callbacks=[callback])
     """
 

@@ -42,7 +42,7 @@ class CompressionCallback(TrainerCallback):
 
     Examples
     --------
-    >>> trainer.add_callback(CompressionCallback(trainer, {"compressor": "onebit"}))
+    >>> trainer.add_callback(CompressionCallback(trainer, {"compressor": "bytegrad"}))
     """
 
     def __init__(
