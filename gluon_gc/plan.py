@@ -17,7 +17,7 @@ message carries one chunk, or several small ones, and some bytes besides the pay
     uncompressed, neither            one
 
 A gradient is large if it is larger than the partition size. If the messages of a dense, compressed
-gradient are larger than 128 KiB on average, it is cut finer, unless that takes 1 % more bytes.
+gradient are larger than 96 KiB on average, it is cut finer, unless that takes 1 % more bytes.
 
 `spread` assigns messages to servers, so that each server gets about the same number of bytes.
 
@@ -39,7 +39,7 @@ from .kernels import frame_words, rows_head_bytes
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
 """The maximum size of a chunk of several small tensors, and of a message of several chunks."""
-_LARGE_BYTES = 128 * 1024  # if the messages of a tensor are larger on average, it is cut finer
+_LARGE_BYTES = 96 * 1024  # if the messages of a tensor are larger on average, it is cut finer
 
 
 def require_on_nonfinite(value: Any) -> None:

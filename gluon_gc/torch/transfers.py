@@ -14,7 +14,7 @@ from .sparse import SparseSum
 from .stages import Stages
 from .transfer import Transfer
 
-_TRANSFER_BYTES = 384 * 1024  # that a worker sends in one collective, approximately
+_TRANSFER_BYTES = 256 * 1024  # that a worker sends in one collective, approximately
 
 
 class Transfers:

@@ -49,7 +49,7 @@ from .server_states import ServerStates
 from .servers import Servers
 from .sparse_rows import SparseRows
 
-_LANES = 3  # messages in flight to each server. With more, a pull would queue behind many pushes
+_LANES = 4  # messages in flight to each server. With more, a pull would queue behind many pushes
 
 
 class ParameterServer(HierarchicalExchange):
