@@ -74,7 +74,8 @@ class DistributedTrainer(SavedTrainer):
         `gluon_gc.compression.keys()` returns all keys. None: no compression.
     kvstore : None, "local", "dist_sync", "horovod" or a CompressingKVStore
         The backend that moves payloads between workers. "local": this process is the only worker.
-        None: chosen from the environment, which may also start shared memory on one machine.
+        None: chosen by the environment variables, which can also select shared memory for the
+        workers of one machine.
     on_nonfinite : str
         The reaction to a NaN or an infinity in a gradient of any worker, or in the sum of
         uncompressed gradients (float16 may overflow). "raise": all workers raise an MXNetError when

@@ -136,7 +136,8 @@ class CompressionState:
 
     @property
     def steps(self) -> int:
-        """The number of steps so far, without those that were undone because no step followed."""
+        """The number of exchanges so far. One that was undone, because `optimizer.step` did not
+        follow, does not count."""
         return self.gradients.count if self._copied is None else self._copied["steps"]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -288,7 +289,7 @@ class CompressionState:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` will work after `bps.suspend`.
+        """Whether `resume` will work after `bps.suspend`, which leaves the job.
 
         It does not work for a closed state, nor for one with a process_group of its own, because
         `bps.suspend` destroys all process groups.

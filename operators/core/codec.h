@@ -77,20 +77,20 @@ struct Needs {
 // The arguments of compress. The elements to encode are p:
 //   g = gradient * gradient_scale
 //   m = mu m + g,  g = g + mu m      if `momentum` is not null
-//   p = g + r e                      if `memory` is not null; e is the residual, r the field `ratio` below
+//   p = g + residual_factor e        if `memory` is not null; e is the residual
 // Afterwards e = p - D(payload). correction.h computes p inside the compressor's loop over the elements (the sweep). A
 // compressor with Traits::accumulates has its own formulas instead.
 template <typename T>
 struct Encoding {
-  [[gnu::always_inline]] FeedbackState<T> feedback() const { return {momentum, mu, memory[0], ratio}; }
+  [[gnu::always_inline]] FeedbackState<T> feedback() const { return {momentum, mu, memory[0], residual_factor}; }
 
   const T* gradient;
   T gradient_scale;
   T* momentum;            // n elements; null: no momentum
   T mu;
   T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
-  T ratio;                // r in abi.h, the factor of the residual. With ef "corrected" it includes a ratio of learning
-                          // rates: gluon_gc_call.ratio in compress, and the ratio in the payloads in aggregate.
+  T residual_factor;      // r in abi.h: ef_decay, and with ef "corrected" times a ratio of learning rates
+                          // (gluon_gc_call.ratio in compress, the ratio in the payloads in aggregate)
   Stream stream;          // the random stream, at the position where this call starts to draw
   std::uint8_t* payload;  // output; payload_bytes of memory
   void* workspace;

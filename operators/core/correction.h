@@ -11,7 +11,7 @@
 namespace gluon_gc {
 namespace {
 
-// Error feedback: none, p = g + e, or p = g + ratio e. `plain` saves a multiplication, because the ratio is usually 1.
+// Error feedback: none, p = g + e, or p = g + residual_factor e. `plain` saves a multiplication if it is 1.
 enum class Feedback { none, plain, scaled };
 
 // A residual that is stored as an array; null without feedback. A compressor that stores it in another form (onebit)
@@ -30,7 +30,7 @@ struct StoredResidual {
   const T* e;
 };
 
-// Computes p:  g = gradient * gradient_scale;  m = mu m + g,  g = g + mu m;  p = g + ratio e.
+// Computes p:  g = gradient * gradient_scale;  m = mu m + g,  g = g + mu m;  p = g + residual_factor e.
 template <typename T, bool has_momentum, Feedback kind, typename Residual>
 struct Correction {
   static constexpr Feedback feedback = kind;
@@ -39,7 +39,7 @@ struct Correction {
       : gradient(gradient),
         gradient_scale(broadcast(gradient_scale)),
         mu(broadcast(state.mu)),
-        ratio(broadcast(state.ratio)),
+        residual_factor(broadcast(state.residual_factor)),
         momentum(state.momentum),
         residual(residual) {}
 
@@ -67,12 +67,12 @@ struct Correction {
       p = with_momentum(mu, m, p);
     }
     if constexpr (feedback == Feedback::plain) p = p + residual(i, present);
-    if constexpr (feedback == Feedback::scaled) p = with_residual(p, ratio, residual(i, present));
+    if constexpr (feedback == Feedback::scaled) p = with_residual(p, residual_factor, residual(i, present));
     return p;
   }
 
   const T* const gradient;
-  const Vec<T> gradient_scale, mu, ratio;
+  const Vec<T> gradient_scale, mu, residual_factor;
   T* const momentum;
   const Residual residual;
 };
@@ -84,7 +84,7 @@ auto with_feedback(const T* gradient, T gradient_scale, const FeedbackState<T>& 
   using Plain = Correction<T, has_momentum, Feedback::plain, Residual>;
   using Scaled = Correction<T, has_momentum, Feedback::scaled, Residual>;
   if (!residual) return sweep(Without(gradient, gradient_scale, state, residual));
-  if (state.ratio == T{1}) return sweep(Plain(gradient, gradient_scale, state, residual));
+  if (state.residual_factor == T{1}) return sweep(Plain(gradient, gradient_scale, state, residual));
   return sweep(Scaled(gradient, gradient_scale, state, residual));
 }
 

@@ -6,10 +6,10 @@ namespace gluon_gc {
 // Momentum and residual of n elements. A null pointer turns momentum or feedback off.
 template <typename T>
 struct FeedbackState {
-  T* momentum;  // n elements: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
+  T* momentum;        // n elements: m = mu m + g, then g = g + mu m (Nesterov, before feedback)
   T mu;
-  T* residual;  // n elements: p = g + ratio e, then e = p - D(payload)
-  T ratio;      // "vanilla": 1; "corrected", "sparse": previous over current learning rate; times ef_decay
+  T* residual;        // n elements: p = g + residual_factor e, then e = p - D(payload)
+  T residual_factor;  // "vanilla": 1; "corrected", "sparse": previous over current learning rate; times ef_decay
 };
 
 }  // namespace gluon_gc

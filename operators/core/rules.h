@@ -20,10 +20,10 @@ GLUON_GC_HOST_DEVICE V with_momentum(const V& mu, const V& m, const V& g) {
   return g + mu * m;
 }
 
-// Error feedback: p = g + ratio e, with the residual e.
+// Error feedback: p = g + factor e, with the residual e.
 template <typename V>
-GLUON_GC_HOST_DEVICE V with_residual(const V& g, const V& ratio, const V& e) {
-  return g + ratio * e;
+GLUON_GC_HOST_DEVICE V with_residual(const V& g, const V& factor, const V& e) {
+  return g + factor * e;
 }
 
 // Momentum m and velocity v of DGC: with nesterov m = mu (m + g), v = v + m + g; else m = mu m + g, v = v + m.
