@@ -39,7 +39,7 @@ from .kernels import frame_words, rows_head_bytes
 ON_NONFINITE = ("raise", "skip", "propagate")
 SMALL_BYTES = 64 * 1024
 """The maximum size of a chunk of several small tensors, and of a message of several chunks."""
-_LARGE_BYTES = 96 * 1024  # if the messages of a tensor are larger on average, it is cut finer
+_MESSAGE_BYTES = 96 * 1024  # if the messages of a tensor are larger on average, it is cut finer
 
 
 def require_on_nonfinite(value: Any) -> None:
@@ -203,7 +203,7 @@ def _wire_dtype(tensor: Tensor) -> str:
 def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
     """The chunks of a compressed tensor.
 
-    If the chunks' messages are larger than `_LARGE_BYTES` on average, the tensor is cut finer. A
+    If the chunks' messages are larger than `_MESSAGE_BYTES` on average, the tensor is cut finer. A
     server sends the sum back only after it has received a whole message, so with smaller messages
     it begins earlier. The first cut stays if the finer one needs at least 1 % more bytes in total.
     """
@@ -215,8 +215,8 @@ def _compressed_chunks(tensor: Tensor, partition_bytes: int) -> List[Chunk]:
         return [Chunk((whole,), dtype, tensor.params, _framed_bytes(payload), tensor.rows)]
     chunks = _equal_chunks(tensor, dtype, partition_bytes)
     total = sum(chunk.message_bytes for chunk in chunks)
-    if total > _LARGE_BYTES * len(chunks):
-        finer = _equal_chunks(tensor, dtype, max(1, tensor.num_bytes * _LARGE_BYTES // total))
+    if total > _MESSAGE_BYTES * len(chunks):
+        finer = _equal_chunks(tensor, dtype, max(1, tensor.num_bytes * _MESSAGE_BYTES // total))
         if sum(chunk.message_bytes for chunk in finer) < 1.01 * total:
             return finer
     return chunks

@@ -162,7 +162,7 @@ GLUON_GC_API const char* gluon_gc_cuda_code(const char* name, const void* image)
      e = p - D(payload)               the new residual, which `memory` stores
 
    With "corrected" or "sparse" feedback, a payload carries `ratio` to the aggregator. Payloads of a summable compressor
-   do not, because they have no aggregator. DGC has its own rules (compressors/dgc.cpp).
+   do not: they are added as they are. DGC has its own rules (compressors/dgc.cpp).
 
    If an element of p is NaN or infinite, the payload decodes to a NaN or an infinity, so that every worker notices.
    Momentum and memory then become zeros. */
@@ -260,7 +260,8 @@ typedef struct {
   int isa;
 } gluon_gc_low_rank;
 
-/* First M = (M - transposed(P) Q) + G, then left = N transposed(M). G is a matrix, and N, a right factor, is `next`. */
+/* Error feedback of PowerSGD. M holds the part that was not sent. First M = (M - transposed(P) Q) + G: the product of the
+   last factors was sent, and G is the new gradient. Then left = N transposed(M), with the right factor N in `next`. */
 GLUON_GC_API void gluon_gc_accumulate(const gluon_gc_low_rank* shape, const void* g, const void* p, const void* q,
                                       const void* next, void* m, void* left);
 /* right = P M. */
@@ -295,10 +296,10 @@ typedef struct {
    sent whole. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
-/* A message of a row-sparse gradient has a head, which lists the indices of at most `rows` rows of the gradient, and
-   then the payload of their elements (row_format.h). */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* largest size of the list of row indices */
-GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* largest size of the head, with that list */
+/* The message of a row-sparse gradient (row_format.h). Here, rows are those of the gradient. The message has a head,
+   which is two lengths and the indices of at most `rows` rows, and then the payload of these rows' elements. */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* one length and indices, for uncompressed rows */
+GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* the head */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
    loops. b and c may be NULL if the loop does not use them. */
