@@ -98,7 +98,7 @@ class Tensor:
 
     @property
     def refused(self) -> str:
-        """The name for the error about a NaN or an infinity; "" if there is no such error."""
+        """The tensor's name in the error that a NaN or infinity raises; "" if it raises none."""
         return self.called if self.on_nonfinite == "raise" else ""
 
 

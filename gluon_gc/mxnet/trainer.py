@@ -179,7 +179,7 @@ class DistributedTrainer(SavedTrainer):
         broadcast_copies(self._averaging.exchange, copies, self._root_rank)
 
     def _follow_cluster(self) -> None:
-        """Exchange gradients in the cluster that `bps.resume` has joined, if it was called."""
+        """After `bps.suspend` and `bps.resume`, exchange gradients in the new cluster."""
         if self._own_exchange or self._averaging.exchange is runtime.default_exchange():
             return
         if self._averaging.follow(runtime.default_exchange(), runtime.goes_on()):

@@ -260,8 +260,9 @@ typedef struct {
   int isa;
 } gluon_gc_low_rank;
 
-/* Error feedback of PowerSGD. M holds the part that was not sent. First M = (M - transposed(P) Q) + G: the product of
-   the last factors was sent, and G is the new gradient. Then left = N transposed(M); the right factor N is `next`. */
+/* Error feedback of PowerSGD. M is what the last step wanted to send, and transposed(P) Q what it sent: the difference
+   is the residual. First M = (M - transposed(P) Q) + G, with the new gradient G. Then left = N transposed(M); the right
+   factor N is `next`. */
 GLUON_GC_API void gluon_gc_accumulate(const gluon_gc_low_rank* shape, const void* g, const void* p, const void* q,
                                       const void* next, void* m, void* left);
 /* right = P M. */
