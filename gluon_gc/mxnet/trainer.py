@@ -70,7 +70,8 @@ class DistributedTrainer(SavedTrainer):
     root_rank : int
         The worker whose initial parameters are broadcast to all workers.
     compression_params : dict, optional
-        The compressor and its options, such as ``{"compressor": "bytegrad", "ef": "vanilla"}``.
+        The compressor and its options, such as
+        ``{"compressor": "onebit", "scaling": True, "ef": "vanilla"}``.
         `gluon_gc.compression.keys()` returns all keys. None: no compression.
     kvstore : None, "local", "dist_sync", "horovod" or a CompressingKVStore
         The backend that moves payloads between workers. "local": this process is the only worker.

@@ -40,7 +40,8 @@ class CompressionState:
     named_parameters : iterable of (str, Parameter)
         `model.named_parameters()`. Parameters with ``requires_grad=False`` are left out.
     compression_params : dict, optional
-        The compressor and its options, such as ``{"compressor": "bytegrad", "ef": "vanilla"}``.
+        The compressor and its options, such as
+        ``{"compressor": "onebit", "scaling": True, "ef": "vanilla"}``.
         `gluon_gc.compression.keys()` returns all keys. None: no compression. "auto" measures the
         network and all compressors in this constructor, which takes some seconds.
     optimizer : Optimizer, optional

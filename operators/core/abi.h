@@ -297,9 +297,9 @@ typedef struct {
    sent whole. */
 GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gluon_gc_rows* rows);
 
-/* The message of a row-sparse gradient (row_format.h). Here, rows are those of the gradient. The message has a head,
-   which is two lengths and the indices of at most `rows` rows, and then the payload of these rows' elements. */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* one length and indices, for uncompressed rows */
+/* The message of a row-sparse gradient (row_format.h). Here, rows are those of the gradient. The message has a head
+   (its length in bytes, the number of rows, and their indices), and then the payload of these rows' elements. */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* its length and indices, for uncompressed rows */
 GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* the head */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
