@@ -261,8 +261,8 @@ typedef struct {
 } gluon_gc_low_rank;
 
 /* Error feedback of PowerSGD. M is what the last step wanted to send, and transposed(P) Q what it sent: the difference
-   is the residual. First M = (M - transposed(P) Q) + G, with the new gradient G. Then left = N transposed(M); the right
-   factor N is `next`. */
+   is the residual. First M = (M - transposed(P) Q) + G, with the new gradient G. Then left = N transposed(M); `next` is
+   N, the right factor with which this step begins. */
 GLUON_GC_API void gluon_gc_accumulate(const gluon_gc_low_rank* shape, const void* g, const void* p, const void* q,
                                       const void* next, void* m, void* left);
 /* right = P M. */
@@ -299,7 +299,7 @@ GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gl
 
 /* The message of a row-sparse gradient (row_format.h). Here, rows are those of the gradient. The message has a head
    (its length in bytes, the number of rows, and their indices), and then the payload of these rows' elements. */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* its length and indices, for uncompressed rows */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* a length and indices, sent with uncompressed rows */
 GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* the head */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
