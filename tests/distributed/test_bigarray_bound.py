@@ -9,7 +9,7 @@ from tests.distributed.test_row_sparse import ROWS, WIDTH, WORDS
 from tests.distributed.test_two_way import arguments, check_replay, corrected
 
 SMALL = {"MXNET_KVSTORE_BIGARRAY_BOUND": 1000, "BYTEPS_PARTITION_BYTES": 2**23}
-LARGE = {"shapes": [(900, 1000), (33,)], "steps": 3}
+LARGE = {"shapes": [(700, 1000), (33,)], "steps": 3}
 
 
 def test_no_array_is_spread_whatever_the_user_sets():
