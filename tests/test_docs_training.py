@@ -1,6 +1,7 @@
 """Every training command in the docs ends with the accuracy that the docs state.
 
-The accuracy stands above the command in its shell block, as in `# ends above 95 %`.
+The accuracy stands above the command in its shell block, as in
+`# the training ends above 95 %`.
 """
 
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from tests.test_docs import PAGES, ROOT
 
-STATED = re.compile(r"# .*ends above (\d+) %")
+STATED = re.compile(r"# the training ends above (\d+) %")
 TRAINS = re.compile(
     r"\bpython \S*train\w*\.py\b|digits/(demo|compare)\.py|make demo"
     r"|\b(run|worker)\.sh [a-z]\w* [a-z]"
