@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
-from torch.distributed import fsdp
 
 from ..compression import CompressionParams
 from . import groups
@@ -17,6 +16,9 @@ from .settings import chosen_params, named, require_optimizer
 from .sharded_compression import ShardedCompression
 from .shards import Shards
 from .small_residuals import Scratch
+
+if TYPE_CHECKING:  # importing torch.distributed.fsdp takes half as long as importing torch
+    from torch.distributed import fsdp
 
 _DENSE = ("blockwise", "bytegrad")  # the compressors whose payloads have every element
 _ANY_SIZE = 64  # elements of a codec that only tells its properties
@@ -219,6 +221,8 @@ def _parts(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> It
     ValueError
         The model has no FSDPModule.
     """
+    from torch.distributed import fsdp
+
     names = {parameter: name for name, parameter in parameters.items()}
     modules = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
     if not modules:
@@ -243,6 +247,8 @@ def _groups(module: fsdp.FSDPModule) -> List[Any]:
 
 
 def _require_hook(method: str, function: str) -> None:
+    from torch.distributed import fsdp
+
     if not hasattr(getattr(fsdp, "FSDPModule", None), method):
         raise RuntimeError(f"{function} needs PyTorch 2.9, got {torch.__version__}")
 

@@ -1,4 +1,4 @@
-"""Starts workers by forking a process that has imported PyTorch, which saves two processor seconds.
+"""Starts workers by forking a process that has imported PyTorch: saves four processor seconds each.
 
 The workers get torchrun's variables for workers, but not those of torchrun's agent.
 """
@@ -21,6 +21,7 @@ from tests.distributed.nursery import die_with_parent
 from tests.processes import free_port
 
 IMPORTED = ["gluon_gc.torch", "tests.torch.loops", "tests.torch.crossing"]
+IMPORTED += ["torch._dynamo", "torch.distributed.fsdp"]  # what an optimizer or fully_shard imports
 
 
 @lru_cache(maxsize=None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from common.log import read_configurations, read_log
 
-from tests.processes import clean_environ
+from tests.torch import test_workers
 
 torch = pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image", reason="the ImageNet example reads images with Pillow")
@@ -25,23 +25,17 @@ CHECKSUM = re.compile(r"rank (\d) of \d: checksum of the parameters (\w+)")
 pytestmark = pytest.mark.timeout(240)
 
 
-def trained(script, arguments, folder, workers=2):
-    """Run an example under torchrun; returns the workers' checksum, the output, and the log."""
+def trained(script, arguments, folder, workers=2, start=test_workers.run):
+    """Run an example; returns the workers' checksum, the output, and the log.
+
+    `start` is `test_workers.run`, or `test_workers.run_torchrun`, which takes longer.
+    """
     log = folder / "log.jsonl"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc-per-node", str(workers), f"example/pytorch/{script}", *map(str, arguments)]
-    done = subprocess.run(
-        [*launch, "--logging-file", str(log)],
-        cwd=ROOT,
-        env={**clean_environ(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    sums = dict(CHECKSUM.findall(done.stdout))
+    arguments = [*map(str, arguments), "--logging-file", str(log)]
+    said = start(*arguments, workers=workers, file=ROOT / "example" / "pytorch" / script)
+    sums = dict(CHECKSUM.findall(said))
     assert len(sums) == workers and len(set(sums.values())) == 1
-    return sums["0"], done.stdout + done.stderr, read_log(str(log))
+    return sums["0"], said, read_log(str(log))
 
 
 def check_learnt(log, said, saving):
@@ -60,7 +54,9 @@ def check_learnt(log, said, saving):
 
 @pytest.mark.parametrize("compression, saving", [([], 1), (DGC, 10)], ids=["plain", "dgc"])
 def test_the_digits_are_learnt_on_two_workers(compression, saving, tmp_path):
-    _, said, log = trained("digits.py", ["--num-epochs", 2, *compression], tmp_path)
+    start = test_workers.run if compression else test_workers.run_torchrun
+    arguments = ["--num-epochs", 2, *compression]
+    _, said, log = trained("digits.py", arguments, tmp_path, start=start)
     check_learnt(log, said, saving)
     (configuration,) = read_configurations(str(tmp_path / "log.jsonl"))
     assert configuration["workers"] == 2
@@ -102,7 +98,8 @@ def test_imagenet_trains_on_folders_of_images_and_goes_on(folders, tmp_path):
     arguments += ["--epochs", 2, "--lr", 0.01, "--lr-mode", "cosine", "--warmup-epochs", 1]
     arguments += ["--compressor", "topk", "--k", 0.05, "--ef", "vanilla"]
     save = ["--save", tmp_path / "saved", "--save-period", 1]
-    whole, said, log = trained("imagenet.py", [*arguments, *save], tmp_path)
+    start = test_workers.run_torchrun
+    whole, said, log = trained("imagenet.py", [*arguments, *save], tmp_path, start=start)
     for record in log:
         assert len(record["step_loss"]) == 2
         assert 0 <= record["validation_accuracy"] <= record["validation_top5"] <= 1
@@ -123,7 +120,8 @@ def test_the_language_model_learns_and_goes_on_as_if_it_had_never_stopped(
     arguments = "--width 32 --depth 1 --heads 2 --context 32 -b 4 --steps 24 --eval-every 12"
     arguments = [*arguments.split(), "--eval-windows", 16, "--lr", 0.01, *method]
     save = ["--save", tmp_path / "saved", "--save-period", 10, "--sample", 20]
-    whole, said, log = trained("language_model.py", [*arguments, *save], tmp_path)
+    start = test_workers.run if method is LOCAL_STEPS else test_workers.run_torchrun
+    whole, said, log = trained("language_model.py", [*arguments, *save], tmp_path, start=start)
     assert [record["step"] for record in log] == [12, 24]
     assert [len(record["step_loss"]) for record in log] == [12, 12]
     untrained = np.log(256)

@@ -68,9 +68,9 @@ DIFFERENCES = (
 """Jobs of two workers; the same processes run several jobs."""
 
 
-def command(job, *arguments, workers=2, file=HERE / "jobs.py"):
+def command(*arguments, workers=2, file=HERE / "jobs.py"):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(workers), file, job, *arguments]
+    return [*torchrun, "--nproc-per-node", str(workers), file, *map(str, arguments)]
 
 
 def environ(**more):
@@ -78,9 +78,9 @@ def environ(**more):
     return {**clean_environ(), **own, **more}
 
 
-def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
-    """Run jobs in forked workers; returns their output."""
-    command = [str(file), job, *map(str, arguments)]
+def run(*arguments, workers=2, file=HERE / "jobs.py", **variables):
+    """Run a script, by default jobs, in forked workers; returns their output."""
+    command = [str(file), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         failed = forked.run(command, workers, environ(), variables, log, timeout=100)
@@ -89,10 +89,10 @@ def run(job, *arguments, workers=2, file=HERE / "jobs.py", **variables):
     return said
 
 
-def run_torchrun(job, *arguments, file=HERE / "jobs.py", **variables):
-    """Run jobs in two workers that torchrun starts; returns their output."""
+def run_torchrun(*arguments, workers=2, file=HERE / "jobs.py", **variables):
+    """Run a script, by default jobs, in workers that torchrun starts; returns their output."""
     done = subprocess.run(
-        command(job, *arguments, file=file),
+        command(*arguments, workers=workers, file=file),
         env=environ(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
