@@ -25,6 +25,9 @@ UNAUDITED := build/wheel
 
 SITE := build/docs
 
+# Python compiles the modules that are imported, which are few of those that are installed.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+
 CORE_VENV := .venv-core
 CORE_PY := $(CORE_VENV)/bin/python
 CORE := build/core
@@ -94,8 +97,8 @@ test test-mxnet test-torch: export OMP_WAIT_POLICY = passive
 test: test-mxnet test-torch
 
 test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
-	@echo "== Running all tests but PyTorch's, three files at a time"
-	$(PY) -m pytest -q --numprocesses 3 --dist loadfile --ignore tests/torch --ignore $(CORPUS) tests
+	@echo "== Running all tests but PyTorch's, four files at a time"
+	$(PY) -m pytest -q --numprocesses 4 --dist loadfile --ignore tests/torch --ignore $(CORPUS) tests
 
 test-torch: $(TESTED)/.built $(TORCH_VENV)/.installed
 	@echo "== Running PyTorch's tests, three at a time"
@@ -112,7 +115,7 @@ test-core: $(CORE_VENV)/.installed
 # A machine with a GPU may have no network and no make; docs/guides/gpu.md lists the files to copy there.
 test-gpu: $(CORE_VENV)/.installed requirements/cuda.txt
 	@echo "== Building the library with GPU code, without MXNet's operators"
-	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cuda.txt
+	$(CORE_PY) $(INSTALL) --no-deps -r requirements/cuda.txt
 	$(CORE_PY) -m cmake -S operators -B $(GPU) -DGLUON_GC_WITH_CUDA=ON -DPYTHON="$(abspath $(CORE_PY))"
 	$(CORE_PY) -m cmake --build $(GPU) --parallel
 	PYTHON="$(abspath $(CORE_PY))" GLUON_GC_LIBRARY="$(CURDIR)/$(GPU)/libgluon_gc.so" tests/cuda/on_gpu.sh
@@ -174,20 +177,20 @@ $(VENV)/.made $(CU112_VENV)/.made:
 
 $(VENV)/.installed: $(VENV)/.made $(REQUIREMENTS)
 	@echo "== Installing the pinned requirements (MXNet is large)"
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps $(REQUIREMENTS:%=-r %)
+	$(PY) $(INSTALL) --no-deps $(REQUIREMENTS:%=-r %)
 	@touch $@
 
 $(VENV)/.horovod: $(VENV)/.installed $(HOROVOD)
 	@echo "== Building Horovod against MXNet, without MPI and NCCL (minutes)"
 	HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
 	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 \
-	  HOROVOD_CMAKE="$(CURDIR)/$(VENV)/bin/cmake" \
-	  $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-cache-dir -r $(HOROVOD)
+	  HOROVOD_CMAKE="$(CURDIR)/$(VENV)/bin/cmake" CMAKE_TOOLCHAIN_FILE="$(CURDIR)/requirements/horovod.cmake" \
+	  $(PY) $(INSTALL) --no-build-isolation --no-cache-dir -r $(HOROVOD)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@echo "== Compiling the operators and installing gluon_gc into $(VENV)"
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(PY) $(INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(TORCH_VENV)/.made:
@@ -195,8 +198,8 @@ $(TORCH_VENV)/.made:
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.made $(TORCH_REQUIREMENTS) $(INTEGRATIONS)
 	@echo "== Installing PyTorch and the newest NumPy (very large: includes GPU packages)"
-	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
-	$(TORCH_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(INTEGRATIONS)
+	$(TORCH_PY) $(INSTALL) $(DEPENDENCIES) scikit-learn pillow tqdm $(TORCH_REQUIREMENTS:%=-r %)
+	$(TORCH_PY) $(INSTALL) --no-deps -r $(INTEGRATIONS)
 	@touch $@
 
 $(TORCH_VENV)/.built: $(TORCH_VENV)/.installed $(SOURCES)
@@ -210,14 +213,14 @@ $(CORE_VENV)/.made:
 
 $(CORE_VENV)/.installed: $(CORE_VENV)/.made $(CORE_REQUIREMENTS)
 	@echo "== Installing $(DEPENDENCIES) and the pinned requirements of the build and the tests"
-	$(CORE_PY) -m pip install --quiet --disable-pip-version-check --no-deps $(DEPENDENCIES) $(CORE_REQUIREMENTS:%=-r %)
+	$(CORE_PY) $(INSTALL) --no-deps $(DEPENDENCIES) $(CORE_REQUIREMENTS:%=-r %)
 	@touch $@
 
 # This environment has mxnet-cu112 instead of mxnet.
 $(CU112_VENV)/.installed: $(CU112_VENV)/.made $(CU112_REQUIREMENTS)
 	@echo "== Installing the pinned requirements, with MXNet for CUDA (very large)"
 	sed 's/^mxnet==/mxnet-cu112==/' $(CU112_REQUIREMENTS) > $(CU112_VENV)/requirements.txt
-	$(CU112_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(CU112_VENV)/requirements.txt
+	$(CU112_PY) $(INSTALL) --no-deps -r $(CU112_VENV)/requirements.txt
 	@touch $@
 
 $(BED)/.built: $(CU112_VENV)/.installed $(BED_SOURCES)

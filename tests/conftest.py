@@ -18,11 +18,13 @@ sys.path[:0] = [str(EXAMPLE / folder) for folder in FOLDERS]
 LONGEST = (
     "test_installation.py",
     "test_docs_training.py",
-    "distributed/test_kill_matrix.py",
-    "distributed/test_benchmark.py",
-    "distributed/test_same_as_torch.py",
-    "distributed/test_checkpoint.py",
+    "distributed/test_leaving.py",
     "distributed/test_bad_network.py",
+    "distributed/test_stalls.py",
+    "distributed/test_same_as_torch.py",
+    "distributed/test_benchmark.py",
+    "distributed/test_checkpoint.py",
+    "cuda/test_equal_bytes.py",
     "test_adding_a_compressor.py",
 )
 

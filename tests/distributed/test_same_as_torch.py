@@ -72,7 +72,7 @@ def test_every_compressor_has_the_same_bits_over_horovod_and_with_pytorch(tmp_pa
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_pytorch_agrees_with_a_numpy_replay(workers, tmp_path):
-    ways = [{**way, "steps": 6} for name in COMPRESSORS for way in every_way(name)]
+    ways = [{**way, "steps": 4} for name in COMPRESSORS for way in every_way(name)]
     if workers != 2:
         ways = [arguments(name, steps=4) for name in ONE_OF_EACH]
     results = run_torch(tmp_path, ways, workers, BYTEPS_PARTITION_BYTES="1600")
