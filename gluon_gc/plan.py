@@ -130,8 +130,8 @@ class Chunk:
     params : CompressionParams, optional
         The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The size of a worker's largest message for this chunk. Where payloads must be decoded before
-        they can be summed, it includes the words that framing adds (`_framed_bytes`).
+        The largest number of bytes that a worker sends for this chunk in a step: the payload and,
+        where payloads must be decoded before they can be summed, its framing (`_framed_bytes`).
     rows : int
         The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """

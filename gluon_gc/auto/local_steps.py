@@ -131,8 +131,12 @@ class AutomaticLocalSteps:
             logger.warning("%s", self._explained(tensors, measured, step_seconds, choice))
         return Decision(choice.name, choice.every)
 
-    def take(self, decision: Sequence[Any]) -> None:
-        """Use a decision: rank 0's, or a checkpoint's."""
+    def take(self, decision: Optional[Sequence[Any]]) -> None:
+        """Use a decision: rank 0's, or a checkpoint's. None: take back the last one."""
+        if decision is None:
+            self.decision, self.params = None, dict(self._requested)
+            self.algorithm = replace(self._given, every=_NEVER)
+            return
         self.decision = Decision(*decision)
         name, every = self.decision
         self.algorithm = replace(self._given, every=every)

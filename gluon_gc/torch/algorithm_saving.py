@@ -14,7 +14,8 @@ residuals. A weight that equals a tensor of the state is the same tensor.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import torch
 
@@ -71,14 +72,13 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
     """
     several = not isinstance(given, Mapping)
     listed = [given] if isinstance(given, Mapping) else given
-    if state.automatic.undecided:
-        _recall(state, listed)
     meeting = state.rounds.meeting
-    workers = state_dicts.if_all_fit(
-        meeting.gather_objects,
-        lambda: _checked(state, listed, several),
-        lambda workers: _facts(state, workers),
-    )
+    with _recalling(state, listed):
+        workers = state_dicts.if_all_fit(
+            meeting.gather_objects,
+            lambda: _checked(state, listed, several),
+            lambda workers: _facts(state, workers),
+        )
     resharding.warn(len(workers) if several else meeting.workers, meeting.workers)
     for kind, exchange in state.rounds.exchanges.items():
         residuals = [coder_states.unpacked(worker["residuals"][kind]) for worker in workers]
@@ -95,8 +95,26 @@ def load(state: AlgorithmState, given: Union[StateDict, Sequence[StateDict]]) ->
     state.optimizer.load_state_dict(copy.deepcopy(own["optimizer"]))
 
 
-def _recall(state: AlgorithmState, given: Sequence[StateDict]) -> None:
-    """Take the decision of "auto" in the first checkpoint, if all workers have the same."""
+@contextmanager
+def _recalling(state: AlgorithmState, given: Sequence[StateDict]) -> Iterator[None]:
+    """Take the decision of "auto" in a checkpoint; undo this if the block raises an error.
+
+    The block must raise on all workers or on none.
+    """
+    found = _recalled(state, given) if state.automatic.undecided else None
+    if found is None:
+        yield
+        return
+    state.take(found)
+    try:
+        yield
+    except Exception:
+        state.take(None)
+        raise
+
+
+def _recalled(state: AlgorithmState, given: Sequence[StateDict]) -> Optional[Decision]:
+    """Return the decision of "auto" in the first checkpoint. All workers must have the same."""
 
     def decision() -> Optional[Decision]:
         for worker in given[:1]:
@@ -105,13 +123,11 @@ def _recall(state: AlgorithmState, given: Sequence[StateDict]) -> None:
             return state.automatic.recalled(saved, worker["algorithm"])
         return None
 
-    found = state_dicts.if_all_fit(
+    return state_dicts.if_all_fit(
         state.rounds.meeting.gather_objects,
         decision,
         lambda decision: [(f"the {NOUN}", {"choice of 'auto'": decision})],
     )
-    if found is not None:
-        state.take(found)
 
 
 def _described(state: AlgorithmState) -> Dict[str, Any]:

@@ -170,8 +170,11 @@ class AlgorithmState:
         )
         return True
 
-    def take(self, decision: Decision) -> None:
-        """Use a decision of "auto". All workers call this together, before the first round."""
+    def take(self, decision: Optional[Decision]) -> None:
+        """Use a decision of "auto"; None: take back the last one.
+
+        All workers call this together, before the first round.
+        """
         self.automatic.take(decision)
         self.driver.use(self.algorithm)
         self.rounds.renew(self._about(), self.params)
@@ -252,8 +255,7 @@ class AlgorithmState:
         Raises
         ------
         ValueError
-            The state_dict does not fit. Nothing was changed, except that "auto" may have taken the
-            state_dict's choice.
+            The state_dict does not fit. Nothing was changed.
         RuntimeError
             The state_dict of another worker does not fit, or is of another step. The same holds.
         """

@@ -552,6 +552,7 @@ def auto_chooses_h_and_the_compressor():
     for begin, box in boxes.items():
         with measured_as(1e6 if begin == 3 else 1e15, 0.001):
             resumed, other = auto(outer_lr=0.6)
+            _refuses_another_optimizer(other.compression_state, loaded(box))
             other.compression_state.load_state_dict(loaded(box))
             assert (other.compression_state.automatic.decision is None) == (begin == 3)
             assert torch.equal(train(resumed, other, range(begin, 40)), weights), begin
@@ -579,6 +580,12 @@ def auto_chooses_h_and_the_compressor():
         others.append(plain)
     for one in (optimizer, fixed, *others):
         one.compression_state.close()
+
+
+def _refuses_another_optimizer(state, given):
+    wrong = {**given, "optimizer": _with_groups([1])}
+    raised(ValueError, "sizes of the optimizer's groups", lambda: state.load_state_dict(wrong))
+    assert state.automatic.undecided and state.options["every"] == "auto"
 
 
 def auto_measures_the_link_and_the_steps():
