@@ -130,8 +130,9 @@ class Chunk:
     params : CompressionParams, optional
         The compressor and its options. None if the values are sent and summed uncompressed.
     message_bytes : int
-        The largest number of bytes that a worker sends for this chunk in a step: the payload and,
-        where payloads must be decoded before they can be summed, its framing (`_framed_bytes`).
+        The largest number of bytes that a worker sends for this chunk to a parameter server in a
+        step: the payload and, unless the server sums payloads as they are, its framing
+        (`_framed_bytes`). Without servers, payloads are not framed.
     rows : int
         The number of rows of a row-sparse tensor. 0 if the tensor is dense.
     """
@@ -164,7 +165,8 @@ class Chunk:
         """Whether payloads of this chunk must be decoded before they can be summed.
 
         That is so for all compressed chunks except dense ones with a summable compressor, such as
-        randomk. Those payloads are arrays of values, which are summed as they are.
+        randomk. Those payloads are arrays of values, which are summed as they are. Row-sparse
+        chunks are gathered, because workers and steps have different rows.
         """
         if self.params is None:
             return False

@@ -56,8 +56,9 @@ class CompressionState:
     process_group : ProcessGroup, optional
         The workers whose gradients are averaged. Default: all workers.
     overrides : mapping of str to (dict or None), optional
-        compression_params for single parameters. A key is a parameter's name or a pattern such as
-        "*.bias"; the first key that matches applies. None: the gradient is not compressed.
+        compression_params that replace the others for single parameters. A key is a parameter's
+        name or a pattern such as "*.bias"; the first key that matches applies. None: the gradient
+        is not compressed.
     on_nonfinite : str
         The reaction to a NaN or an infinity in a gradient of any worker. "raise": all workers raise
         a RuntimeError that names the parameter and the step. "skip": all workers skip the

@@ -206,7 +206,7 @@ typedef struct {
   uint64_t* nonfinite;  /* becomes 1 if an element of `from` is NaN or infinite, else it does not change; may be NULL */
 } gluon_gc_conversion;
 
-/* Queues conversions in a CUDA stream, in the current CUDA context. `count` may be any number. */
+/* Queues `count` conversions in a CUDA stream, in the current CUDA context. */
 GLUON_GC_API const char* gluon_gc_convert(const gluon_gc_conversion* conversions, size_t count, void* stream);
 
 /* A gradient on the GPU whose norm is to be clipped. */

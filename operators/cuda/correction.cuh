@@ -1,6 +1,6 @@
 // Momentum and error feedback, the first step of every compressor's sweep: core/correction.h for one element.
 //
-//   g = gradient * scale;  momentum: m = mu m + g, g = g + mu m;  feedback: p = g + ratio e
+//   g = gradient * scale;  momentum: m = mu m + g, g = g + mu m;  feedback: p = g + residual_factor e
 //
 // Error feedback: Seide et al. 2014, Karimireddy et al. 2019. Nesterov momentum before compression: Zheng et al. 2019.
 #pragma once
@@ -19,9 +19,9 @@ __device__ inline T scale_of(const Encoding<T>& call) {
   return static_cast<T>(call.scale_by != nullptr ? call.scale * *call.scale_by : call.scale);
 }
 
-// The ratio that multiplies the residual, with its decay.
+// The factor of the residual: its decay, times the ratio of learning rates.
 template <typename T>
-__device__ inline T ratio_of(const Encoding<T>& call) {
+__device__ inline T residual_factor_of(const Encoding<T>& call) {
   if (!call.corrected) return static_cast<T>(call.decay);
   const double ratio = call.ratio_from != nullptr ? read<double>(call.ratio_from) : call.ratio;
   return static_cast<T>(ratio * call.decay);
@@ -50,23 +50,23 @@ struct Loaded {
 
 // Returns p of a row of a loaded column, and updates its momentum. residual(kept) makes the residual from memory[0].
 template <typename T, typename Residual>
-__device__ inline T correct(const Encoding<T>& call, T ratio, const Loaded<T>& loaded, const Column& column, int row,
-                            Residual residual) {
+__device__ inline T correct(const Encoding<T>& call, T residual_factor, const Loaded<T>& loaded, const Column& column,
+                            int row, Residual residual) {
   T p = loaded.gradient[row];
   if (call.momentum != nullptr) {
     const T m = updated_momentum(call.mu, loaded.momentum[row], p);
     if (column.has(row)) call.momentum[column[row]] = m;
     p = with_momentum(call.mu, m, p);
   }
-  return call.memory[0] != nullptr ? with_residual(p, ratio, residual(loaded.kept[row])) : p;
+  return call.memory[0] != nullptr ? with_residual(p, residual_factor, residual(loaded.kept[row])) : p;
 }
 
 // p of element i, before the sweep. Writes nothing.
 template <typename T>
-__device__ inline T preview(const Encoding<T>& call, T scale, T ratio, Size i) {
+__device__ inline T preview(const Encoding<T>& call, T scale, T residual_factor, Size i) {
   T p = call.gradient[i] * scale;
   if (call.momentum != nullptr) p = with_momentum(call.mu, updated_momentum(call.mu, call.momentum[i], p), p);
-  return call.memory[0] != nullptr ? with_residual(p, ratio, call.memory[0][i]) : p;
+  return call.memory[0] != nullptr ? with_residual(p, residual_factor, call.memory[0][i]) : p;
 }
 
 // p of element i, after a sweep that replaced the residual by p.

@@ -36,7 +36,7 @@ struct BlockMemory {
 template <typename T>
 __device__ void sweep(const BlocktopkEncoding<T>& call, Size begin, uint32 size, T* p) {
   T* const kept = call.memory[0];
-  const T ratio = ratio_of(call);
+  const T residual_factor = residual_factor_of(call);
   const uint32 part = static_cast<uint32>(call.format.block) / warps, first = warp() * part;
 #pragma unroll 1
   for (uint32 row = first; row < first + part; row += rows_ahead<T> * warp_lanes) {
@@ -44,7 +44,7 @@ __device__ void sweep(const BlocktopkEncoding<T>& call, Size begin, uint32 size,
     const Loaded<T> loaded(call, column);
 #pragma unroll
     for (int r = 0; r < rows_ahead<T>; ++r) {
-      const T x = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
+      const T x = correct(call, residual_factor, loaded, column, r, [](T residual) { return residual; });
       if (!column.has(r)) continue;
       p[column[r] - begin] = x;
       if (kept != nullptr) kept[column[r]] = x;

@@ -93,7 +93,7 @@ struct TileMemory {
 // Computes p of a tile, and zeros after its end.
 template <typename T>
 __device__ void sweep(const BlockwiseEncoding<T>& call, const Tile& part, T* p) {
-  const T ratio = ratio_of(call);
+  const T residual_factor = residual_factor_of(call);
   constexpr int warp_rows = tile_elements / warp_lanes / warps, halves = tile_elements / tile;
   const Size half = part.begin / tile + warp() / (warps / halves);
   const int first = warp() % (warps / halves) * warp_rows;
@@ -108,7 +108,7 @@ __device__ void sweep(const BlockwiseEncoding<T>& call, const Tile& part, T* p) 
     const Loaded<T> loaded(call, column);
 #pragma unroll
     for (int r = 0; r < rows_ahead<T>; ++r) {
-      const T x = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
+      const T x = correct(call, residual_factor, loaded, column, r, [](T residual) { return residual; });
       to[(row + r) * warp_lanes] = column.has(r) ? x : T{0};
     }
   }

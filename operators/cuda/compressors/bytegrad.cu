@@ -98,7 +98,7 @@ __device__ inline Size unused(Size n, Size length) {
 template <typename T>
 __device__ void find_range(const Encoding<T>& call) {
   T* const kept = call.memory[0];
-  const T ratio = ratio_of(call);
+  const T residual_factor = residual_factor_of(call);
   T* const ranges = static_cast<T*>(call.workspace);  // one a warp
   Extremes<T> extremes;
   for_each_tile(call.n, [&](Size t) {
@@ -108,7 +108,7 @@ __device__ void find_range(const Encoding<T>& call) {
       const Loaded<T> loaded(call, column);
 #pragma unroll
       for (int r = 0; r < rows_ahead<T>; ++r) {
-        const T p = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
+        const T p = correct(call, residual_factor, loaded, column, r, [](T residual) { return residual; });
         if (!column.has(r)) continue;
         if (kept != nullptr) kept[column[r]] = p;
         extremes.include(p);

@@ -90,7 +90,7 @@ __device__ void find_norm(const DitheringEncoding<T>& call) {
   });
 
   T* const kept = call.memory[0];
-  const T ratio = ratio_of(call);
+  const T residual_factor = residual_factor_of(call);
   const bool l2 = call.config.l2;
   for_each_tile(call.n, [&](Size t) {
     double norm = 0;  // l2: the sum of squares
@@ -100,7 +100,7 @@ __device__ void find_norm(const DitheringEncoding<T>& call) {
       const Loaded<T> loaded(call, column);
 #pragma unroll
       for (int r = 0; r < rows_ahead<T>; ++r) {
-        T p = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
+        T p = correct(call, residual_factor, loaded, column, r, [](T residual) { return residual; });
         if (!column.has(r)) p = 0;
         if (kept != nullptr && column.has(r)) kept[column[r]] = p;
         const double magnitude = fabs(static_cast<double>(p));

@@ -31,7 +31,7 @@ template <typename T>
 __device__ void compress(const Encoding<T>& call, bool scaling) {
   const bool feedback = call.memory[0] != nullptr;
   const LazyResidual<T> residual{feedback ? *call.memory[1] : T{0}};
-  const T ratio = ratio_of(call);
+  const T residual_factor = residual_factor_of(call);
 
   for_each_tile(call.n, [&](Size t) {
     double magnitudes = 0;
@@ -42,7 +42,7 @@ __device__ void compress(const Encoding<T>& call, bool scaling) {
       const Loaded<T> loaded(call, column);
 #pragma unroll
       for (int r = 0; r < rows_ahead<T>; ++r) {
-        T p = correct(call, ratio, loaded, column, r, residual);
+        T p = correct(call, residual_factor, loaded, column, r, residual);
         if (!column.has(r)) p = 0;
         if (call.memory[0] != nullptr && column.has(r)) call.memory[0][column[r]] = p;
         magnitudes += fabs(static_cast<double>(p));

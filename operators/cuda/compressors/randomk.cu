@@ -25,7 +25,7 @@ using Indices = Size[draws_ahead];
 template <typename T>
 __device__ void correct_all(const RandomkEncoding<T>& call) {
   T* const kept = call.memory[0];
-  const T ratio = ratio_of(call);
+  const T residual_factor = residual_factor_of(call);
   bool finite = true;
   for_each_tile(call.n, [&](Size t) {
 #pragma unroll 1
@@ -34,7 +34,7 @@ __device__ void correct_all(const RandomkEncoding<T>& call) {
       const Loaded<T> loaded(call, column);
 #pragma unroll
       for (int r = 0; r < rows_ahead<T>; ++r) {
-        const T p = correct(call, ratio, loaded, column, r, [](T residual) { return residual; });
+        const T p = correct(call, residual_factor, loaded, column, r, [](T residual) { return residual; });
         if (kept != nullptr && column.has(r)) kept[column[r]] = p;
         finite = finite && is_finite(p);
       }

@@ -16,19 +16,20 @@ namespace {
 template <typename T>
 __device__ void begin(const TopkEncoding<T>& topk) {
   const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
-  const T scale = scale_of(topk), ratio = ratio_of(topk);
-  begin_search(topk.search, memory, topk.n, topk.ticket, [&](Size i) { return preview(topk, scale, ratio, i); });
+  const T scale = scale_of(topk), residual_factor = residual_factor_of(topk);
+  const auto p = [&](Size i) { return preview(topk, scale, residual_factor, i); };
+  begin_search(topk.search, memory, topk.n, topk.ticket, p);
 }
 
 template <typename T>
 __device__ void sweep(const TopkEncoding<T>& topk) {
   const SearchMemory<T> memory(topk.workspace, topk.n, topk.search);
-  const T scale = scale_of(topk), ratio = ratio_of(topk);
+  const T scale = scale_of(topk), residual_factor = residual_factor_of(topk);
   const auto correct_rows = [&](const Column& column, T (&p)[rows_ahead<T>]) {
     const Loaded<T> loaded(topk, column);
 #pragma unroll
     for (int r = 0; r < rows_ahead<T>; ++r) {
-      p[r] = correct(topk, ratio, loaded, column, r, [](T residual) { return residual; });
+      p[r] = correct(topk, residual_factor, loaded, column, r, [](T residual) { return residual; });
     }
   };
   collect(topk.search, memory, topk.n, topk.memory[0], correct_rows, [&](Size i) { return corrected(topk, scale, i); });
