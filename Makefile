@@ -25,7 +25,9 @@ UNAUDITED := build/wheel
 
 SITE := build/docs
 
-# Python compiles the modules that are imported, which are few of those that are installed.
+# Python compiles a module when it is first imported, and most of those that are installed never are. The many processes
+# of the tests would compile their modules again if the environment kept Python from saving them.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
 CORE_VENV := .venv-core

@@ -4,9 +4,9 @@ In each step the workers average their gradients. With a parameter server, worke
 servers. Each server sums its part over the workers and sends the sum back. With a library that has
 no servers, such as Horovod, the workers do this work.
 
-`cut` divides large gradients into chunks, and groups small uncompressed ones. A chunk is
-compressed as a unit and summed by one server. The compressed bytes of a chunk are its payload. A
-message carries one chunk, or several small ones, and some bytes besides the payloads.
+`cut` divides large gradients into chunks. Small uncompressed gradients share a chunk. A chunk is
+summed by one server. A compressed chunk has one payload, its compressed bytes. A message carries
+one chunk, or several small ones, and some bytes besides the payloads.
 
     gradient                         chunks
     compressed, large                several, nearly equal
@@ -117,7 +117,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The unit that is compressed and summed: a slice of one tensor, or several small tensors.
+    """The unit that is summed: a slice of one tensor, or several small uncompressed tensors.
 
     Parameters
     ----------
@@ -157,7 +157,10 @@ class Chunk:
 
     @property
     def gathered(self) -> bool:
-        """Whether every worker receives the payloads of all workers and sums them itself."""
+        """Whether every worker receives the payloads of all workers and sums them itself.
+
+        All compressed row-sparse chunks are gathered: `CompressionParams.of_rows` sets `exchange`.
+        """
         return self._decoded_for_sum and self.params.exchange == "gather"
 
     @property
@@ -165,8 +168,7 @@ class Chunk:
         """Whether payloads of this chunk must be decoded before they can be summed.
 
         That is so for all compressed chunks except dense ones with a summable compressor, such as
-        randomk. Those payloads are arrays of values, which are summed as they are. Row-sparse
-        chunks are gathered, because workers and steps have different rows.
+        randomk. Those payloads are arrays of values, which are summed as they are.
         """
         if self.params is None:
             return False

@@ -89,7 +89,8 @@ typedef struct {
    need no alignment. */
 typedef struct {
   const gluon_gc_codec* codec;
-  void* values;         /* n elements: input of compress and restore, output of decompress and residual */
+  void* values;         /* n elements: input of gluon_gc_compress and gluon_gc_restore, output of gluon_gc_decompress
+                           and gluon_gc_residual. The comments below leave out "gluon_gc_" too. */
   double scale;         /* compress multiplies `values` by it, aggregate multiplies the sum. To average over workers,
                            pass 1 / workers to compress and 1 to aggregate. */
   const double* factor; /* a second scale, read when the call runs, such as a clipping factor; NULL: 1 */
@@ -226,9 +227,11 @@ typedef struct {
   void* stream;
 } gluon_gc_clipping;
 
+/* Returns the bytes of the workspace. */
+GLUON_GC_API size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, size_t count);
+
 /* Queues the computation of the clipping factor in a CUDA stream, in the current CUDA context. It does not change the
    gradients: pass the factor on to gluon_gc_compress or gluon_gc_convert. */
-GLUON_GC_API size_t gluon_gc_clip_workspace(const gluon_gc_values* arrays, size_t count);
 GLUON_GC_API const char* gluon_gc_clip(const gluon_gc_values* arrays, size_t count, const gluon_gc_clipping* clipping);
 
 /* The random stream: the generator xorshift128+. draw writes the next n draws. jump advances the state by `draws`

@@ -77,7 +77,7 @@ struct Needs {
 // The arguments of compress. The elements to encode are p:
 //   g = gradient * gradient_scale
 //   m = mu m + g,  g = g + mu m      if `momentum` is not null
-//   p = g + residual_factor e        if `memory` is not null; e is the residual
+//   p = g + residual_factor e        if memory[0] is not null; e is the residual
 // Afterwards e = p - D(payload). correction.h computes p inside the compressor's loop over the elements (the sweep). A
 // compressor with Traits::accumulates has its own formulas instead.
 template <typename T>
@@ -88,7 +88,7 @@ struct Encoding {
   T gradient_scale;
   T* momentum;            // n elements; null: no momentum
   T mu;
-  T* memory[max_memory];  // arrays of the sizes in Needs; null: no error feedback
+  T* memory[max_memory];  // arrays of the sizes in Needs; memory[0] is null without error feedback
   T residual_factor;      // r in abi.h: ef_decay, and with ef "corrected" times a ratio of learning rates
                           // (gluon_gc_call.ratio in compress, the ratio in the payloads in aggregate)
   Stream stream;          // the random stream, at the position where this call starts to draw
