@@ -20,6 +20,7 @@
    Errors: a function that returns `const char*` returns NULL, or an error message that stays valid until the next call
    of the same thread. After an error, the output of the function is undefined. Only gluon_gc_abi and
    gluon_gc_compressor return other text.
+   Names: comments write "compress" for gluon_gc_compress, and so on.
    Python: gluon_gc/kernels/library.py declares this interface. */
 #pragma once
 
@@ -89,8 +90,7 @@ typedef struct {
    need no alignment. */
 typedef struct {
   const gluon_gc_codec* codec;
-  void* values;         /* n elements: input of gluon_gc_compress and gluon_gc_restore, output of gluon_gc_decompress
-                           and gluon_gc_residual. The comments below leave out "gluon_gc_" too. */
+  void* values;         /* n elements: compress and restore read them, decompress and residual write them */
   double scale;         /* compress multiplies `values` by it, aggregate multiplies the sum. To average over workers,
                            pass 1 / workers to compress and 1 to aggregate. */
   const double* factor; /* a second scale, read when the call runs, such as a clipping factor; NULL: 1 */
@@ -302,8 +302,8 @@ GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gl
 
 /* The message of a row-sparse gradient (row_format.h). Here, rows are those of the gradient. The message has a head
    (its length in bytes, the number of rows, and their indices), and then the payload of these rows' elements. */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* a length and indices, sent with uncompressed rows */
 GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* the head */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* the same without the number of rows: for uncompressed rows */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
    loops. b and c may be NULL if the loop does not use them. */
