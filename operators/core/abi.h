@@ -303,7 +303,7 @@ GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gl
 /* The message of a row-sparse gradient (row_format.h). Here, rows are those of the gradient. The message has a head
    (its length in bytes, the number of rows, and their indices), and then the payload of these rows' elements. */
 GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* the head */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* the same without the number of rows: for uncompressed rows */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* without the number of rows, for uncompressed rows */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
    loops. b and c may be NULL if the loop does not use them. */
