@@ -1,5 +1,7 @@
 """The compressor "auto" on every backend: all workers make the same choice, and keep it."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -124,7 +126,8 @@ def test_a_slow_link_is_measured_to_be_slow_and_gradients_are_compressed(tmp_pat
             hosts.start_worker(rank, "steps", {**job, **more})
         first, second = hosts.results()
         said = hosts.log("worker0")
-    assert "auto, safe: the link carries" in said and "bytegrad for 1 of 1,000,000 elements" in said
+    # A busy processor may compress so slowly that fp16 is the better choice.
+    assert re.search("auto, safe: the link .* (bytegrad|fp16) for 1 of 1,000,000 elements", said)
     assert "none for 1 of 10 elements (p1)" in said
     assert "auto" not in hosts.log("worker1")
     np.testing.assert_array_equal(first["w0"], second["w0"])
