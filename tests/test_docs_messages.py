@@ -14,8 +14,6 @@ OF_PYTHON = [
 ]
 FOR_USERS = [path for path in OF_PYTHON if path.parent.name != "kernels"]
 OF_THE_LIBRARY = sorted(p for p in ROOT.glob("operators/**/*.[ch]*") if p.suffix != ".pyc")
-    set(ROOT.glob("operators/**/*.[ch]*")) - set(ROOT.glob("operators/**/*.pyc"))
-)
 CARRIER = re.compile(r"(\w+: )?(\.\.\.)?|\W*")  # of a message that is made elsewhere
 # They take a message.
 ENDS = {"die", "fail", "fail_soon", "_fail", "say", "_say", "warn", "warning"}
