@@ -24,6 +24,8 @@ LONGEST = (
     "distributed/test_same_as_torch.py",
     "distributed/test_benchmark.py",
     "distributed/test_checkpoint.py",
+    "distributed/test_kill_matrix.py",
+    "distributed/test_restarts.py",
     "cuda/test_equal_bytes.py",
     "test_adding_a_compressor.py",
 )
