@@ -38,6 +38,16 @@ def test_a_page_has_each_public_name(site, page, public):
     assert set(public) - headings <= {"PATH", "library"}  # a value, and the name of a module too
 
 
+def test_the_adapters_of_tools_have_entries(site):
+    text = (site / "reference" / "api-pytorch" / "index.html").read_text()
+    names = (
+        "accelerate.compress",
+        "lightning.CompressionCallback",
+        "transformers.CompressionCallback",
+    )
+    assert [n for n in names if f'id="gluon_gc.torch.integrations.{n}"' not in text] == []
+
+
 def test_parameters_stand_in_a_table_with_their_types(site):
     text = html.unescape((site / "reference" / "api-mxnet" / "index.html").read_text())
     assert re.search(r"<code>compression_params</code>\s*</td>\s*<td>\s*<code>", text)
