@@ -36,15 +36,17 @@ def exchange():
 """
 
 
-def _of_no_cluster() -> Dict[str, str]:
+def of_no_cluster() -> Dict[str, str]:
+    """Return this process's environment without the variables of a cluster."""
     ours = ("DMLC_", "BYTEPS_", "PS_")
     clean = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
     return {**clean, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @lru_cache(maxsize=None)
-def _nursery() -> Nursery:
-    return Nursery(_of_no_cluster())
+def nursery() -> Nursery:
+    """Return the nursery of this process's tests. It is started by the first call."""
+    return Nursery(of_no_cluster())
 
 
 def last_line(text: str) -> str:
@@ -59,7 +61,7 @@ class Cluster:
         self.workers = workers
         self.processes: Dict[str, Union[subprocess.Popen, Forked]] = {}
         self.environment = {
-            **_of_no_cluster(),
+            **of_no_cluster(),
             "DMLC_PS_ROOT_URI": "127.0.0.1",
             "DMLC_PS_ROOT_PORT": str(free_port()),
             "DMLC_NODE_HOST": "127.0.0.1",
@@ -116,8 +118,8 @@ class Cluster:
         environment = {**self.environment, **{k: str(v) for k, v in variables.items()}}
         log_file = self.folder / f"{name}.log"
         log_file.touch()
-        if _nursery().serves(command, environment):
-            self.processes[name] = _nursery().start(command, environment, log_file)
+        if nursery().serves(command, environment):
+            self.processes[name] = nursery().start(command, environment, log_file)
             return
         with open(log_file, "w") as log:
             self.processes[name] = subprocess.Popen(

@@ -25,7 +25,8 @@ _READ_AT_IMPORT = (
     ("MXNET_", "OMP_", "PYTHON"),
     ("BYTEPS_THREADPOOL_SIZE", "GLUON_GC_LIBRARY", "LD_PRELOAD"),
 )
-_READ_LATER = "MXNET_KVSTORE_"  # when a key-value store is created
+# When a key-value store is created, and at the first operator. `bps.init` sets the second one.
+_READ_LATER = ("MXNET_KVSTORE_", "MXNET_CPU_PARALLEL_RAND_COPY")
 _SCRIPTS = ("jobs.py", "service.py")  # of a worker, and of a server
 _MOST_BYTES = 1 << 17  # size limit of a request
 
