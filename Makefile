@@ -103,9 +103,9 @@ test-mxnet: $(VENV)/.built $(VENV)/.horovod $(TORCH_VENV)/.installed
 	$(PY) -m pytest -q --numprocesses 4 --dist loadfile --ignore tests/torch --ignore $(CORPUS) tests
 
 test-torch: $(TESTED)/.built $(TORCH_VENV)/.installed
-	@echo "== Running PyTorch's tests, four at a time"
+	@echo "== Running PyTorch's tests, three at a time"
 	$(if $(filter $(TESTED),$(TORCH_VENV)),$(WITH_TORCH),PYTHONPATH="$(CURDIR)" $(TORCH_PY)) \
-	  -m pytest -q --numprocesses 4 --dist loadgroup tests/torch
+	  -m pytest -q --numprocesses 3 --dist loadgroup tests/torch
 
 test-core: $(CORE_VENV)/.installed
 	@echo "== Building the library without MXNet's operators"
