@@ -70,9 +70,7 @@ class AutomaticLocalSteps:
         self._accuracy = "/".join(sorted(accuracies))
         self._chooses_every = "aggressive" in accuracies and not every_given
         self._clock = StepClock(wait)
-        self.decision: Optional[Decision] = None
-        self.algorithm = replace(algorithm, every=_NEVER) if self.automatic else algorithm
-        self.params = dict(params)
+        self.take(None)
 
     @property
     def undecided(self) -> bool:
@@ -133,9 +131,10 @@ class AutomaticLocalSteps:
 
     def take(self, decision: Optional[Sequence[Any]]) -> None:
         """Use a decision: rank 0's, or a checkpoint's. None: take back the last one."""
+        self.decision: Optional[Decision] = None
+        self.algorithm = replace(self._given, every=_NEVER) if self.automatic else self._given
+        self.params = dict(self._requested)
         if decision is None:
-            self.decision, self.params = None, dict(self._requested)
-            self.algorithm = replace(self._given, every=_NEVER)
             return
         self.decision = Decision(*decision)
         name, every = self.decision

@@ -1,7 +1,5 @@
 """The compressor "auto" on every backend: all workers make the same choice, and keep it."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -119,15 +117,14 @@ def test_a_slow_link_is_measured_to_be_slow_and_gradients_are_compressed(tmp_pat
     job = {"shapes": [(1000, 1000), (10,)], "compression_params": {"compressor": "auto"}}
     with Hosts(tmp_path, workers=2, servers=1) as hosts:
         for host in hosts.hosts.values():
-            hosts.network.shape(host, 20e6)
+            hosts.network.shape(host, 10e6)  # so slow that a busy processor matters little
         hosts.start_roles()
         for rank in range(2):
             more = {"steps": 2, "optimizer_params": {"learning_rate": 0.1}}
             hosts.start_worker(rank, "steps", {**job, **more})
         first, second = hosts.results()
         said = hosts.log("worker0")
-    # A busy processor may compress so slowly that fp16 is the better choice.
-    assert re.search("auto, safe: the link .* (bytegrad|fp16) for 1 of 1,000,000 elements", said)
+    assert "auto, safe: the link carries" in said and "bytegrad for 1 of 1,000,000 elements" in said
     assert "none for 1 of 10 elements (p1)" in said
     assert "auto" not in hosts.log("worker1")
     np.testing.assert_array_equal(first["w0"], second["w0"])
