@@ -35,9 +35,13 @@ class Coder:
     Attributes
     ----------
     codec : Codec
+    device : torch.device
+        The device that compresses.
     carried : kernels.State
         The residual and momentum, in the codec's own form.
     """
+
+    device = gpu.CPU
 
     def __init__(
         self, params: CompressionParams, n: int, dtype: str, start: Optional[streams.State]
@@ -56,6 +60,10 @@ class Coder:
         """Return the position of the next call in the random stream, and advance the stream."""
         *state, drawn = self._stream.take(self.codec.draws)
         return kernels.position(state, drawn)
+
+    def use_memory(self, memory: torch.Tensor) -> None:
+        """Let error feedback keep its only array in this tensor, shape (codec.memory[0],)."""
+        self.carried = kernels.State(self.carried.momentum, (memory.numpy(),))
 
     # Steps that are undone
 
@@ -145,7 +153,7 @@ class GpuCoder(Coder):
         dtype: str,
         start: Optional[streams.State],
     ) -> None:
-        self._device, self._tensors = device, None
+        self.device, self._tensors = device, None
         super().__init__(params, n, dtype, start)
 
     def set_epoch(self, epoch: Optional[int]) -> None:
@@ -161,20 +169,24 @@ class GpuCoder(Coder):
     @carried.setter
     def carried(self, state: kernels.State) -> None:
         arrays = (state.momentum, *state.memory)
-        with gpu.queue(self._device):
+        with gpu.queue(self.device):
             if self._tensors is None:
                 self._tensors = [a if a is None else self._like(a) for a in arrays]
             for tensor, array in zip(self._tensors, arrays):
                 if tensor is not None:
                     tensor.copy_(torch.from_numpy(array))
 
+    def use_memory(self, memory: torch.Tensor) -> None:
+        momentum, _ = self._tensors
+        self._tensors = [momentum, memory]
+
     def _copies(self) -> List[Any]:
-        with gpu.queue(self._device):
+        with gpu.queue(self.device):
             return [tensor.clone() for tensor in self._tensors if tensor is not None]
 
     def _overwrite(self, arrays: Optional[List[Any]]) -> None:
         tensors = [tensor for tensor in self._tensors if tensor is not None]
-        with gpu.queue(self._device):
+        with gpu.queue(self.device):
             for i, tensor in enumerate(tensors):
                 if arrays is None:
                     tensor.zero_()
@@ -182,7 +194,7 @@ class GpuCoder(Coder):
                     tensor.copy_(arrays[i])
 
     def _like(self, array: np.ndarray) -> torch.Tensor:
-        return torch.empty_like(torch.from_numpy(array), device=self._device)
+        return torch.empty_like(torch.from_numpy(array), device=self.device)
 
     @property
     def addresses(self) -> Tuple[Optional[int], Any]:

@@ -55,7 +55,7 @@ def compress_reduce_scatter(
         "raise": a NaN or an infinity in a sum is a RuntimeError on the worker that owns the shard.
     residual_bits : 32 or 8
         The bits of an element of a residual between two steps. 8: each block of 128 residuals is
-        rounded. Not for gradients that a GPU compresses, and not for onebit or dgc.
+        rounded. Not for onebit or dgc.
 
     Returns
     -------

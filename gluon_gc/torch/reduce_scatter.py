@@ -18,7 +18,7 @@ from .job import Job
 from .left_out import LeftOut
 from .sharded_compression import Unit
 from .shards import Shards
-from .small_residuals import Scratch, SmallResiduals
+from .small_residuals import Scratch, SmallResiduals, small_residuals
 
 
 class ReduceScatter(Unit):
@@ -47,7 +47,8 @@ class ReduceScatter(Unit):
         scratch: Optional[Scratch] = None,
     ) -> None:
         self._parameters, self.shards, self._dtype = parameters, shards, dtype
-        self._scratch, self._residuals = scratch, None
+        self._scratch = scratch
+        self._residuals: List[SmallResiduals] = []
         self._steps = 0
         self._left_out = LeftOut(parameters.values(), self._take_back)
         self.chunks: List[ExchangedChunk] = []
@@ -141,12 +142,12 @@ class ReduceScatter(Unit):
     # Residuals in 8 bits
 
     def _expand(self) -> None:
-        if self._residuals is not None:
-            self._residuals.expand()
+        for residuals in self._residuals:
+            residuals.expand()
 
     def _compact(self) -> None:
-        if self._residuals is not None:
-            self._residuals.compact()
+        for residuals in self._residuals:
+            residuals.compact()
 
     def _compressed(self) -> List[ExchangedChunk]:
         return [chunk for chunk in self.chunks if chunk.coder is not None]
@@ -177,8 +178,8 @@ class ReduceScatter(Unit):
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
         self.chunks = [chunk for owner_chunks in owned for chunk in owner_chunks]
         with_feedback = [c.coder for c in self._compressed() if c.coder.codec.memory]
-        if self._scratch is not None and with_feedback:
-            self._residuals = SmallResiduals(with_feedback, self._scratch)
+        if self._scratch is not None:
+            self._residuals = small_residuals(with_feedback, self._scratch)
         sizes = [[chunk.wire_size for chunk in owner_chunks] for owner_chunks in owned]
         self._to_owners = ToOwners(group, 0, sizes)
         received = dict(zip(owned[rank], self._to_owners.rows))

@@ -10,16 +10,17 @@ residuals for sharded training.
 
 from __future__ import annotations
 
-from typing import Dict, Sequence
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 import torch
 
-from ..kernels import State
-from .coder import Coder, GpuCoder
+from . import gpu
+from .coder import Coder
 
 _BLOCK = 128
 _BITS = 7  # of abs(q)
-_LEAST, _MOST = -120, 120  # exponents: their powers of two are float32 values
+_LEAST, _MOST = -120, 120  # exponents: their powers of two are normal float32 values
+_FLOAT32_BIAS, _FLOAT32_FRACTION_BITS = 127, 23
 
 
 class Scratch:
@@ -33,14 +34,15 @@ class Scratch:
 
     def __init__(self, size: int) -> None:
         self._size = -(-size // _BLOCK) * _BLOCK
-        self._memory: Dict[torch.dtype, torch.Tensor] = {}
+        self._memory: Dict[Tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
-    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+    def take(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return blocks for a number of elements, shape (blocks, 128)."""
-        if dtype not in self._memory:
-            self._memory[dtype] = torch.zeros(self._size, dtype=dtype)
+        key = device, dtype
+        if key not in self._memory:
+            self._memory[key] = torch.zeros(self._size, dtype=dtype, device=device)
         blocks = -(-size // _BLOCK)
-        return self._memory[dtype][: blocks * _BLOCK].view(blocks, _BLOCK)
+        return self._memory[key][: blocks * _BLOCK].view(blocks, _BLOCK)
 
 
 class SmallResiduals:
@@ -49,25 +51,19 @@ class SmallResiduals:
     Parameters
     ----------
     coders : sequence of Coder
-        All have error feedback with one array each, of the same dtype.
+        All have error feedback with one array each, of the same dtype, on the same device.
     scratch : Scratch
-
-    Raises
-    ------
-    ValueError
-        A GPU compresses the gradients.
     """
 
     def __init__(self, coders: Sequence[Coder], scratch: Scratch) -> None:
-        if any(isinstance(coder, GpuCoder) for coder in coders):
-            raise ValueError("residual_bits must be 32 for gradients that a GPU compresses, got 8")
-        sizes = [coder.carried.memory[0].size for coder in coders]
-        dtype = torch.from_numpy(coders[0].carried.memory[0]).dtype
-        self._residuals = scratch.take(sum(sizes), dtype)
+        sizes = [coder.codec.memory[0] for coder in coders]
+        dtype, self._device = getattr(torch, coders[0].codec.dtype.name), coders[0].device
+        with gpu.queue(self._device):
+            self._residuals = scratch.take(sum(sizes), dtype, self._device)
+            self._residuals.zero_()
         views = self._residuals.view(-1)[: sum(sizes)].split(sizes)
         for coder, view in zip(coders, views):
-            coder.carried = State(coder.carried.momentum, (view.numpy(),))
-        self._residuals.zero_()
+            coder.use_memory(view)
         self.compact()
 
     @property
@@ -77,14 +73,29 @@ class SmallResiduals:
 
     def expand(self) -> None:
         """Decode the residuals into the scratch memory."""
-        torch.ldexp(self._values.to(self._residuals.dtype), self._exponents, out=self._residuals)
+        with gpu.queue(self._device):
+            torch.mul(self._values, self._powers(self._exponents), out=self._residuals)
 
     def compact(self) -> None:
         """Keep the residuals that are in the scratch memory."""
-        largest = self._residuals.abs().amax(1, keepdim=True)
-        self._exponents = (
-            (torch.frexp(largest).exponent - _BITS).clamp(_LEAST, _MOST).to(torch.int8)
-        )
-        scaled = torch.ldexp(self._residuals, -self._exponents).round_()
         limit = 2**_BITS - 1
-        self._values = scaled.clamp_(-limit, limit).to(torch.int8)
+        with gpu.queue(self._device):
+            largest = self._residuals.abs().amax(1, keepdim=True)
+            exponents = (torch.frexp(largest).exponent - _BITS).clamp(_LEAST, _MOST)
+            scaled = (self._residuals * self._powers(-exponents)).round_()
+            self._values = scaled.clamp_(-limit, limit).to(torch.int8)
+            self._exponents = exponents.to(torch.int8)
+
+    def _powers(self, exponents: torch.Tensor) -> torch.Tensor:
+        """Return 2^exponents, made of their bits: a GPU's `pow` may round."""
+        biased = exponents.to(torch.int32) + _FLOAT32_BIAS
+        powers = (biased << _FLOAT32_FRACTION_BITS).view(torch.float32)
+        return powers.to(self._residuals.dtype)
+
+
+def small_residuals(coders: Iterable[Coder], scratch: Scratch) -> List[SmallResiduals]:
+    """Return the residuals of coders with error feedback, by device."""
+    by_device: Dict[torch.device, List[Coder]] = {}
+    for coder in coders:
+        by_device.setdefault(coder.device, []).append(coder)
+    return [SmallResiduals(of_device, scratch) for of_device in by_device.values()]

@@ -289,11 +289,12 @@ def workers_with_other_arguments_are_told():
 def both_ways(policy=None):
     """With the policy, residuals are kept in 8 bits."""
     net, optimizer = sharded(policy=policy)
+    dithering = {"compressor": "dithering", "k": 4, "seed": 3, "fixed_width": True}
     states = {
         "gather": bps.compress_all_gather(net, FOUR_BITS),
         "scatter": bps.compress_reduce_scatter(
             net,
-            {"compressor": "dithering", "k": 4, "seed": 3, "ef": "vanilla"},
+            {**dithering, "ef": "vanilla"},
             overrides={"first.*": GRADIENTS},
             residual_bits=32 if policy is None else 8,
         ),
@@ -395,7 +396,7 @@ def residuals_take_one_byte():
         residuals.compact()
         decoded = []
         for _ in range(2):  # a second rounding changes nothing
-            scratch.take(5000, torch.float32).fill_(7)
+            scratch.take(5000, torch.float32, torch.device("cpu")).fill_(7)
             residuals.expand()
             decoded.append(np.concatenate([coder.carried.memory[0] for coder in coders]))
             residuals.compact()

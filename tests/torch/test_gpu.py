@@ -29,6 +29,15 @@ def test_gathers_of_parameters_give_the_bits_of_the_cpu(emulated_gpu):
     run(jobs, file=HERE / "fsdp_jobs.py", EMULATED_GPU=str(emulated_gpu))
 
 
+@pytest.mark.parametrize("before", ["cpu", "gpu"])
+def test_sharded_training_goes_on_on_the_other_one(tmp_path, emulated_gpu, before):
+    """With residuals of 32 and of 8 bits."""
+    variables = [{}, {"EMULATED_GPU": str(emulated_gpu)}]
+    for job in ("saved_with_dcp", "resumed_from_dcp"):
+        now = variables.pop(0 if before == "cpu" else -1)
+        run(job, tmp_path, file=HERE / "fsdp_jobs.py", **now)
+
+
 def test_rounds_of_an_algorithm_give_the_bits_of_the_cpu(emulated_gpu):
     jobs = "local_steps_is_its_replay_bit_for_bit,what_is_resumed_goes_on_bit_for_bit"
     run(jobs, file=HERE / "algorithm_jobs.py", EMULATED_GPU=str(emulated_gpu))
