@@ -23,23 +23,24 @@ from .optimizer_hooks import param_groups
 
 
 def momentum_of(optimizer: Optional[Optimizer]) -> Tuple[Optional[float], bool]:
-    """Return the momentum of all parameter groups, or None, and whether it is Nesterov momentum.
+    """Return the momentum of the first parameter group that has one, and whether it is Nesterov's.
 
-    Raises
-    ------
-    ValueError
-        The groups have different momentum.
+    Without such a group: None and False.
     """
-    groups = optimizer.param_groups if optimizer is not None else []
-    kinds = {(group.get("momentum") or None, bool(group.get("nesterov"))) for group in groups}
+    for group in optimizer.param_groups if optimizer is not None else []:
+        if group.get("momentum"):
+            return float(group["momentum"]), bool(group.get("nesterov"))
+    return None, False
+
+
+def _require_same(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError if parameter groups differ in momentum or nesterov."""
+    kinds = sorted({(group["momentum"], group["nesterov"]) for group in groups})
     if len(kinds) > 1:
-        found = sorted({group.get("momentum") for group in groups})
         raise ValueError(
             "the optimizer's parameter groups must have the same momentum and nesterov, got "
-            f"momentum {found}"
+            f"{kinds}"
         )
-    ((mu, nesterov),) = kinds or {(None, False)}
-    return (float(mu) if mu else None), nesterov
 
 
 class Momentum:
@@ -57,12 +58,13 @@ class Momentum:
     Raises
     ------
     ValueError
-        The optimizer's update is not linear in the gradient, its dampening is not 0, or it
-        maximizes.
+        The optimizer's update is not linear in the gradient, its dampening is not 0, it maximizes,
+        or its parameter groups have different momentum.
     """
 
     def __init__(self, optimizer: Optimizer, mu: float, has_nesterov: Mapping[str, bool]) -> None:
         require_linear(optimizer, [torch.optim.SGD])
+        _require_same(optimizer.param_groups)
         for group in optimizer.param_groups:
             for key in ("dampening", "maximize"):
                 if group.get(key):

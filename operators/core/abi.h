@@ -263,14 +263,14 @@ typedef struct {
   int isa;
 } gluon_gc_low_rank;
 
-/* Error feedback of PowerSGD. M is what the last step wanted to send, and transposed(P) Q what it sent: the difference
-   is the residual. First M = (M - transposed(P) Q) + G, with the new gradient G. Then left = N transposed(M); `next` is
-   N, the right factor with which this step begins. */
+/* Error feedback of PowerSGD. On entry, m is what the last step wanted to send, and transposed(p) q what it sent: the
+   difference is the residual. The result is m = (m - transposed(p) q) + g, with the new gradient g, and
+   left = next transposed(m), where `next` is the right factor with which this step begins. */
 GLUON_GC_API void gluon_gc_accumulate(const gluon_gc_low_rank* shape, const void* g, const void* p, const void* q,
                                       const void* next, void* m, void* left);
-/* right = P M. */
+/* right = p m. */
 GLUON_GC_API void gluon_gc_project(const gluon_gc_low_rank* shape, const void* p, const void* m, void* right);
-/* out = transposed(P) Q. */
+/* out = transposed(p) q. */
 GLUON_GC_API void gluon_gc_multiply(const gluon_gc_low_rank* shape, const void* p, const void* q, void* out);
 /* Makes the `count` rows of x, which have n elements, orthonormal. A row that depends on the rows before it becomes
    zeros. A NaN or an infinity gives NaNs. */
@@ -302,8 +302,8 @@ GLUON_GC_API void gluon_gc_message_rows(size_t bytes, int varies, int in_one, gl
 
 /* The message of a row-sparse gradient (row_format.h). Here, rows are those of the gradient. The message has a head
    (its length in bytes, the number of rows, and their indices), and then the payload of these rows' elements. */
-GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* the head */
-GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* without the number of rows, for uncompressed rows */
+GLUON_GC_API size_t gluon_gc_rows_head_bytes(size_t rows); /* the size of a head */
+GLUON_GC_API size_t gluon_gc_row_list_bytes(size_t rows);  /* if the rows are uncompressed: without their number */
 
 /* Runs a plain loop over memory, for benchmarks: no kernel that moves the same bytes can be faster. limits.h lists the
    loops. b and c may be NULL if the loop does not use them. */

@@ -7,7 +7,7 @@
 //     Class(const Options&, std::size_t n);  // The CPU's class has checked the options.
 //     template <typename T> std::size_t workspace_bytes() const;
 //
-//     // The kernels' argument for a call.
+//     // The kernels' argument for a call: the Argument of the functions below. call.h has Encoding, Decoding and Keeping.
 //     template <typename T> auto given(const Encoding<T>&) const;
 //     template <typename T> auto given(const Decoding<T>&) const;
 //

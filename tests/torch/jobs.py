@@ -503,6 +503,7 @@ def wrong_settings():
     groups = [{"params": [named[0][1]], "momentum": 0.5}, {"params": [p for _, p in named[1:]]}]
     differing = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     raised(ValueError, "the same momentum", lambda: state(named, ONEBIT, differing))
+    state(named, {**ONEBIT, "momentum": None}, differing)
     missing = named[1:]
     raised(ValueError, "are missing", lambda: bps.DistributedOptimizer(sgd(net), missing, TOPK))
     params = TOPK if dist.get_rank() == 0 else {**TOPK, "k": 0.5}
