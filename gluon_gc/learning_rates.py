@@ -10,13 +10,14 @@ class LearningRates:
 
     Attributes
     ----------
-    last : dict
-        The learning rates, by any key that identifies a parameter.
+    last, before : dict
+        The learning rates after and before the last `advance`, by any key that identifies a
+        parameter.
     """
 
     def __init__(self) -> None:
         self.last: Dict[Hashable, float] = {}
-        self._before: Dict[Hashable, float] = {}
+        self.before: Dict[Hashable, float] = {}
 
     def advance(self, rates: Mapping[Hashable, float]) -> Dict[Hashable, float]:
         """Begin a step. Return the ratio of the previous to the current learning rate.
@@ -34,17 +35,17 @@ class LearningRates:
         """
         nonzero = {key: rate for key, rate in rates.items() if rate}
         before = {key: self.last[key] for key in nonzero.keys() & self.last.keys()}
-        self._before, self.last = self.last, {**self.last, **nonzero}
+        self.before, self.last = self.last, {**self.last, **nonzero}
         return {key: old / nonzero[key] for key, old in before.items() if old != nonzero[key]}
 
     def keep(self, keys: Iterable[Hashable]) -> None:
         """Undo the last `advance` for these parameters, because no worker has their gradients."""
         for key in keys:
-            if key in self._before:
-                self.last[key] = self._before[key]
+            if key in self.before:
+                self.last[key] = self.before[key]
             else:
                 self.last.pop(key, None)
 
     def take_back(self) -> None:
         """Undo the last `advance`."""
-        self.last = self._before
+        self.last = self.before

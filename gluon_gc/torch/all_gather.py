@@ -227,7 +227,7 @@ class AllGather(Unit):
         )
         fitting.check(state_dicts.NOUN, "set of gathered copies", there, here)
 
-    def load(self, tensors: Tensors) -> None:
+    def load(self, tensors: Tensors, keeps_copies: bool) -> None:
         """Continue from the result of `carried`."""
         self._loaded, self._copy = dict(tensors), None
 

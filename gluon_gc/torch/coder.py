@@ -69,23 +69,24 @@ class Coder:
 
     def keep(self) -> None:
         """Copy the residual, momentum and random stream, for `take_back`."""
-        self._kept = self._copies(), copy.copy(self._stream)
+        buffers = self._kept[0] if self._kept else None
+        self._kept = self._copies(buffers), copy.copy(self._stream)
 
     def take_back(self) -> None:
         """Return to the state at the last `keep`, or to the start if there was none."""
-        if self._kept is None:
-            self._stream = streams.Stream(self._start)
-            self._overwrite(None)
-        else:
-            arrays, stream = self._kept
-            self._stream = copy.copy(stream)
-            self._overwrite(arrays)
+        self._return_to(self._kept)
 
-    def _copies(self) -> List[Any]:
-        kept = self._kept[0] if self._kept else [np.empty_like(a) for a in _arrays(self.carried)]
-        for target, array in zip(kept, _arrays(self.carried)):
+    def _return_to(self, kept: Optional[Tuple[List[Any], streams.Stream]]) -> None:
+        arrays, stream = kept or (None, streams.Stream(self._start))
+        self._stream = copy.copy(stream)
+        self._overwrite(arrays)
+
+    def _copies(self, buffers: Optional[List[Any]] = None) -> List[Any]:
+        """Return copies of the arrays in use, in these buffers if they are given."""
+        buffers = buffers or [np.empty_like(array) for array in _arrays(self.carried)]
+        for target, array in zip(buffers, _arrays(self.carried)):
             target[:] = array
-        return kept
+        return buffers
 
     def _overwrite(self, arrays: Optional[List[Any]]) -> None:
         """Write the copies back to the arrays in use; None: write zeros."""
@@ -94,11 +95,19 @@ class Coder:
 
     # Checkpoints
 
-    def state(self) -> Dict[str, np.ndarray]:
+    def state(self, undone: bool = False) -> Dict[str, np.ndarray]:
         """Return the arrays for a checkpoint.
 
         They are "residual" and "momentum", shape (n,), and "stream", shape (2,).
+
+        `undone`: as they would be after `take_back`.
         """
+        if undone:
+            now = self._copies(), self._stream
+            self.take_back()
+            state = self.state()
+            self._return_to(now)
+            return state
         state = {}
         if self.codec.traits.draws:
             state["stream"] = self.stream_state()
@@ -180,7 +189,7 @@ class GpuCoder(Coder):
         momentum, _ = self._tensors
         self._tensors = [momentum, memory]
 
-    def _copies(self) -> List[Any]:
+    def _copies(self, buffers: Optional[List[Any]] = None) -> List[Any]:
         with gpu.queue(self.device):
             return [tensor.clone() for tensor in self._tensors if tensor is not None]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import (
     TYPE_CHECKING,
+    Collection,
     Dict,
     Iterable,
     Iterator,
@@ -61,14 +62,17 @@ def coders(chunks: Iterable[ExchangedChunk]) -> Iterator[NodeCoder]:
             yield NodeCoder("aggregator", chunk, chunk.aggregator)
 
 
-def packed(chunks: Iterable[ExchangedChunk]) -> Tensors:
-    """Return the states of the coders of these chunks."""
+def packed(chunks: Iterable[ExchangedChunk], undone: Collection[str] = ()) -> Tensors:
+    """Return the states of the coders of these chunks.
+
+    `undone`: the tensors whose last exchange is left out, as if it had been undone.
+    """
     tensors: Tensors = {}
     streams: Dict[Tuple[str, str], List[List[int]]] = {}
     for node, chunk, coder in coders(chunks):
         piece = chunk.piece
         tensor_states = tensors.setdefault(piece.tensor, {})
-        for kind, values in coder.state().items():
+        for kind, values in coder.state(undone=piece.tensor in undone).items():
             if kind == STREAM:
                 row = [piece.begin, piece.end, *values.tolist()]
                 streams.setdefault((piece.tensor, f"{node}.{STREAM}.0"), []).append(row)

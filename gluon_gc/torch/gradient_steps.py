@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ..learning_rates import LearningRates
 from ..log import logger
 from . import closing, header, staging
+from .additions import Additions
 from .gradient_compression import GradientCompression
 from .job import Job, future_on, resolving
 from .left_out import LeftOut
@@ -71,6 +72,7 @@ class GradientSteps:
         self._nonfinite: List[str] = []  # names of parameters, in the last step
         self._stamp = header.SAME
         self.left_out = LeftOut(parameters.values(), self._take_back)
+        self._additions = Additions(parameters.values(), lambda: self.left_out.waits)
         self._made: Set[str] = set()  # computed by backward since they were last averaged
         self.when_made: Callable[[torch.Tensor], None] = lambda parameter: None
         self.when_stepping: Callable[[], None] = lambda: None
@@ -93,15 +95,29 @@ class GradientSteps:
         return made
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step, or continue the last one if backward has added to its averages.
+
+        Raises
+        ------
+        RuntimeError
+            A step is continued, but compression applies momentum.
+        """
         if not self._begun:
             mu = self._momentum and self._momentum.mu
             self.compression.exchange.agree(facts_of(self._optimizer, mu), "begin the first step")
+        adds, continues = self._additions.take(), False
         if self.compression.carries:
-            self.left_out.begin(allowed=bool(self._nonfinite))
-        self._nonfinite = []
-        self.count += 1
-        self._ratios = self.rates.advance(self._current_rates())
+            continues = self.left_out.begin(adds, allowed=bool(self._nonfinite))
+        if continues and self._momentum is not None:
+            raise RuntimeError(
+                "gradients were averaged twice before the optimizer's step, but compression "
+                "applies momentum once for each average: use no_sync() for all backward passes of "
+                "a step but the last"
+            )
+        self._nonfinite, self._ratios = [], {}
+        if not continues:
+            self.count += 1
+            self._ratios = self.rates.advance(self._current_rates())
         self._begun += 1
         checksum = header.checksum(learning_rates(self._optimizer))
         self._stamp = header.Stamp(self._begun % 2**32, self.left_out.count % 2**32, checksum)
@@ -121,7 +137,8 @@ class GradientSteps:
     ) -> Future[Collection[str]]:
         """See `CompressionState.average`. A step has begun."""
         present = [name for name in gradients if name not in absent]
-        self.left_out.exchange(present)
+        keeps = self.left_out.exchange(present)
+        self._additions.averaged(self._parameters[name] for name in present)
         staged = staging.Staged(gradients)
         loss_scale = self._grad_scaler.get_scale() if self._grad_scaler is not None else 1.0
 
@@ -142,7 +159,7 @@ class GradientSteps:
                 done=resolving(future, result),
                 absent=absent,
                 stamp=self._stamp if present else header.SAME,
-                keeps=self.left_out.keeps,
+                keeps=keeps,
             )
         )
         return future
@@ -205,6 +222,10 @@ class GradientSteps:
         self.count -= 1
         self.rates.take_back()
 
+    def to_undo(self) -> List[str]:
+        """Return the gradients whose exchange a checkpoint must not contain."""
+        return [] if self._nonfinite or not self.compression.carries else self.left_out.to_undo()
+
     def suspend(self, why: str) -> None:
         """Stop the threads until `resume`. A step in between raises RuntimeError(why)."""
         self.closed = why
@@ -215,7 +236,7 @@ class GradientSteps:
         self.closed = ""
         closing.opened(self)
         self.compression.open()
-        self.left_out.loaded()
+        self.left_out.loaded(self.left_out.keeps)
 
     def close(self) -> None:
         """Remove the hooks, give the momentum back to the optimizer, and close the exchange."""
@@ -226,4 +247,5 @@ class GradientSteps:
             if self._momentum is not None:
                 self._momentum.give_back()
             self.left_out.close()
+            self._additions.close()
             self.compression.exchange.close()

@@ -33,8 +33,8 @@ class Job:
         The tensors without a gradient on this worker. Their values are zeros.
     stamp : Stamp
         Must be the same on all workers.
-    keeps : bool
-        Whether coders copy their state first, so that the step can be undone.
+    keeps : collection of str
+        The tensors whose coders copy their state first, so that the step can be undone.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Job:
     done: Optional[Done] = None
     absent: Collection[str] = ()
     stamp: Stamp = SAME
-    keeps: bool = False
+    keeps: Collection[str] = ()
     nonfinite: List[str] = field(default_factory=list)
     outcome: Stamp = SAME
     unused: Set[str] = field(default_factory=set)

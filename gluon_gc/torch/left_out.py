@@ -3,11 +3,14 @@
 Backward compresses gradients, so residual and momentum already contain them. If no optimizer steps
 afterwards, the step is skipped, and copies of residual and momentum undo the exchange. Copies cost
 memory and time, so they are made only after the first skipped step.
+
+A backward pass may also add to averages that no optimizer has used yet. It then continues their
+step: the gradients that it exchanges contain these averages.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, List
+from typing import Callable, Dict, Iterable, List
 
 import torch
 
@@ -16,7 +19,7 @@ from .optimizer_hooks import StepWatch
 
 
 class LeftOut:
-    """Detects a skipped step when the gradients of the next step are exchanged.
+    """Detects a skipped step when gradients are exchanged next.
 
     Parameters
     ----------
@@ -38,31 +41,67 @@ class LeftOut:
     ) -> None:
         self.count, self.keeps = 0, False
         self._watch, self._take_back = StepWatch(parameters), take_back
-        self._exchanged: List[str] = []
+        self._exchanged: Dict[str, None] = {}  # in this step; an ordered set
         self._begun = False  # whether residual and momentum contain anything
 
-    def begin(self, allowed: bool = False) -> bool:
-        """Return whether the last step was skipped. Called before the gradients of a new step.
+    @property
+    def waits(self) -> bool:
+        """Whether gradients were exchanged that no optimizer has used so far."""
+        return bool(self._exchanged) and not self._watch.stepped
 
-        `allowed`: a skipped step is intended, and is not undone.
+    def begin(self, adds: bool = False, allowed: bool = False) -> bool:
+        """Begin a step, or continue the last one. Return whether it is continued.
+
+        Parameters
+        ----------
+        adds : bool
+            Whether backward has added to the averages of the last exchange.
+        allowed : bool
+            Whether it is intended that no optimizer used them. The exchange is not undone.
         """
-        left_out = bool(self._exchanged) and not self._watch.stepped() and not allowed
-        if left_out:
-            self._undo(self._exchanged)
-        self._begun = self._begun or (bool(self._exchanged) and not left_out)
-        self._exchanged = []
-        return left_out
+        waits = self.waits and not allowed
+        self._watch.restart()
+        if waits and adds:
+            return True
+        if waits:
+            self._undo(list(self._exchanged))
+        self._begun = self._begun or (bool(self._exchanged) and not waits)
+        self._exchanged = {}
+        return False
 
-    def exchange(self, names: Iterable[str]) -> None:
-        """Record that these tensors are exchanged now."""
-        self._exchanged += names
+    def exchange(self, names: Iterable[str]) -> List[str]:
+        """Record that these tensors are exchanged now.
 
-    def loaded(self) -> None:
-        """Record that residual and momentum come from a checkpoint."""
-        self._begun, self._exchanged = True, []
+        Returns
+        -------
+        list of str
+            The tensors whose residual and momentum must be copied first.
+        """
+        new = [name for name in names if name not in self._exchanged]
+        self._exchanged.update(dict.fromkeys(new))
+        return new if self.keeps else []
+
+    # Checkpoints
+
+    def to_undo(self) -> List[str]:
+        """Return the tensors whose exchange a checkpoint must not contain."""
+        return list(self._exchanged) if self.waits and self._exact else []
+
+    def keeps_next(self) -> bool:
+        """Return whether copies are made in the next step, if no optimizer steps before it."""
+        return self.keeps or self.waits
+
+    def loaded(self, keeps: bool = False) -> None:
+        """Record that residual and momentum come from a checkpoint, with its `keeps_next`."""
+        self._begun, self._exchanged, self.keeps = True, {}, keeps
+
+    @property
+    def _exact(self) -> bool:
+        """Whether the state before the last exchange is known."""
+        return self.keeps or not self._begun
 
     def _undo(self, names: List[str]) -> None:
-        exact = self.keeps or not self._begun
+        exact = self._exact
         if not self.keeps:
             logger.warning(
                 "the gradients of %s and other parameters were exchanged, but no optimizer has "

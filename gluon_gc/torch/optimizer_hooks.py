@@ -92,13 +92,17 @@ class StepWatch:
         )
         self._end = weakref.finalize(self, _remove, registered)
 
+    @property
     def stepped(self) -> bool:
-        """Return whether an optimizer has stepped since the last call, or is in a step now.
+        """Whether an optimizer has stepped since the last `restart`, or is in a step now.
 
         A step with a closure may run backward several times.
         """
-        stepped, self._stepped = self._stepped or self._steps, False
-        return stepped
+        return self._stepped or self._steps
+
+    def restart(self) -> None:
+        """Forget the steps so far."""
+        self._stepped = False
 
     def close(self) -> None:
         """Stop recording."""

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from ..checkpoint import fitting
 from . import coder_states, groups, staging, state_dicts
+from .additions import is_nonzero
 from .coder import Coders
 from .coder_states import Tensors
 from .coding import Buffers, codings
@@ -51,6 +52,7 @@ class ReduceScatter(Unit):
         self._residuals: List[SmallResiduals] = []
         self._steps = 0
         self._left_out = LeftOut(parameters.values(), self._take_back)
+        self._group: Optional[dist.ProcessGroup] = None
         self.chunks: List[ExchangedChunk] = []
         self._loaded: Tensors = {}
 
@@ -88,13 +90,21 @@ class ReduceScatter(Unit):
 
     def _begin(self) -> None:
         """Begin a step, or continue one that adds gradients of several backward passes."""
-        adds = any(_has_gradient(parameter) for parameter in self._parameters.values())
-        self._left_out.begin(allowed=adds)
-        if self._left_out.keeps and not adds:
+        self._left_out.begin(adds=self._left_out.waits and self._adds())
+        if self._left_out.exchange(self._parameters):
             for chunk in self._compressed():
                 chunk.coder.keep()
-        self._left_out.exchange(self._parameters)
         self._steps += 1
+
+    def _adds(self) -> bool:
+        """Return whether FSDP will add the sums to gradients, on any worker.
+
+        A worker's own shards may be empty.
+        """
+        gradients = (p.grad for p in self._parameters.values() if p.grad is not None)
+        adds = torch.tensor([any(is_nonzero(gradient.to_local()) for gradient in gradients)])
+        dist.all_reduce(adds, dist.ReduceOp.MAX, self._group)
+        return bool(adds)
 
     def _take_back(self, names: Sequence[str]) -> None:
         for chunk in self._compressed():
@@ -108,7 +118,8 @@ class ReduceScatter(Unit):
         if not self.chunks:
             return self._loaded
         self._expand()
-        return coder_states.packed(self.chunks)
+        undone = {c.piece.tensor for c in self.chunks} if self._left_out.to_undo() else ()
+        return coder_states.packed(self.chunks, undone)
 
     def empty_state(self) -> Tensors:
         """Return zeros in the shapes and dtypes of `carried`."""
@@ -125,10 +136,13 @@ class ReduceScatter(Unit):
             names = {place.tensor: place.tensor for place in (*layout, *arrays)}
             fitting.check_arrays(state_dicts.NOUN, arrays, layout, names, strict=True)
 
-    def load(self, tensors: Tensors) -> None:
+    def keeps_copies(self) -> bool:
+        return self._left_out.keeps_next()
+
+    def load(self, tensors: Tensors, keeps_copies: bool) -> None:
         """Continue from the result of `carried`."""
         self._loaded = dict(tensors)
-        self._left_out.loaded()
+        self._left_out.loaded(keeps_copies)
         if self.chunks:
             self._apply()
 
@@ -172,7 +186,7 @@ class ReduceScatter(Unit):
     def _open(self, group: dist.ProcessGroup, like: torch.Tensor) -> None:
         """Prepare the exchange. All workers of the group call this."""
         ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
-        group = groups.new_group(ranks)
+        group = self._group = groups.new_group(ranks)
         self.shards.agree(group, like, "reduce their gradients")
         coders = Coders(group)
         owned = [list(self._chunks_of(worker, rank, coders, like)) for worker in range(len(ranks))]
@@ -205,11 +219,6 @@ class ReduceScatter(Unit):
                     begin = owner * tensor.plan.size + chunk.slices[0].begin
                     coder = coders.of_worker(chunk, rank, shard.index, begin, tensor.device)
                 yield shard.exchanged(chunk, owner, coder)
-
-
-def _has_gradient(sharded: torch.Tensor) -> bool:
-    """Return whether a sharded parameter has a gradient that is not all zeros."""
-    return sharded.grad is not None and bool(sharded.grad.to_local().any())
 
 
 def _scale(op: Any, workers: int) -> float:

@@ -1,7 +1,7 @@
 """The `state_dict` of a CompressionState, made of plain values and tensors.
 
     {"format": 1, "rank", "world_size", "machines", "momentum", "steps", "learning_rates",
-     "parameters": [{"name", "shape", "dtype", "compression"}, ...],
+     "keeps_copies", "parameters": [{"name", "shape", "dtype", "compression"}, ...],
      "arrays": {NAME: {"NODE.KIND.BEGIN": tensor, ...}, ...}}
 
 `coder_states` explains the arrays. In addition, the node "trainer" has arrays of the kinds
@@ -29,17 +29,22 @@ _KINDS = {"gradient": "momentum", "weight_decay": "weight_decay"}  # by kind of 
 
 
 def state_dict(state: CompressionState) -> Dict[str, Any]:
-    """Return this worker's state_dict. No gradients may be under way."""
+    """Return this worker's state_dict. No gradients may be under way.
+
+    If no optimizer has used the gradients of the last exchange, it is without this exchange.
+    """
+    steps, undone = state.gradients, state.gradients.to_undo()
     arrays: coder_states.Tensors = {name: {} for name in state.parameters}
-    arrays.update(coder_states.packed(state.exchange.chunks))
+    arrays.update(coder_states.packed(state.exchange.chunks, undone))
     for kind, states in state.momentum.state.items() if state.momentum else ():
         for name, tensor in states.items():
             arrays[name][f"trainer.{_KINDS[kind]}.0"] = tensor.clone()
     return {
         "format": FORMAT,
         **_described(state),
-        "steps": state.gradients.count,
-        "learning_rates": dict(state.gradients.rates.last),
+        "steps": steps.count - bool(undone),
+        "learning_rates": dict(steps.rates.before if undone else steps.rates.last),
+        "keeps_copies": steps.left_out.keeps_next(),
         "arrays": arrays,
     }
 
@@ -66,6 +71,7 @@ def load(
     apply(exchange, state.momentum, chosen)
     header = workers[0].header
     steps.count, steps.rates.last = header["steps"], dict(header["learning_rates"])
+    steps.left_out.loaded(header.get("keeps_copies", False))
 
 
 def _read_all(given: Union[StateDict, Sequence[StateDict]]) -> List[States]:

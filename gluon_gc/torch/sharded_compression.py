@@ -42,8 +42,15 @@ class Unit:
         """Raise ValueError if these tensors do not fit."""
         raise NotImplementedError
 
-    def load(self, tensors: Tensors) -> None:
-        """Continue from the result of `carried`. If it is empty, start from zero."""
+    def keeps_copies(self) -> bool:
+        """Return whether the next step copies the state first, to be able to undo the step."""
+        return False
+
+    def load(self, tensors: Tensors, keeps_copies: bool) -> None:
+        """Continue from the results of `carried` and `keeps_copies`.
+
+        If there are no tensors, start from zero.
+        """
         raise NotImplementedError
 
 
@@ -74,7 +81,9 @@ class ShardedCompression:
             carried = unit.carried()
             begun += carried
             arrays.update(carried or unit.empty_state())
-        workers = {str(dist.get_rank()): {"begun": tuple(begun), "arrays": arrays}}
+        keeps = tuple(unit.keeps_copies() for unit in self._units)
+        worker = {"begun": tuple(begun), "keeps_copies": keeps, "arrays": arrays}
+        workers = {str(dist.get_rank()): worker}
         return {"format": state_dicts.FORMAT, **self._described(), "workers": workers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -89,8 +98,9 @@ class ShardedCompression:
             The state_dict of another worker does not fit. Nothing was changed.
         """
         tensors = state_dicts.if_all_fit(gather, lambda: self._checked(state))
-        for unit, unit_tensors in zip(self._units, tensors):
-            unit.load(unit_tensors)
+        keeps = state["workers"][str(dist.get_rank())]["keeps_copies"]
+        for unit, unit_tensors, unit_keeps in zip(self._units, tensors, keeps):
+            unit.load(unit_tensors, unit_keeps)
 
     def _checked(self, state: Mapping[str, Any]) -> Sequence[Tensors]:
         """Return the tensors of each unit, after all checks."""

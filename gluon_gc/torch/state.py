@@ -235,7 +235,7 @@ class CompressionState:
         """Return this worker's residuals, momentum and random streams, by parameter.
 
         Each worker saves its own. ``torch.load(weights_only=True)`` reads it. Call this between two
-        steps.
+        steps. Gradients that no optimizer has used are left out.
         """
         return self._copied or saving.state_dict(self)
 
@@ -267,7 +267,6 @@ class CompressionState:
         self._require_usable()
         saving.load(self, state_dict, strict)
         self.params = self.gradients.compression.params
-        self.gradients.left_out.loaded()
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the content of a copy or a pickle: no exchange, but the `state_dict`."""

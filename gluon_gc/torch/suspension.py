@@ -51,10 +51,11 @@ class _Kept:
 
 def _sums(state: CompressionState) -> Iterator[Tuple[Place, np.ndarray]]:
     """Yield the sums of residuals and of momentum over all workers, for each chunk."""
+    undone = state.gradients.to_undo()
     for chunk in state.exchange.chunks:
         plan, piece, coder = chunk.plan, chunk.piece, chunk.coder
         layout = {} if plan.params is None else plan.params.state_layout(plan.size, plan.dtype)
-        own = {} if coder is None else coder.state()
+        own = {} if coder is None else coder.state(undone=piece.tensor in undone)
         for kind, (shape, dtype) in layout.items():
             if kind != STREAM:
                 total = torch.from_numpy(own.get(kind, np.zeros(shape, dtype)))

@@ -99,7 +99,8 @@ class Transfer(Stages[Job]):
         """Sum the chunks that this worker owns. Unused chunks do not change their aggregator."""
         outcome, unused = self._received.read()
         owned = self._received.chunks
-        aggregators = [c.aggregator for c in owned if c.aggregator and (job.keeps or c in unused)]
+        kept = unused.union(chunk for chunk in owned if chunk.piece.tensor in job.keeps)
+        aggregators = [chunk.aggregator for chunk in owned if chunk.aggregator and chunk in kept]
         for aggregator in aggregators:
             aggregator.keep()
         for coding in self._of_others:
@@ -186,10 +187,10 @@ class Section:
 
 def keep_state(job: Job, chunks: Sequence[ExchangedChunk]) -> None:
     """Copy the state of chunks whose exchange may be undone."""
-    if job.keeps or job.absent:
-        for chunk in chunks:
-            if chunk.coder is not None and (job.keeps or chunk.piece.tensor in job.absent):
-                chunk.coder.keep()
+    for chunk in chunks if job.keeps or job.absent else ():
+        name = chunk.piece.tensor
+        if chunk.coder is not None and (name in job.keeps or name in job.absent):
+            chunk.coder.keep()
 
 
 def heed(job: Job, outcome: Stamp) -> None:

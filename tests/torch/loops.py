@@ -293,18 +293,115 @@ def _finish_a_drop(state):
     state.gradients.left_out.begin()
 
 
-def backwards_that_are_added_up_without_no_sync():
-    """Two backward passes are one step on their sum; the state is that from before the first."""
-    for params in (ONEBIT, TOPK):
-        net, optimizer, ddp, state = wrapped(params)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(ddp, step).backward()
-            loss_of(ddp, 10 + step).backward()
-            optimizer.step()
-        assert state.steps == 3
-        assert_alike(flat(net))
-        state.close()
+def gradients_that_are_added_before_they_are_dropped_leave_no_trace():
+    """As in the tutorials' GAN: nobody resets D's used gradients before backward of G."""
+    for make in (hooked, sharded):
+        weights = []
+        for drops in (False, True):
+            model, optimizer, state = make(TOPK)
+            for step in range(4):
+                if drops:
+                    (-5 * loss_of(model, 50 + step)).backward()
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+            weights.append([full(p) for p in model.parameters()])
+            getattr(state, "close", lambda: None)()
+        assert all(map(torch.equal, *weights)), make
+
+
+def a_checkpoint_leaves_out_gradients_that_nobody_used():
+    for make in (hooked, sharded):
+
+        def iterate(model, optimizer, steps):
+            for step in steps:
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                loss_of(model, 50 + step).backward()
+
+        for first in (0, 1, 3):  # before the first step, after the first drop, and later
+            model, optimizer, state = make(TOPK)
+            iterate(model, optimizer, range(first))
+            weights = [local(p).clone() for p in parameters(model)]
+            saved = copy.deepcopy((state.state_dict(), optimizer.state_dict()))
+            iterate(model, optimizer, range(first, 6))
+            other, optimizer, resumed = make(TOPK)
+            for parameter, values in zip(parameters(other), weights):
+                local(parameter).copy_(values)
+            resumed.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            iterate(other, optimizer, range(first, 6))
+            for mine, theirs in zip(parameters(model), parameters(other)):
+                assert torch.equal(local(mine), local(theirs)), (make, first)
+            for each in (state, resumed):
+                getattr(each, "close", lambda: None)()
+
+
+def parameters(model):
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def local(parameter):
+    return getattr(parameter, "to_local", lambda: parameter)()
+
+
+def averages_that_backward_adds_to_are_one_step():
+    """Two synchronised backward passes a step. Error feedback makes up for both."""
+    without_momentum = {**ONEBIT, "momentum": None}
+    for make in (hooked, sharded, with_an_empty_shard):
+        for params in (without_momentum, TOPK):
+            model, optimizer, state = make(params)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+            errors, total = {}, 0.0
+            exact = torch.cat([gradient.reshape(-1) for gradient in gradients_of_two(model, make)])
+            with logged() as lines:
+                for step in range(1, 41):
+                    optimizer.zero_grad()
+                    for number in range(2):
+                        loss_of(model, number).backward()
+                    total += torch.cat([full(p.grad).reshape(-1) for p in model.parameters()])
+                    optimizer.step()
+                    errors[step] = float((total / step - exact).norm())
+            assert errors[40] < 0.6 * errors[8], (make, params, errors)
+            assert not lines, lines
+            if make is hooked:
+                assert state.steps == 40
+            getattr(state, "close", lambda: None)()
+
+
+def with_an_empty_shard(params):
+    """A model whose second layer has one row, so one of the workers has no part of it."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = Net()
+    net.second = torch.nn.Linear(90, 1, bias=False)
+    net.last = torch.nn.Linear(1, 5)
+    with torch.no_grad():
+        net.second.weight.fill_(0.1)
+    fully_shard(net.second)
+    fully_shard(net)
+    return net, torch.optim.SGD(net.parameters()), bps.compress_reduce_scatter(net, params)
+
+
+def gradients_of_two(model, make):
+    """Return the averages that two backward passes give without compression."""
+    uncompressed, optimizer, state = make({})
+    for number in range(2):
+        loss_of(uncompressed, number).backward()
+    gradients = [full(parameter.grad) for parameter in uncompressed.parameters()]
+    getattr(state, "close", lambda: None)()
+    return gradients
+
+
+def momentum_refuses_a_second_average_in_a_step():
+    net, optimizer, ddp, state = wrapped(ONEBIT)
+    loss_of(ddp, 0).backward()
+    second = loss_of(ddp, 1)
+    raised(RuntimeError, "were averaged twice before the optimizer's step", second.backward)
+    state.close()
 
 
 def a_step_that_fails_is_started_anew():
